@@ -9,9 +9,9 @@ import typer
 
 from benchmarks.cli.gpus import Gpus, SharedGpus, options, spread
 from benchmarks.harness.result_paths import MINUTES_OF, SEEDS, foreign, narrower, results_folder
+from benchmarks.harness.time_limit import Limit
 from fullstride.cli.help import App
 from fullstride.errors import ConfigError, Preempted
-from fullstride.process.deadline import Limit
 from fullstride.process.signals import leaving_on_sigterm
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from benchmarks.harness.time_limit import Limit
 from fullstride.errors import ConfigError
-from fullstride.process.deadline import Limit
 from fullstride.runs.atomic_files import note
 
 if TYPE_CHECKING:

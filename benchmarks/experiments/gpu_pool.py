@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
+from benchmarks.harness.time_limit import Limit
 from fullstride.errors import PeerError, Preempted
 from fullstride.launch.attempts import POLL, Attempt
 from fullstride.launch.gpus import VISIBLE
 from fullstride.launch.processes import alone
 from fullstride.launch.words import Words
 from fullstride.process import exit_codes
-from fullstride.process.deadline import Limit
 from fullstride.runs.atomic_files import note
 
 # Of a log, from whose end the reason of a failure is taken.

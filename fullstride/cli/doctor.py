@@ -17,13 +17,11 @@ from rich.table import Table
 from fullstride import __version__
 from fullstride.cli.doctor_devices import JaxDevice, devices, imported_torch, jax_device
 from fullstride.device.select import unavailable
-from fullstride.extras import area_of, how_to_install, version
+from fullstride.extras import area_of, how_to_install, requirements, version
 from fullstride.launch.gpus import count_gpus
 
-PACKAGES = (
-    "torch", "triton", "numpy", "scipy", "scikit-learn", "torchdiffeq", "safetensors", "hydra-core", "matplotlib",
-    "jaxtyping", "jax", "jaxlib", "equinox", "optax", "transformers", "starlette", "uvicorn", "typer", "rich",
-)  # fmt: skip
+# What other packages bring, and much depends on.
+BROUGHT = ("jaxlib", "triton")
 UNKNOWN = "fullstride is imported but not installed, so what it needs is not known"
 
 
@@ -56,6 +54,15 @@ class Ability:
             "obstacle": self.obstacle.partition("; ")[0] if self.obstacle else None,
             "remedy": self.remedy,
         }
+
+
+def packages() -> dict[str, str | None]:
+    """The installed version of each package that training and serving need, None for one that is missing."""
+    try:
+        names = [need.name for need in requirements("torch", "serve")]
+    except PackageNotFoundError:
+        names = []
+    return {name: version(name) for name in sorted({*names, *BROUGHT})}
 
 
 def _ability(name: str, module: str, find: Callable[[], str | None] = lambda: None) -> Ability:
@@ -166,7 +173,7 @@ def report() -> dict[str, Any]:
         "fullstride": __version__,
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "packages": {package: version(package) for package in PACKAGES},
+        "packages": packages(),
         "devices": dict(devices(jax)),
         "areas": [ability.as_dict() for ability in abilities(jax)],
     }
@@ -178,14 +185,14 @@ def doctor(console: Console | None = None) -> None:
     jax = jax_device()
     console.print(f"fullstride {__version__}, Python {platform.python_version()}, {platform.platform()}")
     versions = Table("package", "version", title="Packages", title_justify="left")
-    for package in PACKAGES:
-        versions.add_row(package, version(package) or "[dim]not installed[/dim]")
-    found = Table("device", "what it is", title="Devices", title_justify="left")
+    for package, found in packages().items():
+        versions.add_row(package, found or "[dim]not installed[/dim]")
+    machine = Table("device", "what it is", title="Devices", title_justify="left")
     for row in devices(jax):
-        found.add_row(*row)
+        machine.add_row(*row)
     table = Table("to run", "here", title="What runs", title_justify="left")
     table.add_column("why not, and the remedy", overflow="fold")
     for name, obstacle in explained(abilities(jax)):
         table.add_row(name, "no" if obstacle else "yes", escape(obstacle))
-    for part in (versions, found, table):
+    for part in (versions, machine, table):
         console.print(part)

@@ -11,7 +11,6 @@ from fullstride.errors import ConfigError, OutOfMemory, PeerError, Preempted, Re
 from fullstride.extras import OWN, advice, extra_for, how_to_install
 from fullstride.measure.gate import GateError
 from fullstride.process import exit_codes
-from fullstride.process.deadline import begin_process
 from fullstride.process.parent import end_with_launcher
 
 
@@ -62,7 +61,6 @@ class OneLineErrors(HelpGroup):
 
 def run(app: typer.Typer) -> None:
     """Run an app as this process's command line."""
-    begin_process()
     end_with_launcher()
     outlive_readers()
     app()

@@ -1,7 +1,7 @@
 """A CUDA graph, and what recording one asks of the process."""
 
-import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -63,22 +63,19 @@ def fill(place: Any, batch: Any) -> None:
             kept.copy_(new, non_blocking=True)
 
 
-def on(stream: torch.cuda.Stream | None) -> Any:
+@contextmanager
+def on(stream: torch.cuda.Stream | None) -> Iterator[None]:
     """A side stream as the current one, in order with the one around it; without one nothing changes."""
-    return contextlib.nullcontext() if stream is None else _On(stream)
-
-
-class _On:
-    def __init__(self, stream: torch.cuda.Stream):
-        self._stream, self._context = stream, torch.cuda.stream(stream)
-
-    def __enter__(self) -> None:
-        self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
-        self._context.__enter__()
-
-    def __exit__(self, *error: object) -> None:
-        self._context.__exit__(*error)
-        torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
+    if stream is None:
+        yield
+        return
+    around = torch.cuda.current_stream(stream.device)
+    stream.wait_stream(around)
+    try:
+        with torch.cuda.stream(stream):
+            yield
+    finally:
+        around.wait_stream(stream)
 
 
 def _release(generator: torch.Generator | None) -> None:

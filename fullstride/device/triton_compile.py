@@ -7,6 +7,7 @@ not run: by the compiler's processes if they were started, else by threads of th
 
 import contextvars
 import threading
+import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -19,11 +20,13 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from fullstride.device.select import cores_each
-from fullstride.device.triton_worker import compile_kernel, settings, source_of
+from fullstride.device.triton_worker import compile_kernel, settings
 from fullstride.runs.atomic_files import note
 
 # Of the devices that Triton compiles for.
 KIND = "cuda"
+# Kernels that are changed after this are others than those that this process has imported.
+IMPORTED = time.time()
 
 _lock = threading.Lock()
 # The autograd engine hands what a thread keeps here on to the threads of its backward passes, and nobody else.
@@ -113,9 +116,9 @@ class _Elsewhere:
         from triton.runtime import driver
 
         kernel, *rest = self.launched
-        name = kernel.fn.__module__, kernel.fn.__qualname__, source_of(kernel), kernel.cache_key
+        name = kernel.fn.__module__, kernel.fn.__qualname__, kernel.cache_key
         # Taken here: the current GPU is a thread's own, and the compiler may set another folder meanwhile.
-        work = name, *rest, driver.active.get_current_target(), settings()
+        work = name, IMPORTED, *rest, driver.active.get_current_target(), settings()
         return _threads().submit(_by_process, work, compile_here)
 
 

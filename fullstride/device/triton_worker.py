@@ -3,13 +3,12 @@
 Half of a kernel's compilation is Python, for which threads of one process wait in turn, and with them whoever traces.
 """
 
-import hashlib
 import importlib
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
-from types import CodeType, ModuleType
+from pathlib import Path
 from typing import Any
 
 PREFIX = "TRITON_"
@@ -63,50 +62,16 @@ def compiling_for(target: Any, given: dict[str, str]) -> Iterator[None]:
         get_ptxas_version.cache_clear()
 
 
-@cache
-def source_of(kernel: Any) -> str:
-    """Digest of a kernel as this process has imported it: its source, that of all it calls, constants of both."""
-    from triton.language import constexpr, dtype
-    from triton.runtime.jit import JITCallable
-
-    found, waiting, seen = set[tuple[str, ...]](), [kernel], set[str]()
-    while waiting:
-        function = waiting.pop()
-        place = f"{function.fn.__module__}.{function.fn.__qualname__}"
-        if place in seen:
-            continue
-        seen.add(place)
-        found.add((place, function.src, repr(function.fn.__defaults__), repr(getattr(function, "noinline", None))))
-        for scope, name, value in _named(function.fn):
-            if isinstance(value, JITCallable):
-                waiting.append(value)
-            elif isinstance(value, (constexpr, dtype, bool, int, float, str)):
-                found.add((place, scope, name, repr(value)))
-    return hashlib.sha256(repr(sorted(found)).encode()).hexdigest()
-
-
-def _named(function: Any) -> Iterator[tuple[str, str, Any]]:
-    """What the names in a function stand for: in its module, around it, in modules that it names; each with where."""
-    names, cells = _names(function.__code__), [cell.cell_contents for cell in function.__closure__ or ()]
-    around = dict(zip(function.__code__.co_freevars, cells, strict=True))
-    waiting, seen = [("", {**function.__globals__, **around})], set[int]()
-    while waiting:
-        scope, values = waiting.pop()
-        for name in names & values.keys():
-            value = values[name]
-            if isinstance(value, ModuleType) and id(value) not in seen:
-                seen.add(id(value))
-                waiting.append((value.__name__, vars(value)))
-            yield scope, name, value
-
-
-def _names(code: CodeType) -> set[str]:
-    inner = [_names(each) for each in code.co_consts if isinstance(each, CodeType)]
-    return {*code.co_names, *code.co_freevars}.union(*inner)
+def changed_since(moment: float, project: str) -> list[str]:
+    """The files of a project's modules, as far as this process has imported them, that were changed after a moment."""
+    modules = [module for name, module in list(sys.modules.items()) if name.partition(".")[0] == project]
+    files = {Path(file) for module in modules if (file := getattr(module, "__file__", None))}
+    return sorted(str(file) for file in files if not file.is_file() or file.stat().st_mtime > moment)
 
 
 def compile_kernel(
-    name: tuple[str, str, str, str],
+    name: tuple[str, str, str],
+    imported: float,
     grid: tuple[int, ...],
     arguments: Sequence[Any],
     options: dict[str, Any],
@@ -115,20 +80,21 @@ def compile_kernel(
     """Compile a kernel for arguments, which stand in for those of a launch.
 
     Args:
-        name: of the kernel's module, in it, its `source_of`, and the name of its source in the cache.
+        name: of the kernel's module, in it, and the name of its source in the cache.
+        imported: when the process that asks imported it, in seconds since the epoch.
         grid: of programs.
         arguments: of the kernel.
         options: the rest of the launch.
         where: as `compiling_for`.
 
     Raises:
-        RuntimeError: if this process has imported another source than the one that asks, as after an edit.
+        RuntimeError: if this process may have imported another source than the one that asks, as after an edit.
 
     """
-    module, function, source, key = name
+    module, function, key = name
     kernel: Any = getattr(importlib.import_module(module), function)
-    if source_of(kernel) != source:
-        raise RuntimeError(f"{module}.{function} was changed since the process that trains imported it; start anew")
+    if changed := changed_since(imported, module.partition(".")[0]):
+        raise RuntimeError(f"{changed[0]} was changed since the process that trains began; start anew")
     with compiling_for(*where):
         # Triton's key of a source depends on which others were asked for theirs before (Triton 3.6, `_update_hash`).
         assert kernel.cache_key

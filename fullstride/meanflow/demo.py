@@ -27,7 +27,7 @@ from fullstride.meanflow.evaluation.scoring import evaluations, score_samplers
 from fullstride.meanflow.sampling.generate import Generator, load_generator
 from fullstride.meanflow.sampling.grids import save_comparison, save_loss_curve
 from fullstride.meanflow.sampling.samplers import sample
-from fullstride.meanflow.training.state import changes
+from fullstride.meanflow.training.state import changed_settings
 from fullstride.meanflow.training.trainer import Trainer
 from fullstride.measure.environment import environment
 from fullstride.process.signals import at_once
@@ -116,7 +116,7 @@ def _continued_or_replaced(out: Path, config: TrainConfig) -> TrainConfig:
     if not (saved := run_config(out)):
         return config
     check_kind(out, "meanflow")
-    finished, changed = (out / METRICS).is_file(), changes(saved, asdict(config))
+    finished, changed = (out / METRICS).is_file(), changed_settings(saved, asdict(config))
     if changed.keys() - {"seed"} and not finished:
         named = ", ".join(f"{key}: {values}" for key, values in changed.items())
         raise ConfigError(

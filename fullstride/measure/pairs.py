@@ -1,6 +1,7 @@
 """Two functions timed in turns in one run, and how sure their ratio is."""
 
 import itertools
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,7 @@ PLAN = Plan()
 def sign_test(ratios: tuple[float, ...]) -> float:
     """Two-sided p-value of the sign test that the median ratio is 1; ratios of exactly 1 do not count."""
     above, below = sum(r > 1 for r in ratios), sum(r < 1 for r in ratios)
-    tail = sum(_binomials(above + below)[: min(above, below) + 1])
+    tail = sum(math.comb(above + below, k) for k in range(min(above, below) + 1))
     return min(1.0, 2 * tail / 2 ** (above + below))
 
 
@@ -25,15 +26,10 @@ def median_interval(samples: tuple[float, ...], confidence: float = 0.95) -> tup
 
     """
     n, ordered = len(samples), sorted(samples)
-    tails = itertools.accumulate(_binomials(n))
+    tails = itertools.accumulate(math.comb(n, k) for k in range(n + 1))
     # With `cut` samples dropped at each end, the median lies outside with probability 2 P(Binomial(n, 1/2) <= cut).
     cut = sum(2 * tail / 2**n <= 1 - confidence for tail in itertools.islice(tails, n // 2)) - 1
     return (ordered[cut], ordered[n - 1 - cut]) if cut >= 0 else None
-
-
-def _binomials(n: int) -> list[int]:
-    """Pascal's row: n over 0, ..., n over n."""
-    return list(itertools.accumulate(range(n), lambda row, k: row * (n - k) // (k + 1), initial=1))
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,13 @@ def _by_tool(tool: str, identity: str) -> int:
     return int(subprocess.run(command, capture_output=True, text=True, timeout=STALE, check=True).stdout)
 
 
+def _answer(way: Callable[[], int]) -> int | None:
+    try:
+        return way()
+    except Exception:  # each driver and package fails in ways of its own, and none is the training's concern
+        return None
+
+
 class GpuUse:
     """Asks until its context ends; where nobody can be asked it says so once and knows nothing."""
 
@@ -43,39 +50,28 @@ class GpuUse:
             every: seconds from one question to the next.
 
         """
-        self._ask, self._every = next((way for way in ways if _answers(way)), None), every
-        self._answer, self._time = False, -STALE
+        self._way, self._every = next((way for way in ways if _answer(way) is not None), None), every
+        self._found, self._time = False, -STALE
         self._ended = threading.Event()
-        if ways and self._ask is None:
+        if ways and self._way is None:
             note("the GPU's idleness is not watched: pip install nvidia-ml-py, or bring nvidia-smi onto PATH")
 
     def busy(self) -> bool | None:
         """Whether a kernel ran when last asked; None if nobody knows."""
-        return self._answer if time.monotonic() - self._time < STALE else None
+        return self._found if time.monotonic() - self._time < STALE else None
 
-    def _keep_asking(self, ask: Callable[[], int]) -> None:
+    def _keep_asking(self, way: Callable[[], int]) -> None:
         while not self._ended.is_set():
-            if (answer := _ask(ask)) is not None:
-                self._answer, self._time = answer > 0, time.monotonic()
+            if (answer := _answer(way)) is not None:
+                self._found, self._time = answer > 0, time.monotonic()
             self._ended.wait(self._every)
 
     def __enter__(self) -> "GpuUse":
         """Begin to ask."""
-        if self._ask:
-            threading.Thread(target=self._keep_asking, args=(self._ask,), name="gpu_use", daemon=True).start()
+        if self._way:
+            threading.Thread(target=self._keep_asking, args=(self._way,), name="gpu_use", daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
         """Ask no more; a question that hangs is not waited for."""
         self._ended.set()
-
-
-def _ask(way: Callable[[], int]) -> int | None:
-    try:
-        return way()
-    except Exception:  # each driver and package fails in ways of its own, and none is the training's concern
-        return None
-
-
-def _answers(way: Callable[[], int]) -> bool:
-    return _ask(way) is not None

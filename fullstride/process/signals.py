@@ -23,17 +23,6 @@ ANOTHER = 1.0
 SOON, LOST = 0.05, 2.0
 
 
-class _Block:
-    """One of `leaving_on_sigterm`; `failing` while an error that left a `Stop` is on its way out."""
-
-    failing = False
-
-
-# Those under way.
-_blocks: list[_Block] = []
-_sending = threading.Lock()
-
-
 class StopNow(BaseException):
     """A signal came while nothing of the run changed; no library's `except Exception` may hold it up."""
 
@@ -42,12 +31,6 @@ def _say(line: str) -> None:
     # Not through sys.stderr, which the signal may have interrupted in the middle of a write.
     with contextlib.suppress(OSError):
         os.write(2, f"{line}\n".encode())
-
-
-def _later(seconds: float, act: Callable[[], None]) -> None:
-    timer = threading.Timer(seconds, act)
-    timer.daemon = True
-    timer.start()
 
 
 def _is_dropped(frame: FrameType | None) -> bool:
@@ -60,23 +43,52 @@ def _is_dropped(frame: FrameType | None) -> bool:
     return False
 
 
+class _Block:
+    """Work that a signal ends by an exception; a SIGTERM follows where Python has dropped that.
+
+    Attributes:
+        sent: such a SIGTERM is on its way.
+        failing: an error that left a `Stop` is on its way out of the block.
+
+    """
+
+    def __init__(self) -> None:
+        self.sent = self.failing = self._left = False
+        self._sending = threading.Lock()
+
+    def ends_by_raising(self, frame: FrameType | None) -> bool:
+        """Whether what a signal's handler raises there can end the block; if it has not, a SIGTERM comes later."""
+        dropped = _is_dropped(frame)
+        timer = threading.Timer(SOON if dropped else LOST, self._send)
+        timer.daemon = True
+        timer.start()
+        return not dropped
+
+    def _send(self) -> None:
+        with self._sending:
+            if not self._left:
+                self.sent = True
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    def leave(self) -> None:
+        """Send nothing from here on: it would end what comes next."""
+        with self._sending:
+            self._left = True
+
+
+# Those of `leaving_on_sigterm` that are under way.
+_blocks: list[_Block] = []
+
+
 def _leave(_: int, frame: FrameType | None) -> None:
-    dropped, block = _is_dropped(frame), _blocks[-1] if _blocks else None
-    if block is not None and block.failing:
+    block = _blocks[-1]
+    if block.failing:
         # torchrun tells the others when one has died, of which they fail as well. The error is what has to be seen.
         block.failing = False
         _say("SIGTERM: an error has ended this already")
-        return
-    _later(SOON if dropped else LOST, lambda: _leave_all_the_same(block))
-    if not dropped:
+    elif block.ends_by_raising(frame):
         _say("stopped with nothing to save")
         raise SystemExit(0)
-
-
-def _leave_all_the_same(block: object) -> None:
-    with _sending:
-        if block in _blocks:  # a `Stop` that has begun in it meanwhile is told, too
-            os.kill(os.getpid(), signal.SIGTERM)
 
 
 @contextmanager
@@ -87,15 +99,15 @@ def leaving_on_sigterm() -> Iterator[None]:
     try:
         yield
     finally:
-        with _sending:  # nothing is under way to what comes after
-            _blocks.remove(block)
+        block.leave()
         signal.signal(signal.SIGTERM, before)
+        _blocks.remove(block)
 
 
 class Stop:
-    """SIGINT and SIGTERM, collected instead of died of, so that the run can save where it is.
+    """Records SIGINT and SIGTERM instead of ending the process, so that the run can save first.
 
-    A second SIGINT, a second or more after the first, is died of: the step or the save may hang.
+    A second SIGINT, at least one second after the first signal, ends the process: the step or the save may hang.
 
     Attributes:
         signal: the last one that came, or None.
@@ -107,7 +119,7 @@ class Stop:
         told: str = "stopping as soon as possible; Ctrl-C again ends without saving",
         ended: str = "ended without saving",
     ) -> None:
-        """Nothing came yet.
+        """Make it; nothing came yet.
 
         Args:
             told: on stderr, when the first signal comes.
@@ -116,40 +128,27 @@ class Stop:
         """
         self.signal: int | None = None
         self._told, self._ended = told, ended
-        self._at_once = self._inside = self._own = False
         self._came = 0.0
-        self._sending = threading.Lock()
+        self._block: _Block | None = None  # of work that the first signal ends at once
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self._own:
-            self._own = False
-            self._stop_now(self._inside, frame)
-            return
-        if self.signal is None:
+        block, first = self._block, self.signal is None
+        if block is not None and block.sent:
+            block.sent = False
+        elif first:
             self._came = time.monotonic()
             _say(f"{signal.Signals(number).name}: {self._told}")
+            self.signal = number
         elif number == signal.SIGINT and time.monotonic() - self._came >= ANOTHER:
             raise KeyboardInterrupt(self._ended)
-        self.signal = number
-        self._stop_now(self._at_once, frame)
-
-    def _stop_now(self, wanted: bool, frame: FrameType | None) -> None:
-        if not wanted:
+        else:
+            self.signal = number
             return
-        self._at_once = False  # once is enough, if it arrives
-        dropped = _is_dropped(frame)
-        _later(SOON if dropped else LOST, self._stop_all_the_same)
-        if not dropped:
+        if block is not None and block.ends_by_raising(frame):
             raise StopNow
 
-    def _stop_all_the_same(self) -> None:
-        with self._sending:
-            if self._inside:
-                self._own = True
-                os.kill(os.getpid(), signal.SIGTERM)
-
     def arm(self) -> None:
-        """Collect from here on, whatever was put in place meanwhile.
+        """Record from here on, whatever handlers were put in place meanwhile.
 
         LLVM, which Triton compiles with, puts its own handler of SIGTERM there, which serves one signal: when two come
         microseconds apart, as timeout(1) sends them, the second ends the process without a word. Python meanwhile
@@ -163,20 +162,20 @@ class Stop:
 
         For what changes nothing of the run that would be missed.
         """
+        self._block = block = _Block()
         try:
             try:
-                self._at_once = self._inside = self.signal is None
-                return act() if self._at_once else None
+                return act() if self.signal is None else None
             finally:
-                self._at_once = False
-                with self._sending:  # nothing is under way to what comes after
-                    self._inside = False
+                block.leave()
+                self._block = None
         except StopNow:
-            self._inside = False
+            self._block = None
+            block.leave()
             return None
 
     def __enter__(self) -> "Stop":
-        """Collect until the context ends."""
+        """Record until the context ends."""
         self._old = {number: signal.getsignal(number) for number in SIGNALS}
         self.arm()
         if _blocks:
@@ -184,7 +183,7 @@ class Stop:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Go on as before; the next SIGTERM leaves an error that passes here alone."""
+        """Put the handlers back; the next SIGTERM leaves an error that passes here alone."""
         if _blocks and kind is not None and issubclass(kind, Exception) and not issubclass(kind, Preempted):
             _blocks[-1].failing = True
         for number, handler in self._old.items():

@@ -42,7 +42,7 @@ def end_process(verdict: Verdict, step: int, tell: Tell) -> None:
     os._exit(STUCK)
 
 
-class Watchdog:
+class Watchdog(Clocks):
     """Watches from the beginning of its context to the end; without limits there is no thread."""
 
     def __init__(
@@ -61,34 +61,19 @@ class Watchdog:
             busy: whether anything runs on the GPU; None if nobody knows.
 
         """
-        self.limits, self._step, self._tell, self._busy = limits, step, tell, busy
+        super().__init__(limits, step())
+        self._ask_step, self._tell, self._busy = step, tell, busy
         given = limits.first_step, limits.step, limits.evaluation, limits.gpu_idle, limits.shown
         least = limits.checkpoint_least or 1.0 if limits.checkpoint_factor else 0.0
         self._times = [seconds for seconds in (*given, least) if seconds]
         self._every = min(RARELY, max(OFTEN, min(self._times, default=RARELY) / 4))
-        self._clocks = Clocks(limits, step())
-        self._lock, self._ended, self._shown = threading.Lock(), threading.Event(), False
+        self._ended, self._shown = threading.Event(), False
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
     @property
     def checkpoint_overdue(self) -> bool:
         """The run should save at its next step, since its checkpoint has taken longer than expected."""
-        return self._clocks.overdue
-
-    def train(self) -> None:
-        """Steps are made from here on."""
-        with self._lock:
-            self._clocks.train()
-
-    def wait_for(self, what: str, limit: float) -> None:
-        """Something else than steps is done from here on, for `limit` seconds at most; 0 is for ever."""
-        with self._lock:
-            self._clocks.wait_for(what, limit)
-
-    def expect_checkpoint(self, ahead: int) -> None:
-        """A checkpoint was made, or refused and told; the next one is `ahead` steps away."""
-        with self._lock:
-            self._clocks.expect_checkpoint(ahead)
+        return self.overdue
 
     def _watch(self) -> None:
         before = time.monotonic()
@@ -100,20 +85,15 @@ class Watchdog:
             self._look(passed)
 
     def _look(self, passed: float) -> None:
-        step, busy = self._step(), self._busy()
-        with self._lock:
-            verdict = self._clocks.pass_time(passed, step, busy)
-            silent, awaited = self._clocks.silent, self._clocks.awaited
+        step = self._ask_step()
+        verdict = self.pass_time(passed, step, self._busy())
         if verdict and not self._ended.is_set():
             end_process(verdict, step, self._tell)
-        self._show(silent, awaited)
-
-    def _show(self, silent: float, awaited: str) -> None:
-        """Print once where every thread is, if nothing moves."""
-        late = bool(self.limits.shown) and silent >= self.limits.shown
+        # Printed once where every thread is, if nothing moves.
+        late = bool(self.limits.shown) and self.silent >= self.limits.shown
         if late and not self._shown:
             stream = sys.__stderr__ or sys.stderr
-            told = f"no progress for {span(self.limits.shown)}, waiting for {awaited}; every thread is here:"
+            told = f"no progress for {span(self.limits.shown)}, waiting for {self.awaited}; every thread is here:"
             stream.write(f"{told}\n")
             stream.flush()
             faulthandler.dump_traceback(stream)

@@ -1,5 +1,6 @@
 """What a watchdog knows and when it has seen enough: limits and clocks, without a thread."""
 
+import threading
 from dataclasses import dataclass
 
 # Share of the steps to the first checkpoint after which their pace is known.
@@ -48,7 +49,7 @@ def span(seconds: float) -> str:
 
 
 class Clocks:
-    """What has not happened for how long; told how much time has passed, never asking a clock.
+    """What has not happened for how long; told how much time has passed, never asking a clock, by any thread.
 
     Attributes:
         silent: seconds since something moved.
@@ -60,6 +61,7 @@ class Clocks:
         """Begin before the first step of a process that goes on after `step` steps."""
         self.limits, self.silent, self._idle = limits, 0.0, 0.0
         self.overdue = False
+        self._lock = threading.Lock()
         self._what, self._limit, self._training = "the first step", limits.first_step, False
         self._step = step
         self._ahead, self._unsaved, self._made, self._pace, self._first = 0, 0.0, 0, 0.0, True
@@ -71,18 +73,21 @@ class Clocks:
 
     def train(self) -> None:
         """Steps are made from here on."""
-        self._training, self._limit, self.silent, self._idle = True, self.limits.step, 0.0, 0.0
+        with self._lock:
+            self._training, self._limit, self.silent, self._idle = True, self.limits.step, 0.0, 0.0
 
     def wait_for(self, what: str, limit: float) -> None:
-        """Something else than steps is done from here on, for `limit` seconds at most."""
-        self._training, self._what, self._limit, self.silent = False, what, limit, 0.0
+        """Something else than steps is done from here on, for `limit` seconds at most; 0 is for ever."""
+        with self._lock:
+            self._training, self._what, self._limit, self.silent = False, what, limit, 0.0
 
     def expect_checkpoint(self, ahead: int) -> None:
         """A checkpoint was made, or refused and told; the next one is `ahead` steps away."""
-        if self._made and self._unsaved:
-            self._pace, self._first = max(0.0 if self._first else self._pace, self._unsaved / self._made), False
-        self._ahead, self._unsaved, self._made = ahead, 0.0, 0
-        self.overdue = False
+        with self._lock:
+            if self._made and self._unsaved:
+                self._pace, self._first = max(0.0 if self._first else self._pace, self._unsaved / self._made), False
+            self._ahead, self._unsaved, self._made = ahead, 0.0, 0
+            self.overdue = False
 
     def pass_time(self, seconds: float, step: int, busy: bool | None) -> Verdict | None:
         """Let time pass.
@@ -96,13 +101,14 @@ class Clocks:
             Why the attempt has to end, if it has to.
 
         """
-        moved = step - self._step
-        self.silent = 0.0 if moved else self.silent + seconds
-        self._step = step
-        if self._training:
-            self._idle = self._idle + seconds if busy is False else 0.0
-            self._count(seconds, max(0, moved))
-        return self._no_step() or self._gpu_idle() or self._no_checkpoint()
+        with self._lock:
+            moved = step - self._step
+            self.silent = 0.0 if moved else self.silent + seconds
+            self._step = step
+            if self._training:
+                self._idle = self._idle + seconds if busy is False else 0.0
+                self._count(seconds, max(0, moved))
+            return self._no_step() or self._gpu_idle() or self._no_checkpoint()
 
     def _count(self, seconds: float, moved: int) -> None:
         self._unsaved, self._made = self._unsaved + seconds, self._made + moved

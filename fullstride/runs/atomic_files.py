@@ -1,6 +1,7 @@
 """Files that are whole or as they were before, and notes that cost nothing where they cannot be written."""
 
 import contextlib
+import hashlib
 import json
 import os
 import sys
@@ -59,6 +60,12 @@ def read_kept(path: Path) -> dict[str, Any]:
     if not isinstance(kept, dict):
         raise ConfigError(f"{path}: not whole (no values by name); copy it again, or delete it")
     return kept
+
+
+def file_sha256(path: Path) -> str:
+    """The sha256 of a file's bytes."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def note(message: str) -> None:

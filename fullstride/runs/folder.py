@@ -29,6 +29,11 @@ class Settings(Protocol):
     overwrite: bool
 
 
+def folder_of(config: Settings) -> Path:
+    """The folder of a run."""
+    return Path(config.output_dir) / config.run_name
+
+
 def open_folder(config: Settings) -> Path:
     """The folder of a run, made if need be, output_dir/run_name; this process alone may write there.
 
@@ -38,7 +43,7 @@ def open_folder(config: Settings) -> Path:
             configuration of its own, such as weights, or if another process is training it.
 
     """
-    run = Path(config.output_dir) / config.run_name
+    run = folder_of(config)
     if (run / CONFIG).is_file() and not run_config(run):
         raise ConfigError(f"{run}: its {CONFIG} is no run's, and would be lost; choose another run_name")
     if not config.overwrite:

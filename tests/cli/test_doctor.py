@@ -12,7 +12,7 @@ from rich.console import Console
 
 import fullstride.cli.doctor
 from fullstride import __version__
-from fullstride.cli.doctor import PACKAGES, abilities, doctor, explained, report
+from fullstride.cli.doctor import abilities, doctor, explained, packages, report
 from fullstride.cli.doctor_devices import JaxDevice, devices, jax_device
 from fullstride.extras import requirements
 from tests.helpers.only_installed import brought_by, lines_of
@@ -78,7 +78,7 @@ def test_the_report_names_versions_devices_and_remedies():
     report = _report()
     assert f"fullstride {__version__}, Python {platform.python_version()}, {platform.platform()}" in report
     assert torch.__version__ in report
-    assert all(package in report for package in PACKAGES)
+    assert all(package in report for package in packages())
     assert "cores" in report
     assert "device=auto │ cpu" in report
     assert "JAX         │ cpu" in report

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from benchmarks.cli.app import app
 from benchmarks.experiments.gpu_pool import Task
-from fullstride.process.deadline import Limit
+from benchmarks.harness.time_limit import Limit
 
 
 def run_in_process(tasks: Sequence[Task], gpus: Sequence[str], logs: Path, limit: Limit) -> list[str]:

@@ -5,7 +5,7 @@ import signal
 import time
 from collections.abc import Callable
 
-from fullstride.process.deadline import Limit
+from benchmarks.harness.time_limit import Limit
 
 
 def over_within(monkeypatch) -> Callable[..., None]:

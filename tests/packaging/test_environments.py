@@ -143,4 +143,4 @@ def test_the_launch_extra_plans_a_launch(environment, tmp_path):
 
 
 def test_the_tracker_of_the_track_extra_imports(environment, tmp_path):
-    _run(environment("track") / "python", "-c", "import trackio, fullstride", cwd=tmp_path)
+    _run(environment("track") / "python", "-c", "import tensorboardX, trackio, fullstride", cwd=tmp_path)

@@ -1,5 +1,6 @@
 import contextlib
 import gc
+import os
 import signal
 import sys
 import time
@@ -8,7 +9,7 @@ import pytest
 
 from fullstride.errors import PeerError, Preempted
 from fullstride.process import signals as stop_module
-from fullstride.process.signals import SIGNALS, Stop, leaving_on_sigterm
+from fullstride.process.signals import SIGNALS, Stop, at_once, leaving_on_sigterm
 
 
 @pytest.mark.parametrize("number", SIGNALS)
@@ -192,3 +193,18 @@ def test_a_sigterm_after_an_error_that_was_dealt_with_ends_what_follows():
 
     with pytest.raises(SystemExit), leaving_on_sigterm():
         all_runs()
+
+
+@pytest.mark.parametrize(("number", "raised"), [(signal.SIGTERM, Preempted), (signal.SIGINT, KeyboardInterrupt)])
+def test_what_changes_nothing_is_ended_at_once(number, raised):
+    went_on = []
+
+    def work() -> None:
+        os.kill(os.getpid(), number)
+        time.sleep(10)
+        went_on.append(True)
+
+    assert at_once(lambda: 7, "a sum") == 7
+    with pytest.raises(raised, match="stopped in a sum; to begin it again, run the same command"):
+        at_once(work, "a sum")
+    assert not went_on

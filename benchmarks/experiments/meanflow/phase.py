@@ -20,10 +20,10 @@ from benchmarks.harness.seeds import (
     seeds_in_words,
     write_experiment,
 )
+from benchmarks.harness.time_limit import Limit
 from fullstride.device.select import resolve_device
 from fullstride.errors import ConfigError, one_of
 from fullstride.meanflow.evaluation.preflight import check_generating
-from fullstride.process.deadline import Limit
 
 NONE = Limit()
 

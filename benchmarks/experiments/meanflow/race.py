@@ -14,10 +14,10 @@ from benchmarks.experiments.meanflow.race_asked import LAST, Asked
 from benchmarks.experiments.meanflow.watch import Watch
 from benchmarks.harness.budget import say
 from benchmarks.harness.run_provenance import expect_here
+from benchmarks.harness.time_limit import Limit
 from fullstride.device.select import resolve_device
 from fullstride.meanflow.config.schema import TrainConfig
 from fullstride.meanflow.sampling.generate import load_generator
-from fullstride.process.deadline import Limit
 from fullstride.runs.lock import hold
 
 COMPILED = "compiled"

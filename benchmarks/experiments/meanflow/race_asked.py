@@ -19,8 +19,9 @@ from fullstride.meanflow.checkpoints.folder import checkpoints
 from fullstride.meanflow.config.recipes import as_read
 from fullstride.meanflow.config.schema import TrainConfig
 from fullstride.meanflow.evaluation.preflight import check_generating
-from fullstride.meanflow.training.state import FREE_KEYS, flatten
+from fullstride.meanflow.training.state import FREE_KEYS
 from fullstride.runs.atomic_files import read_kept
+from fullstride.runs.resume import flat
 
 CODES = ("fullstride", "official")
 # fullstride by what the official code does not have. Objectives that are differentiated along the network's own
@@ -185,8 +186,8 @@ class Asked:
         """
         config = self.config(code, 0)
         free = FREE - ({"data.path"} if config.data.name in BY_PATH else set())
-        flat = flatten(json.loads(json.dumps(asdict(config))))
-        return {key: value for key, value in flat.items() if not {key, key.partition(".")[0]} & free}
+        values = flat(json.loads(json.dumps(asdict(config))))
+        return {key: value for key, value in values if not {key, key.partition(".")[0]} & free}
 
     @property
     def folder(self) -> Path:

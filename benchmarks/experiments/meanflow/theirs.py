@@ -5,7 +5,7 @@ from pathlib import Path
 
 from fullstride.errors import ConfigError
 from fullstride.meanflow.config.schema import SongUNetConfig, TrainConfig
-from fullstride.meanflow.training.state import flatten
+from fullstride.runs.resume import flat
 
 NOT_THEIRS = {"data.hflip", "data.augment", "model.class_conditional", "ema.period", "ema.warmup"}
 NOT_THEIRS |= {f"loss.{key}" for key in ("name", "weighting", "use_batch_time", "omega", "kappa", "label_dropout")}
@@ -47,6 +47,6 @@ def check_settings(config: TrainConfig, usual: TrainConfig) -> None:
         ConfigError: naming them.
 
     """
-    given, before = flatten(asdict(config)), flatten(asdict(usual))
+    given, before = dict(flat(asdict(config))), dict(flat(asdict(usual)))
     if other := [key for key, value in given.items() if key in NOT_THEIRS and value != before.get(key)]:
         raise ConfigError(f"{', '.join(other)}: the official code has no such setting; leave it out")

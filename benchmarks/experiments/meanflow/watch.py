@@ -12,13 +12,13 @@ from benchmarks.experiments.meanflow.clock import Clock
 from benchmarks.experiments.meanflow.jobs import metrics
 from benchmarks.experiments.meanflow.record import MARKS, Record
 from benchmarks.experiments.meanflow.spec import Sampler
+from benchmarks.harness.time_limit import Limit
 from fullstride.meanflow.config.schema import TrainConfig
 from fullstride.meanflow.data.catalogue import load_data
 from fullstride.meanflow.data.pixels import to_uint8
 from fullstride.meanflow.evaluation.evaluator import Evaluator
 from fullstride.meanflow.sampling.samplers import sample
 from fullstride.meanflow.training.build import classes_of
-from fullstride.process.deadline import Limit
 from fullstride.process.signals import Stop
 
 # Shares of the budget, start-up included, at which the network is scored, too: no mark lies there but by chance.

@@ -8,6 +8,7 @@ from typing import Any
 
 from fullstride.bert.training.settings import TrainSettings, validate
 from fullstride.errors import ALIKE, ConfigError, similarity
+from fullstride.runs.resume import flat
 
 # What a group alone stands for.
 SHORT = {"data": "data.name", "model": "model.size"}
@@ -89,15 +90,6 @@ def settings_from(values: dict[str, Any], path: Path) -> TrainSettings:
     for key, value in found.items():
         _set(settings, key, value)
     return settings
-
-
-def flat(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The values of a nested dict by their dotted keys."""
-    for name, value in values.items():
-        if isinstance(value, dict):
-            yield from flat(value, f"{prefix}{name}.")
-        else:
-            yield prefix + name, value
 
 
 def _set(settings: Any, key: str, value: Any) -> None:

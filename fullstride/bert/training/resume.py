@@ -3,16 +3,16 @@
 from dataclasses import asdict
 from pathlib import Path
 
-from fullstride.bert.training.overrides import apply, flat, settings_of
+from fullstride.bert.training.overrides import apply, settings_of
 from fullstride.bert.training.runs import own_settings, own_sizes, steps_made
 from fullstride.bert.training.settings import TrainSettings, validate
 from fullstride.errors import ConfigError
+from fullstride.runs.folder import folder_of
+from fullstride.runs.resume import FREE, changes, refuse
 
-# How long, how often, where to, how a step runs; never what is learned, but for rounding and where the rate falls to.
-FREE_KEYS = {
-    "steps", "eval_every", "save_every", "keep", "log_every", "run_name", "output_dir", "resume", "overwrite", "device",
-    "data.path", "evaluation.size", "evaluation.batch_size", "layout", "sharding", "model.attention",
-}  # fmt: skip
+# Besides what may change in every workload: how long, how a step runs; never what is learned, but for rounding and
+# where the rate falls to.
+FREE_KEYS = FREE | {"device", "layout", "model.attention", "sharding", "steps"}
 
 
 def settings_to_train(overrides: list[str]) -> TrainSettings:
@@ -24,18 +24,13 @@ def settings_to_train(overrides: list[str]) -> TrainSettings:
     """
     given = TrainSettings()
     apply(overrides, given)
-    own = own_settings(run_of(given)) if goes_on(given) else None
-    if own is None:
+    begun = begun_run(given)
+    if begun is None or (own := own_settings(begun)) is None:
         validate(given)
         return given
     # The folder may have been moved, and a run that once replaced another must not replace itself.
     own.output_dir, own.run_name, own.overwrite = given.output_dir, given.run_name, False
     return settings_of(overrides, own)
-
-
-def run_of(settings: TrainSettings) -> Path:
-    """The folder that the settings mean."""
-    return Path(settings.output_dir) / settings.run_name
 
 
 def refuse_other_recipe(settings: TrainSettings) -> None:
@@ -47,18 +42,14 @@ def refuse_other_recipe(settings: TrainSettings) -> None:
         ConfigError: naming every key that differs and matters, with both values; or both numbers of steps.
 
     """
-    run = run_of(settings)
-    own = own_settings(run) if goes_on(settings) and own_sizes(run) is not None else None
-    if own is None:
+    run = begun_run(settings)
+    if run is None or own_sizes(run) is None or (own := own_settings(run)) is None:
         return
-    old, new = dict(flat(asdict(own))), dict(flat(asdict(settings)))
-    if differing := [key for key in old if old[key] != new[key] and key not in FREE_KEYS]:
-        changes = ", ".join(f"{key}: {old[key]} -> {new[key]}" for key in differing)
-        raise ConfigError(f"{run}: cannot resume with other settings ({changes}); use another run_name")
+    refuse(run, changes(asdict(own), asdict(settings), FREE_KEYS))
     if (made := steps_made(run) or 0) > settings.steps:
         raise ConfigError(f"steps={settings.steps}: {run} has made {made}; expected {made} or more")
 
 
-def goes_on(settings: TrainSettings) -> bool:
-    """Whether a run of that name is gone on with; one that is replaced leaves nothing, whatever `resume` says."""
-    return settings.resume and not settings.overwrite
+def begun_run(settings: TrainSettings) -> Path | None:
+    """The folder of a run that is gone on with; None for one that begins, or is replaced and so leaves nothing."""
+    return folder_of(settings) if settings.resume and not settings.overwrite else None

@@ -15,7 +15,7 @@ from fullstride.bert.training.build import attention_of, begin, data_for, evalua
 from fullstride.bert.training.evaluate import Scores
 from fullstride.bert.training.optimizer import updates
 from fullstride.bert.training.reporter import Reporter
-from fullstride.bert.training.resume import goes_on, refuse_other_recipe, run_of
+from fullstride.bert.training.resume import begun_run, refuse_other_recipe
 from fullstride.bert.training.runs import CHECKPOINTS, describe_run, own_sizes, own_tokenizer
 from fullstride.bert.training.settings import TrainSettings
 from fullstride.errors import ConfigError, OutOfMemory, Preempted, in_a_line, is_out_of_memory
@@ -49,7 +49,7 @@ class Trainer:
         begin(settings)
         refuse_other_recipe(settings)
         self.settings, self.console, data = settings, console or Console(), settings.data
-        own = run_of(settings) if goes_on(settings) else None
+        own = begun_run(settings)
         sizes = own_sizes(own)
         # Without a checkpoint there is nothing to go on with, and what the run began with does not count.
         self.data, self.batches = data_for(settings, own_tokenizer(own) if sizes is not None else None)

@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from fullstride.errors import ConfigError
+from fullstride.runs.atomic_files import file_sha256
 
 MANIFEST = "manifest.json"
 FORMAT = 2
@@ -24,11 +25,6 @@ PREFIX = "step_"
 WRITING, REMOVING, REPLACED = ".writing_", ".removing_", ".replaced_"
 
 Tensors = dict[str, Tensor]
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _flush(path: Path) -> None:
@@ -69,7 +65,7 @@ def write_checkpoint(folder: Path, step: int, groups: dict[str, Tensors], manife
         for name, tensors in groups.items():
             path = part / f"{name}.safetensors"
             save_tensors(tensors, path)
-            files[path.name] = _sha256(path)
+            files[path.name] = file_sha256(path)
         content = json.loads(json.dumps({"format": FORMAT, "step": step, "files": files} | manifest))
         (part / MANIFEST).write_text(json.dumps(content | {"seal": _seal(content)}, indent=1) + "\n")
         for path in [*part.iterdir(), part]:
@@ -142,7 +138,7 @@ def _whole(checkpoint: Path, file: str) -> Path:
         raise ConfigError(f"{checkpoint}: no {file}; it holds {', '.join(files)}")
     if not path.is_file():
         raise ConfigError(f"{path}: the file is gone; the checkpoint is damaged, use an older one")
-    if (found := _sha256(path)) != files[file]:
+    if (found := file_sha256(path)) != files[file]:
         raise ConfigError(
             f"{path}: sha256 {found[:12]}..., expected {files[file][:12]}...; the file is damaged, use an older one"
         )

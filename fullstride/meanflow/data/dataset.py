@@ -5,9 +5,8 @@ the moments of a latent (floating, (2c, h, w)). A split holds its records in one
 training device, or in a store that reads them one by one, which worker processes then do.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -66,21 +65,39 @@ class Split:
         """
         if isinstance(self.records, Tensor):
             return self.records[indices.to(self.records.device)]
-        store, wanted = self.records, indices.tolist()
-        records, damaged = read_records(partial(read_record, store), wanted, self.labels if self.skips else None)
+        records, damaged = read_records([self.records], indices.tolist(), self.labels if self.skips else None)
         if self.skips:
             self.skips.add(damaged)
-        return check_finite_records(records, lambda i: origin_of(store, wanted[i]))
+        return records
 
 
 def read_records(
-    read: Callable[[int], Tensor], wanted: list[int], labels: Int[Tensor, " n"] | None
+    stores: Sequence[Store], wanted: Sequence[int], labels: Int[Tensor, " n"] | None
 ) -> tuple[Shaped[Tensor, "m *s"], list[str]]:
-    """Records, stacked, and what was said of damaged ones, which are passed over if there are labels to do so by."""
-    if labels is None:
-        return default_collate([read(i) for i in wanted]), []
-    records, said = zip(*(read_or_next(read, labels, i) for i in wanted), strict=True)
-    return default_collate(list(records)), [message for some in said for message in some]
+    """Records, stacked, and what was said of damaged ones, which are passed over if there are labels to do so by.
+
+    Args:
+        stores: of the same n records, in one form each; index n * j + i is record i of the j-th of them.
+        wanted: indices.
+        labels: of the records; None refuses damaged ones.
+
+    Raises:
+        ReadError, ConfigError: as `read_record` and `check_finite_records`.
+
+    """
+
+    def place(index: int) -> tuple[Store, int]:
+        form, own = divmod(index, len(stores[0]))
+        return stores[form], own
+
+    def read(index: int) -> Tensor:
+        return read_record(*place(index))
+
+    found = [(read(i), []) if labels is None else read_or_next(read, labels, i) for i in wanted]
+    records = check_finite_records(
+        default_collate([record for record, _ in found]), lambda i: origin_of(*place(wanted[i]))
+    )
+    return records, [message for _, said in found for message in said]
 
 
 def check_finite_records(records: Tensor, origin: Callable[[int], str]) -> Tensor:

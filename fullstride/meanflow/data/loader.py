@@ -30,16 +30,6 @@ class Batch(NamedTuple):
     labels: Tensor
 
 
-class _Arriving:
-    """Records that are read and copied to the device; on CUDA one step ahead, beside the computation."""
-
-    def __init__(self, reader: StepReader, device: torch.device):
-        self.reader, self.device = reader, device
-
-    def read(self, orders: Iterator[Tensor]) -> Iterator[Tensor]:
-        return prefetch(self.reader.read(orders), self.device)
-
-
 class Loader:
     """The batches of one split, any number of times, one iteration at a time; `with` ends its workers."""
 
@@ -62,14 +52,12 @@ class Loader:
             self._source = split.records.to(device)
         else:
             stores = [split.records, *([] if split.flipped is None else [split.flipped])]
-            self._source = _Arriving(
-                StepReader(stores, workers, device.type == "cuda", split.labels, split.skips), device
-            )
+            self._source = StepReader(stores, workers, device.type == "cuda", split.labels, split.skips)
 
     def close(self) -> None:
         """End the workers, if there are any; a later iteration starts new ones."""
-        if isinstance(self._source, _Arriving):
-            self._source.reader.close()
+        if isinstance(self._source, StepReader):
+            self._source.close()
 
     def __enter__(self) -> "Loader":
         """Itself."""
@@ -99,7 +87,8 @@ class Loader:
         if isinstance(self._source, Tensor):
             return self._indexed(self._source, checked)
         ahead, behind = itertools.tee(checked)
-        return self._labelled(self._source.read(ahead), behind)
+        # Copied to the device on CUDA one step ahead, beside the computation.
+        return self._labelled(prefetch(self._source.read(ahead), self.device), behind)
 
     def _checked(self, orders: Iterable[Tensor], start: int) -> Iterator[Tensor]:
         for order in orders:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from fullstride.errors import ConfigError, ReadError
-from fullstride.meanflow.data.dataset import Store, check_finite_records, origin_of, read_record, read_records
+from fullstride.meanflow.data.dataset import Store, read_records
 from fullstride.meanflow.data.skipping import Skips
 
 # As torch has it, of a worker that is gone and of one that a signal killed.
@@ -33,26 +33,17 @@ class _Failure:
 
 
 class _Records(Dataset):
-    """What a worker reads from: index n * j + i is record i of the j-th store."""
+    """What a worker reads from, as `read_records`."""
 
     def __init__(self, stores: list[Store], labels: Tensor | None):
         self.stores, self.labels = stores, labels
 
-    def _read(self, index: int) -> Tensor:
-        store, own = divmod(index, len(self.stores[0]))
-        return read_record(self.stores[store], own)
-
     def __getitems__(self, indices: list[int]) -> tuple[Tensor, list[str]] | _Failure:
         try:
             # In a worker this stacks in shared memory, which spares a copy.
-            records, damaged = read_records(self._read, indices, self.labels)
-            return check_finite_records(records, lambda at: self._origin(indices[at])), damaged
+            return read_records(self.stores, indices, self.labels)
         except (ConfigError, ReadError) as error:
             return _Failure(type(error), str(error))
-
-    def _origin(self, index: int) -> str:
-        store, own = divmod(index, len(self.stores[0]))
-        return origin_of(self.stores[store], own)
 
 
 class _Steps:

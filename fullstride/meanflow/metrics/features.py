@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
@@ -15,38 +14,24 @@ from fullstride.meanflow.metrics import classifier as small
 from fullstride.meanflow.metrics import inception
 from fullstride.meanflow.metrics.bytes import byte_levels
 from fullstride.meanflow.metrics.efficientnet import load_efficientnet
-from fullstride.meanflow.metrics.weights import file_sha256, weights_sha256
+from fullstride.meanflow.metrics.weights import weights_sha256
+from fullstride.runs.atomic_files import file_sha256
 
 
-@runtime_checkable
-class FeatureExtractor(Protocol):
-    """What turns images into features.
+@dataclass(frozen=True)
+class Features:
+    """What turns images into features: one function, applied batch by batch on one device.
 
     Attributes:
         name: one of `FEATURES`.
         label: of a Frechet distance on these features, for tables; `FID` is the official network's alone.
         dim: features an image.
         identity: of weights and preprocessing; features of one identity compare.
+        compute: the function.
+        batch: images at a time.
+        device: where it computes.
 
     """
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def label(self) -> str: ...
-    @property
-    def dim(self) -> int: ...
-    @property
-    def identity(self) -> str: ...
-
-    def __call__(self, images: Float[Tensor, "n c h w"]) -> Float[Tensor, "n d"]:
-        """The features of images in [-1, 1] on any device, in fp32 on the extractor's."""
-        ...
-
-
-@dataclass(frozen=True)
-class Features:
-    """A `FeatureExtractor` of one function, applied batch by batch on one device."""
 
     name: str
     label: str
@@ -57,7 +42,7 @@ class Features:
     device: torch.device
 
     def __call__(self, images: Float[Tensor, "n c h w"]) -> Float[Tensor, "n d"]:
-        """The features of images in [-1, 1], in fp32 on this extractor's device."""
+        """The features of images in [-1, 1] on any device, in fp32 on the extractor's."""
         with torch.no_grad(), ieee(self.device):
             parts = [self.compute(part.to(self.device).float()) for part in images.split(self.batch)]
         return torch.cat(parts)

@@ -16,7 +16,7 @@ from fullstride.errors import ConfigError
 from fullstride.meanflow.data.dataset import Dataset, Split
 from fullstride.meanflow.metrics.cache import Entry, cache_key, kept, reference_folder
 from fullstride.meanflow.metrics.classifier import FeatureClassifier, train_classifier
-from fullstride.meanflow.metrics.features import FeatureExtractor
+from fullstride.meanflow.metrics.features import Features
 from fullstride.meanflow.metrics.frechet import Moments, frechet_from_moments
 from fullstride.meanflow.metrics.kernel import kernel_distance
 from fullstride.meanflow.metrics.precision_recall import precision_recall
@@ -96,7 +96,7 @@ def chosen(total: int, num: int) -> Tensor:
     return torch.randperm(total, generator=generator)[:num].sort().values
 
 
-def split_features(data: Dataset, split: Split, num: int, extractor: FeatureExtractor) -> Float[Tensor, "n d"]:
+def split_features(data: Dataset, split: Split, num: int, extractor: Features) -> Float[Tensor, "n d"]:
     """Features of `num` records of a split (all where there are fewer), in batches, in fp32 on the CPU.
 
     Raises:
@@ -112,7 +112,7 @@ def split_features(data: Dataset, split: Split, num: int, extractor: FeatureExtr
 
 
 def reference(
-    data: Dataset, extractor: FeatureExtractor, *, num_floor: int, num: int = 0, folder: Path | None = None
+    data: Dataset, extractor: Features, *, num_floor: int, num: int = 0, folder: Path | None = None
 ) -> tuple[Reference, FeatureScore]:
     """The held-out split's statistics and the floor: what the training split scores. From the cache if they are there.
 
@@ -147,7 +147,7 @@ def reference(
     return Reference(extractor.label, **tensors), FeatureScore(**values["floor"])
 
 
-def _measured(data: Dataset, extractor: FeatureExtractor, num: int, num_floor: int) -> tuple[Reference, FeatureScore]:
+def _measured(data: Dataset, extractor: Features, num: int, num_floor: int) -> tuple[Reference, FeatureScore]:
     features = split_features(data, data.test, num, extractor)
     moments = Moments.of(features)
     found = Reference(extractor.label, features, moments.mean, moments.covariance)

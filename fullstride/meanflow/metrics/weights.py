@@ -60,12 +60,6 @@ def _shape(shape: torch.Size | None) -> str:
     return "none" if shape is None else str(tuple(shape))
 
 
-def file_sha256(path: Path) -> str:
-    """sha256 of a file's bytes."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def weights_sha256(state: Mapping[str, Tensor]) -> str:
     """sha256 over names, shapes, types and bytes of tensors, in the order of their names."""
     digest = hashlib.sha256()

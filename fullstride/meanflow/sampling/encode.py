@@ -22,9 +22,8 @@ from fullstride.meanflow.data.latents import MADE, WHOLE
 from fullstride.meanflow.data.loader import Batch, Loader
 from fullstride.meanflow.data.shards import SUFFIX, Shard, write_shard
 from fullstride.meanflow.data.sources.image_folder import image_folder
-from fullstride.meanflow.metrics.weights import file_sha256
 from fullstride.meanflow.sampling.autoencoder import Autoencoder, load_autoencoder
-from fullstride.runs.atomic_files import note, replace_file
+from fullstride.runs.atomic_files import file_sha256, note, replace_file
 from fullstride.runs.lock import locked
 
 

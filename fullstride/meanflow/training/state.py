@@ -17,16 +17,15 @@ from fullstride.meanflow.objective.loss import SAME_LOSS
 from fullstride.meanflow.training.guard import Guard
 from fullstride.meanflow.training.rng_state import load_streams, mixed_seed, of_process, stream_tensors, together
 from fullstride.runs.atomic_files import note
+from fullstride.runs.resume import FREE, changes, refuse
 from fullstride.step.torch import ALONE, Averages, Processes, Shards
 
-# What may differ between a run and its continuation: how long, how often, where to, how a step runs; never what is
-# learned, but for rounding and the units that dropout takes.
-FREE_KEYS = {
-    "preset", "epochs", "eval_every", "save_every", "keep", "log_every", "track", "project", "resume", "overwrite",
-    "output_dir", "run_name", "evaluation", "watch", "guard.stall_seconds", "guard.max_rollbacks",
-    "guard.check_tangents", "guard.check_step", "data.workers", "data.path",
-    "data.allow_changed", "data.skip_damaged", "data.check", "model.recompute", "distributed",
-    "transfers", "backend", "channels_last",
+# What may differ between a run and its continuation, besides what may in every workload: how long, how a step runs;
+# never what is learned, but for rounding and the units that dropout takes.
+FREE_KEYS = FREE | {
+    "backend", "channels_last", "data.allow_changed", "data.check", "data.skip_damaged", "data.workers", "distributed",
+    "epochs", "guard.check_step", "guard.check_tangents", "guard.max_rollbacks", "guard.stall_seconds",
+    "model.recompute", "preset", "project", "track", "transfers", "watch",
 }  # fmt: skip
 
 
@@ -136,7 +135,7 @@ class RunState:
 
         """
         manifest = read_manifest(checkpoint)
-        refuse_other_config(checkpoint, manifest["config"], asdict(config))
+        refuse(checkpoint, changed_settings(manifest["config"], asdict(config)))
         self._check_data(checkpoint, DataFacts.read(manifest), allowed=config.data.allow_changed)
         self.model.load_state_dict(read_group(checkpoint, "model"))
         for decay in self.ema.models:
@@ -153,7 +152,7 @@ class RunState:
     def _check_data(self, checkpoint: Path, saved: DataFacts, *, allowed: bool) -> None:
         """Refuse other data than the checkpoint's, unless only files changed and may."""
         if saved == self.data or not self.files or replace(saved, fingerprint="") != replace(self.data, fingerprint=""):
-            refuse_other_data(checkpoint, saved, self.data)
+            refuse(checkpoint, changes(asdict(saved), asdict(self.data), set()), "data")
             return
         before, after = known_files(checkpoint.parents[1]), KnownFiles.unpacked(self.files)
         changed = changed_files(before, after)
@@ -189,53 +188,22 @@ class RunState:
         torch.manual_seed(seed)
 
 
-def flatten(config: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """A nested configuration's values by their dotted keys."""
-    flat = {}
-    for key, value in config.items():
-        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
-    return flat
-
-
-def changes(saved: dict[str, Any], wanted: dict[str, Any]) -> dict[str, str]:
-    """The keys by which a run of `saved` cannot continue with `wanted`, each with both values, as in `0 -> 1`.
+def changed_settings(saved: dict[str, Any], wanted: dict[str, Any]) -> dict[str, str]:
+    """The keys by which a run of `saved` cannot continue with `wanted`, as `fullstride.runs.resume.changes`.
 
     A key that was not there yet when it was saved had its default.
     """
-    usual = asdict(chosen({"model": saved["model"]["name"]}))
-    old, new = flatten(usual) | flatten(saved), flatten(wanted)
-    if {old.get("loss.split"), new.get("loss.split")} <= set(SAME_LOSS):
-        old["loss.split"] = new["loss.split"]
-    if "auto" in (old.get("device"), new.get("device")):
-        old["device"] = new["device"]  # the random numbers tell whether it is another
-    differing = [
-        key for key in sorted(old | new) if old.get(key) != new.get(key) and not {key, key.split(".")[0]} & FREE_KEYS
-    ]
-    return {key: f"{old.get(key)} -> {new.get(key)}" for key in differing}
+    old = _over(asdict(chosen({"model": saved["model"]["name"]})), saved)
+    if {old["loss"].get("split"), wanted["loss"].get("split")} <= set(SAME_LOSS):
+        old["loss"]["split"] = wanted["loss"].get("split")
+    if "auto" in (old.get("device"), wanted.get("device")):
+        old["device"] = wanted["device"]  # the random numbers tell whether it is another
+    return changes(old, wanted, FREE_KEYS)
 
 
-def refuse_other_config(checkpoint: Path, saved: dict[str, Any], wanted: dict[str, Any]) -> None:
-    """Refuse to go on with another configuration than the checkpoint's.
-
-    Raises:
-        ConfigError: naming every key that differs and matters.
-
-    """
-    if found := changes(saved, wanted):
-        named = ", ".join(f"{key}: {values}" for key, values in found.items())
-        raise ConfigError(f"{checkpoint}: cannot resume with other settings ({named}); use another run_name")
-
-
-def refuse_other_data(checkpoint: Path, saved: DataFacts, found: DataFacts) -> None:
-    """Refuse to go on with other data than the checkpoint's.
-
-    Raises:
-        ConfigError: naming every difference.
-
-    """
-    old, new = asdict(saved), asdict(found)
-    if differing := [f"{key}: {old[key]} -> {new[key]}" for key in old if old[key] != new[key]]:
-        raise ConfigError(f"{checkpoint}: cannot resume with other data ({', '.join(differing)}); use another run_name")
+def _over(usual: dict[str, Any], saved: dict[str, Any]) -> dict[str, Any]:
+    """Nested settings on top of others."""
+    return usual | {key: _over(usual.get(key, {}), x) if isinstance(x, dict) else x for key, x in saved.items()}
 
 
 def _load_optimizer(optimizer: torch.optim.Optimizer, tensors: Tensors) -> None:

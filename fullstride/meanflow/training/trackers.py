@@ -8,6 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 from rich.console import Console
 
 from fullstride.errors import ConfigError, one_of
+from fullstride.extras import how_to_install
 from fullstride.meanflow.training.tensorboard_writer import EventFile
 
 
@@ -105,6 +106,7 @@ BACKENDS: dict[str, Callable[..., Backend]] = {
     "tensorboard": lambda run, step, **_: EventFile(run / "tensorboard", step),
 }
 TRACKERS = tuple(BACKENDS)
+PACKAGES = {"trackio": "trackio", "tensorboard": "tensorboardX"}
 
 
 def check_tracker(name: str) -> None:
@@ -116,12 +118,11 @@ def check_tracker(name: str) -> None:
     """
     one_of("track", name, TRACKERS)
     try:
-        if name == "trackio":
-            importlib.import_module(name)
+        if name in PACKAGES:
+            importlib.import_module(PACKAGES[name])
     except ModuleNotFoundError as error:
         raise ConfigError(
-            f"track={name}: {error.name} is not installed; pip install trackio, or take track=tensorboard, "
-            "which needs no package to write"
+            f"track={name}: {error.name} is not installed; {how_to_install('track')}, or take track=none"
         ) from None
 
 

@@ -11,8 +11,8 @@ import pytest
 
 from benchmarks.experiments import gpu_pool
 from benchmarks.experiments.gpu_pool import Task, run_side_by_side, shares
+from benchmarks.harness.time_limit import Limit
 from fullstride.errors import PeerError, Preempted
-from fullstride.process.deadline import Limit
 
 NONE = Limit()
 

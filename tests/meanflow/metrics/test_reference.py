@@ -29,16 +29,19 @@ def data(train: int = 40, test: int = 31, fingerprint: str = "f1") -> Dataset:
     return Dataset("toy", split(train), split(test), 2, (1, 8, 8), fingerprint)
 
 
-class Pooled:
+class Pooled(Features):
     """An extractor of 16 features that counts its images."""
 
-    name, label, dim = "pooled", "FD-pooled", 16
-
     def __init__(self, identity: str = "pooled 1"):
-        self.identity, self.images = identity, 0
+        self.__dict__["counts"] = []
+        super().__init__("pooled", "FD-pooled", 16, identity, self._pool, 512, CPU)
 
-    def __call__(self, images):
-        self.images += len(images)
+    @property
+    def images(self) -> int:
+        return sum(self.__dict__["counts"])
+
+    def _pool(self, images):
+        self.__dict__["counts"].append(len(images))
         return torch.nn.functional.avg_pool2d(images, 2).flatten(1)
 
 

@@ -6,7 +6,8 @@ import torch
 from torch import nn
 
 from fullstride.errors import ConfigError
-from fullstride.meanflow.metrics.weights import file_sha256, first_line, load_weights, read_weights, weights_sha256
+from fullstride.meanflow.metrics.weights import first_line, load_weights, read_weights, weights_sha256
+from fullstride.runs.atomic_files import file_sha256
 
 
 @pytest.mark.parametrize("new_format", [False, True])

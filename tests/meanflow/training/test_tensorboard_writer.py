@@ -5,29 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from fullstride.meanflow.training.tensorboard_writer import SESSION_START, VERSION, EventFile, record, summary
-
-# Written by tensorboardX 2.6.5, whose encoder is protobuf's.
-GOLDEN = [
-    (
-        (1.5, 0, 3, VERSION),
-        "1800000000000000a37f4b2209000000000000f83f1a0d627261696e2e4576656e743a322a28646c",
-    ),
-    (
-        (1234567.25, 300, 7, SESSION_START),
-        "100000000000000095fbfe18090000004087d6324110ac023a02080157e1d497",
-    ),
-    (
-        (-2.75, 299, 5, summary({"train/loss": 0.1, "eval/é": -3.0})),
-        "31000000000000009d8383e90900000000000006c010ab022a230a110a0a747261696e2f6c6f737315cdcccc3d0a0e0a076576616c2f"
-        "c3a915000040c0d9910493",
-    ),
-]
-
-
-@pytest.mark.parametrize(("event", "expected"), GOLDEN, ids=["version", "session", "summary"])
-def test_records_are_protobufs_byte_for_byte(event, expected):
-    assert record(*event).hex() == expected
+from fullstride.meanflow.training.tensorboard_writer import EventFile
 
 
 def checksum(data: bytes) -> int:
@@ -122,11 +100,14 @@ def test_many_sessions_are_read_in_their_order(tmp_path):
 def test_a_session_comes_last_whatever_was_removed(tmp_path):
     """A reader that has gone on to the last file does not go back."""
     for step in (1, 2, 3):
-        EventFile(tmp_path, step).log(step, {"loss": float(step)})
+        file = EventFile(tmp_path, step)
+        file.log(step, {"loss": float(step)})
+        file.close()
     for path in sorted(tmp_path.iterdir())[:2]:
         path.unlink()
     made = EventFile(tmp_path, 3)
     made.log(4, {"loss": 4.0})
+    made.close()
     assert made.path == max(tmp_path.iterdir())
     assert len(list(tmp_path.iterdir())) == 2
     assert curves(tmp_path)["loss"] == {3: 3.0, 4: 4.0}

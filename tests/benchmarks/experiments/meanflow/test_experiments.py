@@ -25,12 +25,12 @@ from benchmarks.experiments.meanflow.spec import Job
 from benchmarks.experiments.meanflow.trainings import work_off
 from benchmarks.harness.result_paths import SEEDS, results_folder
 from benchmarks.harness.seeds import ExperimentResult, Outcome, PartResult
+from benchmarks.harness.time_limit import Limit
 from fullstride.errors import ConfigError, Preempted
 from fullstride.meanflow.evaluation import evaluator as evaluate
 from fullstride.meanflow.metrics.classifier import FeatureClassifier
 from fullstride.meanflow.sampling.generate import load_generator
 from fullstride.meanflow.training.trainer import Trainer
-from fullstride.process.deadline import Limit
 from fullstride.process.signals import leaving_on_sigterm
 from fullstride.runs.atomic_files import replace_file
 from fullstride.runs.lock import locked

@@ -28,6 +28,7 @@ from benchmarks.experiments.meanflow.race_asked import CODES
 from benchmarks.experiments.meanflow.race_result import gather
 from benchmarks.experiments.meanflow.record import MARKS, Record
 from benchmarks.experiments.meanflow.watch import MOMENTS, SHOWN, Watch
+from benchmarks.harness.time_limit import Limit
 from fullstride.errors import ConfigError, Preempted
 from fullstride.meanflow.data.catalogue import load_data
 from fullstride.meanflow.evaluation import evaluator as evaluate
@@ -35,7 +36,6 @@ from fullstride.meanflow.evaluation.scores import SamplerScore, Score
 from fullstride.meanflow.metrics.classifier import FeatureClassifier
 from fullstride.meanflow.metrics.reference import chosen
 from fullstride.meanflow.sampling.samplers import sample
-from fullstride.process.deadline import Limit
 from fullstride.process.signals import leaving_on_sigterm
 from tests.helpers.in_process import run_in_process
 

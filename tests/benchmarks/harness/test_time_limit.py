@@ -1,5 +1,4 @@
 import math
-import os
 import signal
 import subprocess
 import sys
@@ -7,9 +6,9 @@ import time
 
 import pytest
 
+from benchmarks.harness.time_limit import Limit
 from fullstride.errors import Preempted
-from fullstride.process.deadline import Limit
-from fullstride.process.signals import LOST, Stop, at_once
+from fullstride.process.signals import LOST, Stop
 
 
 def test_the_end_of_a_time_is_for_saving():
@@ -22,38 +21,32 @@ def test_the_end_of_a_time_is_for_saving():
 
 
 def test_a_commands_time_begins_with_its_process():
-    code = (
-        "import time; time.sleep(0.5); from fullstride.process.deadline import Limit, begin_process; begin_process(); "
-    )
-    code += "print(Limit.of_command(100.0).spent)"
+    code = "import sys, time; time.sleep(0.5); from benchmarks.harness.time_limit import Limit; "
+    code += "sys.argv = ['/some/benchmarks/__main__.py']; print(Limit.of_command(100.0).spent)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert 0.5 <= float(done.stdout) < 60
     assert Limit.of_command(100.0).spent < 0.5  # of another program
 
 
-def test_without_a_limit_everything_fits(monkeypatch):
+def test_without_a_limit_everything_fits():
     limit = Limit()
     assert limit.fits(1e9)
     assert math.isinf(Limit.of(math.inf).left)
-    with limit.kept():
-        pass
+    assert limit.cuts(lambda: None) is None
 
 
 def test_a_process_tells_itself_to_end_in_time(capfd):
-    with Stop() as stop, Limit.of(0.5).kept():
-        end = time.monotonic() + 10
-        while stop.signal is None and time.monotonic() < end:
-            time.sleep(0.01)
+    with Stop() as stop:
+
+        def wait() -> None:
+            stop.arm()
+            end = time.monotonic() + 10
+            while stop.signal is None and time.monotonic() < end:
+                time.sleep(0.01)
+
+        assert Limit.of(0.5).cuts(wait) is None
     assert stop.signal == signal.SIGTERM
     assert "--limit 0.5: 0 s are left to save in" in capfd.readouterr().err
-
-
-def test_what_is_done_in_time_is_told_nothing():
-    with Stop() as stop:
-        with Limit.of(0.3).kept():
-            pass
-        time.sleep(0.4)
-    assert stop.signal is None
 
 
 @pytest.mark.parametrize("is_over", [False, True])
@@ -92,18 +85,3 @@ def test_what_comes_after_the_work_that_was_cut_is_let_finish():
 def test_what_comes_after_work_that_was_done_in_time_is_let_finish():
     assert Limit.of(0.5).cuts(lambda: None) is None
     time.sleep(0.6)
-
-
-@pytest.mark.parametrize(("number", "raised"), [(signal.SIGTERM, Preempted), (signal.SIGINT, KeyboardInterrupt)])
-def test_what_changes_nothing_is_ended_at_once(number, raised):
-    went_on = []
-
-    def work() -> None:
-        os.kill(os.getpid(), number)
-        time.sleep(10)
-        went_on.append(True)
-
-    assert at_once(lambda: 7, "a sum") == 7
-    with pytest.raises(raised, match="stopped in a sum; to begin it again, run the same command"):
-        at_once(work, "a sum")
-    assert not went_on

@@ -1,13 +1,12 @@
-"""A command's time: by its end everything is saved and the process has left."""
+"""A command's `--limit`: by its end everything is saved and the process has left."""
 
-import contextlib
 import math
 import os
 import signal
+import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,22 +18,14 @@ from fullstride.runs.atomic_files import note
 RESERVE, SHARE = 20.0, 0.1
 
 
-# When the command line's process began, by the monotonic clock; a command that another program calls begins then.
-_born: list[float] = []
-
-
-def begin_process() -> None:
-    """The time of this process's command is counted from its very start, before Python and what it imports."""
-    _born[:] = [time.monotonic() - _age()]
-
-
-def _age() -> float:
-    """Seconds since the process was started; 0 where the system does not tell."""
-    with contextlib.suppress(OSError, ValueError, IndexError, AttributeError):
+def _process_age() -> float:
+    """Seconds since the process was started, before Python and what it imports; 0 where the system does not say."""
+    try:
         # Behind the name, which is in parentheses and may hold anything: proc(5)'s starttime, the 22nd field.
         ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
         return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK"))
-    return 0.0
+    except (OSError, ValueError, IndexError, AttributeError):
+        return 0.0
 
 
 @dataclass(frozen=True)
@@ -52,13 +43,14 @@ class Limit:
 
     @classmethod
     def of(cls, seconds: float) -> "Limit":
-        """From now on."""
+        """A time that begins now."""
         return cls(seconds, time.monotonic())
 
     @classmethod
     def of_command(cls, seconds: float) -> "Limit":
-        """From the start of the command that runs here."""
-        return cls(seconds, *_born) if _born else cls.of(seconds)
+        """A time that began with the process of the command; one that another program calls begins now."""
+        is_command = Path(sys.argv[0]).parts[-2:] == ("benchmarks", "__main__.py")
+        return cls(seconds, time.monotonic() - (_process_age() if is_command else 0.0))
 
     @property
     def until(self) -> float:
@@ -84,38 +76,29 @@ class Limit:
         """Whether what is expected to take so long may begin."""
         return seconds <= self.left
 
-    @contextmanager
-    def kept(self) -> Iterator[None]:
-        """A block that this process is told to end, by a SIGTERM of its own, once nothing but saving fits.
+    def cuts(self, act: Callable[[], object]) -> Preempted | None:
+        """Do something and, once nothing but saving fits, end it by a SIGTERM to this process.
 
         For what takes longer than expected, or cannot be asked: compiling, a solver's many evaluations.
-        """
-        if math.isinf(self.until):
-            yield
-            return
-        timer = threading.Timer(max(self.left, 0.0), self._tell)
-        timer.daemon = True
-        timer.start()
-        try:
-            yield
-        finally:
-            timer.cancel()
-            timer.join()  # what it has begun to tell is told in here
 
-    def _tell(self) -> None:
-        note(f"--limit {self.seconds:g}: {self.reserve:.0f} s are left to save in")
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    def cuts(self, act: Callable[[], object]) -> Preempted | None:
-        """Do something, `kept`, and return what ended it early if that was this limit: what comes next has its reserve.
+        Returns:
+            What ended it early, if that was this limit: what comes next has its reserve.
 
         Raises:
             Preempted, SystemExit: if it was somebody else, with something to save or without.
 
         """
+        # A timer takes no infinity.
+        timer = threading.Timer(min(max(self.left, 0.0), threading.TIMEOUT_MAX), self._end)
+        timer.daemon = True
         try:
-            with leaving_on_sigterm(), self.kept():
-                act()
+            with leaving_on_sigterm():
+                timer.start()
+                try:
+                    act()
+                finally:
+                    timer.cancel()
+                    timer.join()  # what it has begun to end is ended in here
         except (Preempted, SystemExit) as stopped:
             if self.left > 0:
                 raise
@@ -123,3 +106,7 @@ class Limit:
                 return stopped
             return Preempted(f"--limit {self.seconds:g}: stopped; the same command goes on")
         return None
+
+    def _end(self) -> None:
+        note(f"--limit {self.seconds:g}: {self.reserve:.0f} s are left to save in")
+        os.kill(os.getpid(), signal.SIGTERM)
