@@ -191,14 +191,14 @@ def harmful_steps(folder: Path, processes: Processes) -> None:
     """One process alone meets what is not finite: all return to the same checkpoint, and give up together."""
     guard = GuardConfig(check_tangents=False, check_step=False, max_skips=2, max_rollbacks=1)
     run = trainer.Trainer(settings(folder, guard=guard, epochs=9), processes)
-    forward = run.update._minimised
+    forward = run.objective
 
     def wrong(model: torch.nn.Module, drawn: dict) -> tuple:
         loss, metrics = forward(model, drawn)
         return loss * (float("nan") if processes.rank and run.state.position.step >= 2 else 1.0), metrics
 
-    run.update.step.body = replace(run.update.step.body, loss=wrong)
-    run.update.step._runner = run.update.step._make("eager")
+    run.step.body = replace(run.step.body, loss=wrong)
+    run.step._runner = run.step._make("eager")
     try:
         run.run_to_end()
     except FloatingPointError as error:
