@@ -90,7 +90,7 @@ class Steps:
     def _error(self, kind: str, processes: Processes) -> float:
         step = self._make(kind, processes, gate=True)
         # What runs is compiled already; what it is held against must not be.
-        step.body = replace(step.body, loss=self._plain)
+        step._runner.eager = replace(step.body, loss=self._plain)
         loss = math.nan
         for _ in range(WARM + 1):
             loss = float(step(self._x)["loss"])

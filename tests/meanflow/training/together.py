@@ -198,7 +198,7 @@ def harmful_steps(folder: Path, processes: Processes) -> None:
         return loss * (float("nan") if processes.rank and run.state.position.step >= 2 else 1.0), metrics
 
     run.step.body = replace(run.step.body, loss=wrong)
-    run.step._runner = run.step._make("eager")
+    run.step._choose("eager")
     try:
         run.run_to_end()
     except FloatingPointError as error:
