@@ -13,7 +13,7 @@ from fullstride.errors import ConfigError
 from fullstride.meanflow.config.schema import TrainConfig
 from fullstride.meanflow.training.guard import Judged
 from fullstride.meanflow.training.state import Position
-from fullstride.meanflow.training.trackers import Nowhere, Tracker, open_tracker
+from fullstride.meanflow.training.trackers import Tracker, open_tracker
 from fullstride.process.progress import Progress
 from fullstride.runs.atomic_files import note
 from fullstride.runs.folder import MetricsLog, has_evaluation
@@ -68,7 +68,7 @@ class Reporter:
             return self._open_tracker(step)
         except ConfigError as error:
             note(f"{error}; it is off for the rest of this run, metrics.jsonl goes on")
-            return Tracker("none", Nowhere())
+            return Tracker("none", None)
 
     def __enter__(self) -> "Reporter":
         """Show the bar; time counts from here."""
