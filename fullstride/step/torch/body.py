@@ -217,19 +217,26 @@ class Runner:
     """Makes steps by a body as it is; one compiled for the expected shapes leaves other batches to the eager one.
 
     Attributes:
+        backend: its name.
         body: by which it makes them, compiled if it compiles.
         eager: by which it makes those of other batches.
 
     """
 
-    def __init__(self, body: Body, eager: Body):
+    def __init__(self, backend: str, body: Body, eager: Body):
         """Take both."""
+        self.backend = backend
         self.body = body
         self.eager = eager
 
+    @property
+    def compiles(self) -> bool:
+        """Whether steps of the expected shapes are compiled."""
+        return self.body is not self.eager
+
     def form(self, expected: bool) -> str:
         """In which form the next step will run: what was checked in one is not yet right in another."""
-        return "usual shapes" if expected else "other shapes"
+        return f"backend={self.backend}, {'usual' if expected else 'other'} shapes"
 
     def __call__(self, batch: Any, made: int, *, expected: bool, look: Look | None = None) -> Metrics:
         """One step after `made` others, and the averages; `look` is shown loss and gradients before they are used."""

@@ -28,7 +28,7 @@ from fullstride.step.torch.runners.backends import (
 )
 from fullstride.step.torch.runners.comparison import StepError, rehearsed
 from fullstride.step.torch.runners.expected_shapes import NEVER, Observation, ShapeTracker
-from fullstride.step.torch.runners.first_step import Checks, FirstSteps, Kind
+from fullstride.step.torch.runners.first_step import Checks, FirstSteps
 from fullstride.step.torch.runners.python_numbers import Constants
 from fullstride.step.torch.runners.snapshot import Saved
 from fullstride.step.torch.schedules import Schedule
@@ -141,7 +141,7 @@ class TrainStep:
         self._processes = processes
         self._guarded = tuple(guard_state)
         self._tracker = ShapeTracker(None if backend == "eager" else self._constants)
-        self._first = FirstSteps(Checks(gate, awaken), announce=backend == "auto", say=self._log)
+        self._first = FirstSteps(self._tracker, Checks(gate, awaken), announce=backend == "auto", say=self._log)
         self._asked = backend
         self._choose(backend)
         if clip is not None:
@@ -153,6 +153,11 @@ class TrainStep:
     def __deepcopy__(self, memo: dict[int, Any]) -> "TrainStep":
         """Itself, as what is compiled and recorded has no copies; a loss may read `made`."""
         return self
+
+    @property
+    def backend(self) -> str:
+        """What the next step runs by."""
+        return self._runner.backend
 
     @property
     def errors(self) -> dict[str, float]:
@@ -172,9 +177,10 @@ class TrainStep:
         """Make steps by a backend from here on, or, for `auto`, by each in turn until one is chosen."""
         compiled_body = functools.cache(lambda: compiled(self.body))
         self._auto: Auto | None = None
+        self._runner: Runner
         if backend != "auto":
             check_backend(backend, self.body.device, self.body.optimizer)
-            self._run_by(backend, make_runner(backend, self.body, compiled_body))
+            self._runner = make_runner(backend, self.body, compiled_body)
             return
         candidates = {}
         for name in BACKENDS:
@@ -184,11 +190,7 @@ class TrainStep:
                 continue
             candidates[name] = functools.partial(make_runner, name, self.body, compiled_body)
         self._auto = Auto(candidates, self.body.device, self._slowest)
-        self._run_by(self._auto.name, self._auto.runner)
-
-    def _run_by(self, backend: str, runner: Runner) -> None:
-        self.backend = backend
-        self._runner = runner
+        self._runner = self._auto.runner
 
     def _slowest(self, milliseconds: float) -> float:
         """What a step takes that waits for all processes: they must agree on the fastest backend."""
@@ -283,23 +285,16 @@ class TrainStep:
         if self._processes.leads:
             self._say(line)
 
-    def _form(self, expected: bool) -> str:
-        return f"backend={self.backend}, {self._runner.form(expected)}"
-
     def _step(self, batch: Any, expected: bool) -> Metrics:
-        form = self._form(expected)
-        if form in self._first.made:
+        if self._runner.form(expected) in self._first.made:
             return self._runner(batch, self.made, expected=expected)
-        return self._first.make(form, self._runner, batch, self.made, self._kind(expected))
-
-    def _kind(self, expected: bool) -> Kind:
-        return Kind(self.backend, self._tracker.shapes, expected)
+        return self._first.make(self._runner, batch, self.made, expected=expected)
 
     def _measure(self, auto: Auto, batch: Any, expected: bool) -> Metrics:
         """A step of the candidate whose turn it is; one that cannot make it leaves no trace."""
         while True:
-            self._run_by(auto.name, auto.runner)
-            known = self._form(expected) in self._first.made
+            self._runner = auto.runner
+            known = self._runner.form(expected) in self._first.made
             if not known and (why := self._hindered(batch, expected)):
                 auto.refuse(why)
                 continue
@@ -314,7 +309,7 @@ class TrainStep:
                 auto.refuse(f"{type(failed).__name__}: {failed}")
             else:
                 break
-        self._run_by(auto.name, auto.runner)
+        self._runner = auto.runner
         if auto.chosen:
             self._auto = None
             self._log(str(auto))
@@ -326,6 +321,6 @@ class TrainStep:
             return ""
         with nothing_collected():
             # At once, before the rehearsal would compile one after the other.
-            self._first.compile_kernels(self.body, batch, self._kind(expected))
+            self._first.compile_kernels(self.body, batch, compiles=self._runner.compiles and expected)
             own = "" if self.backend == "eager" else rehearsed(self._runner.body, batch)
         return next(filter(None, self._processes.gather(own)), "")

@@ -106,6 +106,6 @@ class Rerun:
 class OnHost(GraphRunner):
     """Replays on the host."""
 
-    def __init__(self, body: Any, eager: Any):
+    def __init__(self, backend: str, body: Any, eager: Any):
         """With `Rerun` for graphs."""
-        super().__init__(body, eager, record=Rerun)
+        super().__init__(backend, body, eager, record=Rerun)

@@ -140,7 +140,7 @@ def test_a_change_before_a_smaller_batch_does_not_make_that_the_recorded_one(see
     for batch in batches(seed, count=5, last=6):
         step(batch)
     assert Rerun.recorded == 2
-    assert step._runner.form(expected=True) == "recorded"
+    assert step._runner.form(expected=True) == "backend=graph, recorded"
 
 
 @pytest.mark.usefixtures("recorded")

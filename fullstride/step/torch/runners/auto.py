@@ -17,8 +17,7 @@ class Auto:
     """Gives each candidate some steps and chooses the fastest. Each is a whole step of the training: none is lost.
 
     Attributes:
-        name: the candidate whose turn it is, and at last the chosen one.
-        runner: its, made anew at each turn.
+        runner: that of the candidate whose turn it is, made anew at each turn, and at last the chosen one's.
         chosen: whether all were measured.
         milliseconds: medians of those measured.
         refused: why others were not.
@@ -39,10 +38,10 @@ class Auto:
     def __str__(self) -> str:
         """What was chosen, and why."""
         times = ", ".join(f"{name} {ms:.2f} ms" for name, ms in sorted(self.milliseconds.items(), key=lambda x: x[1]))
-        return f"backend=auto: {self.name} ({'; '.join([times, *(f'{n}: {why}' for n, why in self.refused.items())])})"
+        told = "; ".join([times, *(f"{name}: {why}" for name, why in self.refused.items())])
+        return f"backend=auto: {self.runner.backend} ({told})"
 
     def _begin(self, name: str) -> None:
-        self.name = name
         self.runner = self._candidates[name]()
         self.forget()
 
@@ -58,7 +57,7 @@ class Auto:
         if self._made > UNCOUNTED:
             self._times.append(self._now() - start)
         if len(self._times) == COUNTED:
-            self.milliseconds[self.name] = self._agree(1e3 * statistics.median(self._times))
+            self.milliseconds[self.runner.backend] = self._agree(1e3 * statistics.median(self._times))
             self._end_turn()
         return metrics
 
@@ -69,7 +68,7 @@ class Auto:
             RuntimeError: if no other is left.
 
         """
-        self.refused[self.name] = " ".join(reason.split())[:200]
+        self.refused[self.runner.backend] = " ".join(reason.split())[:200]
         self._end_turn()
 
     def _now(self) -> float:
@@ -84,6 +83,6 @@ class Auto:
         if not self.milliseconds:
             raise RuntimeError(f"no backend can make this step: {self.refused}")
         best = min(self.milliseconds, key=lambda name: self.milliseconds[name])
-        if best != self.name:
+        if best != self.runner.backend:
             self._begin(best)
         self.chosen = True

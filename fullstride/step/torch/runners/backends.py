@@ -116,4 +116,4 @@ def with_own_code(function: Callable) -> Callable:
 def make_runner(name: str, body: Body, compiled_body: Callable[[], Body]) -> Runner:
     """The runner of a backend that was checked."""
     whole = compiled_body() if "compile" in name else body
-    return GraphRunner(whole, body) if "graph" in name else Runner(whole, body)
+    return (GraphRunner if "graph" in name else Runner)(name, whole, body)

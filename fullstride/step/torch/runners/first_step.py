@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from fullstride.process.gc_paused import nothing_collected
 from fullstride.step.torch.body import Body, Metrics, Runner
@@ -14,20 +14,9 @@ from fullstride.step.torch.runners.comparison import (
     compile_reference,
     gated,
 )
+from fullstride.step.torch.runners.expected_shapes import ShapeTracker
+from fullstride.step.torch.runners.graph import RECORDED
 from fullstride.step.torch.runners.isolated import CannotCopyError
-
-
-class Kind(NamedTuple):
-    """What a step is that a batch is for: its backend, the batch's shapes, and whether these are the expected ones."""
-
-    backend: str
-    shapes: list[Any]
-    expected: bool
-
-    @property
-    def compiles(self) -> bool:
-        """Whether the step is compiled."""
-        return "compile" in self.backend and self.expected
 
 
 @dataclass(frozen=True)
@@ -55,43 +44,44 @@ class FirstSteps:
 
     """
 
-    def __init__(self, checks: Checks, *, announce: bool, say: Callable[[str], None]):
-        """Take what to compare with, whether to announce a pause of `auto`, and where to log."""
+    def __init__(self, tracker: ShapeTracker, checks: Checks, *, announce: bool, say: Callable[[str], None]):
+        """Take who knows the batch's shapes, what to compare with, whether to announce a compile, and where to log."""
         self.made = set[str]()
         self.errors: dict[str, float] = {}
-        self._checks, self._say, self._announce = checks, say, announce
+        self._tracker, self._checks, self._announce, self._say = tracker, checks, announce, say
         self._known = list[Any]()
 
-    def make(self, form: str, runner: Runner, batch: Any, made: int, seen: Kind) -> Metrics:
+    def make(self, runner: Runner, batch: Any, made: int, *, expected: bool) -> Metrics:
         """The step that compiles and records what its form needs, and is compared.
 
         Raises:
             StepError: if it disagrees with eager fp32; a recorded step was made by then, any other was not.
 
         """
-        compiles = seen.compiles
+        form = runner.form(expected)
+        compiles = runner.compiles and expected
+        step = functools.partial(runner, batch, made, expected=expected)
         # The compiler's graphs are many objects that live until its end: looking for dead ones again and again took a
         # seventh of a compiled first step on a CPU.
         with nothing_collected():
             if self._announce and compiles:
                 self._announce = False
-                self._say(f"backend=auto: {seen.backend} compiles the loss now, which may take minutes")
-            self.compile_kernels(runner.eager, batch, seen)
-            recorded = runner.form(seen.expected) == "recorded"
-            metrics = None
-            if self._compares(runner.eager, compiles) or (self._checks.gate and (recorded or compiles)):
-                metrics = self._compared(form, runner, batch, made, seen)
+                self._say(f"backend=auto: {runner.backend} compiles the loss now, which may take minutes")
+            self.compile_kernels(runner.eager, batch, compiles=compiles)
+            compared = self._compares(runner.eager, compiles) or (self._checks.gate and RECORDED in form)
+            metrics = self._compared(form, runner, batch, step, compiles) if compared else None
             if metrics is None:
-                metrics = runner(batch, made, expected=seen.expected)
+                metrics = step()
         self.made.add(form)
         return metrics
 
-    def _compared(self, form: str, runner: Runner, batch: Any, made: int, seen: Kind) -> Metrics | None:
+    def _compared(
+        self, form: str, runner: Runner, batch: Any, step: Callable[..., Metrics], compiles: bool
+    ) -> Metrics | None:
         """The step, compared; None, and no step, if what it would be compared with cannot be made without a trace."""
-        step = functools.partial(runner, batch, made, expected=seen.expected)
         try:
-            if seen.compiles:
-                self._compare_awake(runner, batch, f"backend={seen.backend}, other weights")
+            if compiles:
+                self._compare_awake(f"backend={runner.backend}, other weights", runner, batch)
             metrics, self.errors[form] = gated(step, runner.eager, batch, form)
         except CannotCopyError as why:
             self._say(f"{form}: not compared with eager fp32: {why}")
@@ -102,17 +92,17 @@ class FirstSteps:
         """Whether a step that is not recorded is anything else than eager fp32 of one process."""
         return self._checks.gate and (body.precision != "fp32" or body.reducer is not None or compiles)
 
-    def compile_kernels(self, body: Body, batch: Any, seen: Kind) -> None:
+    def compile_kernels(self, body: Body, batch: Any, *, compiles: bool) -> None:
         """At once all those of the eager passes that the first batch of these shapes is going to need."""
-        if seen.shapes in self._known:
+        if self._tracker.shapes in self._known:
             return
-        if not seen.compiles:
+        if not compiles:
             compile_kernels(body, batch)
-        if self._compares(body, seen.compiles):
+        if self._compares(body, compiles):
             compile_reference(body, batch)
-        self._known.append(seen.shapes)
+        self._known.append(self._tracker.shapes)
 
-    def _compare_awake(self, runner: Runner, batch: Any, form: str) -> None:
+    def _compare_awake(self, form: str, runner: Runner, batch: Any) -> None:
         """Once, and on a batch of the shapes that it is compiled for."""
         if self._checks.awaken is not None and form not in self.errors:
             self.errors[form] = compared_elsewhere(runner.body, runner.eager, batch, self._checks.awaken, form)

@@ -15,6 +15,7 @@ from fullstride.step.torch.runners.comparison import StepError
 
 # Real steps that are made before one is captured: libraries choose their algorithms and optimizers their state.
 WARM = 3
+RECORDED = "recorded"
 
 
 def prepared(optimizer: torch.optim.Optimizer, device: torch.device) -> list[Tensor]:
@@ -75,9 +76,9 @@ class GraphRunner(Runner):
     the step is recorded anew.
     """
 
-    def __init__(self, body: Body, eager: Body, record: Any = CudaGraph):
+    def __init__(self, backend: str, body: Body, eager: Body, record: Any = CudaGraph):
         """Take a body, the one for other shapes, and what records."""
-        super().__init__(body, eager)
+        super().__init__(backend, body, eager)
         self._record = record
         self._made = torch.zeros((), dtype=torch.int64, device=body.device)
         self._stream = torch.cuda.Stream() if self._made.is_cuda else None
@@ -102,7 +103,8 @@ class GraphRunner(Runner):
 
     def form(self, expected: bool) -> str:
         """As it is, and recorded; other shapes than the usual apart."""
-        return "recorded" if expected and self._warm == WARM else super().form(expected)
+        recorded = expected and self._warm == WARM
+        return f"backend={self.backend}, {RECORDED}" if recorded else super().form(expected)
 
     def _look_at_groups(self) -> None:
         """Begin anew if anything but a rate was changed in them since the last step, and hand rates to the record."""
