@@ -50,7 +50,6 @@ CASE = Case(
         "fullstride/meanflow/training/step.py",
         "fullstride/meanflow/training/guard.py",
         "fullstride/meanflow/data/edm_augment.py",
-        "fullstride/meanflow/data/inputs.py",
         "benchmarks/experiments/meanflow/official_code.py",
         *MEANFLOW_STEP,
     ),

@@ -1,11 +1,14 @@
-"""Trees of tensors: what PyTorch's pytree opens, and also dataclasses and `UserDict`s, such as tokenizers return."""
+"""Trees of tensors, opened and cut: pytree's, and also dataclasses and `UserDict`s, such as tokenizers return."""
 
 import copy
 import dataclasses
+import itertools
 from collections import UserDict
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+from torch import Tensor
 from torch.utils import _pytree as pytree
 
 
@@ -48,3 +51,49 @@ def mapped(change: Callable[[Any], Any], tree: Any, is_leaf: Callable[[Any], boo
         return made
 
     return pytree.tree_map(each, tree, is_leaf=is_leaf)
+
+
+def batch_size(batch: Any) -> int:
+    """How many samples a batch has: the first dimension of its tensors and arrays, apart from scalars.
+
+    Raises:
+        ValueError: if they disagree, or there is none, or no sample.
+
+    """
+    leading = {tuple(x.shape[:1]) for x in flattened(batch)[0] if _dimensions(x)}
+    if len(leading) != 1 or not (sizes := next(iter(leading))) or not sizes[0]:
+        found = sorted(leading) or "none"
+        raise ValueError(f"the batch's tensors have first dimensions {found}, expected one size for all, of 1 or more")
+    return sizes[0]
+
+
+def micro_batches(batch: Any, count: int) -> list[tuple[Any, float]]:
+    """The batch cut into at most `count` parts along the first dimension, as equal as can be, with their shares.
+
+    A list or tuple of strings or numbers, one for each sample, is cut too. A batch that is not cut may have any shapes.
+
+    Raises:
+        ValueError: for a batch without samples, and for one that is to be cut and has no size.
+
+    """
+    if count == 1:
+        sized = [x for x in flattened(batch)[0] if _dimensions(x)]
+        if sized and all(0 in x.shape for x in sized):
+            raise ValueError(f"the batch's tensors have shapes {[tuple(x.shape) for x in sized]}, expected a sample")
+        return [(batch, 1.0)]
+    size = batch_size(batch)
+    count = min(count, size)
+    bounds = [size * i // count for i in range(count + 1)]
+    if count == 1:
+        return [(batch, 1.0)]
+    one_each = lambda x: type(x) in (list, tuple) and len(x) == size and not any(map(_holds, x))  # noqa: E731
+    cut = lambda a, b: mapped(lambda x: x[a:b] if _dimensions(x) or one_each(x) else x, batch, one_each)  # noqa: E731
+    return [(cut(a, b), (b - a) / size) for a, b in itertools.pairwise(bounds)]
+
+
+def _dimensions(x: Any) -> bool:
+    return isinstance(x, (Tensor, np.ndarray)) and x.ndim > 0
+
+
+def _holds(x: Any) -> bool:
+    return not isinstance(x, (str, bytes, int, float, complex))

@@ -21,6 +21,7 @@ from fullstride.step.torch.distributed.buckets import Bucket
 from fullstride.step.torch.distributed.join import of_ranks
 from fullstride.step.torch.distributed.peer_copies import Memory
 from fullstride.step.torch.distributed.shards import Shard
+from fullstride.step.torch.distributed.transfer import Copies
 
 ROUNDS, RECORDS = 400, 4
 # Of an odd number of buckets: a record begins with the inbox that its last replay ended with.
@@ -102,7 +103,7 @@ class Parts:
             shard.receive()
             assert shard.own.grad is not None
             shard.own.detach().copy_(shard.own.grad)
-        self._processes.start_wholes([(s.own.detach(), s.memory or s.whole) for s in self._shards])()
+        self._processes.transfer.start_wholes([(s.own.detach(), s.memory or s.whole) for s in self._shards])()
         return [p.detach() for shard in self._shards for p in shard.parameters]
 
 
@@ -144,9 +145,9 @@ def replayed(how: Means | Parts, numbers: Numbers, dawdle: Dawdle, record: Calla
 
 def rounds(processes: Processes) -> dict[str, Tensor]:
     """Errors of every round, by what was shared out and how."""
-    dawdle, peers = Dawdle(1 + processes.rank), processes._peers
-    assert peers is not None
-    peers._memory = Dawdling(peers._memory, dawdle)
+    dawdle, copies = Dawdle(1 + processes.rank), processes.transfer
+    assert isinstance(copies, Copies)
+    copies.peers._memory = Dawdling(copies.peers._memory, dawdle)
     found = {}
     with torch.no_grad(), one_stream(DEVICE):
         for kind, shared in (("ddp", Means), ("fsdp", Parts)):

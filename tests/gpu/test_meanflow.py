@@ -105,7 +105,7 @@ def test_a_step_waits_for_the_device_only_to_report(tmp_path, name):
         torch.cuda.set_sync_debug_mode("default")
 
 
-def test_a_batch_that_does_not_fit_is_answered_with_one_that_does(tmp_path, monkeypatch):
+def test_a_batch_that_does_not_fit_is_answered_with_one_that_takes_less(tmp_path, monkeypatch):
     # Where memory is short cuDNN takes another way that needs less of it: the peak of one run would say little.
     monkeypatch.setattr(torch.backends.cudnn, "enabled", False)
     base = config(tmp_path, device="cuda", data=DataConfig(batch_size=896), gradient_accumulation_steps=1)
@@ -120,7 +120,7 @@ def test_a_batch_that_does_not_fit_is_answered_with_one_that_does(tmp_path, monk
     torch.cuda.empty_cache()
     try:
         torch.cuda.set_per_process_memory_fraction(0.7 * peak / total)
-        with pytest.raises(OutOfMemory, match=r"data.batch_size=(448|224|128|112) gradient_accumulation_steps=\d fits"):
+        with pytest.raises(OutOfMemory, match=r"data.batch_size=448 gradient_accumulation_steps=2 takes less"):
             trainer.run_to_end()
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)

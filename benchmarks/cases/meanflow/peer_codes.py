@@ -16,9 +16,9 @@ from fullstride.meanflow.config.schema import TrainConfig
 from fullstride.meanflow.data.dataset import Dataset, Split
 from fullstride.meanflow.models.import_song_unet import from_py_meanflow
 from fullstride.meanflow.objective.derivative import velocity_and_derivative
-from fullstride.meanflow.training.build import augment_dim, build_inputs, build_loss, build_model, build_state
+from fullstride.meanflow.training.build import augment_dim, build_model, build_objective, build_state
 from fullstride.meanflow.training.randomize_zero_layers import awake
-from fullstride.meanflow.training.step import Update, schedule
+from fullstride.meanflow.training.step import build_step, schedule
 from fullstride.measure.gate import require_close
 from fullstride.measure.timing import HostClock, Timing
 from fullstride.step.torch.runners.graph import WARM
@@ -61,11 +61,10 @@ class Ours:
         set_precision(config.precision, device)
         data, self._device = pictures(config.data.batch_size), device
         self._state = build_state(config, data, device)
-        loss = build_loss(config.loss, data.num_classes, self._state.ema)
-        rates = schedule(config.optimizer, config.epochs)
-        self._update = Update(config, loss, build_inputs(config.data, data), self._state, rates)
+        objective = build_objective(config, data, self._state.ema)
+        self._train_step = build_step(config, objective, self._state, schedule(config.optimizer, config.epochs))
         self._raw, self._size = data.train.records.to(device), config.data.batch_size  # pyright: ignore[reportAttributeAccessIssue]
-        self.errors = self._update.step.errors
+        self.errors = self._train_step.errors
 
     def timing(self, steps: int) -> Timing:
         """Of so many steps, each from its batch's choice to the end of its work on the device."""
@@ -85,15 +84,13 @@ class Ours:
             self._step()
 
     def _step(self) -> None:
-        position = self._state.position
-        first = position.step * self._size % (len(self._raw) - self._size + 1)
+        first = self._train_step.made * self._size % (len(self._raw) - self._size + 1)
         raw = self._raw[first : first + self._size]
-        self._update(raw[None], torch.zeros(1, self._size, dtype=torch.long, device=self._device))
-        position.step += 1
+        self._train_step({"raw": raw, "labels": torch.zeros(self._size, dtype=torch.long, device=self._device)})
 
     def end(self) -> None:
         """Let go of what is recorded."""
-        self._update.step.end()
+        self._train_step.end()
 
 
 class _Timed:

@@ -90,7 +90,7 @@ class Steps:
     def _error(self, kind: str, processes: Processes) -> float:
         step = self._make(kind, processes, gate=True)
         # What runs is compiled already; what it is held against must not be.
-        step.body = replace(step.body, loss=self._plain)
+        step._runner.eager = replace(step.body, loss=self._plain)
         loss = math.nan
         for _ in range(WARM + 1):
             loss = float(step(self._x)["loss"])
@@ -189,10 +189,10 @@ def transfer_ms(setup: Setup, processes: Processes) -> float:
     """What the mean of as many bytes as there are gradients takes, a bucket after the other with nothing beside it."""
     unit, size = ALIGNED * processes.size, min(BUCKET_BYTES, setup.weight_bytes) // 4
     flat = torch.zeros(-(-size // unit) * unit, device=setup.device)
-    given = processes.shared(flat, flat.numel()) or flat
+    given = processes.transfer.shared(flat, flat.numel()) or flat
 
     def transfer() -> None:
-        for wait in [processes.start_average(given) for _ in range(round(setup.weight_bytes / flat.nbytes))]:
+        for wait in [processes.transfer.start_average(given) for _ in range(round(setup.weight_bytes / flat.nbytes))]:
             wait()
 
     found = blocks(transfer, processes, setup.device)

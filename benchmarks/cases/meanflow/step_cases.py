@@ -81,7 +81,15 @@ class Steps:
         setup, loss = self.setup, self.case.loss
         draw = lambda x, _: setup.drawn(loss, x)  # noqa: E731
         run = self.case.make(setup, loss)
-        return Body(run, setup.model, self._optimizer(), draw, None, 1, None, None, setup.precision, setup.generator)
+        return Body(
+            loss=run,
+            model=setup.model,
+            optimizer=self._optimizer(),
+            ema=Averages(setup.model, ()),
+            draw=draw,
+            precision=setup.precision,
+            generator=setup.generator,
+        )
 
     @functools.cached_property
     def _compiled(self) -> Body:

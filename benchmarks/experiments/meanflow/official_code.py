@@ -7,6 +7,7 @@ it its loader.
 
 import argparse
 import importlib
+import math
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,7 +21,6 @@ from fullstride.errors import ConfigError
 from fullstride.meanflow.config.schema import SongUNetConfig, TrainConfig
 from fullstride.meanflow.data.dataset import Dataset
 from fullstride.meanflow.training.build import augment_dim, build_model
-from fullstride.meanflow.training.step import decayed
 
 MODULES = ("models.model_configs", "train_arg_parser", "training.train_loop")
 
@@ -114,7 +114,7 @@ def _schedule(
     schedulers, warm = torch.optim.lr_scheduler, max(1, config.optimizer.warmup_steps)
     first = schedulers.LinearLR(optimizer, start_factor=1e-8 / config.optimizer.lr, end_factor=1.0, total_iters=warm)
     if config.optimizer.decay == "cosine":
-        then = schedulers.LambdaLR(optimizer, lambda _: decayed(config.optimizer, share()))
+        then = schedulers.LambdaLR(optimizer, lambda _: 0.5 + 0.5 * math.cos(math.pi * share()))
     else:
         then = schedulers.ConstantLR(optimizer, factor=1.0, total_iters=1)
     return schedulers.SequentialLR(optimizer, [first, then], milestones=[warm])

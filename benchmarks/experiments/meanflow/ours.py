@@ -9,7 +9,6 @@ from torch import nn
 from benchmarks.experiments.meanflow.watch import TimeUp, Watch
 from fullstride.device.select import resolve_device
 from fullstride.meanflow.config.schema import TrainConfig
-from fullstride.meanflow.training.step import learning_rate
 from fullstride.meanflow.training.trainer import Trainer
 from fullstride.runs.folder import SAME_COMMAND
 from fullstride.step.torch import cosine_of, warmed_up
@@ -22,27 +21,24 @@ class WatchedTrainer(Trainer):
     def __init__(self, config: TrainConfig, watch: Watch):
         """Build the run, as `Trainer`."""
         self.watch, self._decays = watch, config.optimizer.decay == "cosine"
-        self._used = 0.0  # of the time, as the next step has it, here and on the device
+        # Of the time, as the next step has it, on the device.
         self._share = torch.zeros((), dtype=torch.float64, device=resolve_device(config.device))
         super().__init__(config, resume_advice=SAME_COMMAND)
+        self.after_step.append(self._look_after_a_step)
         watch.stop = self.stop
         watch.go_on_from(self.state.position.step)
         self._look_at_the_clock()
 
-    def _rates(self) -> Schedule:
+    def _rates(self) -> Schedule | None:
         if not self._decays:
             return super()._rates()
         return warmed_up(cosine_of(self._share), self.config.optimizer.warmup_steps)
 
-    def _rate(self, step: int) -> float:
-        return learning_rate(self.config.optimizer, step, self._used)
-
     def _look_at_the_clock(self) -> None:
         if self._decays:
-            self._used = self.watch.share
-            self._share.fill_(self._used)
+            self._share.fill_(self.watch.share)
 
-    def _after_step(self) -> None:
+    def _look_after_a_step(self) -> None:
         if self.watch.after_step(self.state.position.step, self._scored, self._saved):
             self._watch_steps()
         self._look_at_the_clock()

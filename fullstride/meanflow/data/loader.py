@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from fullstride.errors import ConfigError, ReadError
 from fullstride.meanflow.data.dataset import Split
 from fullstride.meanflow.data.reader import StepReader
 from fullstride.step.torch import prefetch
@@ -21,13 +22,45 @@ class Batch(NamedTuple):
     """What one optimizer step sees, on the device.
 
     Attributes:
-        raw: records as stored, (k, b, ...): k micro-batches of b.
-        labels: of each, (k, b).
+        raw: records as stored, of the shape of the step's indices and theirs.
+        labels: of each.
 
     """
 
     raw: Tensor
     labels: Tensor
+
+
+class Ahead(Iterator[Batch]):
+    """An iterator over batches, of which the next one can be read before it is needed.
+
+    Attributes:
+        error: why the next batch cannot be read, if `read` found so.
+
+    """
+
+    def __init__(self, batches: Iterator[Batch]):
+        """Nothing is read yet."""
+        self._batches = batches
+        self._batch: Batch | None = None
+        self.error: ConfigError | ReadError | None = None
+
+    def __next__(self) -> Batch:
+        """The next batch.
+
+        Raises:
+            ConfigError, ReadError: if it cannot be read.
+
+        """
+        batch, self._batch = self._batch, None
+        return next(self._batches) if batch is None else batch
+
+    def read(self) -> None:
+        """Have the next batch ready, or know why it cannot be had."""
+        try:
+            self._batch = next(self)
+        except (ConfigError, ReadError) as error:
+            self.error = error
 
 
 class Loader:
@@ -67,11 +100,11 @@ class Loader:
         """Close it."""
         self.close()
 
-    def batches(self, orders: Iterable[Int[Tensor, "steps k b"]], start: int = 0) -> Iterator[Batch]:
+    def batches(self, orders: Iterable[Int[Tensor, "steps *b"]], start: int = 0) -> Iterator[Batch]:
         """The steps of one order after another; workers read ahead across their borders.
 
         Args:
-            orders: of each epoch, on the CPU, as `epoch_order` gives them; may be drawn as they are needed.
+            orders: of each epoch, on the CPU, a row for each step; may be drawn as they are needed.
             start: the step of the first order to begin with; what follows is what would have followed anyway.
 
         Returns:

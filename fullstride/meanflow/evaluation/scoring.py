@@ -1,91 +1,19 @@
 """Several samplers of one network, scored one after the other, with progress on stderr."""
 
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
-from rich.table import Column
 from torch import Tensor, nn
 
 from fullstride.meanflow.evaluation.evaluator import Evaluator
 from fullstride.meanflow.evaluation.scores import SamplerScore
 from fullstride.meanflow.sampling.samplers import EVALUATIONS
+from fullstride.process.progress import Progress
 from fullstride.runs.atomic_files import note
-
-# Seconds after which a line shows progress where there is no terminal.
-LINE_EVERY = 30.0
 
 
 def evaluations(sampler: str, steps: int) -> int:
     """Network evaluations of an image by a sampler of fixed steps."""
     return EVALUATIONS[sampler] * steps
-
-
-class ScoringProgress:
-    """A bar on a terminal, which counts network evaluations; lines elsewhere. Each sampler gets a line in both."""
-
-    def __init__(self, rows: Sequence[tuple[str, int]], num: int, console: Console | None = None):
-        """Begin.
-
-        Args:
-            rows: samplers and their steps.
-            num: images that this process makes with each.
-            console: where to; stderr unless given.
-
-        """
-        self.rows, self.num = rows, num
-        self.place, self._said = 0, time.monotonic()
-        console = console or Console(stderr=True)
-        self.bar = Progress(
-            TextColumn("{task.description}", table_column=Column(no_wrap=True)),
-            BarColumn(),
-            TaskProgressColumn(),
-            TimeRemainingColumn(table_column=Column(no_wrap=True)),
-            console=console,
-            disable=not console.is_terminal,
-            redirect_stdout=False,  # it would end up on stderr
-        )
-        self.task = self.bar.add_task("scoring", total=self._made_by(len(rows)))
-
-    def _made_by(self, place: int) -> int:
-        """Evaluations of all images by the first samplers."""
-        return self.num * sum(evaluations(*row) for row in self.rows[:place])
-
-    @contextmanager
-    def watching(self, model: nn.Module) -> Iterator[None]:
-        """A block in which evaluations of the network are counted; one replayed by a CUDA graph counts at the end."""
-        handle = model.register_forward_hook(lambda _, __, output: self._evaluated(len(output)))
-        try:
-            with self.bar:
-                yield
-        finally:
-            handle.remove()
-
-    def begin(self, place: int) -> None:
-        """Sampler `place` of the rows begins, from 0 on."""
-        self.place = place
-        name, steps = self.rows[place]
-        self.bar.update(self.task, description=f"{place + 1}/{len(self.rows)} {name} {steps}")
-
-    def _evaluated(self, images: int) -> None:
-        self.bar.advance(self.task, images)
-        if self.bar.disable and time.monotonic() - self._said > LINE_EVERY:
-            done = (self.bar.tasks[self.task].completed - self._made_by(self.place)) / self.num
-            name, steps = self.rows[self.place]
-            self._say(f"{name} {steps}: {done:.0f} of {evaluations(name, steps)} evaluations made")
-
-    def scored(self, score: SamplerScore) -> None:
-        """The sampler that began last has its score."""
-        self.bar.update(self.task, completed=self._made_by(self.place + 1))
-        plural = "s" if score.nfe != 1 else ""
-        made = f"{score.score.num_samples} samples of {score.nfe:g} evaluation{plural} each"
-        self._say(f"{score.name}: {made}, {score.seconds:.1f} s")
-
-    def _say(self, line: str) -> None:
-        note(f"{self.place + 1} of {len(self.rows)}, {line}")
-        self._said = time.monotonic()
 
 
 def score_samplers(
@@ -95,7 +23,7 @@ def score_samplers(
     num_classes: int,
     keep: Callable[[Tensor], None] = lambda images: None,
 ) -> list[SamplerScore]:
-    """The scores of samplers, of which the first process shows the progress. Collective.
+    """The scores of samplers, of which the first process shows the progress, a line for each. Collective.
 
     Args:
         evaluator: scores them.
@@ -105,14 +33,28 @@ def score_samplers(
         keep: takes the images of each sampler on the first process.
 
     """
-    score = lambda sampler, steps: evaluator.sampler_score(model, sampler, steps, num_classes, keep)  # noqa: E731
-    if not evaluator.processes.leads:
-        return [found for row in rows if (found := score(*row))]
-    scores, progress = [], ScoringProgress(rows, max(1, len(evaluator.processes.part(evaluator.num))))
-    with progress.watching(model):
-        for place, row in enumerate(rows):
-            progress.begin(place)
-            if found := score(*row):
-                scores.append(found)
-                progress.scored(found)
+    processes, scores, made = evaluator.processes, list[SamplerScore](), 0
+    num = max(1, len(processes.part(evaluator.num)))
+    total = num * sum(evaluations(*row) for row in rows)
+    # An evaluation that a CUDA graph replays counts when its sampler ends.
+    counted = model.register_forward_hook(lambda _, __, output: progress.at(progress.done + len(output)))
+    try:
+        with Progress("scoring", total, brief=True, shown=processes.leads) as progress:
+            for place, row in enumerate(rows, 1):
+                progress.status = (f"{place}/{len(rows)} {row[0]} {row[1]}",)
+                score = evaluator.sampler_score(model, *row, num_classes, keep)
+                made += num * evaluations(*row)
+                progress.at(made)
+                if score is not None:
+                    scores.append(score)
+                    if processes.leads:
+                        note(f"{place} of {len(rows)}, {_told(score)}")
+    finally:
+        counted.remove()
     return scores
+
+
+def _told(score: SamplerScore) -> str:
+    plural = "s" if score.nfe != 1 else ""
+    made = f"{score.score.num_samples} samples of {score.nfe:g} evaluation{plural} each"
+    return f"{score.name}: {made}, {score.seconds:.1f} s"

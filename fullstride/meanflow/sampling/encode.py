@@ -170,15 +170,15 @@ def _orders(parts: list[Part], batch: int) -> Iterator[Tensor]:
     """The records of each part in batches, the last of which may be smaller."""
     for _, part in parts:
         for step in torch.arange(part.start, part.stop).split(batch):
-            yield step[None, None]
+            yield step[None]
 
 
 def _moments(network: Autoencoder, read: Batch, encoding: Encoding) -> tuple[Tensor, Tensor, Tensor | None]:
     """Moments and labels of a batch, and those of the mirrored pictures."""
-    x = decode_images(read.raw[0]).expand(-1, 3, -1, -1)  # a grey picture is one in colour, too
+    x = decode_images(read.raw).expand(-1, 3, -1, -1)  # a grey picture is one in colour, too
     kept = lambda x: x.half() if encoding.half else x  # noqa: E731
     flipped = kept(network.moments(x.flip(-1))) if encoding.flip else None
-    return kept(network.moments(x)), read.labels[0].cpu(), flipped
+    return kept(network.moments(x)), read.labels.cpu(), flipped
 
 
 def _tell(out: Path, encoding: Encoding) -> None:

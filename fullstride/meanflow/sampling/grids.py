@@ -53,12 +53,6 @@ def _tile(images: Tensor, columns: int) -> Pixels:
     return canvas
 
 
-def _place(pixels: Pixels, left: int, top: int, width: int, height: int) -> Pixels:
-    canvas = np.full((height, width, 3), 255, np.uint8)
-    canvas[top : top + pixels.shape[0], left : left + pixels.shape[1]] = pixels
-    return canvas
-
-
 def _figure(canvas: Pixels) -> Figure:
     height, width, _ = canvas.shape
     figure = Figure(figsize=(width / DPI, height / DPI), dpi=DPI)
@@ -102,13 +96,7 @@ def save_grid(
             for another number of captions than rows.
 
     """
-    tiles = _tile(images, columns)
-    captions = _checked(row_captions, math.ceil(len(images) / columns))
-    left = MARGIN + _captions_width(captions)
-    height, width = tiles.shape[0] + 2 * MARGIN, tiles.shape[1] + left + MARGIN
-    figure = _figure(_place(tiles, left, MARGIN, width, height))
-    _caption_rows(figure, captions, left, MARGIN, tiles.shape[0])
-    _save(figure, path)
+    _save_panels([_tile(images, columns)], path, _checked(row_captions, math.ceil(len(images) / columns)))
 
 
 def _checked(row_captions: Sequence[str] | None, rows: int) -> list[str]:
@@ -159,18 +147,24 @@ def save_comparison(
         )
     columns = max(1, math.ceil(math.sqrt(len(generated))))
     halves = [_tile(images, columns) for images in (generated, real)]
-    captions = _checked(row_captions, math.ceil(len(generated) / columns))
-    text, top = _captions_width(captions), MARGIN + TITLE
-    half = max(halves[0].shape[1], *(_text_width(title, HEADING) for title in titles))
-    first = MARGIN + text
-    second = first + half + 2 * MARGIN + text
-    width, height = second + half + MARGIN, top + halves[0].shape[0] + MARGIN
-    canvas = _place(halves[0], first, top, width, height)
-    canvas = np.minimum(canvas, _place(halves[1], second, top, width, height))
+    _save_panels(halves, path, _checked(row_captions, math.ceil(len(generated) / columns)), titles)
+
+
+def _save_panels(panels: list[Pixels], path: Path, captions: list[str], titles: Sequence[str] = ()) -> None:
+    """Grids of one size side by side, with a title over each, if there are any, and the captions left of each."""
+    height, tiles, _ = panels[0].shape
+    text, top = _captions_width(captions), MARGIN + (TITLE if titles else 0)
+    width = max(tiles, *(_text_width(title, HEADING) for title in titles)) if titles else tiles
+    pitch = text + width + 2 * MARGIN
+    canvas = np.full((top + height + MARGIN, len(panels) * pitch, 3), 255, np.uint8)
+    lefts = [MARGIN + text + i * pitch for i in range(len(panels))]
+    for left, panel in zip(lefts, panels, strict=True):
+        canvas[top : top + height, left : left + tiles] = panel
     figure = _figure(canvas)
-    for left, title in zip((first, second), titles, strict=True):
+    for left in lefts:
+        _caption_rows(figure, captions, left, top, height)
+    for left, title in zip(lefts, titles, strict=False):
         _text(figure, left, MARGIN + TITLE / 2 - 6, title, HEADING)
-        _caption_rows(figure, captions, left, top, halves[0].shape[0])
     _save(figure, path)
 
 

@@ -4,8 +4,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
-from jaxtyping import Int
-from torch import Tensor
 
 from fullstride.device.select import resolve_device
 from fullstride.errors import ConfigError
@@ -15,11 +13,6 @@ from fullstride.meanflow.objective.times import meanflow_count
 from fullstride.meanflow.sampling.samplers import SampleResult
 from fullstride.process import torchrun as launched
 from fullstride.step.torch import ALONE, Processes, joined
-
-
-def share_of(order: Int[Tensor, "steps k b"], processes: Processes) -> Int[Tensor, "steps k own"]:
-    """Every n-th record of each micro-batch for each of n processes: together they see what one alone would see."""
-    return order[..., processes.rank :: processes.size]
 
 
 @contextmanager
@@ -68,18 +61,8 @@ def check_launch(config: TrainConfig) -> None:
         )
 
 
-def check_share(config: TrainConfig, processes: Processes, device: torch.device) -> None:
-    """Check that the run can be shared out with nothing changed but the order of sums.
-
-    Raises:
-        ConfigError: for a device that has not been checked, or a batch that cannot be divided.
-
-    """
-    check_parts(config, processes.size, device.type)
-
-
 def check_parts(config: TrainConfig, count: int, device: str) -> None:
-    """What `check_share` checks, before there are the processes and on a machine without their GPUs.
+    """Check that the run can be shared out with nothing changed but the order of sums.
 
     Args:
         config: of the run.
@@ -87,7 +70,7 @@ def check_parts(config: TrainConfig, count: int, device: str) -> None:
         device: its type, or the configuration's own name of it; `auto` may become any and is not refused.
 
     Raises:
-        ConfigError: as `check_share`.
+        ConfigError: for a device that has not been checked, or a batch that cannot be divided.
 
     """
     if config.distributed == "none":

@@ -20,7 +20,6 @@ from fullstride.meanflow.config.schema import (
 )
 from fullstride.meanflow.data.dataset import Dataset
 from fullstride.meanflow.data.edm_augment import EdmAugment
-from fullstride.meanflow.data.inputs import Inputs
 from fullstride.meanflow.models.dit import Block as DiTBlock
 from fullstride.meanflow.models.dit import DiT
 from fullstride.meanflow.models.recompute import recompute
@@ -32,6 +31,7 @@ from fullstride.meanflow.objective.loss import MeanFlowLoss, flow_matching_loss
 from fullstride.meanflow.objective.times import TIME_LAWS, BatchTime, TimeLaw
 from fullstride.meanflow.training.guard import Guard
 from fullstride.meanflow.training.state import DataFacts, Position, RunState
+from fullstride.meanflow.training.step import Objective
 from fullstride.step.torch import ALONE, Averages, Processes, Shards
 
 # The network of each family; its constructor takes the keys of the configuration by name.
@@ -184,9 +184,15 @@ def augment_dim(config: DataConfig) -> int:
     return 0 if augment is None else augment.dim
 
 
-def build_inputs(config: DataConfig, data: Dataset) -> Inputs:
-    """What happens to a batch on the device before the loss sees it."""
-    return Inputs(data.decode, config.hflip and data.pixels, build_augment(config))
+def build_objective(config: TrainConfig, data: Dataset, averages: Averages) -> Objective:
+    """What a run minimises on its batches."""
+    return Objective(
+        build_loss(config.loss, data.num_classes, averages),
+        data.decode,
+        hflip=config.data.hflip and data.pixels,
+        augment=build_augment(config.data),
+        conditional=config.model.class_conditional,
+    )
 
 
 def build_state(config: TrainConfig, data: Dataset, device: torch.device, processes: Processes = ALONE) -> RunState:

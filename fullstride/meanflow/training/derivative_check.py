@@ -22,7 +22,7 @@ from fullstride.meanflow.objective.derivative import Conditions, velocity_and_so
 from fullstride.meanflow.objective.loss import MeanFlowLoss, conditional_velocity, interpolate
 from fullstride.meanflow.training.randomize_zero_layers import awake
 from fullstride.meanflow.training.state import RunState
-from fullstride.meanflow.training.step import Update
+from fullstride.meanflow.training.step import Objective
 from fullstride.step.torch.runners.backends import with_own_code
 
 SAMPLES = 2
@@ -45,7 +45,9 @@ class _Conditioned(nn.Module):
         return self.model(z, r, t, **self.conditions)
 
 
-def check_derivative(update: Update, state: RunState, raw: Tensor, labels: Tensor) -> dict[str, Any] | None:
+def check_derivative(
+    config: TrainConfig, objective: Objective, state: RunState, raw: Tensor, labels: Tensor
+) -> dict[str, Any] | None:
     """Compare du/dt as the run computes it, backend, precision and compiler, with fp64, on two samples.
 
     The network is a copy of the present one in eval mode (dropout draws others in fp64), in which layers that are as
@@ -53,10 +55,11 @@ def check_derivative(update: Update, state: RunState, raw: Tensor, labels: Tenso
     own, so that the run is the same to the last bit with and without it.
 
     Args:
-        update: how the run makes steps.
+        config: the run's.
+        objective: that it minimises.
         state: of the run, which stays as it is.
-        raw: micro-batches of records (k, b, ...), as for a step.
-        labels: their labels (k, b).
+        raw: records (b, ...), as for a step.
+        labels: theirs (b,).
 
     Returns:
         Errors, tolerance and seconds for the log; None where nothing is differentiated, or where weights are not
@@ -68,14 +71,14 @@ def check_derivative(update: Update, state: RunState, raw: Tensor, labels: Tenso
 
     """
     finite = all(bool(p.isfinite().all()) for p in state.model.parameters())
-    if update.loss.ratio == 0 or not finite:
+    if objective.meanflow.ratio == 0 or not finite:
         return None
     start, device = time.perf_counter(), raw.device
     try:
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            report = _report(update, state.model, raw[0, :SAMPLES], labels[0, :SAMPLES])
+            report = _report(config, objective, state.model, raw[:SAMPLES], labels[:SAMPLES])
     except TangentError as error:
-        raise ConfigError(_message(update.config, update.loss.split, error)) from None
+        raise ConfigError(_message(config, objective.meanflow.split, error)) from None
     except Exception as error:
         if not is_out_of_memory(error):
             raise
@@ -84,15 +87,17 @@ def check_derivative(update: Update, state: RunState, raw: Tensor, labels: Tenso
         memory.release(device)
     errors = {"output": report.output, "tangent": report.tangent, "difference": report.difference}
     seconds = time.perf_counter() - start
-    return {"backend": update.loss.backend, "tolerance": report.tolerance, **errors, "seconds": seconds}
+    return {"backend": objective.meanflow.backend, "tolerance": report.tolerance, **errors, "seconds": seconds}
 
 
-def _report(update: Update, network: nn.Module, raw: Tensor, labels: Tensor) -> TangentReport:
-    config, loss = update.config, update.loss
+def _report(
+    config: TrainConfig, objective: Objective, network: nn.Module, raw: Tensor, labels: Tensor
+) -> TangentReport:
+    loss = objective.meanflow
     generator = torch.Generator(raw.device).manual_seed(config.seed)
-    x, augment = update.inputs(raw, generator)
+    x, augment = objective.inputs(raw, generator)
     e, t, r = replace(loss, ratio=1.0).draw(x, generator)
-    label = labels if config.model.class_conditional else None
+    label = labels if objective.conditional else None
     conditions = {k: c for k, c in {"label": label, "augment": augment}.items() if c is not None}
     model = awake(copy.deepcopy(network).eval(), generator)
     difference = loss.backend == "finite_difference"

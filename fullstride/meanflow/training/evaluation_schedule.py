@@ -12,7 +12,6 @@ from fullstride.meanflow.config.schema import TrainConfig
 from fullstride.meanflow.data.dataset import Dataset
 from fullstride.meanflow.evaluation.evaluator import Evaluator, shared_evaluator
 from fullstride.meanflow.training.build import classes_of
-from fullstride.meanflow.training.null_reporter import Silent
 from fullstride.meanflow.training.reporter import Reporter
 from fullstride.meanflow.training.state import RunState
 from fullstride.process.signals import Stop
@@ -38,7 +37,7 @@ class Evaluations:
     data: Dataset
     device: torch.device
     state: RunState
-    reporter: Reporter | Silent
+    reporter: Reporter
     stop: Stop
     evaluator: Evaluator | None = None
 

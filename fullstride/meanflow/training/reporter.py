@@ -13,7 +13,7 @@ from fullstride.errors import ConfigError
 from fullstride.meanflow.config.schema import TrainConfig
 from fullstride.meanflow.training.guard import Judged
 from fullstride.meanflow.training.state import Position
-from fullstride.meanflow.training.trackers import Nowhere, Tracker, open_tracker
+from fullstride.meanflow.training.trackers import Tracker, open_tracker
 from fullstride.process.progress import Progress
 from fullstride.runs.atomic_files import note
 from fullstride.runs.folder import MetricsLog, has_evaluation
@@ -22,19 +22,34 @@ from fullstride.runs.folder import MetricsLog, has_evaluation
 class Reporter:
     """Reports the steps and evaluations of one run; a context, which shows the bar and closes the tracker."""
 
-    def __init__(self, config: TrainConfig, run: Path, step: int, total_steps: int, judged: Judged | None = None):
+    def __init__(
+        self,
+        config: TrainConfig,
+        run: Path,
+        step: int,
+        total_steps: int,
+        judged: Judged | None = None,
+        *,
+        enabled: bool = True,
+    ):
         """Open everything for a run that has made `step` of `total_steps` steps, of which its guard has `judged` some.
+
+        Of several processes only the first one's is `enabled`; the others' take reports and keep none.
 
         Raises:
             ConfigError: if the tracker is not installed or cannot be opened.
 
         """
-        self.config, self.run, self.total_steps = config, run, total_steps
-        self.log = MetricsLog(run, step)
-        self.tracker = self._open_tracker(step)
-        self.progress = Progress("training", total_steps, step)
+        self.config = config
+        self.run = run
+        self.total_steps = total_steps
+        self.enabled = enabled
         self._clock = time.perf_counter(), step
         self._judged = judged or Judged()
+        if enabled:
+            self.log = MetricsLog(run, step)
+            self.tracker = self._open_tracker(step)
+            self.progress = Progress("training", total_steps, step)
 
     def _open_tracker(self, step: int) -> Tracker:
         config = self.config
@@ -53,22 +68,33 @@ class Reporter:
             return self._open_tracker(step)
         except ConfigError as error:
             note(f"{error}; it is off for the rest of this run, metrics.jsonl goes on")
-            return Tracker("none", Nowhere())
+            return Tracker("none", None)
 
     def __enter__(self) -> "Reporter":
         """Show the bar; time counts from here."""
-        self.progress.__enter__()
+        if self.enabled:
+            self.progress.__enter__()
         self._clock = time.perf_counter(), self._clock[1]
         return self
 
     def __exit__(self, *error: object) -> None:
         """Leave the bar as it is, and the log and the tracker with everything written."""
+        if not self.enabled:
+            return
         self.progress.__exit__(*error)
         self.log.close()
         self.tracker.close()
 
-    def step(self, position: Position, metrics: dict[str, Tensor], lr: float, judge: Callable[[], Judged]) -> None:
+    def step(
+        self,
+        position: Position,
+        metrics: dict[str, Tensor],
+        rate: Callable[[int], float],
+        judge: Callable[[], Judged],
+    ) -> None:
         """Report a step: every `log_every`, and the last; the only place where the host waits for the device."""
+        if not self.enabled:
+            return
         self.progress.at(position.step)
         if position.step % self.config.log_every and position.step != self.total_steps:
             return
@@ -77,7 +103,7 @@ class Reporter:
         values["seconds_per_step"] = self._seconds_per_step(position.step)
         values["images_per_second"] = batch / values["seconds_per_step"]
         judged = judge()
-        values |= {"lr": lr, "skipped_steps": judged.skipped, "spikes": judged.spikes}
+        values |= {"lr": rate(position.step - 1), "skipped_steps": judged.skipped, "spikes": judged.spikes}
         self._tell(position.step, judged)
         self.log.write(position.step, epoch=position.epoch, images=position.step * batch, **values)
         self._track(position.step, {f"train/{key}": value for key, value in values.items()})
@@ -103,12 +129,16 @@ class Reporter:
 
     def evaluation(self, position: Position, scores: dict[str, dict]) -> None:
         """Report the scores of an evaluation, whose time is not a step's."""
+        if not self.enabled:
+            return
         self.log.write(position.step, epoch=position.epoch, evaluation=scores)
         self._track(position.step, flat_scores(scores))
         self._clock = time.perf_counter(), position.step
 
     def tangents(self, position: Position, report: dict[str, Any]) -> None:
         """Report the check of du/dt that this process began with."""
+        if not self.enabled:
+            return
         self.log.write(position.step, tangents=report)
         self._clock = time.perf_counter(), self._clock[1]
 
@@ -118,6 +148,8 @@ class Reporter:
 
     def restored(self, position: Position, checkpoint: str, harmful_before: int, judged: Judged) -> None:
         """Forget what came after a restored checkpoint, by which so much was judged, and note it."""
+        if not self.enabled:
+            return
         step, self._judged = position.step, judged
         self.log.go_back(step)
         self.log.write(step, restored=checkpoint, harmful_before_step=harmful_before, attempt=position.attempt)

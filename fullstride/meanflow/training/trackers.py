@@ -3,36 +3,13 @@
 import importlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from rich.console import Console
 
 from fullstride.errors import ConfigError, one_of
 from fullstride.extras import how_to_install
 from fullstride.meanflow.training.tensorboard_writer import EventFile
-
-
-@runtime_checkable
-class Backend(Protocol):
-    """What a tracker writes to; may raise whatever goes wrong."""
-
-    def log(self, step: int, values: dict[str, float]) -> None:
-        """Record the values at an optimizer step."""
-        ...
-
-    def close(self) -> None:
-        """Write out what is pending."""
-        ...
-
-
-class Nowhere:
-    """track=none."""
-
-    def log(self, step: int, values: dict[str, float]) -> None:
-        """Record nothing."""
-
-    def close(self) -> None:
-        """Nothing is pending."""
 
 
 class Trackio:
@@ -68,8 +45,18 @@ class Trackio:
         self._finish()
 
 
+Backend = Trackio | EventFile | None
+BACKENDS: dict[str, Callable[..., Backend]] = {
+    "none": lambda **_: None,
+    "trackio": lambda run, **given: Trackio(**given),
+    "tensorboard": lambda run, step, **_: EventFile(run / "tensorboard", step),
+}
+TRACKERS = tuple(BACKENDS)
+PACKAGES = {"trackio": "trackio", "tensorboard": "tensorboardX"}
+
+
 class Tracker:
-    """A backend whose failures cost its numbers and not the training."""
+    """A backend whose failures cost its numbers and not the training; without one nothing is recorded."""
 
     def __init__(self, name: str, backend: Backend):
         """Wrap an open backend."""
@@ -81,32 +68,25 @@ class Tracker:
         At the first failure it says so on stderr, once, and records nothing from then on: a half-written record may
         hide what follows, and metrics.jsonl has everything.
         """
-        self._attempt(lambda: self._backend.log(step, values))
+        self._attempt(lambda backend: backend.log(step, values))
 
     def close(self) -> None:
         """Write out what is pending; never raises."""
-        self._attempt(self._backend.close)
-        self._backend = Nowhere()
+        self._attempt(lambda backend: backend.close())
+        self._backend = None
 
-    def _attempt(self, act: Callable[[], None]) -> None:
+    def _attempt(self, act: Callable[[Trackio | EventFile], None]) -> None:
+        if self._backend is None:
+            return
         try:
-            act()
+            act(self._backend)
         except Exception as error:
-            self._backend = Nowhere()
+            self._backend = None
             Console(stderr=True).print(
                 f"track={self._name} failed and is off for the rest of this run: {type(error).__name__}: {error}; "
                 "metrics.jsonl goes on",
                 markup=False,
             )
-
-
-BACKENDS: dict[str, Callable[..., Backend]] = {
-    "none": lambda **_: Nowhere(),
-    "trackio": lambda run, **given: Trackio(**given),
-    "tensorboard": lambda run, step, **_: EventFile(run / "tensorboard", step),
-}
-TRACKERS = tuple(BACKENDS)
-PACKAGES = {"trackio": "trackio", "tensorboard": "tensorboardX"}
 
 
 def check_tracker(name: str) -> None:

@@ -1,36 +1,31 @@
 """A training run from its first step to its last, through stops, skipped steps, restored checkpoints and full disks."""
 
 import signal
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
+import torch
 from torch import Tensor
 from torch.distributed.elastic.multiprocessing.errors import record
 
-from fullstride.device.precision import of_process, set_precision
+from fullstride.device import memory
+from fullstride.device.precision import set_precision
 from fullstride.device.select import describe, resolve_device
-from fullstride.errors import OutOfMemory, Preempted, ReadError
-from fullstride.meanflow.config.ranges import validate
+from fullstride.errors import ConfigError, OutOfMemory, Preempted, ReadError, is_out_of_memory
 from fullstride.meanflow.config.schema import TrainConfig
-from fullstride.meanflow.data.ahead import Ahead
-from fullstride.meanflow.data.catalogue import check_holdout, load_data
-from fullstride.meanflow.data.check_records import check_records
-from fullstride.meanflow.data.loader import Loader
-from fullstride.meanflow.data.reading import read_again
-from fullstride.meanflow.data.sources.known_files import keep_files, known_files
-from fullstride.meanflow.evaluation.preflight import check_evaluation, check_generating
-from fullstride.meanflow.training.batch_share import check_launch, check_share
-from fullstride.meanflow.training.build import build_inputs, build_loss, build_state, steps_per_epoch
+from fullstride.meanflow.data.loader import Ahead, Loader
+from fullstride.meanflow.data.sources.known_files import keep_files
+from fullstride.meanflow.training.batch_share import check_launch
+from fullstride.meanflow.training.build import build_objective, build_state
 from fullstride.meanflow.training.derivative_check import check_derivative
 from fullstride.meanflow.training.epoch_orders import orders
 from fullstride.meanflow.training.evaluation_schedule import Evaluations
-from fullstride.meanflow.training.null_reporter import Silent
-from fullstride.meanflow.training.out_of_memory import step_that_fits
+from fullstride.meanflow.training.preflight import preflight
 from fullstride.meanflow.training.reporter import Reporter
 from fullstride.meanflow.training.saver import Saves
-from fullstride.meanflow.training.step import Update, learning_rate, schedule
-from fullstride.meanflow.training.trackers import check_tracker
+from fullstride.meanflow.training.step import build_step, schedule
 from fullstride.meanflow.training.watchdog import gpu_use, limits_of, steps_to_checkpoint, watchdog_of
 from fullstride.process import torchrun as launched
 from fullstride.process.exit_codes import OUT_OF_MEMORY, UNREAD
@@ -41,11 +36,18 @@ from fullstride.runs.lock import release
 from fullstride.runs.next_steps import say
 from fullstride.step.torch import ALONE, Processes, joined
 from fullstride.step.torch.runners.backends import start_compiler
+from fullstride.step.torch.runners.comparison import StepError
 from fullstride.step.torch.schedules import Schedule
 
 
 class Trainer:
-    """One run: its live objects and its loop; of several processes each has one, and the first alone writes."""
+    """One run: its live objects and its loop; of several processes each has one, and the first alone writes.
+
+    Attributes:
+        step: makes optimizer steps; its `made` counts them.
+        after_step: what is called behind each step, for those who watch.
+
+    """
 
     def __init__(self, config: TrainConfig, processes: Processes = ALONE, *, resume_advice: str = ""):
         """Build everything of a run, going on from its newest whole checkpoint if the configuration says so.
@@ -59,49 +61,37 @@ class Trainer:
             ConfigError: for settings that cannot work here, or a run that would be overwritten.
 
         """
-        validate(config)
-        self.config, self.processes = config, processes
+        # Its processes take some seconds to start: beside the reading of data.
+        start_compiler(config.backend, resolve_device(config.device))
+        plan = preflight(config, processes)
+        self.config = config
+        self.processes = processes
         self.resume_advice = resume_advice or how_to_resume(config)
-        self.device = resolve_device(config.device)
-        check_share(config, processes, self.device)
-        set_precision(of_process(config.precision, config.loss.jvp_precision), self.device)
-        start_compiler(config.backend, self.device)  # early, while data are read
-        check_holdout(config.data)  # no part of loading, as earlier runs that gave one can be evaluated
-        if config.resume and config.data.path:  # it was there: where it is not, its disk may be away
-            place = Path(config.data.path).expanduser()
-            read_again(place.stat, place.__str__)
-        folder = Path(config.output_dir) / config.run_name
-        self.data = load_data(config.data, known_files(folder) if config.resume else None)
-        if config.data.check:
-            processes.led(lambda: check_records(self.data, config.data.workers, config.data.skip_damaged))
-        self.steps = steps_per_epoch(config, len(self.data.train))
-        # Before the run's folder is touched: settings that cannot be must not cost an earlier run.
-        check_tracker(config.track)
-        check_evaluation(self.data, config.evaluation, due=config.eval_every > 0)
-        if config.eval_every:
-            check_generating(config.evaluation, self.device)
+        self.device = plan.device
+        self.data = plan.data
+        self.steps = plan.steps
+        set_precision(plan.precision, self.device)
         self.state = build_state(config, self.data, self.device, processes)
-        loss = build_loss(config.loss, self.data.num_classes, self.state.ema)
-        self.update = Update(config, loss, build_inputs(config.data, self.data), self.state, self._rates())
+        self.objective = build_objective(config, self.data, self.state.ema)
+        self.rates = self._rates()
+        self.step = build_step(config, self.objective, self.state, self.rates)
         self.loader = Loader(self.data.train, self.device, config.data.workers)
+        # Only here is the run's folder touched: what cannot be must not cost an earlier run.
         self.saves = Saves.opened(config, self.state, self.resume_advice)
         self.run = self.saves.run
-        self._turn_page()
-        self.reporter: Reporter | Silent = Silent()
         if processes.leads:
             write_config(self.run, config)
             keep_files(self.run, self.data.files)
-            made, judged = self.state.position.step, self.state.guard.judged()
-            self.reporter = Reporter(config, self.run, made, self.total_steps, judged)
+        made, judged = self.state.position.step, self.state.guard.judged()
+        self.reporter = Reporter(config, self.run, made, self.total_steps, judged, enabled=processes.leads)
         self.limits = limits_of(config, self.device)
         self.stop = Stop(ended=f"ended without saving; to continue from the last checkpoint, {self.resume_advice}")
         self.evaluations = Evaluations(config, self.data, self.device, self.state, self.reporter, self.stop)
         self.gpu_use = gpu_use(self.limits, self.device)
         self.watchdog = watchdog_of(self.limits, self.state, self.run, self.gpu_use)
-        self.batches = self._batches()
+        self.after_step: list[Callable[[], None]] = []
         self._going = False  # whether a step was made
-        self._overdue = False
-        self._failed = False  # whether a process cannot read its next batch
+        self._go_on_from_the_position()
 
     @property
     def total_steps(self) -> int:
@@ -129,7 +119,7 @@ class Trainer:
             Preempted: after saving, if SIGTERM came.
             KeyboardInterrupt: after saving, if SIGINT came.
             FloatingPointError: if steps keep being harmful after the last checkpoint was restored.
-            OutOfMemory: if a step does not fit; the message says what would. Also if the check of du/dt does not.
+            OutOfMemory: if a step does not fit; the message says what takes less. Also if the check of du/dt does not.
             OSError: if the last checkpoint cannot be written.
             ConfigError: if an evaluation is missing something, or a record is damaged; the run is saved first. Before
                 the first step, if du/dt is wrong.
@@ -138,85 +128,55 @@ class Trainer:
         """
         try:
             with self.loader, self.reporter, self.gpu_use, self.watchdog, self.stop:
-                self._expect_checkpoint()
-                if self.evaluations.is_missing():
-                    self._evaluate()
-                while self.state.position.epoch < self.config.epochs:
-                    self._epoch()
-        except OutOfMemory as error:
-            step = self.state.position.step
-            write_end(self.run, reason="out_of_memory", message=str(error), step=step, exit_code=OUT_OF_MEMORY)
-            raise
-        except ReadError as error:
-            step = self.state.position.step
-            write_end(self.run, reason="read_error", message=str(error), step=step, exit_code=UNREAD)
+                self._train()
+        except (OutOfMemory, ReadError) as error:
+            full = isinstance(error, OutOfMemory)
+            reason, code = ("out_of_memory", OUT_OF_MEMORY) if full else ("read_error", UNREAD)
+            write_end(self.run, reason=reason, message=str(error), step=self.state.position.step, exit_code=code)
             raise
         finally:
             release(self.run)
         return self.run
 
-    def _epoch(self) -> None:
-        """The rest of the present epoch, or as much of it as goes before a checkpoint is restored."""
-        position = self.state.position
-        while position.batch < self.steps:
-            metrics = self._next_step() if self._going else self._first_step()
-            position.step, position.batch = position.step + 1, position.batch + 1
+    def _train(self) -> None:
+        self._expect_checkpoint()
+        if self.evaluations.is_missing():
+            self._evaluate()
+        while (position := self.state.position).epoch < self.config.epochs:
+            metrics = self._step(*next(self.batches)) if self._going else self._first_step()
+            position.step, position.batch = self.step.made, position.batch + 1
             self.stop.arm()
-            self.reporter.step(position, metrics, self._rate(position.step - 1), self.state.guard.judged)
+            self.reporter.step(position, metrics, self._rate, self.state.guard.judged)
             if self.state.guard.exhausted():
                 self._roll_back()
-                return
+                continue
             if not self._is_over():
                 # While nothing of a step is under way: all processes can save if one has no batch.
                 self.batches.read()
-            if self._stopped():
-                self._end_stopped()
-            if self._failed:
-                self._end_unread()
-            if self._overdue:
-                self._save_early()
-            self._after_step()
-        self._turn_page()
-        self._after_epoch()
+            self._heed()
+            for act in self.after_step:
+                act()
+            if position.batch >= self.steps:
+                self._turn_page()
+                self._after_epoch()
 
-    def _rates(self) -> Schedule:
-        """Factors of the learning rate, on the device."""
-        return schedule(self.config.optimizer, self.total_steps)
+    def _step(self, raw: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        """One optimizer step, and its metrics on the device.
 
-    def _rate(self, step: int) -> float:
-        """The learning rate of a step, for those who read of it."""
-        return learning_rate(self.config.optimizer, step, step / self.total_steps)
-
-    def _turn_page(self) -> None:
-        """A run that was stopped at the very end of an epoch, where it was saved, is at the beginning of the next."""
-        position = self.state.position
-        if position.batch >= self.steps:  # more of a set that has become smaller
-            position.epoch, position.batch = position.epoch + 1, 0
-
-    def _after_step(self) -> None:
-        """For those who watch a training: nothing here."""
-
-    def _expect_checkpoint(self) -> None:
-        self.watchdog.expect_checkpoint(steps_to_checkpoint(self.config, self.state.position, self.steps))
-
-    def _watch_steps(self) -> None:
-        if self._going:
-            self.watchdog.train()
-        else:
-            self.watchdog.wait_for("the first step", self.limits.first_step)
-
-    def _stopped(self) -> bool:
-        """Agree with the other processes on a stop signal, a batch that cannot be read and an overdue checkpoint.
-
-        Returns:
-            Whether a signal came to any.
+        Raises:
+            ConfigError: if the first step disagrees with eager fp32.
+            OutOfMemory: if it does not fit, with what takes less.
 
         """
-        # A scheduler's SIGTERM goes to the loader's workers, too, which then end before this process: it comes first.
-        unread = self.batches.error is not None
-        found = self.processes.largest(4 * (self.stop.signal or 0) + 2 * unread + self.watchdog.checkpoint_overdue)
-        self.stop.signal, self._failed, self._overdue = found // 4 or None, bool(found & 2), bool(found & 1)
-        return self.stop.signal is not None
+        try:
+            return self.step({"raw": raw, "labels": labels})
+        except StepError as error:
+            raise ConfigError(f"{error}; guard.check_step=false trains all the same") from None
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            batch, parts = self.config.data.batch_size, self.config.gradient_accumulation_steps
+            raise OutOfMemory(memory.too_large(batch, parts, self.processes.size, self.device)) from None
 
     def _first_step(self) -> dict[str, Tensor]:
         """The first of this process, which may start workers and compile for minutes; a signal ends it at once."""
@@ -233,32 +193,68 @@ class Trainer:
         self._watch_steps()
         return metrics
 
-    def _next_step(self) -> dict[str, Tensor]:
-        return self._step(*next(self.batches))
-
     def _checked_step(self) -> dict[str, Tensor]:
         batch = next(self.batches)
         if self.config.guard.check_tangents:
             self.watchdog.wait_for("the check of du/dt", self.limits.first_step)
-            if report := check_derivative(self.update, self.state, *batch):
+            if report := check_derivative(self.config, self.objective, self.state, *batch):
                 self.reporter.tangents(self.state.position, report)
             self.watchdog.wait_for("the first step", self.limits.first_step)
         return self._step(*batch)
+
+    def _rates(self) -> Schedule | None:
+        """Factors of the learning rate, on the device."""
+        return schedule(self.config.optimizer, self.total_steps)
+
+    def _rate(self, step: int) -> float:
+        """The learning rate of a step (from 0), for those who read of it."""
+        factor = 1.0 if self.rates is None else float(self.rates(torch.tensor(step)))
+        return self.config.optimizer.lr * factor
+
+    def _go_on_from_the_position(self) -> None:
+        """Count, and read on, from where the state is."""
+        self._turn_page()
+        position = self.state.position
+        self.step.made = position.step
+        order = orders(self.config, self.data.train, self.steps, position.epoch, position.attempt, self.processes)
+        self.batches = Ahead(self.loader.batches(order, start=position.batch))
+
+    def _turn_page(self) -> None:
+        """Begin the next epoch at the end of one: where the run is, or where it was stopped and saved."""
+        position = self.state.position
+        if position.batch >= self.steps:  # more of a set that has become smaller
+            position.epoch, position.batch = position.epoch + 1, 0
 
     def _is_over(self) -> bool:
         """Tell whether the run's last step is made."""
         position = self.state.position
         return position.batch >= self.steps and position.epoch + 1 == self.config.epochs
 
-    def _batches(self) -> Ahead:
-        """The batches from the present position on, over the borders of epochs."""
-        position = self.state.position
-        order = orders(self.config, self.data.train, self.steps, position, self.processes)
-        return Ahead(self.loader.batches(order, start=position.batch))
+    def _expect_checkpoint(self) -> None:
+        self.watchdog.expect_checkpoint(steps_to_checkpoint(self.config, self.state.position, self.steps))
 
-    def _step(self, raw: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        search = lambda: self.watchdog.wait_for("a batch that fits", self.limits.first_step)  # noqa: E731
-        return step_that_fits(self.update, raw, labels, self.device, search)
+    def _watch_steps(self) -> None:
+        if self._going:
+            self.watchdog.train()
+        else:
+            self.watchdog.wait_for("the first step", self.limits.first_step)
+
+    def _heed(self) -> None:
+        """Do what a stop signal, a batch that cannot be read or an overdue checkpoint asks for, in any process.
+
+        A scheduler's SIGTERM goes to the loader's workers, too, which then end before this process: it comes first.
+        """
+        unread = self.batches.error is not None
+        found = 4 * (self.stop.signal or 0) + 2 * unread + self.watchdog.checkpoint_overdue
+        if self.processes.size > 1:
+            found = self.processes.largest(found)
+        if signalled := found // 4:
+            self.stop.signal = signalled
+            self._end_stopped()
+        if found & 2:
+            self._end_unread()
+        if found & 1:
+            self._save_early()
 
     def _after_epoch(self) -> None:
         epoch, config = self.state.position.epoch, self.config
@@ -273,8 +269,7 @@ class Trainer:
         self.watchdog.wait_for("an evaluation", self.limits.evaluation)
         self.evaluations.make(lambda: self._save(must=True))
         self._watch_steps()
-        if self._stopped():
-            self._end_stopped()
+        self._heed()
 
     def _save(self, *, must: bool) -> Path | None:
         return self.saves.save(must=must)
@@ -301,7 +296,7 @@ class Trainer:
     def _roll_back(self) -> None:
         before = self.state.position.step
         checkpoint = self.saves.go_back()
-        self.batches = self._batches()
+        self._go_on_from_the_position()
         self._expect_checkpoint()
         self.reporter.restored(self.state.position, checkpoint.name, before, self.state.guard.judged())
 

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from fullstride.device.precision import autocast
-from fullstride.step.torch.batches import micro_batches
+from fullstride.device.tensor_trees import micro_batches
 from fullstride.step.torch.distributed.reducer import Reducer
 from fullstride.step.torch.distributed.shards import Shards
+from fullstride.step.torch.ema.averages import Averages
 from fullstride.step.torch.metrics import Metrics, check_loss, checked_metrics, reported
 from fullstride.step.torch.optimizers import set_initial_rates
 from fullstride.step.torch.schedules import Schedule
@@ -35,7 +36,7 @@ def searched_convolutions() -> Iterator[None]:
         backend.benchmark = before
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Body:
     """The parts of a step that never change; calling it makes one.
 
@@ -43,6 +44,7 @@ class Body:
         loss: of a module and a micro-batch.
         model: what is trained.
         optimizer: over the model's parameters.
+        ema: averages that follow the weights behind a step; a runner has them do so.
         draw: what is random, between a micro-batch and the loss; it stays eager where the loss is compiled.
         schedule: factor of each group's first learning rate.
         accumulate: micro-batches of a step.
@@ -59,13 +61,14 @@ class Body:
     loss: Loss
     model: nn.Module
     optimizer: torch.optim.Optimizer
-    draw: Draw | None
-    schedule: Schedule | None
-    accumulate: int
-    clip: float | None
-    guard: Guard | None
-    precision: str
-    generator: torch.Generator | None
+    ema: Averages
+    draw: Draw | None = None
+    schedule: Schedule | None = None
+    accumulate: int = 1
+    clip: float | None = None
+    guard: Guard | None = None
+    precision: str = "fp32"
+    generator: torch.Generator | None = None
     reducer: Reducer | None = None
     shards: Shards | None = None
 
@@ -104,6 +107,11 @@ class Body:
                 vars(listening).pop(name, None)
 
     @property
+    def device(self) -> torch.device:
+        """The model's."""
+        return next(self.model.parameters()).device
+
+    @property
     def trained(self) -> dict[str, nn.Parameter]:
         """What ends up with gradients on this process, by name: the model's, and what else the optimizer has."""
         if self.shards is not None:
@@ -133,7 +141,8 @@ class Body:
 
         A metric that some micro-batches have not is the mean over the samples of those that have it.
         """
-        parts, total, samples = micro_batches(batch, self.accumulate), dict[str, Any](), dict[str, float]()
+        parts = [(batch, 1.0)] if self.accumulate == 1 else micro_batches(batch, self.accumulate)
+        total, samples = dict[str, Any](), dict[str, float]()
         for number, (part, share) in enumerate(parts, 1):
             with searched_convolutions():
                 loss, metrics = self.forward(part)
@@ -159,7 +168,7 @@ class Body:
         """
         if self.draw is not None:
             part = self.draw(part, self.generator)
-        with autocast(self.precision, next(self.model.parameters()).device):
+        with nullcontext() if self.precision == "fp32" else autocast(self.precision, self.device):
             result = self.loss(self.model, part)
         loss, metrics = result if isinstance(result, tuple) and len(result) == 2 else (result, {})
         check_loss(loss)
@@ -202,3 +211,43 @@ class Body:
         if self.clip is not None:
             torch.nn.utils.clip_grads_with_norm_(parameters, self.clip, norm)
         return norm
+
+
+class Runner:
+    """Makes steps by a body as it is; one compiled for the expected shapes leaves other batches to the eager one.
+
+    Attributes:
+        backend: its name.
+        body: by which it makes them, compiled if it compiles.
+        eager: by which it makes those of other batches.
+
+    """
+
+    def __init__(self, backend: str, body: Body, eager: Body):
+        """Take both."""
+        self.backend = backend
+        self.body = body
+        self.eager = eager
+
+    @property
+    def compiles(self) -> bool:
+        """Whether steps of the expected shapes are compiled."""
+        return self.body is not self.eager
+
+    def form(self, expected: bool) -> str:
+        """In which form the next step will run: what was checked in one is not yet right in another."""
+        return f"backend={self.backend}, {'usual' if expected else 'other'} shapes"
+
+    def __call__(self, batch: Any, made: int, *, expected: bool, look: Look | None = None) -> Metrics:
+        """One step after `made` others, and the averages; `look` is shown loss and gradients before they are used."""
+        body = self.body if expected else self.eager
+        metrics = body(batch, torch.tensor(made), look)
+        if body.ema.due(made + 1):
+            body.ema.follow(torch.tensor(made + 1))
+        return metrics
+
+    def forget(self) -> None:
+        """Begin anew, as after a checkpoint was loaded."""
+
+    def end(self) -> None:
+        """Let go of what is recorded."""

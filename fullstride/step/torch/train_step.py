@@ -8,16 +8,17 @@ import torch
 from torch import Tensor, nn
 
 from fullstride.device.precision import check_precision
+from fullstride.device.tensor_trees import micro_batches
 from fullstride.errors import ConfigError, one_of
 from fullstride.process.gc_paused import nothing_collected
 from fullstride.runs.atomic_files import note
-from fullstride.step.torch.body import Body, Draw, Guard, Loss, Metrics
+from fullstride.step.torch.body import Body, Draw, Guard, Loss, Metrics, Runner
 from fullstride.step.torch.distributed.processes import ALONE, Processes
 from fullstride.step.torch.distributed.reducer import Reducer
 from fullstride.step.torch.distributed.shards import Shards
 from fullstride.step.torch.ema.averages import Averages
 from fullstride.step.torch.optimizers import call_when_loaded, check_guarded, check_optimizer, set_initial_rates
-from fullstride.step.torch.runners.auto import Measured
+from fullstride.step.torch.runners.auto import Auto
 from fullstride.step.torch.runners.backends import (
     BACKENDS,
     check_backend,
@@ -26,9 +27,8 @@ from fullstride.step.torch.runners.backends import (
     start_compiler,
 )
 from fullstride.step.torch.runners.comparison import StepError, rehearsed
-from fullstride.step.torch.runners.expected_shapes import NEVER, Usual
-from fullstride.step.torch.runners.first_step import FirstSteps
-from fullstride.step.torch.runners.interface import Runner
+from fullstride.step.torch.runners.expected_shapes import NEVER, Observation, ShapeTracker
+from fullstride.step.torch.runners.first_step import Checks, FirstSteps
 from fullstride.step.torch.runners.python_numbers import Constants
 from fullstride.step.torch.runners.snapshot import Saved
 from fullstride.step.torch.schedules import Schedule
@@ -121,17 +121,33 @@ class TrainStep:
         if schedule is not None:
             set_initial_rates(optimizer)
         self.ema = ema or Averages(model, ())
-        reducer = self._reducer(model, processes, shards)
-        parts = loss_fn, model, optimizer, draw, schedule, accumulate, clip, guard, precision, generator
-        self.body = Body(*parts, reducer, shards)
-        self.made, self._say, self._processes, self._guarded = 0, say, processes, tuple(guard_state)
-        self._usual = Usual(None if backend == "eager" else lambda: Constants((self.body.loss, model, self.body.draw)))
-        self._first = FirstSteps(self._usual, gate=gate, awaken=awaken, announce=backend == "auto", say=self._log)
-        self._name, self._runner = backend, self._make(backend)
+        self.body = Body(
+            loss=loss_fn,
+            model=model,
+            optimizer=optimizer,
+            ema=self.ema,
+            draw=draw,
+            schedule=schedule,
+            accumulate=accumulate,
+            clip=clip,
+            guard=guard,
+            precision=precision,
+            generator=generator,
+            reducer=self._reducer(model, processes, shards),
+            shards=shards,
+        )
+        self.made = 0
+        self._say = say
+        self._processes = processes
+        self._guarded = tuple(guard_state)
+        self._tracker = ShapeTracker(None if backend == "eager" else self._constants)
+        self._first = FirstSteps(self._tracker, Checks(gate, awaken), announce=backend == "auto", say=self._log)
+        self._asked = backend
+        self._choose(backend)
         if clip is not None:
             self._tell_unclipped(optimizer)
-        start_compiler(backend, self._device)
-        call_when_loaded(optimizer, self._loaded)
+        start_compiler(backend, self.body.device)
+        call_when_loaded(optimizer, lambda _: self._loaded())
         processes.call_at_end(self.end)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "TrainStep":
@@ -141,16 +157,15 @@ class TrainStep:
     @property
     def backend(self) -> str:
         """What the next step runs by."""
-        return self._runner.name if isinstance(self._runner, Measured) else self._name
+        return self._runner.backend
 
     @property
     def errors(self) -> dict[str, float]:
         """Relative error of the gradients in each form that was compared with eager fp32."""
         return self._first.errors
 
-    @property
-    def _device(self) -> torch.device:
-        return next(self.body.model.parameters()).device
+    def _constants(self) -> Constants:
+        return Constants((self.body.loss, self.body.model, self.body.draw))
 
     def _reducer(self, model: nn.Module, processes: Processes, shards: Shards | None) -> Reducer | None:
         if shards is None and processes.size > 1:
@@ -158,38 +173,38 @@ class TrainStep:
                 processes.follow_first([*each.parameters(), *each.buffers()])
         return None if shards is None and processes.size == 1 else Reducer(model, processes, shards)
 
-    def _make(self, backend: str) -> Runner:
+    def _choose(self, backend: str) -> None:
+        """Make steps by a backend from here on, or, for `auto`, by each in turn until one is chosen."""
         compiled_body = functools.cache(lambda: compiled(self.body))
+        self._auto: Auto | None = None
+        self._runner: Runner
         if backend != "auto":
-            check_backend(backend, self._device, self.body.optimizer)
-            return make_runner(backend, self.body, compiled_body, self.ema, self._usual)
+            check_backend(backend, self.body.device, self.body.optimizer)
+            self._runner = make_runner(backend, self.body, compiled_body)
+            return
         candidates = {}
         for name in BACKENDS:
             try:
-                check_backend(name, self._device, self.body.optimizer)
+                check_backend(name, self.body.device, self.body.optimizer)
             except ConfigError:
                 continue
-            candidates[name] = functools.partial(make_runner, name, self.body, compiled_body, self.ema, self._usual)
-        return Measured(candidates, self._device, self._usual, self._slowest)
-
-    def _hindered(self, batch: Any) -> str:
-        """Why a process cannot compute its gradients, on all of them: one that refused alone would be waited for."""
-        if self._processes.size == 1 or self.body.shards is not None:
-            return ""
-        with nothing_collected():
-            # At once, before the rehearsal would compile one after the other.
-            self._first.compile_kernels(self.backend, self.body, batch)
-            own = "" if self.backend == "eager" else rehearsed(self._runner.body, batch)
-        return next(filter(None, self._processes.gather(own)), "")
+            candidates[name] = functools.partial(make_runner, name, self.body, compiled_body)
+        self._auto = Auto(candidates, self.body.device, self._slowest)
+        self._runner = self._auto.runner
 
     def _slowest(self, milliseconds: float) -> float:
         """What a step takes that waits for all processes: they must agree on the fastest backend."""
         return max(self._processes.gather(milliseconds))
 
-    def _loaded(self, _: torch.optim.Optimizer) -> None:
-        # What was loaded lies elsewhere in memory.
+    def _loaded(self) -> None:
+        """Begin anew: what was loaded lies elsewhere in memory."""
+        self._forget()
+        self._tracker.forget()
+
+    def _forget(self) -> None:
         self._runner.forget()
-        self._usual.forget()
+        if self._auto is not None:
+            self._auto.forget()
 
     def end(self) -> None:
         """Let go of what is recorded and watched; no further step can be made with others."""
@@ -210,37 +225,52 @@ class TrainStep:
                 step's, and for a sparse gradient.
 
         """
-        self._look_at(batch)
-        metrics = self._measure(batch) if isinstance(self._runner, Measured) else self._step(batch)
+        expected = self._observe(batch)
+        metrics = self._step(batch, expected) if self._auto is None else self._measure(self._auto, batch, expected)
         self.made += 1
         return metrics
 
-    def _look_at(self, batch: Any) -> None:
-        """Begin anew for batches that come again and again: the first may have been an epoch's smaller last one."""
-        before = self._usual.differing
-        changed = self._usual.changed(batch)
-        if self._name == "eager":
+    def _observe(self, batch: Any) -> bool:
+        """Whether a batch is one that steps are made for; those may begin anew for others that come again and again."""
+        match self._tracker.observe(batch):
+            case Observation.EXPECTED:
+                return True
+            case Observation.SWITCHED:
+                # The first may have been an epoch's smaller last one.
+                self._begin_for_others()
+                return True
+            case Observation.LOST:
+                self._tell_lost()
+                expected = False
+            case observation:
+                expected = observation is Observation.FIRST
+        micro_batches(batch, self.body.accumulate)  # which raises for one without samples
+        return expected
+
+    def _begin_for_others(self) -> None:
+        if self._asked == "eager":
             return
-        if changed:
-            self._runner.forget()
-            self._first.forget()
-            what = (
-                f"the loss reads other numbers, {before}" if before else "batches have other shapes than the first ones"
-            )
-            told = f"{what}; from here on steps are made for these"
-        elif self._usual.lost:
+        self._forget()
+        self._first.made.clear()
+        numbers = self._tracker.differing
+        what = (
+            f"the loss reads other numbers, {numbers}" if numbers else "batches have other shapes than the first ones"
+        )
+        self._log(f"backend={self._asked}: {what}; from here on steps are made for these")
+
+    def _tell_lost(self) -> None:
+        if self._asked == "eager":
+            return
+        told = (
+            f"the last {NEVER} batches had other shapes than the first ones, or other values that are no tensors; "
+            "such steps run as they are, and auto measures none: give what changes as tensors of one shape"
+        )
+        if numbers := self._tracker.differing:
             told = (
-                f"the last {NEVER} batches had other shapes than the first ones, or other values that are no tensors; "
-                "such steps run as they are, and auto measures none: give what changes as tensors of one shape"
+                f"the loss reads Python numbers that change, {numbers}; such steps run as they are, neither compiled "
+                "nor recorded, and auto measures none: give them as tensors, such as in the batch"
             )
-            if found := self._usual.differing:
-                told = (
-                    f"the loss reads Python numbers that change, {found}; such steps run as they are, neither compiled "
-                    "nor recorded, and auto measures none: give them as tensors, such as in the batch"
-                )
-        else:
-            return
-        self._log(f"backend={self._name}: {told}")
+        self._log(f"backend={self._asked}: {told}")
 
     def _tell_unclipped(self, optimizer: torch.optim.Optimizer) -> None:
         """Say which gradients another optimizer is to clip."""
@@ -255,31 +285,42 @@ class TrainStep:
         if self._processes.leads:
             self._say(line)
 
-    def _step(self, batch: Any) -> Metrics:
-        if self._first.done(self.backend, self._runner, batch):
-            return self._runner(batch, self.made)
-        return self._first.make(self.backend, self._runner, self.body, batch, self.made)
+    def _step(self, batch: Any, expected: bool) -> Metrics:
+        if self._runner.form(expected) in self._first.made:
+            return self._runner(batch, self.made, expected=expected)
+        return self._first.make(self._runner, batch, self.made, expected=expected)
 
-    def _measure(self, batch: Any) -> Metrics:
+    def _measure(self, auto: Auto, batch: Any, expected: bool) -> Metrics:
         """A step of the candidate whose turn it is; one that cannot make it leaves no trace."""
-        measured = self._runner
-        assert isinstance(measured, Measured)
-        if measured.chosen:
-            return self._step(batch)
         while True:
-            known = self._first.done(self.backend, self._runner, batch)
-            if not known and (why := self._hindered(batch)):
-                measured.refuse(why)
+            self._runner = auto.runner
+            known = self._runner.form(expected) in self._first.made
+            if not known and (why := self._hindered(batch, expected)):
+                auto.refuse(why)
                 continue
-            saved = None if known else Saved(self.body, self.ema, self._guarded)
+            saved = None if known else Saved(self.body, self._guarded)
+            step = functools.partial(self._step, batch, expected)
             try:
-                metrics = self._step(batch)
+                metrics = auto.timed(step) if expected else step()
             except (RuntimeError, StepError) as failed:
                 if saved is None:
                     raise
                 saved.restore()
-                measured.refuse(f"{type(failed).__name__}: {failed}")
+                auto.refuse(f"{type(failed).__name__}: {failed}")
             else:
-                if measured.chosen:
-                    self._log(str(measured))
-                return metrics
+                break
+        self._runner = auto.runner
+        if auto.chosen:
+            self._auto = None
+            self._log(str(auto))
+        return metrics
+
+    def _hindered(self, batch: Any, expected: bool) -> str:
+        """Why a process cannot compute its gradients, on all of them: one that refused alone would be waited for."""
+        if self._processes.size == 1 or self.body.shards is not None:
+            return ""
+        with nothing_collected():
+            # At once, before the rehearsal would compile one after the other.
+            self._first.compile_kernels(self.body, batch, compiles=self._runner.compiles and expected)
+            own = "" if self.backend == "eager" else rehearsed(self._runner.body, batch)
+        return next(filter(None, self._processes.gather(own)), "")

@@ -1,17 +1,13 @@
-import io
-import re
-
 import pytest
 import torch
-from rich.console import Console
 
 from fullstride.meanflow.config.schema import DataConfig, EvalConfig, UNetConfig
 from fullstride.meanflow.data.catalogue import load_data
-from fullstride.meanflow.evaluation import scoring
 from fullstride.meanflow.evaluation.evaluator import Evaluator
-from fullstride.meanflow.evaluation.scoring import ScoringProgress, evaluations, score_samplers
+from fullstride.meanflow.evaluation.scoring import evaluations, score_samplers
 from fullstride.meanflow.sampling.samplers import EVALUATIONS, sample
 from fullstride.meanflow.training.build import build_model
+from fullstride.process import progress
 
 ROWS = [("meanflow", 3), ("rk4", 2), ("heun", 1)]
 
@@ -48,35 +44,19 @@ def test_scores_are_those_without_progress_and_the_network_is_left_as_it_was(mod
     ]
 
 
-def test_a_sampler_that_takes_long_is_heard_of_where_there_is_no_terminal(model, evaluator, monkeypatch, capsys):
-    monkeypatch.setattr(scoring, "LINE_EVERY", -1.0)
+def test_samplers_that_take_long_are_heard_of_where_there_is_no_terminal(model, evaluator, monkeypatch, capsys):
+    monkeypatch.setattr(progress, "EVERY", -1.0)
     score_samplers(evaluator, model, [("meanflow", 1), ("euler", 2)], 0)
-    lines = [line for line in capsys.readouterr().err.splitlines() if line.endswith("evaluations made")]
-    assert lines[-1] == "2 of 2, euler 2: 2 of 2 evaluations made"
-    assert len(lines) == 3 * (1 + 2)  # three batches
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("scoring: ")]
+    done = [int(line.removeprefix("scoring: ").partition("/39")[0]) for line in lines]
+    # Three batches of each evaluation, each sampler's end, and the end of all.
+    assert done == [5, 10, 13, 13, 18, 23, 28, 33, 36, 39, 39, 39]
+    assert lines[0].endswith(", 1/2 meanflow 1")
+    assert lines[-1].endswith(", 2/2 euler 2")
 
 
-@pytest.mark.parametrize("width", [40, 80])
-def test_the_bar_counts_evaluations_on_a_terminal_of_any_width(model, evaluator, width):
-    screen = io.StringIO()
-    progress = ScoringProgress(ROWS, 13, Console(file=screen, force_terminal=True, width=width))
-    shares = []
-    with progress.watching(model):
-        for place, row in enumerate(ROWS):
-            progress.begin(place)
-            score = evaluator.sampler_score(model, *row, 0)
-            shares.append(progress.bar.tasks[0].percentage)
-            progress.scored(score)
-    assert shares == pytest.approx([100 * done / 13 for done in (3, 11, 13)])
-    lines = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen.getvalue()).replace("\r", "\n").splitlines()
-    last = [line.rstrip() for line in lines if line.strip()][-1]
-    assert last.startswith("3/3 heun 1 ")
-    assert "100%" in last
-    assert max(map(len, lines)) <= width
-
-
-def test_an_error_leaves_no_hook(model):
-    progress = ScoringProgress(ROWS, 2)
-    with pytest.raises(ZeroDivisionError), progress.watching(model):
-        _ = 1 / 0
+def test_an_error_leaves_no_hook(model, evaluator, monkeypatch):
+    monkeypatch.setattr(evaluator, "sampler_score", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        score_samplers(evaluator, model, ROWS, 0)
     assert not model._forward_hooks

@@ -33,7 +33,8 @@ def trainer_of(folder: str, name: str, precision: str, split: str = "auto", chec
 def check_of(folder: str, name: str, precision: str, split: str = "auto") -> Callable[[], dict | None]:
     """The check of such a run, which compares no steps: then the derivative is compiled for it."""
     trainer = trainer_of(folder, name, precision, split)
-    return functools.partial(tangents.check_derivative, trainer.update, trainer.state, *next(trainer.batches))
+    run = trainer.config, trainer.objective, trainer.state
+    return functools.partial(tangents.check_derivative, *run, *next(trainer.batches))
 
 
 def without_inductor(*args: Any, options: Any = None, **kwargs: Any) -> Any:
@@ -53,7 +54,7 @@ def main(folder: str) -> None:
     assert 0 < report["tangent"] < report["tolerance"] / 2
     right = trainer_of(f"{folder}/right", "dit", "fp32", "static", check_step=True)
     right.run_to_end()
-    errors = right.update.step.errors
+    errors = right.step.errors
     assert 0 < errors["backend=compile, other weights"] < 1e-4, errors
 
     def wrong(*args, **kwargs):

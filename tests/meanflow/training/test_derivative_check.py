@@ -64,7 +64,7 @@ def with_sine(factor: float, settings: TrainConfig) -> Trainer:
 
 
 def checked(trainer: Trainer) -> dict:
-    report = check_derivative(trainer.update, trainer.state, *next(trainer.batches))
+    report = check_derivative(trainer.config, trainer.objective, trainer.state, *next(trainer.batches))
     assert report is not None
     return report
 
@@ -195,7 +195,7 @@ def test_nothing_of_the_run_is_touched(tmp_path):
     }
     before = copy.deepcopy(held)
     modes = [m.training for m in state.model.modules()]
-    assert check_derivative(trainer.update, state, *batch)
+    assert check_derivative(trainer.config, trainer.objective, state, *batch)
     held["rng"] = {"own": state.generator.get_state(), "torch": torch.get_rng_state()}
     for name, tensors in held.items():
         assert all(torch.equal(x, before[name][key]) for key, x in tensors.items()), name
@@ -223,7 +223,7 @@ def test_without_a_jvp_or_with_broken_weights_there_is_nothing_to_check(tmp_path
     trainer = Trainer(config(tmp_path / "nan", ema=EmaConfig([0.9])))
     with torch.no_grad():
         next(trainer.state.model.parameters()).fill_(float("nan"))
-    assert check_derivative(trainer.update, trainer.state, *next(trainer.batches)) is None
+    assert check_derivative(trainer.config, trainer.objective, trainer.state, *next(trainer.batches)) is None
 
 
 def test_out_of_memory_is_said_plainly(tmp_path, monkeypatch):

@@ -38,7 +38,7 @@ METRICS = {"loss": torch.tensor(1.0), "squared_error": torch.tensor(0.5)}
 
 def report(reporter: Reporter, step: int, loss: float, skipped: int = 1, spikes: int = 0) -> None:
     metrics = {"loss": torch.tensor(loss), "squared_error": torch.tensor(0.5)}
-    reporter.step(Position(step, 0, step), metrics, 1e-3, lambda: Judged(skipped, spikes))
+    reporter.step(Position(step, 0, step), metrics, lambda _: 1e-3, lambda: Judged(skipped, spikes))
 
 
 def test_every_second_step_and_the_last_are_reported(reporter):
@@ -60,7 +60,7 @@ def test_skipped_steps_are_told_once_as_they_come(reporter, capfd):
         "step 4: 3 steps skipped so far, which were not finite, 0 of them in the loss, 3 in the gradient alone",
         "step 7: 4 steps skipped so far, which were not finite, 0 of them in the loss, 4 in the gradient alone",
     ]
-    reporter.step(Position(8, 0, 8), METRICS, 1e-3, lambda: Judged(7, 0, 2))
+    reporter.step(Position(8, 0, 8), METRICS, lambda _: 1e-3, lambda: Judged(7, 0, 2))
     assert capfd.readouterr().err.splitlines() == [
         "step 8: 7 steps skipped so far, which were not finite, 2 of them in the loss, 5 in the gradient alone"
     ]

@@ -16,7 +16,9 @@ from fullstride.errors import ConfigError
 from fullstride.meanflow.checkpoints.folder import checkpoints, find_checkpoint
 from fullstride.meanflow.checkpoints.format import read_group, read_manifest
 from fullstride.meanflow.config.schema import DataConfig, LossConfig
-from fullstride.meanflow.training.batch_share import check_share, share_of
+from fullstride.meanflow.data.catalogue import load_data
+from fullstride.meanflow.training.batch_share import check_parts
+from fullstride.meanflow.training.epoch_orders import orders
 from fullstride.meanflow.training.trainer import train
 from fullstride.runs.folder import METRICS, read_metrics
 from fullstride.step.torch import Processes, Shards
@@ -185,28 +187,28 @@ def test_the_command_line_trains_in_two_processes(tmp_path):
     assert all(line.get("images", 0) == 128 * line["step"] for line in read_metrics(tmp_path / "a") if "loss" in line)
 
 
-def test_shares_are_the_whole_batch_and_no_record_twice():
-    order = torch.randperm(48).view(2, 3, 8)
-    shares = [share_of(order, of(rank, 4)) for rank in range(4)]
-    assert all(share.shape == (2, 3, 2) for share in shares)
-    assert torch.equal(torch.stack(shares, dim=-1).flatten(2), order)
-    assert torch.equal(share_of(order, of(0, 1)), order)
+def test_shares_are_the_whole_batch_and_no_record_twice(tmp_path):
+    run = config(tmp_path, data=DataConfig(batch_size=8))
+    given = run, load_data(run.data).train, 2, 5, 0
+    whole, *shares = (next(orders(*given, of(rank, n))) for rank, n in ((0, 1), (0, 4), (1, 4), (2, 4), (3, 4)))
+    assert all(share.shape == (2, 6) for share in shares)
+    assert torch.equal(torch.stack(shares, dim=-1).flatten(1), whole)
+    assert whole.unique().numel() == 48
 
 
 def test_what_has_not_been_checked_is_refused(tmp_path, monkeypatch):
     run = settings(tmp_path)
-    cpu = torch.device("cpu")
     with pytest.raises(ConfigError, match=r"distributed=ddp device=mps: expected device=cuda or cpu"):
-        check_share(run, of(0, 2), torch.device("mps"))
+        check_parts(run, 2, "mps")
     with pytest.raises(ConfigError, match=r"over 3 processes: expected a multiple of 3; .* 150"):
-        check_share(run, of(0, 3), cpu)
+        check_parts(run, 3, "cpu")
     with pytest.raises(ConfigError, match="meanflow_ratio=0.5 is 76 samples there and 74 in one process"):
-        check_share(run, of(0, 4), cpu)
+        check_parts(run, 4, "cpu")
     few = dataclasses.replace(run, loss=LossConfig(weighting="huber"), data=DataConfig(batch_size=4))
     with pytest.raises(
         ConfigError, match="data.batch_size=4 over 4 processes: loss.weighting=huber expects at least 2"
     ):
-        check_share(few, of(0, 4), cpu)
+        check_parts(few, 4, "cpu")
     with pytest.raises(ConfigError, match="torchrun --nproc-per-node"):
         train(run)
     model = torch.nn.Linear(1, 1)

@@ -30,7 +30,7 @@ from fullstride.meanflow.training.build import build_loss, build_state
 from fullstride.meanflow.training.epoch_orders import orders
 from fullstride.meanflow.training.rng_state import load_streams
 from fullstride.meanflow.training.state import RunState, changed_settings
-from fullstride.meanflow.training.step import learning_rate
+from fullstride.meanflow.training.step import schedule
 from fullstride.meanflow.training.trainer import Trainer, train
 from fullstride.runs.folder import read_metrics
 from fullstride.step.torch.body import Body
@@ -113,7 +113,7 @@ def test_channels_last_is_the_same_training_in_another_memory_order(tmp_path):
     plain, last = (
         Trainer(config(tmp_path, model=model, channels_last=on, run_name=f"channels_last={on}")) for on in (False, True)
     )
-    metrics = [[t._next_step() for _ in range(3)][-1] for t in (plain, last)]
+    metrics = [[t._step(*next(t.batches)) for _ in range(3)][-1] for t in (plain, last)]
     torch.testing.assert_close(metrics[1], metrics[0], rtol=1e-4, atol=0)
     state, images = last.state, 0
     for p in state.model.parameters():
@@ -183,10 +183,10 @@ def test_accumulation_averages_the_gradients_of_its_parts(tmp_path):
     model, generator = trainer.state.model.eval(), trainer.state.generator
     before = generator.get_state()
     raw, labels = next(trainer.batches)
-    assert raw.shape == (3, BATCH, 1, 8, 8)
+    assert raw.shape == (3 * BATCH, 1, 8, 8)
     expected = [torch.zeros_like(p) for p in model.parameters()]
-    for images, own in zip(raw, labels, strict=True):
-        loss, _ = trainer.update.loss(model, images, own, generator=generator)
+    for images, own in zip(raw.split(BATCH), labels.split(BATCH), strict=True):
+        loss, _ = trainer.objective.meanflow(model, images, own, generator=generator)
         for total, g in zip(expected, torch.autograd.grad(loss, list(model.parameters())), strict=True):
             total += g / 3
     generator.set_state(before)
@@ -198,7 +198,7 @@ def test_accumulation_averages_the_gradients_of_its_parts(tmp_path):
 
 def test_an_epoch_takes_every_image_at_most_once(tmp_path):
     trainer = Trainer(config(tmp_path))
-    made = orders(trainer.config, trainer.data.train, trainer.steps, trainer.state.position, trainer.processes)
+    made = orders(trainer.config, trainer.data.train, trainer.steps, 0, 0, trainer.processes)
     first, second = next(made).flatten(), next(made).flatten()
     assert len(first) == len(first.unique()) == 2 * 3 * BATCH
     assert not torch.equal(first, second)
@@ -221,7 +221,7 @@ def test_imf_ema_goes_along_the_velocity_of_the_first_average(tmp_path):
     for name in ("imf", "imf_ema"):
         given = {"loss": LOSSES[name](), "ema": EmaConfig(decays=[0.9, 0.5]), "optimizer": OptimizerConfig(lr=1e-2)}
         trainer = Trainer(config(tmp_path / name, **given))
-        assert trainer.update.loss.average is (trainer.state.ema.models[0.9] if name == "imf_ema" else None)
+        assert trainer.objective.meanflow.average is (trainer.state.ema.models[0.9] if name == "imf_ema" else None)
         for _ in range(6):
             trainer._step(*next(trainer.batches))
         found.append([p.detach().clone() for p in trainer.state.model.parameters()])
@@ -288,12 +288,17 @@ def test_evaluation_is_logged_beside_its_floor(tmp_path, monkeypatch):
     assert [line["step"] for line in lines if "evaluation" in line] == [4, 6]
 
 
+def rates(config: OptimizerConfig, *steps: int) -> list[float]:
+    factor = schedule(config, 100)
+    assert factor is not None
+    return [factor(torch.tensor(step)).item() for step in steps]
+
+
 def test_learning_rate_warms_up_then_follows_the_cosine():
     cosine = OptimizerConfig(lr=2.0, warmup_steps=4, decay="cosine")
-    assert learning_rate(cosine, 0, 0.0) == pytest.approx(0.5)
-    assert learning_rate(cosine, 50, 0.5) == pytest.approx(1.0)
-    assert learning_rate(cosine, 100, 1.0) == pytest.approx(0.0)
-    assert learning_rate(OptimizerConfig(lr=2.0), 70, 0.7) == 2.0
+    assert rates(cosine, 0, 50, 100) == pytest.approx([0.25, 0.5, 0.0])
+    assert rates(OptimizerConfig(lr=2.0, warmup_steps=4), 1, 3, 70) == pytest.approx([0.5, 1.0, 1.0])
+    assert schedule(OptimizerConfig(lr=2.0), 100) is None
 
 
 def test_an_earlier_run_is_never_lost_unasked(tmp_path):
@@ -424,7 +429,7 @@ def poisoned(trainer: Trainer, monkeypatch, steps: set[int]) -> None:
     def wrong(body, batch):
         metrics = gradients(body, batch)
         if state.position.step in left:
-            if body is trainer.update.step.body:  # and not the one that it is compared with
+            if body is trainer.step.body:  # and not the one that it is compared with
                 left.discard(state.position.step)
             for p in state.model.parameters():
                 assert p.grad is not None
@@ -514,41 +519,20 @@ def _no_room_above(most: int, monkeypatch) -> None:
     monkeypatch.setattr(Body, "forward", limited)
 
 
-def test_out_of_memory_says_what_it_took_and_which_batch_fits(tmp_path, monkeypatch):
-    trainer = Trainer(config(tmp_path, data=DataConfig(batch_size=120), gradient_accumulation_steps=2))
+TOOK = r"at data.batch_size=120 gradient_accumulation_steps=2: the peak was \d+\.\d\d GiB resident; "
+
+
+@pytest.mark.parametrize(
+    ("batch", "parts", "message"),
+    [
+        (120, 2, TOOK + "data.batch_size=60 gradient_accumulation_steps=4 takes less, for steps of as many images;"),
+        (119, 1, "data.batch_size=17 gradient_accumulation_steps=7 takes less"),
+        (113, 1, "there is no smaller batch of as many images a step: choose a smaller model"),
+    ],
+)
+def test_out_of_memory_says_what_it_took_and_what_takes_less(tmp_path, monkeypatch, batch, parts, message):
+    trainer = Trainer(config(tmp_path, data=DataConfig(batch_size=batch), gradient_accumulation_steps=parts))
     _no_room_above(50, monkeypatch)
-    with pytest.raises(OutOfMemory, match=r"data.batch_size=48 gradient_accumulation_steps=5 fits"):
-        trainer.run_to_end()
-
-
-@pytest.mark.parametrize(
-    ("most", "message"),
-    [
-        (4, r"data.batch_size=4 gradient_accumulation_steps=2 fits \(tried\) and takes the same optimizer step;"),
-        # A quarter of 2 is rounded to 1.
-        (2, r"data.batch_size=2 .*=4 fits .* an optimizer step with r != t in 50.0% of the samples, 25.0% before"),
-        # Of 1 it is rounded to none, which a run refuses.
-        (1, "the smallest batch does not fit either"),
-    ],
-)
-def test_out_of_memory_says_where_a_batch_that_fits_has_another_share_of_meanflow(tmp_path, monkeypatch, most, message):
-    trainer = Trainer(config(tmp_path, data=DataConfig(batch_size=8), gradient_accumulation_steps=1))
-    _no_room_above(most, monkeypatch)
-    with pytest.raises(OutOfMemory, match=message):
-        trainer.run_to_end()
-
-
-@pytest.mark.parametrize(
-    ("most", "message"),
-    [
-        (4, r"data.batch_size=4 .*=2 fits .* step that is the same but for its weights, which compare"),
-        (1, "the smallest batch does not fit either"),
-    ],
-)
-def test_out_of_memory_says_that_parts_of_a_batch_weigh_otherwise(tmp_path, monkeypatch, most, message):
-    loss = LossConfig(weighting="huber", split="bernoulli")
-    trainer = Trainer(config(tmp_path, loss=loss, data=DataConfig(batch_size=8), gradient_accumulation_steps=1))
-    _no_room_above(most, monkeypatch)
     with pytest.raises(OutOfMemory, match=message):
         trainer.run_to_end()
 

@@ -22,7 +22,7 @@ from fullstride.meanflow.evaluation.evaluator import shared_evaluator
 from fullstride.meanflow.models.unet import UNet
 from fullstride.meanflow.objective.loss import MeanFlowLoss
 from fullstride.meanflow.sampling.samplers import sample
-from fullstride.meanflow.training import state, trainer
+from fullstride.meanflow.training import reporter, state, trainer
 from fullstride.meanflow.training.batch_share import in_parts
 from fullstride.meanflow.training.build import in_channels_last
 from fullstride.meanflow.training.randomize_zero_layers import awake
@@ -158,7 +158,7 @@ def _require(true: bool) -> None:
 def runs_with_a_break(folder: Path, processes: Processes) -> None:
     """Runs straight on, and the same ones in two parts of which the first is stopped in mid-epoch."""
     if not processes.leads:
-        for module, name in ((state, "write_checkpoint"), (trainer, "write_config"), (trainer, "Reporter")):
+        for module, name in ((state, "write_checkpoint"), (trainer, "write_config"), (reporter, "MetricsLog")):
             setattr(module, name, _forbidden)
     for kind in ("ddp", "fsdp"):
         chosen = functools.partial(settings, epochs=2, distributed=kind)
@@ -191,14 +191,14 @@ def harmful_steps(folder: Path, processes: Processes) -> None:
     """One process alone meets what is not finite: all return to the same checkpoint, and give up together."""
     guard = GuardConfig(check_tangents=False, check_step=False, max_skips=2, max_rollbacks=1)
     run = trainer.Trainer(settings(folder, guard=guard, epochs=9), processes)
-    forward = run.update._minimised
+    forward = run.objective
 
     def wrong(model: torch.nn.Module, drawn: dict) -> tuple:
         loss, metrics = forward(model, drawn)
         return loss * (float("nan") if processes.rank and run.state.position.step >= 2 else 1.0), metrics
 
-    run.update.step.body = replace(run.update.step.body, loss=wrong)
-    run.update.step._runner = run.update.step._make("eager")
+    run.step.body = replace(run.step.body, loss=wrong)
+    run.step._choose("eager")
     try:
         run.run_to_end()
     except FloatingPointError as error:

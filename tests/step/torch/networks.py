@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fullstride.step.torch.runners.graph import Replayed
+from fullstride.step.torch.runners.graph import GraphRunner
 from fullstride.step.torch.runners.snapshot import Saved
 
 
@@ -82,8 +82,8 @@ class Rerun:
         """Record without a trace of having run."""
         Rerun.recorded += 1
         self._function = function
-        body, averages = function.__self__.body, function.__self__._follow  # pyright: ignore[reportFunctionMemberAccess]
-        saved, made = Saved(body, averages), function.__self__._made.clone()  # pyright: ignore[reportFunctionMemberAccess]
+        body = function.__self__.body  # pyright: ignore[reportFunctionMemberAccess]
+        saved, made = Saved(body), function.__self__._made.clone()  # pyright: ignore[reportFunctionMemberAccess]
         self._parameters = list(body.model.parameters())
         self.result = function()
         self._gradients = [p.grad for p in self._parameters]
@@ -103,9 +103,9 @@ class Rerun:
         return self.result
 
 
-class OnHost(Replayed):
+class OnHost(GraphRunner):
     """Replays on the host."""
 
-    def __init__(self, body: Any, eager: Any, follow: Any, usual: Any):
+    def __init__(self, backend: str, body: Any, eager: Any):
         """With `Rerun` for graphs."""
-        super().__init__(body, eager, follow, usual, record=Rerun)
+        super().__init__(backend, body, eager, record=Rerun)

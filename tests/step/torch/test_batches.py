@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_sequence
 
 from fullstride.device.cuda_graph import fill, place_of
+from fullstride.device.tensor_trees import micro_batches
 from fullstride.step.torch import TrainStep
 from fullstride.step.torch import train_step as train_step_module
-from fullstride.step.torch.batches import micro_batches
 from fullstride.step.torch.runners import backends as backends_module
 from tests.step.torch.networks import OnHost, Rerun
 
@@ -73,7 +73,7 @@ KINDS: dict[str, tuple[Any, Any]] = {
 @pytest.mark.parametrize("backend", ["eager", "graph"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_any_batch_that_is_not_cut_trains_as_by_hand(kind, backend, precision, monkeypatch):
-    monkeypatch.setattr(backends_module, "Replayed", OnHost)
+    monkeypatch.setattr(backends_module, "GraphRunner", OnHost)
     monkeypatch.setattr(train_step_module, "check_backend", lambda *_: None)
     monkeypatch.setattr(Rerun, "recorded", 0)
     made, loss = KINDS[kind]

@@ -23,7 +23,7 @@ from tests.step.torch.networks import OnHost, Rerun, batches, by_hand, loss, net
 @pytest.fixture
 def recorded(monkeypatch):
     """`graph` and `compile+graph` on the host, where what is recorded runs again."""
-    monkeypatch.setattr(backends_module, "Replayed", OnHost)
+    monkeypatch.setattr(backends_module, "GraphRunner", OnHost)
     monkeypatch.setattr(train_step_module, "check_backend", lambda *_: None)
     monkeypatch.setattr(Rerun, "recorded", 0)
 
@@ -140,7 +140,7 @@ def test_a_change_before_a_smaller_batch_does_not_make_that_the_recorded_one(see
     for batch in batches(seed, count=5, last=6):
         step(batch)
     assert Rerun.recorded == 2
-    assert step._runner.form(batches(seed, count=1, last=6)[0]) == "recorded"
+    assert step._runner.form(expected=True) == "backend=graph, recorded"
 
 
 @pytest.mark.usefixtures("recorded")
@@ -273,7 +273,7 @@ def test_auto_stays_with_the_fastest_and_a_wrong_one_leaves_no_trace(monkeypatch
     said = []
     model, step = make(seed, backend="auto", say=said.append)
     step.body = slow(step.body)
-    step._runner = step._make("auto")
+    step._choose("auto")
     other, plain = make(seed)
     for batch in batches(seed, count=60, last=6):
         step(batch)
@@ -323,7 +323,7 @@ def test_what_cannot_be_says_why(seed):
     with pytest.raises(ConfigError, match="precision=tf32: TF32 is CUDA's, the device is cpu"):
         make(seed, precision="tf32")
     step.body = replace(step.body, loss=lambda *given: (loss(*given)[0], {"loss": torch.zeros(())}))
-    step._runner = step._make("eager")
+    step._choose("eager")
     with pytest.raises(ValueError, match=r"metrics named \['loss'\], expected other names"):
         step(next(iter(batches(seed, 1))))
 
@@ -548,7 +548,7 @@ def test_what_a_refused_candidate_left_in_the_optimizer_is_forgotten_alone(seed)
     kept.grad = torch.randn(3, generator=torch.Generator().manual_seed(seed))
     optimizer.step()
     before = copy.deepcopy(optimizer.state_dict()["state"])
-    saved = Saved(body, Averages(model, ()))
+    saved = Saved(body)
     late.grad = torch.ones(3)
     optimizer.step()
     saved.restore()

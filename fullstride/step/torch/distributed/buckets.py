@@ -62,15 +62,14 @@ class Bucket:
 
     Attributes:
         parameters: whose gradients they are.
-        missing: how many have not arrived in the present backward pass.
 
     """
 
     def __init__(self, parameters: list[nn.Parameter], processes: Processes):
         """Of parameters of one dtype; collective."""
-        self.parameters, self.missing = parameters, 0
+        self.parameters = parameters
         self._layout = Layout(parameters, processes.size)
-        self._memory = processes.shared(parameters[0].detach(), self._layout.size)
+        self._memory = processes.transfer.shared(parameters[0].detach(), self._layout.size)
         self._means: list[Tensor] = []
         self._wait: Callable[[], None] | None = None
 
@@ -80,7 +79,7 @@ class Bucket:
         flat = gradients[0].new_empty(self._layout.size) if self._memory is None else self._memory.own
         self._means = self._layout.views(flat)
         torch._foreach_copy_(self._means, list(gradients))
-        self._wait = processes.start_average(self._memory or flat)
+        self._wait = processes.transfer.start_average(self._memory or flat)
 
     @torch.no_grad()
     def receive(self) -> None:

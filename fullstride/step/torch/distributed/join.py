@@ -11,8 +11,7 @@ import torch.distributed as dist
 from fullstride.errors import ConfigError, one_of
 from fullstride.process import torchrun as launched
 from fullstride.runs.atomic_files import note
-from fullstride.step.torch.distributed.mean import mean_of
-from fullstride.step.torch.distributed.peer_copies import Peers
+from fullstride.step.torch.distributed.peer_copies import Peers, mean_of
 from fullstride.step.torch.distributed.processes import ALONE, Processes, let_go
 from fullstride.step.torch.distributed.symmetric_memory import Refused, Symmetric, atomics_reach, reason
 

@@ -1,4 +1,4 @@
-"""The kernel of `mean.py`: a module of its own, as Triton is a GPU's and no CPU build of PyTorch brings it."""
+"""The kernel of `mean_of`: a module of its own, as Triton is a GPU's and no CPU build of PyTorch brings it."""
 
 from typing import no_type_check
 

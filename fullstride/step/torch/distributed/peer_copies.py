@@ -9,15 +9,30 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from fullstride.step.torch.distributed.mean import mean_of
-
 # Bytes that a process's place in a buffer is a multiple of: copies and kernels are fastest so.
 ALIGNED = 256
+
+
+def mean_of(own: Tensor, rows: Tensor, rank: int, out: Tensor) -> None:
+    """Fill `out` with the mean of some rows, of which one stands elsewhere, in one pass.
+
+    Args:
+        own: (m,), in place of row `rank`, which is not read; may be `out`.
+        rows: (n, m), whose columns lie one after the other.
+        rank: which row `own` is.
+        out: (m,), of the same dtype.
+
+    """
+    from fullstride.step.torch.distributed.mean_kernel import BLOCK, mean_kernel  # Triton is a GPU's
+
+    kernel: Any = mean_kernel
+    grid = (-(-out.numel() // BLOCK),)
+    kernel[grid](own, rows, out, out.numel(), rows.stride(0), RANK=rank, SIZE=len(rows), BLOCK=BLOCK)
 
 
 @dataclass(frozen=True, eq=False)

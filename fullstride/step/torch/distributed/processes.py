@@ -2,24 +2,18 @@
 
 import gc
 import weakref
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from fullstride.errors import ConfigError
-from fullstride.runs.atomic_files import note
 from fullstride.step.torch.distributed.host_group import Hosts, with_peers
-from fullstride.step.torch.distributed.peer_copies import Peers, Shared
-from fullstride.step.torch.distributed.symmetric_memory import Refused
+from fullstride.step.torch.distributed.peer_copies import Peers
+from fullstride.step.torch.distributed.transfer import Copies, Transfer
 
 # NCCL does not end before the CUDA graphs that its transfers were recorded in: it would wait for them forever.
 _RECORDS: list[weakref.WeakMethod] = []
-# PyTorch 2.13 has other names for them.
-_reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
-_all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 
 
 class Processes(Hosts):
@@ -27,6 +21,10 @@ class Processes(Hosts):
 
     Tensors on a GPU travel by NCCL, on a stream of its own and also while a CUDA graph is recorded, or by copies where
     processes share memory; tensors on the CPU by gloo, and so does what hosts agree on.
+
+    Attributes:
+        transfer: what gradients and weights travel by.
+
     """
 
     def __init__(
@@ -49,129 +47,25 @@ class Processes(Hosts):
             ConfigError: for another backend's, whose collectives have not been checked.
 
         """
-        for given, backend in ((group, "gloo"), (devices, "nccl")):
-            if given is not None and (found := dist.get_backend(given)) != backend:
-                raise ConfigError(f"a process group of {found}, expected one of {backend}: no other has been checked")
         super().__init__(group)
-        self._devices, self._peers = devices, peers
-        self._must_share, self._refused = must_share, False
-
-    def _carrier(self, tensor: Tensor) -> dist.ProcessGroup | None:
-        """The group that tensors of that device travel by; None for a process alone."""
-        if self._group is not None and tensor.is_cuda and self._devices is None:
-            raise ConfigError(
-                f"a tensor on {tensor.device} among {self.size} processes without NCCL: expected processes joined for "
-                "GPUs; use joined('cuda'), or the CPU"
-            )
-        return self._devices if tensor.is_cuda else self._group
+        self._devices = devices
+        self.transfer = Transfer(group, devices)
+        if peers is not None:
+            self.transfer = Copies(group, devices, peers, required=must_share)
 
     @property
     def shared_bytes(self) -> int:
         """Of memory that processes share, which PyTorch's statistics do not count."""
-        return 0 if self._peers is None else self._peers.bytes
+        return self.transfer.bytes
 
     @property
     def transfers(self) -> str:
         """What gradients travel by: none, gloo, nccl or copies."""
-        if self._group is None:
-            return "none"
-        return "copies" if self._sharing is not None else "gloo" if self._devices is None else "nccl"
-
-    @property
-    def _sharing(self) -> Peers | None:
-        """Peers for whatever has no memory that is shared already."""
-        return None if self._refused else self._peers
-
-    def shared(self, like: Tensor, size: int) -> Shared | None:
-        """Zeros (size,) of a tensor's dtype that other processes write into, or None where they cannot; collective.
-
-        Raises:
-            Refused: if there is no such memory, and there must be.
-
-        """
-        if (peers := self._sharing) is None:
-            return None
-        try:
-            return peers.shared(like, size)
-        except Refused as refused:
-            if self._must_share:
-                raise Refused(f"transfers=copies: {refused}; transfers=nccl needs no such memory") from None
-            self._refused = True
-            if self.leads:
-                note(f"further gradients travel by NCCL: {refused}")
-        return None
-
-    def start_average(self, values: Tensor | Shared) -> Callable[[], None]:
-        """Begin to replace `values` by their mean over the processes; collective. What is returned waits for it.
-
-        On a GPU it is the current stream that waits, not the host.
-        """
-        if isinstance(values, Shared):
-            assert self._peers is not None
-            return self._peers.start_mean(values)
-        if (group := self._carrier(values)) is None:
-            return lambda: None
-        return self._started(values, lambda: dist.all_reduce(*self._mean(values), group=group, async_op=True))
-
-    def start_shares(self, values: Tensor, own: Tensor) -> Callable[[], None]:
-        """Begin to fill `own` with this process's part of the mean over the processes; collective.
-
-        Args:
-            values: (n m,) on each of n processes, no more than the largest memory that they share, if any; changed.
-            own: (m,), elements rank m to rank m + m.
-
-        """
-        if (peers := self._sharing) is not None:
-            return peers.start_share(values, own)
-        if (group := self._carrier(values)) is None:
-            own.copy_(values)
-            return lambda: None
-        mean, op = self._mean(values)
-        return self._started(values, lambda: _reduce_scatter(own, mean, op, group, async_op=True))
-
-    def start_whole(self, own: Tensor, whole: Tensor) -> Callable[[], None]:
-        """Begin to fill `whole` (n m,) with the parts (m,) of all processes by rank; collective.
-
-        `own` may be the very part of `whole` that it goes to.
-        """
-        if (group := self._carrier(own)) is None:
-            whole.copy_(own)
-            return lambda: None
-        return self._started(own, lambda: _all_gather(whole, own, group, async_op=True))
-
-    def start_wholes(self, parts: Sequence[tuple[Tensor, Tensor | Shared]]) -> Callable[[], None]:
-        """Begin to fill several: pairs of `own` and `whole`, of which own is a part; collective."""
-        waits = [self.start_whole(own, whole) for own, whole in parts if isinstance(whole, Tensor)]
-        if shared := [whole for _, whole in parts if isinstance(whole, Shared)]:
-            assert self._peers is not None
-            waits.append(self._peers.start_whole(shared))
-
-        def wait() -> None:
-            for each in waits:
-                each()
-
-        return wait
+        return self.transfer.name
 
     def total(self, values: Tensor) -> Tensor:
         """`values`, replaced by their sum over the processes; collective."""
-        if (group := self._carrier(values)) is not None:
-            self._started(values, lambda: dist.all_reduce(values, group=group, async_op=True))()
-        return values
-
-    def _mean(self, values: Tensor) -> tuple[Tensor, Any]:
-        """What to reduce, and how, for a mean: gloo has none of its own."""
-        return (values, dist.ReduceOp.AVG) if values.is_cuda else (values.div_(self.size), dist.ReduceOp.SUM)
-
-    def _started(self, values: Tensor, send: Callable[[], Any]) -> Callable[[], None]:
-        device = values.device.type
-        with with_peers(device):
-            work = send()
-
-        def wait() -> None:
-            with with_peers(device):
-                work.wait()
-
-        return wait
+        return self.transfer.total(values)
 
     def call_at_end(self, let_go: Callable[[], None]) -> None:
         """Call a method that lets go of what was recorded before the processes part, if its object still lives."""
@@ -191,7 +85,7 @@ class Processes(Hosts):
         for tensor in tensors:
             whole = tensor.detach().contiguous()
             with with_peers(tensor.device.type):
-                dist.broadcast(whole, group=self._carrier(tensor), group_src=0)
+                dist.broadcast(whole, group=self.transfer.carrier(tensor), group_src=0)
             tensor.copy_(whole)
 
 

@@ -29,17 +29,16 @@ class Shard:
         parameters: the network's, which are views of the buffer.
         whole: the buffer; `memory` where other processes write into it.
         own: this process's part, what the optimizer updates; its gradient is this part of the mean gradient.
-        missing: how many gradients have not arrived in the present backward pass.
 
     """
 
     def __init__(self, parameters: list[nn.Parameter], processes: Processes):
         """Move the parameters into the buffer."""
-        self.parameters, self.missing = parameters, 0
+        self.parameters = parameters
         self._processes = processes
         self.layout = Layout(parameters, processes.size)
         first = parameters[0].detach()
-        self.memory = processes.shared(first, self.layout.size)
+        self.memory = processes.transfer.shared(first, self.layout.size)
         self.whole = first.new_zeros(self.layout.size) if self.memory is None else self.memory.own
         for parameter, view in zip(parameters, self.layout.views(self.whole), strict=True):
             view.copy_(parameter.detach())
@@ -62,7 +61,7 @@ class Shard:
         for parameter in self.parameters:
             parameter.grad = None
         mean = torch.empty_like(self.own, requires_grad=False)
-        self._wait, self._sent = processes.start_shares(flat, mean), (flat, mean)
+        self._wait, self._sent = processes.transfer.start_shares(flat, mean), (flat, mean)
 
     def receive(self) -> None:
         """Wait for this process's part."""
@@ -87,7 +86,7 @@ class Shard:
     def gathered(self, own: Tensor) -> list[Tensor]:
         """Tensors of the parameters' shapes from their parts on all processes; collective."""
         flat = own.new_empty(self.layout.size)
-        self._processes.start_whole(own.detach(), flat)()
+        self._processes.transfer.start_wholes([(own.detach(), flat)])()
         return self.layout.views(flat)
 
 
@@ -165,7 +164,9 @@ class Shards:
 
     def gather(self) -> None:
         """Give every process the weights that each has updated a part of; collective."""
-        self.processes.start_wholes([(shard.own.detach(), shard.memory or shard.whole) for shard in self.shards])()
+        self.processes.transfer.start_wholes(
+            [(shard.own.detach(), shard.memory or shard.whole) for shard in self.shards]
+        )()
 
     def optimizer_tensors(self) -> Tensors:
         """The whole state of the optimizer on the first process's host, as if of one process; {} elsewhere; collective.

@@ -2,27 +2,13 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-
-@runtime_checkable
-class Share(Protocol):
-    """What is known of a buffer of weights; see `Shard`."""
-
-    def views(self, dtype: torch.dtype) -> list[Tensor]:
-        """Tensors of the parameters' shapes in a new buffer of that format."""
-        ...
-
-    def part_of(self, tensors: Sequence[Tensor]) -> Tensor:
-        """The process's part of them."""
-        ...
-
-    def gathered(self, own: Tensor) -> list[Tensor]:
-        """Tensors of the parameters' shapes from their parts on all processes; collective."""
-        ...
+if TYPE_CHECKING:
+    from fullstride.step.torch.distributed.shards import Shard
 
 
 class SharedAverage:
@@ -33,7 +19,7 @@ class SharedAverage:
 
     """
 
-    def __init__(self, shares: Sequence[Share], parameters: list[list[nn.Parameter]]):
+    def __init__(self, shares: "Sequence[Shard]", parameters: list[list[nn.Parameter]]):
         """Keep this process's parts of a network's parameters, given for each share, and empty them."""
         self._shares, self._parameters = shares, parameters
         self.own = [share.part_of(given) for share, given in zip(shares, parameters, strict=True)]

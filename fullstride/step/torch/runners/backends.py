@@ -14,10 +14,8 @@ from fullstride.assets.fetch import cache_folder
 from fullstride.device.triton_compile import start_processes
 from fullstride.errors import ConfigError, one_of
 from fullstride.runs.atomic_files import note
-from fullstride.step.torch.body import Body, Look, Loss, Metrics
-from fullstride.step.torch.runners.expected_shapes import Usual
-from fullstride.step.torch.runners.graph import Replayed
-from fullstride.step.torch.runners.interface import Follow, Runner
+from fullstride.step.torch.body import Body, Loss, Runner
+from fullstride.step.torch.runners.graph import GraphRunner
 
 BACKENDS = ("eager", "graph", "compile", "compile+graph")
 
@@ -115,35 +113,7 @@ def with_own_code(function: Callable) -> Callable:
     return FunctionType(call.__code__.replace(), call.__globals__, call.__name__, None, call.__closure__)
 
 
-def make_runner(name: str, body: Body, compiled_body: Callable[[], Body], follow: Follow, usual: Usual) -> Runner:
+def make_runner(name: str, body: Body, compiled_body: Callable[[], Body]) -> Runner:
     """The runner of a backend that was checked."""
     whole = compiled_body() if "compile" in name else body
-    if "graph" in name:
-        return Replayed(whole, body, follow, usual)
-    return Plain(whole, body, follow, usual)
-
-
-class Plain:
-    """Runs the body; one compiled for the usual shapes leaves others to the body as it is."""
-
-    def __init__(self, body: Body, eager: Body, follow: Follow, usual: Usual):
-        """Take a body, the one for other shapes, and which are usual."""
-        self.body, self.eager, self._follow, self._usual = body, eager, follow, usual
-
-    def forget(self) -> None:
-        """There is nothing to begin anew."""
-
-    def end(self) -> None:
-        """There is nothing to let go of."""
-
-    def form(self, batch: Any) -> str:
-        """One for the usual shapes, one for others."""
-        return "usual shapes" if self._usual.fits(batch) else "other shapes"
-
-    def __call__(self, batch: Any, made: int, look: Look | None = None) -> Metrics:
-        """One step."""
-        body = self.body if self._usual.fits(batch) else self.eager
-        metrics = body(batch, torch.tensor(made), look)
-        if self._follow.due(made + 1):
-            self._follow.follow(torch.tensor(made + 1))
-        return metrics
+    return (GraphRunner if "graph" in name else Runner)(name, whole, body)

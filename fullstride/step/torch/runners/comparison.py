@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from fullstride.device.precision import ieee, unsearched_convolutions
 from fullstride.device.triton_compile import compiles, gathered
 from fullstride.step.torch.body import Body, Gradients, Metrics
-from fullstride.step.torch.runners.interface import Runner
 from fullstride.step.torch.runners.isolated import CannotCopyError, Isolated
 
 Change = Callable[[nn.Module], object]
@@ -46,7 +45,7 @@ class Reference:
 
 def compile_kernels(body: Body, batch: Any) -> None:
     """Compile the kernels of an eager pass all at once, by a pass on copies; without these, each when it is needed."""
-    device = next(body.model.parameters()).device
+    device = body.device
     if not compiles(device):
         return
     with contextlib.suppress(CannotCopyError):
@@ -69,7 +68,7 @@ def rehearsed(body: Body, batch: Any) -> str:
 @contextlib.contextmanager
 def _plain(body: Body) -> Iterator[Body]:
     """The body in fp32, where convolutions are those that cuDNN knows of."""
-    with ieee(next(body.model.parameters()).device), unsearched_convolutions():
+    with ieee(body.device), unsearched_convolutions():
         yield replace(body, precision="fp32")
 
 
@@ -225,8 +224,14 @@ def compared_elsewhere(compiled: Body, body: Body, batch: Any, change: Change, w
     return compare(body, expected, found.loss, [found.gradients.get(name) for name in body.trained], what)
 
 
-def gated(runner: Runner, body: Body, batch: Any, made: int, what: str) -> tuple[Metrics, float]:
-    """One step of a runner that is compared with eager fp32, and its error.
+def gated(step: Callable[..., Metrics], body: Body, batch: Any, what: str) -> tuple[Metrics, float]:
+    """One step that is compared with eager fp32, and its error.
+
+    Args:
+        step: makes it, and shows its loss and gradients to `look`.
+        body: eager.
+        batch: of the step.
+        what: it is.
 
     Raises:
         StepError: if they disagree; a recorded step was made by then, any other was not.
@@ -238,4 +243,4 @@ def gated(runner: Runner, body: Body, batch: Any, made: int, what: str) -> tuple
     def look(loss: Tensor, gradients: Gradients | None) -> None:
         errors.append(compare(body, expected, loss, gradients, what))
 
-    return runner(batch, made, look), errors[0]
+    return step(look=look), errors[0]

@@ -1,7 +1,9 @@
 """Which batches a step is compiled, recorded and measured for: those of the shapes that come again and again."""
 
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, NamedTuple
 
 import numpy as np
 from torch import Tensor
@@ -46,11 +48,46 @@ class _Value:
     __hash__ = None  # pyright: ignore[reportAssignmentType]
 
 
-class Usual:
-    """Looks at the batches of a training: the first one's shapes are the usual ones, until others prove to be.
+class Observation(Enum):
+    """What a batch is beside those before it."""
 
-    One for a step and all its runners, which ask it what to run in the form that is made for the usual shapes. Python
-    numbers that the loss reads belong to what a step is made for, too.
+    FIRST = "the first one, whose shapes are the expected ones"
+    EXPECTED = "of the expected shapes, where the loss reads the expected numbers"
+    OTHER = "of others, which runs as it is"
+    SWITCHED = "of others that have come again and again, and are the expected ones from here on"
+    LOST = "one of so many in a row of others that nothing can be expected"
+
+
+class Seen(NamedTuple):
+    """What a step is made for: the shapes of a batch, and the Python numbers that its loss reads."""
+
+    shapes: list[Any]
+    numbers: list[Any]
+
+
+@dataclass(frozen=True)
+class Streak:
+    """Batches in a row that were not as expected: the last one, how many like it came last, and how many in all."""
+
+    last: Seen | None = None
+    alike: int = 0
+    others: int = 0
+
+    def with_another(self, seen: Seen) -> "Streak":
+        """The streak, one longer."""
+        return Streak(seen, self.alike + 1 if seen == self.last else 1, self.others + 1)
+
+
+class ShapeTracker:
+    """Looks at the batches of a training: the first one's shapes are expected, until others prove to be usual.
+
+    Sizes that take turns, as of buckets, change nothing once the first has come `AGAIN` times. Python numbers that the
+    loss reads belong to what a step is made for, too; if they change, that counts whenever it is.
+
+    Attributes:
+        shapes: of the batch that was observed last.
+        differing: the numbers that were other than expected when it `SWITCHED` or was `LOST`, "" if there were none.
+
     """
 
     def __init__(self, constants: Callable[[], Constants] | None = None) -> None:
@@ -61,53 +98,39 @@ class Usual:
     def forget(self) -> None:
         """Begin anew with the next batch, as after a checkpoint was loaded."""
         self._constants: Constants | None = None
-        self._numbers: list[Any] = []
-        self._usual: tuple[list[Any], list[Any]] | None = None
-        self._last: tuple[list[Any], list[Any]] | None = None
-        self._came = self._alike = self._others = 0
+        self._expected: Seen | None = None
+        self._came = 0
+        self._streak = Streak()
+        self.shapes: list[Any] = []
+        self.differing = ""
 
-    def fits(self, batch: Any) -> bool:
-        """Whether a batch has the usual shapes, as any has before the first one, and the loss the usual numbers."""
-        return self._usual is None or (self._numbers == self._usual[1] and shapes(batch) == self._usual[0])
-
-    def changed(self, batch: Any) -> bool:
-        """Whether what is usual is another now: so many have come like this one, and fewer of the first kind.
-
-        Sizes that take turns, as of buckets, change nothing once the first has come as often. Numbers that changed
-        do, whenever that is.
-        """
+    def observe(self, batch: Any) -> Observation:
+        """What this batch, the next one of the training, is."""
         if self._constants is None and self._look is not None:
             self._constants = self._look()
-        self._numbers = [] if self._constants is None else self._constants.now()
-        settled = self._came >= AGAIN
-        if settled and self._usual is not None and self._numbers == self._usual[1]:
-            self._others = 0
-            return False
-        found = shapes(batch), self._numbers
-        self._usual = self._usual or found
-        if found == self._usual:
+        self.shapes = shapes(batch)
+        seen = Seen(self.shapes, [] if self._constants is None else self._constants.now())
+        if self._expected is None:
+            self._expected, self._came = seen, 1
+            return Observation.FIRST
+        if seen == self._expected:
             self._came += 1
-            self._alike = self._others = 0
-            return False
-        if settled and found[0] != self._usual[0]:
-            return False
-        self._others += 1
-        self._alike = self._alike + 1 if found == self._last else 1
-        self._last = found
-        if self._alike < AGAIN:
-            return False
-        self._usual, self._came, self._alike, self._others = found, AGAIN, 0, 0
-        return True
+            if self._streak.others:
+                self._streak = Streak()
+            return Observation.EXPECTED
+        if self._came >= AGAIN and seen.shapes != self._expected.shapes:
+            return Observation.OTHER
+        self._streak = self._streak.with_another(seen)
+        if self._streak.alike < AGAIN and self._streak.others != NEVER:
+            return Observation.OTHER
+        self.differing = self._difference(self._expected, seen)
+        if self._streak.alike < AGAIN:
+            return Observation.LOST
+        self._expected, self._came, self._streak = seen, AGAIN, Streak()
+        return Observation.SWITCHED
 
-    @property
-    def lost(self) -> bool:
-        """Whether just now so many batches in a row were none of the usual ones."""
-        return self._others == NEVER
-
-    @property
-    def differing(self) -> str:
-        """The numbers that are not the usual ones now, "" if all are."""
-        if self._constants is None or self._usual is None:
+    def _difference(self, before: Seen, now: Seen) -> str:
+        if self._constants is None:
             return ""
-        named = zip(self._constants.names, self._usual[1], self._numbers, strict=True)
+        named = zip(self._constants.names, before.numbers, now.numbers, strict=True)
         return ", ".join(f"{name} (was {old}, is {new})" for name, old, new in named if old != new)

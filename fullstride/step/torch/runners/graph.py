@@ -9,14 +9,13 @@ from torch import Tensor, nn
 
 from fullstride.device.cuda_graph import CudaGraph, dense, fill, on, place_of
 from fullstride.runs.atomic_files import note
-from fullstride.step.torch.body import Body, Gradients, Look, Loss
+from fullstride.step.torch.body import Body, Gradients, Look, Loss, Runner
 from fullstride.step.torch.metrics import Metrics, stacked, unstacked
 from fullstride.step.torch.runners.comparison import StepError
-from fullstride.step.torch.runners.expected_shapes import Usual
-from fullstride.step.torch.runners.interface import Follow
 
 # Real steps that are made before one is captured: libraries choose their algorithms and optimizers their state.
 WARM = 3
+RECORDED = "recorded"
 
 
 def prepared(optimizer: torch.optim.Optimizer, device: torch.device) -> list[Tensor]:
@@ -68,7 +67,7 @@ def _recordable(loss: Loss) -> Loss:
     return checked
 
 
-class Replayed:
+class GraphRunner(Runner):
     """Runs the body a few times, records it, and replays it from then on.
 
     A step is one launch: its inputs are copied to where the record reads them, random numbers go on from the
@@ -77,11 +76,13 @@ class Replayed:
     the step is recorded anew.
     """
 
-    def __init__(self, body: Body, eager: Body, follow: Follow, usual: Usual, record: Any = CudaGraph):
-        """Take a body, the one for other shapes, and which are usual."""
-        self.body, self.eager, self._follow, self._usual, self._record = body, eager, follow, usual, record
-        self._made = torch.zeros((), dtype=torch.int64, device=next(body.model.parameters()).device)
-        self._stream, self._told = torch.cuda.Stream() if self._made.is_cuda else None, False
+    def __init__(self, backend: str, body: Body, eager: Body, record: Any = CudaGraph):
+        """Take a body, the one for other shapes, and what records."""
+        super().__init__(backend, body, eager)
+        self._record = record
+        self._made = torch.zeros((), dtype=torch.int64, device=body.device)
+        self._stream = torch.cuda.Stream() if self._made.is_cuda else None
+        self._told = False
         self.forget()
 
     def forget(self) -> None:
@@ -100,11 +101,10 @@ class Replayed:
         """Let go of what is recorded, without a word to the device, which may be waiting for a process that is gone."""
         self._step = self._behind = None
 
-    def form(self, batch: Any) -> str:
+    def form(self, expected: bool) -> str:
         """As it is, and recorded; other shapes than the usual apart."""
-        if not self._usual.fits(batch):
-            return "other shapes"
-        return "recorded" if self._warm == WARM else "usual shapes"
+        recorded = expected and self._warm == WARM
+        return f"backend={self.backend}, {RECORDED}" if recorded else super().form(expected)
 
     def _look_at_groups(self) -> None:
         """Begin anew if anything but a rate was changed in them since the last step, and hand rates to the record."""
@@ -120,7 +120,7 @@ class Replayed:
             if (given := group["lr"]) is not rate:
                 group["lr"] = rate.copy_(given) if isinstance(given, Tensor) else rate.fill_(given)
 
-    def __call__(self, batch: Any, made: int, look: Look | None = None) -> Metrics:
+    def __call__(self, batch: Any, made: int, *, expected: bool, look: Look | None = None) -> Metrics:
         """One step.
 
         Raises:
@@ -128,7 +128,7 @@ class Replayed:
 
         """
         self._look_at_groups()
-        if not self._usual.fits(batch):
+        if not expected:
             return self._run(self.eager, batch, made, look)
         if self._warm < WARM:
             self._warm += 1
@@ -171,8 +171,8 @@ class Replayed:
         with on(self._stream):
             self._made.fill_(made)
             metrics = body(batch, self._made, look)
-            if self._follow.due(made + 1):
-                self._follow.follow(self._made + 1)
+            if body.ema.due(made + 1):
+                body.ema.follow(self._made + 1)
         self._groups = settings(self.body.optimizer)  # the schedule notes the first rate of a group that is new
         return metrics
 
@@ -184,8 +184,8 @@ class Replayed:
             self._step = self._record(self._once, generator)
             self._recorded = [p.grad for p in self.body.trained.values()]
             self._lent = self._of_others()
-            if self._follow.due(0):  # if it ever is
-                self._follow.get_ready(self._made.device)  # a long period may not have ended yet
+            if self.body.ema.due(0):  # if it ever is
+                self.body.ema.get_ready(self._made.device)  # a long period may not have ended yet
                 self._behind = self._record(self._averages, generator)
 
     def _of_others(self) -> list[tuple[Tensor, Tensor]]:
@@ -210,7 +210,7 @@ class Replayed:
         return stacked(metrics)
 
     def _averages(self) -> None:
-        self._follow.follow(self._made)
+        self.body.ema.follow(self._made)
 
     def _replay(self, batch: Any, made: int) -> Metrics:
         assert self._step is not None
@@ -219,6 +219,6 @@ class Replayed:
         values = self._step.replay().clone()
         for parameter, gradient in self._lent:  # whoever takes it may have let go of it since
             parameter.grad = gradient
-        if self._behind is not None and self._follow.due(made + 1):
+        if self._behind is not None and self.body.ema.due(made + 1):
             self._behind.replay()
         return unstacked(values, self._dtypes)

@@ -38,7 +38,7 @@ class Isolated:
 
         """
         reached = Reached((body.loss, body.draw, body.model, body.generator, batch))
-        self._variables, self._device = reached.variables, next(body.model.parameters()).device
+        self._variables, self._device = reached.variables, body.device
         self._memo: dict[int, Any] = {id(module): module for module in reached.modules}
         self._memo |= {id(g): g.clone_state() for g in reached.generators}
         # A tensor within a graph has no other copy than its values, and a batch may be a view of all data.

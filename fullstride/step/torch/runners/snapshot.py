@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 
 from fullstride.step.torch.body import Body
-from fullstride.step.torch.ema.averages import Averages
 from fullstride.step.torch.optimizers import layers
 
 
@@ -17,9 +16,9 @@ class Saved:
     Attributes of modules and of the optimizer are kept, too, as what they were bound to.
     """
 
-    def __init__(self, body: Body, averages: Averages, guarded: Sequence[Tensor] = ()):
+    def __init__(self, body: Body, guarded: Sequence[Tensor] = ()):
         """Copy them; `guarded` are the tensors that the guard writes."""
-        self._body, self._averages, self._guarded = body, averages, guarded
+        self._body, self._guarded = body, guarded
         self._tensors = [(x, x.detach().clone()) for x in self._live()]
         self._optimizers: list[Any] = layers(body.optimizer)
         self._states = [{p: dict(own) for p, own in each.state.items()} for each in self._optimizers]
@@ -30,7 +29,7 @@ class Saved:
         self._generator = None if body.generator is None else body.generator.get_state()
 
     def _live(self) -> list[Tensor]:
-        model, averages, groups = self._body.model, self._averages, self._body.optimizer.param_groups
+        model, averages, groups = self._body.model, self._body.ema, self._body.optimizer.param_groups
         states = [own for each in layers(self._body.optimizer) for own in each.state.values()]
         kept = [value for own in (*states, *groups) for value in own.values()]
         given = [p for group in groups for p in group["params"]]

@@ -255,7 +255,7 @@ def test_the_rate_of_the_weights_is_the_one_that_is_told(tmp_path, ticking):
     asked = race.Asked("smoke", TICKS, tmp_path, (FALLS, "optimizer.warmup_steps=1"))
     config = asked.config("fullstride", 0)
     trainer = WatchedTrainer(config, Watch(config, asked.record("fullstride", 0), ENOUGH, torch.device("cpu")))
-    rates = trainer.update.step.body.schedule
+    rates = trainer.step.body.schedule
     assert rates is not None
     assert rates(torch.tensor(50)) == 1
     trainer.watch.clock.go_on(0.5 * 60 * TICKS, 1.0)

@@ -183,8 +183,8 @@ def full(machine):
         told.others += ["out of memory"]
         processes = Processes(None, None, found, must_share=must_share)
         processes.size = 2
-        assert processes.shared(torch.zeros(1), 128) is not None
-        assert processes.shared(torch.zeros(1), 128) is not None
+        assert processes.transfer.shared(torch.zeros(1), 128) is not None
+        assert processes.transfer.shared(torch.zeros(1), 128) is not None
         return processes
 
     return make
@@ -192,14 +192,14 @@ def full(machine):
 
 def test_a_bucket_without_memory_travels_by_nccl_and_so_do_later_ones(full, capfd):
     processes = full(must_share=False)
-    processes._group = processes._devices = object()
+    processes.transfer._group = processes.transfer._devices = object()
     assert processes.transfers == "copies"
-    assert processes.shared(torch.zeros(1), 128) is None
-    assert processes.shared(torch.zeros(1), 128) is None
+    assert processes.transfer.shared(torch.zeros(1), 128) is None
+    assert processes.transfer.shared(torch.zeros(1), 128) is None
     assert capfd.readouterr().err == "further gradients travel by NCCL: out of memory\n"
     assert processes.transfers == "nccl"
 
 
 def test_copies_by_name_need_their_memory(full):
     with pytest.raises(Refused, match="transfers=copies: out of memory; transfers=nccl needs no such memory"):
-        full(must_share=True).shared(torch.zeros(1), 128)
+        full(must_share=True).transfer.shared(torch.zeros(1), 128)

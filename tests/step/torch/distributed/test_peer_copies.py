@@ -13,9 +13,8 @@ from torch import Tensor, nn
 
 from fullstride.step.torch.distributed import peer_copies as peers
 from fullstride.step.torch.distributed.buckets import Bucket
-from fullstride.step.torch.distributed.mean import mean_of
 from fullstride.step.torch.distributed.mean_kernel import BLOCK
-from fullstride.step.torch.distributed.peer_copies import Peers, Shared
+from fullstride.step.torch.distributed.peer_copies import Peers, Shared, mean_of
 from fullstride.step.torch.distributed.processes import Processes
 
 

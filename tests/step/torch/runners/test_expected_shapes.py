@@ -1,5 +1,6 @@
 """Which batches a step is made for, and what happens to the others."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +13,7 @@ from fullstride.step.torch import train_step as train_step_module
 from fullstride.step.torch.runners import backends as backends_module
 from fullstride.step.torch.runners.auto import COUNTED, UNCOUNTED
 from fullstride.step.torch.runners.backends import BACKENDS
-from fullstride.step.torch.runners.expected_shapes import AGAIN, NEVER, Usual
+from fullstride.step.torch.runners.expected_shapes import AGAIN, NEVER, Observation, ShapeTracker
 from tests.step.torch.networks import OnHost, Rerun, loss, network
 
 
@@ -35,7 +36,7 @@ def calls(monkeypatch):
         return replace(body, loss=noted)
 
     monkeypatch.setattr(train_step_module, "compiled", counted)
-    monkeypatch.setattr(backends_module, "Replayed", OnHost)
+    monkeypatch.setattr(backends_module, "GraphRunner", OnHost)
     monkeypatch.setattr(train_step_module, "check_backend", lambda *_: None)
     monkeypatch.setattr(Rerun, "recorded", 0)
     return found
@@ -53,23 +54,31 @@ def other_weights(model: nn.Module) -> None:
         p.add_(0.1)
 
 
-def test_the_first_batch_is_usual_until_others_come_again_and_again():
-    usual = Usual()
-    assert [usual.changed(batch_of(n)) for n in (2, *[6] * AGAIN)] == [False] * AGAIN + [True]
-    assert not any(usual.changed(batch_of(n)) for n in (6, 2, 2, 2, 2, 2, 6, 3, 3, 3, 3))
+def observed(sizes: Iterable[int], tracker: ShapeTracker) -> list[str]:
+    return [tracker.observe(batch_of(n)).name for n in sizes]
+
+
+def test_the_first_batch_is_expected_until_others_come_again_and_again():
+    tracker = ShapeTracker()
+    assert observed([2, *[6] * AGAIN, 6], tracker) == ["FIRST", *["OTHER"] * (AGAIN - 1), "SWITCHED", "EXPECTED"]
+    found = observed([2, 2, 2, 2, 2, 6, 3, 3, 3, 3], tracker)
+    assert [name == "EXPECTED" for name in found] == [n == 6 for n in (2, 2, 2, 2, 2, 6, 3, 3, 3, 3)]
+    assert "SWITCHED" not in found
+    tracker.forget()
+    assert observed([3, 6, 3], tracker) == ["FIRST", "OTHER", "EXPECTED"]
 
 
 def test_sizes_that_take_turns_change_nothing():
-    usual, turns = Usual(), [*[6] * AGAIN, *[4] * 9, *[6] * 9, *[4] * 9]
-    assert not any(usual.changed(batch_of(n)) for n in turns)
+    turns = [*[6] * AGAIN, *[4] * 9, *[6] * 9, *[4] * 9]
+    found = observed(turns, ShapeTracker())
+    assert found == ["FIRST", *["EXPECTED" if n == 6 else "OTHER" for n in turns[1:]]]
 
 
 def test_batches_none_of_which_is_usual_are_told_of_once():
-    usual, lost = Usual(), []
-    for step in range(3 * NEVER):
-        usual.changed(batch_of(6, id=step))
-        lost.append(usual.lost)
-    assert [step for step, so in enumerate(lost) if so] == [NEVER]
+    tracker = ShapeTracker()
+    found = [tracker.observe(batch_of(6, id=step)) for step in range(3 * NEVER)]
+    assert [step for step, each in enumerate(found) if each is Observation.LOST] == [NEVER]
+    assert Observation.SWITCHED not in found
 
 
 @pytest.mark.parametrize("backend", ["compile", "graph", "compile+graph"])
@@ -88,7 +97,7 @@ def test_a_run_that_begins_with_a_last_smaller_batch_is_compiled_and_recorded(ca
         assert calls.count(6) >= 4
     if "graph" in backend:
         assert Rerun.recorded >= 1
-        assert step._runner.form(batch_of(6)) == "recorded"
+        assert step._runner.form(expected=True) == f"backend={backend}, recorded"
     # What runs in another form than before is compared with eager fp32.
     assert any("usual shapes" in form or "recorded" in form for form in step.errors)
 

@@ -81,7 +81,7 @@ PLACES = [in_a_global, in_a_dict, in_a_closure, in_an_object, in_the_class]
 @pytest.fixture
 def hosted(monkeypatch):
     """Backends on the host; calls of what would be compiled are counted."""
-    monkeypatch.setattr(backends_module, "Replayed", OnHost)
+    monkeypatch.setattr(backends_module, "GraphRunner", OnHost)
     monkeypatch.setattr(train_step_module, "check_backend", lambda *_: None)
     monkeypatch.setattr(train_step_module, "compiled", lambda body: replace(body, loss=counted(body.loss)))
     monkeypatch.setattr(Rerun, "recorded", 0)
