@@ -24,11 +24,15 @@ def keys(rng: np.random.Generator, rows: int) -> np.ndarray:
     return rng.integers(0, 2**32, (rows, 2), dtype=np.uint32)
 
 
+@jax.jit
+def step(scores, s):
+    return sample(scores, s, 1).token
+
+
 def draws(rng: np.random.Generator, logits: np.ndarray, count: int, **wishes) -> np.ndarray:
     """Of one row's logits: some by rows with keys of their own, the others by one key at many positions."""
     rows, size = count // 16, logits.size
     scores = jnp.tile(jnp.asarray(logits, jnp.float32), (rows, 1))
-    step = jax.jit(lambda scores, s: sample(scores, s, 1).token)
     given = {name: np.full(rows, value) for name, value in wishes.items()}
     some = [step(scores, make(rows, size, key=keys(rng, rows), **given)) for _ in range(8)]
     one, starts = np.tile(keys(rng, 1), (rows, 1)), range(0, count // 2, rows)
@@ -133,18 +137,20 @@ def test_rows_of_any_temperature_share_a_step(rng):
         assert np.isfinite(logits[np.arange(6), tokens]).all()
 
 
+drawing, asking = jax.jit(drawn), jax.jit(sample, static_argnums=2)
+
+
 @pytest.mark.parametrize("size", [7, 1003, 50_257])
 def test_a_row_gets_the_same_token_in_any_company(rng, size):
     logits, hot = rng.standard_normal((64, size)).astype(np.float32), np.where(rng.random(64) < 0.8, 0.9, 0)
     given = {"key": keys(rng, 64), "temperature": hot, "position": rng.integers(0, 9999, 64)}
-    step = jax.jit(drawn)
-    together = np.asarray(step(jnp.asarray(logits), make(64, size, **given)))
+    together = np.asarray(drawing(jnp.asarray(logits), make(64, size, **given)))
     for some in ([0], [5, 3, 63], rng.permutation(64)[:33]):
         own = make(len(some), size, **{name: value[some] for name, value in given.items()})
-        np.testing.assert_array_equal(step(jnp.asarray(logits[some]), own), together[some])
+        np.testing.assert_array_equal(drawing(jnp.asarray(logits[some]), own), together[some])
     # Others ask for more: the program has conditions.
     asked = make(64, size, **given, top_k=np.arange(64) % 2 * 3, wanted=np.arange(64) % 4 == 1)
-    np.testing.assert_array_equal(jax.jit(sample, static_argnums=2)(logits, asked, 3).token[::2], together[::2])
+    np.testing.assert_array_equal(asking(logits, asked, 3).token[::2], together[::2])
 
 
 def test_random_words_are_of_the_row_alone(rng):

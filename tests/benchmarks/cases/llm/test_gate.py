@@ -19,6 +19,7 @@ from fullstride.llm.kernels.xla import attention as plain_attention
 from fullstride.llm.weights import load
 from fullstride.measure.gate import GateError
 from tests.llm import reference
+from tests.llm.tiny import QWEN3
 
 pytestmark = pytest.mark.usefixtures("compiled_soon")
 LENGTHS = (5, 40)
@@ -28,6 +29,12 @@ def _engine(folder, **settings):
     loaded = load(folder, dtype=settings.get("dtype", "float32"))
     config = EngineConfig(max_sequences=3, max_length=64, kv_blocks=16, **settings)
     return Engine(loaded, config), loaded.parameters
+
+
+@pytest.fixture(scope="module")
+def one_layer(tiny_model):
+    """A model whose only layer's attention is to be wrong, which compiles sooner than one of more."""
+    return tiny_model("qwen3", **QWEN3, num_hidden_layers=1)
 
 
 @pytest.fixture
@@ -62,13 +69,13 @@ def test_rounding_passes_within_its_limit(tiny_model, settings):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_kernel_that_is_wrong_fails(tiny_qwen3, broken, dtype):
-    engine = _engine(tiny_qwen3, dtype=dtype)
+def test_a_kernel_that_is_wrong_fails(one_layer, broken, dtype):
+    engine = _engine(one_layer, dtype=dtype)
     with pytest.raises(GateError, match=r"error of logprobs: .* nats beside a dense pass .* not timed"):
         gate(*engine, LENGTHS, 3)
 
 
-def test_a_decode_step_of_many_that_is_wrong_fails(tiny_qwen3, monkeypatch):
+def test_a_decode_step_of_many_that_is_wrong_fails(one_layer, monkeypatch):
     """One alone is right, and so are the tokens of prompts."""
     whole = plain_attention.attend
     monkeypatch.setattr(
@@ -76,21 +83,21 @@ def test_a_decode_step_of_many_that_is_wrong_fails(tiny_qwen3, monkeypatch):
         "attend",
         lambda q, *given: whole(q, *given) * (-2 if q.shape[0] > 1 and q.shape[1] == 1 else 1),
     )
-    engine = _engine(tiny_qwen3)
+    engine = _engine(one_layer)
     with pytest.raises(GateError, match="greedy tokens' shortfall, 3 at once"):
         gate(*engine, LENGTHS, 3)
 
 
-def test_what_is_not_a_number_fails(tiny_qwen3, monkeypatch):
+def test_what_is_not_a_number_fails(one_layer, monkeypatch):
     whole = plain_attention.attend
     monkeypatch.setattr(plain_attention, "attend", lambda *given: jnp.nan * whole(*given))
-    engine = _engine(tiny_qwen3)
+    engine = _engine(one_layer)
     with pytest.raises(GateError, match="nan nats"):
         gate(*engine, LENGTHS, 3)
 
 
 @pytest.mark.parametrize("workload", bench.WORKLOADS)
-def test_every_workload_is_gated(tiny_qwen3, tmp_path, monkeypatch, broken, workload):
+def test_every_workload_is_gated(one_layer, tmp_path, monkeypatch, broken, workload):
     monkeypatch.setattr(bench_latency, "_starts", lambda *_: [dict.fromkeys(bench_latency.PHASES, 1.0)])
     monkeypatch.setattr(bench, "large", lambda *_: Work([[5] * 20, [6] * 9], [4, 8]))
     monkeypatch.setitem(bench_sweep.GRIDS, "cpu", ((1, 2), (20, 40)))
@@ -99,7 +106,7 @@ def test_every_workload_is_gated(tiny_qwen3, tmp_path, monkeypatch, broken, work
     monkeypatch.setattr(bench_devices, "COUNTS", (1,))
     monkeypatch.setattr(bench_replicas, "ANSWER", 9)  # a conversation fits the model
     asked = ["--no-baseline"] if workload == "small" else []
-    arguments = ["llm", "--model", str(tiny_qwen3), "--workload", workload, "--out", str(tmp_path), *asked]
+    arguments = ["llm", "--model", str(one_layer), "--workload", workload, "--out", str(tmp_path), *asked]
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code != 0
     assert isinstance(result.exception, GateError) or "not timed" in result.output
