@@ -6,7 +6,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -76,29 +77,36 @@ class Limit:
         """Whether what is expected to take so long may begin."""
         return seconds <= self.left
 
-    def cuts(self, act: Callable[[], object]) -> Preempted | None:
-        """Do something and, once nothing but saving fits, end it by a SIGTERM to this process.
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """A block that a SIGTERM to this process ends, once nothing but saving fits.
 
         For what takes longer than expected, or cannot be asked: compiling, a solver's many evaluations.
+        """
+        # A timer takes no infinity.
+        timer = threading.Timer(min(max(self.left, 0.0), threading.TIMEOUT_MAX), self._end)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+            timer.join()  # what it has begun to end is ended in here
 
-        Returns:
-            What ended it early, if that was this limit: what comes next has its reserve.
+    def _end(self) -> None:
+        note(f"--limit {self.seconds:g}: {self.reserve:.0f} s are left to save in")
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    def cuts(self, act: Callable[[], object]) -> Preempted | None:
+        """Do something, `kept`, and return what ended it early if that was this limit: what comes next has its reserve.
 
         Raises:
             Preempted, SystemExit: if it was somebody else, with something to save or without.
 
         """
-        # A timer takes no infinity.
-        timer = threading.Timer(min(max(self.left, 0.0), threading.TIMEOUT_MAX), self._end)
-        timer.daemon = True
         try:
-            with leaving_on_sigterm():
-                timer.start()
-                try:
-                    act()
-                finally:
-                    timer.cancel()
-                    timer.join()  # what it has begun to end is ended in here
+            with leaving_on_sigterm(), self.kept():
+                act()
         except (Preempted, SystemExit) as stopped:
             if self.left > 0:
                 raise
@@ -106,7 +114,3 @@ class Limit:
                 return stopped
             return Preempted(f"--limit {self.seconds:g}: stopped; the same command goes on")
         return None
-
-    def _end(self) -> None:
-        note(f"--limit {self.seconds:g}: {self.reserve:.0f} s are left to save in")
-        os.kill(os.getpid(), signal.SIGTERM)

@@ -116,6 +116,8 @@ def _no_jax_gpu(jax: JaxDevice | None) -> str | None:
 def _no_kernels(jax: JaxDevice | None) -> str | None:
     if (obstacle := _no_jax_gpu(jax)) or jax is None:
         return obstacle
+    # The engine first: it and the kernels import each other, and begin with it alone.
+    from fullstride.llm import engine  # noqa: F401
     from fullstride.llm.kernels.cuda.sets import CAPABILITY
 
     if jax.capability == CAPABILITY:

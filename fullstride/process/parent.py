@@ -1,4 +1,4 @@
-"""A process that another one has launched ends when that one is gone, however it went, on Linux."""
+"""The end of a launched process with its launcher, however that ends, on Linux."""
 
 import contextlib
 import ctypes
@@ -15,11 +15,11 @@ PR_SET_PDEATHSIG = 1  # of linux/prctl.h
 
 
 def end_with_launcher() -> None:
-    """From here on the end of who started this process is a SIGTERM to it: it saves and leaves.
+    """From here on the end of this process's launcher is a SIGTERM to it: it saves and leaves.
 
-    That is whoever said that he launched it, or torchrun: processes that outlive torchrun would train on without one
-    that starts them anew, or wait for each other on their GPUs. Nothing happens where nobody said so, or somebody else
-    started it on his behalf.
+    The launcher is whoever says so in the environment, or torchrun: processes that outlive torchrun would train on
+    without one that starts them anew, or wait for each other on their GPUs. Does nothing without a launcher, or if the
+    parent is another process.
     """
     given = os.environ.pop(LAUNCHER, "")
     if sys.platform != "linux":

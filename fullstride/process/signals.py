@@ -47,13 +47,14 @@ class _Block:
     """Work that a signal ends by an exception; a SIGTERM follows where Python has dropped that.
 
     Attributes:
+        left: it has ended.
         sent: such a SIGTERM is on its way.
         failing: an error that left a `Stop` is on its way out of the block.
 
     """
 
     def __init__(self) -> None:
-        self.sent = self.failing = self._left = False
+        self.left = self.sent = self.failing = False
         self._sending = threading.Lock()
 
     def ends_by_raising(self, frame: FrameType | None) -> bool:
@@ -66,14 +67,14 @@ class _Block:
 
     def _send(self) -> None:
         with self._sending:
-            if not self._left:
+            if not self.left:
                 self.sent = True
                 os.kill(os.getpid(), signal.SIGTERM)
 
     def leave(self) -> None:
         """Send nothing from here on: it would end what comes next."""
         with self._sending:
-            self._left = True
+            self.left = True
 
 
 # Those of `leaving_on_sigterm` that are under way.
@@ -129,13 +130,14 @@ class Stop:
         self.signal: int | None = None
         self._told, self._ended = told, ended
         self._came = 0.0
-        self._block: _Block | None = None  # of work that the first signal ends at once
+        self._block = _Block()  # of work that the first signal ends at once
+        self._block.left = True
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        block, first = self._block, self.signal is None
-        if block is not None and block.sent:
+        block = self._block
+        if block.sent:
             block.sent = False
-        elif first:
+        elif self.signal is None:
             self._came = time.monotonic()
             _say(f"{signal.Signals(number).name}: {self._told}")
             self.signal = number
@@ -144,7 +146,7 @@ class Stop:
         else:
             self.signal = number
             return
-        if block is not None and block.ends_by_raising(frame):
+        if not block.left and block.ends_by_raising(frame):
             raise StopNow
 
     def arm(self) -> None:
@@ -168,9 +170,7 @@ class Stop:
                 return act() if self.signal is None else None
             finally:
                 block.leave()
-                self._block = None
         except StopNow:
-            self._block = None
             block.leave()
             return None
 

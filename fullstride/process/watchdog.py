@@ -7,7 +7,6 @@ timer of faulthandler's, which needs no lock, ends it with exit code 1, later.
 
 import faulthandler
 import os
-import signal
 import sys
 import threading
 import time
@@ -26,9 +25,6 @@ Tell = Callable[[Verdict, int], None]
 
 def end_process(verdict: Verdict, step: int, tell: Tell) -> None:
     """Say why and where, then end this process with exit code `STUCK`, whatever the other threads do."""
-    # The system's own alarm, which ends a process that hangs while it says why.
-    if signal.getsignal(signal.SIGALRM) == signal.SIG_DFL:
-        signal.setitimer(signal.ITIMER_REAL, 2 * TELLING)
 
     def say() -> None:
         tell(verdict, step)

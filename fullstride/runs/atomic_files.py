@@ -1,4 +1,4 @@
-"""Files that are whole or as they were before, and notes that cost nothing where they cannot be written."""
+"""Atomic replacement of files, and best-effort messages on stderr."""
 
 import contextlib
 import hashlib

@@ -45,7 +45,7 @@ def open_folder(config: Settings) -> Path:
     """
     run = folder_of(config)
     if (run / CONFIG).is_file() and not run_config(run):
-        raise ConfigError(f"{run}: its {CONFIG} is no run's, and would be lost; choose another run_name")
+        raise ConfigError(f"{run / CONFIG} was not written by a run and would be overwritten; choose another run_name")
     if not config.overwrite:
         check_kind(run, kind_of(vars(config)))
     if run.exists() and not run.is_dir():

@@ -46,7 +46,7 @@ def release(run: Path) -> None:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[bool]:
-    """Whether nobody else has this folder locked, as is here meanwhile; where the file system has no locks, nobody has.
+    """Lock a folder; False if somebody else holds its lock, True if not or if the file system has no locks.
 
     It is another lock than that of `hold`, and excludes other threads and uses of the same process, too.
     """

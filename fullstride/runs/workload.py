@@ -28,7 +28,7 @@ def kind_of(config: Mapping[str, Any]) -> str | None:
 
 
 def check_kind(run: Path, kind: str | None) -> None:
-    """Raise if a folder holds a run of another workload than `kind`, which None is of none that is known.
+    """Raise if `run` belongs to another workload than `kind`; None is an unknown one.
 
     Raises:
         ConfigError: naming the folder and both workloads.
@@ -37,6 +37,4 @@ def check_kind(run: Path, kind: str | None) -> None:
     found = kind_of(run_config(run))
     if found is None or kind is None or found == kind:
         return
-    raise ConfigError(
-        f"{run} is no {TITLES[kind]} run (its {CONFIG} is {found}'s); expected another folder or run_name"
-    )
+    raise ConfigError(f"{run} is a {TITLES[found]} run, not a {TITLES[kind]} run; expected another folder or run_name")

@@ -469,7 +469,7 @@ def test_a_run_of_bert_is_named_as_one(tmp_path, args):
     write_config(tmp_path, TrainSettings())
     result = _run("meanflow", args[0], str(tmp_path), *args[1:], "--device", "cpu")
     assert result.exit_code == 2
-    assert _one_line(result).startswith(f"error: {tmp_path} is no MeanFlow run (its config.json is bert's); expected")
+    assert _one_line(result).startswith(f"error: {tmp_path} is a BERT run, not a MeanFlow run; expected")
 
 
 def test_an_absent_device_stops_before_anything_runs(fake, monkeypatch):

@@ -60,7 +60,7 @@ def test_a_run_of_meanflow_is_named_as_one(tmp_path, monkeypatch, args):
     write_config(Path("runs/a"), TrainConfig(run_name="a"))
     result = invoke(*args)
     assert result.exit_code == 2
-    message = "error: runs/a is no BERT run (its config.json is meanflow's); expected another folder or run_name"
+    message = "error: runs/a is a MeanFlow run, not a BERT run; expected another folder or run_name"
     assert result.stderr.splitlines() == [message]
 
 

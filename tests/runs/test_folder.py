@@ -85,7 +85,9 @@ def test_a_folder_of_weights_is_neither_deleted_nor_trained_into(tmp_path, given
     (weights / "config.json").write_text('{"model_type": "bert"}')
     (weights / "model.safetensors").write_text("weights")
     settings = TrainSettings(output_dir=str(tmp_path), run_name="weights", **given)
-    with pytest.raises(ConfigError, match="weights: its config.json is no run's, and would be lost; choose another"):
+    with pytest.raises(
+        ConfigError, match="weights/config.json was not written by a run and would be overwritten; choose"
+    ):
         open_folder(settings)
     assert (weights / "model.safetensors").read_text() == "weights"
     (weights / "config.json").unlink()

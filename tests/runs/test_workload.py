@@ -31,8 +31,8 @@ def test_a_file_that_no_run_wrote_is_of_no_workload(tmp_path, text):
 @pytest.mark.parametrize(
     ("kind", "other", "message"),
     [
-        ("bert", "meanflow", r"run is no BERT run \(its config.json is meanflow's\); expected another folder"),
-        ("meanflow", "bert", r"run is no MeanFlow run \(its config.json is bert's\); expected another folder"),
+        ("bert", "meanflow", "run is a MeanFlow run, not a BERT run; expected another folder"),
+        ("meanflow", "bert", "run is a BERT run, not a MeanFlow run; expected another folder"),
     ],
 )
 def test_a_run_of_another_workload_is_refused_and_keeps_its_settings(tmp_path, kind, other, message):

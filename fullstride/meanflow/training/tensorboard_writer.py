@@ -16,7 +16,7 @@ class EventFile:
 
     def __init__(self, folder: Path, step: int):
         """Open it for a run that has made `step` steps; a reader forgets what earlier files say of later ones."""
-        from tensorboardX.proto.event_pb2 import SessionLog
+        from tensorboardX.proto.event_pb2 import SessionLog  # pyright: ignore[reportAttributeAccessIssue]
         from tensorboardX.record_writer import RecordWriter
 
         folder.mkdir(parents=True, exist_ok=True)
@@ -29,14 +29,14 @@ class EventFile:
         self._write(step + 1, session_log=SessionLog(status=SessionLog.START))
 
     def _write(self, step: int, **content: Any) -> None:
-        from tensorboardX.proto.event_pb2 import Event
+        from tensorboardX.proto.event_pb2 import Event  # pyright: ignore[reportAttributeAccessIssue]
 
         self._records.write(Event(wall_time=time.time(), step=step, **content).SerializeToString())
         self._records.flush()
 
     def log(self, step: int, values: dict[str, float]) -> None:
         """Append one point to the curve of each name."""
-        from tensorboardX.proto.summary_pb2 import Summary
+        from tensorboardX.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
 
         points = [Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
         self._write(step, summary=Summary(value=points))

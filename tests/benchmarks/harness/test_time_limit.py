@@ -32,21 +32,25 @@ def test_without_a_limit_everything_fits():
     limit = Limit()
     assert limit.fits(1e9)
     assert math.isinf(Limit.of(math.inf).left)
-    assert limit.cuts(lambda: None) is None
+    with limit.kept():
+        pass
 
 
 def test_a_process_tells_itself_to_end_in_time(capfd):
-    with Stop() as stop:
-
-        def wait() -> None:
-            stop.arm()
-            end = time.monotonic() + 10
-            while stop.signal is None and time.monotonic() < end:
-                time.sleep(0.01)
-
-        assert Limit.of(0.5).cuts(wait) is None
+    with Stop() as stop, Limit.of(0.5).kept():
+        end = time.monotonic() + 10
+        while stop.signal is None and time.monotonic() < end:
+            time.sleep(0.01)
     assert stop.signal == signal.SIGTERM
     assert "--limit 0.5: 0 s are left to save in" in capfd.readouterr().err
+
+
+def test_what_is_done_in_time_is_told_nothing():
+    with Stop() as stop:
+        with Limit.of(0.3).kept():
+            pass
+        time.sleep(0.4)
+    assert stop.signal is None
 
 
 @pytest.mark.parametrize("is_over", [False, True])
