@@ -19,7 +19,6 @@ from fullstride.device.cuda_graph import CudaGraph
 from fullstride.step.torch import Processes, joined
 from fullstride.step.torch.distributed.buckets import Bucket
 from fullstride.step.torch.distributed.join import of_ranks
-from fullstride.step.torch.distributed.peer_copies import Memory
 from fullstride.step.torch.distributed.shards import Shard
 from fullstride.step.torch.distributed.transfer import Copies
 
@@ -46,7 +45,7 @@ class Dawdle:
 class Dawdling:
     """Memory of processes that dawdle before and behind each meeting."""
 
-    def __init__(self, memory: Memory, dawdle: Dawdle):
+    def __init__(self, memory: Any, dawdle: Dawdle):
         self._memory, self._dawdle = memory, dawdle
 
     def allocate(self, count: int) -> Sequence[Tensor]:
@@ -147,7 +146,7 @@ def rounds(processes: Processes) -> dict[str, Tensor]:
     """Errors of every round, by what was shared out and how."""
     dawdle, copies = Dawdle(1 + processes.rank), processes.transfer
     assert isinstance(copies, Copies)
-    copies.peers._memory = Dawdling(copies.peers._memory, dawdle)
+    copies.peers._memory = Dawdling(copies.peers._memory, dawdle)  # pyright: ignore[reportAttributeAccessIssue]
     found = {}
     with torch.no_grad(), one_stream(DEVICE):
         for kind, shared in (("ddp", Means), ("fsdp", Parts)):

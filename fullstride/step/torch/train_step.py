@@ -231,23 +231,20 @@ class TrainStep:
         return metrics
 
     def _observe(self, batch: Any) -> bool:
-        """Whether a batch is one that steps are made for; those may begin anew for others that come again and again."""
-        match self._tracker.observe(batch):
+        """Whether a batch is one that steps are made for."""
+        match observation := self._tracker.observe(batch):
             case Observation.EXPECTED:
                 return True
             case Observation.SWITCHED:
-                # The first may have been an epoch's smaller last one.
                 self._begin_for_others()
                 return True
             case Observation.LOST:
                 self._tell_lost()
-                expected = False
-            case observation:
-                expected = observation is Observation.FIRST
         micro_batches(batch, self.body.accumulate)  # which raises for one without samples
-        return expected
+        return observation is Observation.FIRST
 
     def _begin_for_others(self) -> None:
+        """Begin anew for batches that come again and again: the first may have been an epoch's smaller last one."""
         if self._asked == "eager":
             return
         self._forget()

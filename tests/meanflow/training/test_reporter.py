@@ -131,3 +131,14 @@ def test_a_restored_checkpoint_is_noted_and_what_came_after_it_forgotten(reporte
     assert [line["step"] for line in read_metrics(reporter.run)] == [2, 3]
     assert read_metrics(reporter.run)[-1]["restored"] == "step_00000003"
     assert not reporter.has_evaluation(4)
+
+
+def test_one_that_is_not_enabled_takes_reports_and_keeps_none(tmp_path, capfd):
+    with Reporter(config(tmp_path, track="tensorboard"), tmp_path / "run", 0, 7, enabled=False) as reporter:
+        # No process but the first waits for its device.
+        reporter.step(Position(1, 0, 1), {}, lambda _: math.nan, pytest.fail)
+        reporter.tangents(Position(1), {})
+        reporter.evaluation(Position(1), {})
+        reporter.restored(Position(0, attempt=1), "step_00000000", 1, Judged())
+    assert not any(tmp_path.iterdir())
+    assert capfd.readouterr() == ("", "")

@@ -28,6 +28,7 @@ from fullstride.meanflow.sampling.samplers import sample
 from fullstride.meanflow.training import evaluation_schedule as evaluations
 from fullstride.meanflow.training.build import build_loss, build_state
 from fullstride.meanflow.training.epoch_orders import orders
+from fullstride.meanflow.training.preflight import preflight
 from fullstride.meanflow.training.rng_state import load_streams
 from fullstride.meanflow.training.state import RunState, changed_settings
 from fullstride.meanflow.training.step import schedule
@@ -402,6 +403,14 @@ def test_a_network_that_does_not_fit_the_images_is_refused(tmp_path):
 def test_settings_are_checked_without_the_command_line_too(tmp_path):
     with pytest.raises(ConfigError, match="epochs"):
         Trainer(config(tmp_path, epochs=0))
+
+
+def test_what_is_asked_before_a_run_leaves_nothing(tmp_path):
+    before = torch.get_rng_state()
+    plan = preflight(config(tmp_path))
+    assert (plan.device, plan.steps, plan.data.name) == (torch.device("cpu"), 2, "digits")
+    assert torch.equal(torch.get_rng_state(), before)
+    assert not any(tmp_path.iterdir())
 
 
 def test_a_batch_larger_than_the_data_is_refused(tmp_path):

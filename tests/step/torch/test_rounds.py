@@ -44,7 +44,7 @@ def errors(how: type[rounds.Means] | type[rounds.Parts], n: int) -> float:
             if asked % n == 0:
                 meet()
 
-        memory.meet, one._memory = at_times, memory
+        memory.meet, one._memory = at_times, memory  # pyright: ignore[reportAttributeAccessIssue]
         with torch.no_grad():
             found = rounds.eager(made, numbers, dawdle), rounds.replayed(made, numbers, dawdle, Again)
         return float(torch.cat(found).max())

@@ -9,10 +9,13 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from fullstride.step.torch.distributed.symmetric_memory import Symmetric
 
 # Bytes that a process's place in a buffer is a multiple of: copies and kernels are fastest so.
 ALIGNED = 256
@@ -53,19 +56,6 @@ class Shared:
         return self.everyones[of].chunk(len(self.everyones))[part]
 
 
-@runtime_checkable
-class Memory(Protocol):
-    """Where such memory comes from."""
-
-    def allocate(self, count: int) -> Sequence[Tensor]:
-        """So many bytes, zeros, of every process by rank; collective, and refused to all of them or to none."""
-        ...
-
-    def meet(self) -> None:
-        """Let the current stream wait until all processes' are here; what they wrote before is there then."""
-        ...
-
-
 class Peers:
     """The processes of one machine, with transfers in the order in which they are begun; all of them collective.
 
@@ -78,7 +68,7 @@ class Peers:
 
     """
 
-    def __init__(self, rank: int, size: int, memory: Memory, device: torch.device):
+    def __init__(self, rank: int, size: int, memory: "Symmetric", device: torch.device):
         """Nothing is transferred yet."""
         self.rank, self.size = rank, size
         self._memory = memory

@@ -35,7 +35,7 @@ def atomics_reach(own: int, other: int) -> bool:
 
 
 class Symmetric:
-    """Such memory of one group of processes; see `Memory`."""
+    """Such memory of one group of processes."""
 
     def __init__(self, group: Any, device: torch.device, patience_ms: int, gather: Callable[[str], list[str]]):
         """Take a group of NCCL's on one machine; collective.
@@ -54,10 +54,10 @@ class Symmetric:
         self._handle, _ = self._met(ALIGNED)
 
     def allocate(self, count: int) -> Sequence[Tensor]:
-        """See `Memory`.
+        """So many bytes, zeros, of every process by rank; collective.
 
         Raises:
-            Refused: if one of the processes cannot have it.
+            Refused: on all of them, if one cannot have it.
 
         """
         handle, own = self._met(count)
@@ -66,7 +66,7 @@ class Symmetric:
         return theirs
 
     def meet(self) -> None:
-        """See `Memory`."""
+        """Let the current stream wait until all processes' are here; what they wrote before is there then."""
         self._handle.barrier(channel=0, timeout_ms=self._patience)
 
     def _met(self, count: int) -> tuple[Any, Tensor]:

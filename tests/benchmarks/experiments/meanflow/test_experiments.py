@@ -413,9 +413,10 @@ def test_a_training_took_what_all_processes_took_for_it(tmp_path, monkeypatch):
     job = Job.of(part, part.arms[0], "smoke", 0, str(tmp_path))
 
     class Stopped(Trainer):
-        def _after_step(self):
+        def _heed(self):
             time.sleep(2.0)
             signal.raise_signal(signal.SIGTERM)
+            super()._heed()
 
     monkeypatch.setattr(jobs, "Trainer", Stopped)
     start = time.perf_counter()
