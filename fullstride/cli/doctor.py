@@ -21,7 +21,7 @@ from fullstride.extras import area_of, how_to_install, version
 from fullstride.launch.gpus import count_gpus
 
 PACKAGES = (
-    "torch", "triton", "numpy", "scipy", "scikit-learn", "torchdiffeq", "safetensors", "hydra-core", "matplotlib",
+    "torch", "triton", "numpy", "scipy", "scikit-learn", "torchdiffeq", "safetensors", "matplotlib",
     "jaxtyping", "jax", "jaxlib", "equinox", "optax", "transformers", "starlette", "uvicorn", "typer", "rich",
 )  # fmt: skip
 UNKNOWN = "fullstride is imported but not installed, so what it needs is not known"

@@ -1,7 +1,8 @@
 """What the command line can set: the choices of each group, as `model=unet_tiny`, and every key with its type."""
 
-from collections.abc import Callable, Iterator
-from dataclasses import fields, is_dataclass
+import copy
+from collections.abc import Callable
+from dataclasses import is_dataclass
 from functools import partial
 from typing import Any
 
@@ -20,6 +21,8 @@ from fullstride.meanflow.config.schema import (
     UNetConfig,
     WatchConfig,
 )
+from fullstride.settings.fields import Key, walk
+from fullstride.settings.overrides import flat
 
 Choices = dict[str, Callable[..., Any]]
 
@@ -73,32 +76,19 @@ PRESETS: dict[str, Choices] = {
 
 def chosen(choices: dict[str, str]) -> TrainConfig:
     """The defaults under chosen presets, e.g. of `{"model": "dit_b2"}`."""
-    return TrainConfig(**{group: make[choices.get(group, next(iter(make)))]() for group, make in PRESETS.items()})
+    made = {group: make[choices.get(group, next(iter(make)))]() for group, make in PRESETS.items()}
+    return copy.deepcopy(TrainConfig(**made))  # a preset's lists are one for all calls
 
 
-def _leaves(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for field in fields(config):
-        value = getattr(config, field.name)
-        if is_dataclass(value):
-            yield from _leaves(value, f"{field.name}.")
-        # `model.name=unet_tiny` would change the name and not the network.
-        elif not (prefix and field.name == "name"):
-            yield prefix + field.name, field.type
-
-
-def keys_of(config: TrainConfig) -> dict[str, Any]:
-    """Every key that a configuration has, with its type; those of `model` depend on the family."""
-    return {key: kind for key, kind in _leaves(config) if key != "preset"}
+def keys_of(config: TrainConfig) -> dict[str, Key]:
+    """Every key that a configuration has; those of `model` depend on the family."""
+    # `model.name=unet_tiny` would change the name and not the network.
+    own = {"preset", *(f"{group}.name" for group in PRESETS)}
+    return {key.name: key for key in walk(config) if key.name not in own}
 
 
 # Every key of any choice.
-KEYS: dict[str, Any] = {key: kind for model in MODELS for key, kind in keys_of(chosen({"model": model})).items()}
-
-
-def _flat(values: dict[str, Any]) -> Iterator[str]:
-    """Keys of a saved configuration, as on the command line."""
-    for key, value in values.items():
-        yield from (f"{key}.{inner}" for inner in value) if isinstance(value, dict) else [key]
+KEYS: dict[str, Key] = {name: key for model in MODELS for name, key in keys_of(chosen({"model": model})).items()}
 
 
 def config_from_dict(values: dict[str, Any]) -> TrainConfig:
@@ -112,8 +102,8 @@ def config_from_dict(values: dict[str, Any]) -> TrainConfig:
     """
     one_of("model.name", values["model"]["name"], MODELS)
     config = chosen({"model": values["model"]["name"]})
-    known = {key for key, _ in _leaves(config)} | {f"{group}.name" for group in PRESETS}
-    if unknown := [key for key in _flat(values) if key not in known]:
+    known = {key.name for key in walk(config)}
+    if unknown := [key for key, _ in flat(values) if key not in known]:
         raise ConfigError(
             f"a saved configuration has {', '.join(unknown)}, which this version does not know; use the version of "
             "fullstride that wrote it, or a newer one"
