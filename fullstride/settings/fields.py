@@ -49,6 +49,7 @@ Positive = Annotated[float, Rule("a finite number above 0", lambda x: 0 < x < ma
 NotNegative = Annotated[float, _NATURAL]
 Natural = Annotated[int, _NATURAL]
 Count = Annotated[int, Rule("at least 1", lambda x: x >= 1)]
+Counts = Annotated[list[int], Rule("at least one number, each at least 1", lambda xs: len(xs) > 0 and min(xs) >= 1)]
 Seed = Annotated[int, Rule("a number from 0 to 2^32 - 1", lambda x: 0 <= x < 2**32)]
 FolderName = Annotated[str, Rule("a folder's name, without / \\ or ..", is_folder_name)]
 FolderPath = Annotated[str, Rule("a folder's path; . for this one", lambda x: bool(x.strip()))]

@@ -4,7 +4,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from fullstride.errors import ConfigError
-from fullstride.meanflow.config.schema import SongUNetConfig, TrainConfig
+from fullstride.meanflow.config.networks import SongUNetConfig
+from fullstride.meanflow.config.schema import TrainConfig
 from fullstride.meanflow.training.state import flatten
 
 NOT_THEIRS = {"data.hflip", "data.augment", "model.class_conditional", "ema.period", "ema.warmup"}

@@ -6,9 +6,9 @@ from dataclasses import fields
 
 from fullstride.errors import ConfigError, one_of
 from fullstride.meanflow.config.presets import KEYS, PRESETS, chosen, keys_of
-from fullstride.meanflow.config.ranges import validate
 from fullstride.meanflow.config.recipes import RECIPES, as_read
 from fullstride.meanflow.config.schema import TrainConfig
+from fullstride.meanflow.config.validation import validate
 from fullstride.settings.fields import Key
 from fullstride.settings.overrides import ELEMENTS, Override, assign, listed, nearest, split, value_of
 

@@ -1,66 +1,31 @@
 """What the command line can set: the choices of each group, as `model=unet_tiny`, and every key with its type."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import is_dataclass
 from functools import partial
 from typing import Any
 
 from fullstride.errors import ConfigError, one_of
+from fullstride.meanflow.config.datasets import DATASETS
+from fullstride.meanflow.config.networks import MODELS
+from fullstride.meanflow.config.objectives import OBJECTIVES
 from fullstride.meanflow.config.schema import (
     DataConfig,
-    DiTConfig,
     EmaConfig,
     EvalConfig,
     GuardConfig,
     LossConfig,
-    ModelConfig,
     OptimizerConfig,
-    SongUNetConfig,
     TrainConfig,
-    UNetConfig,
     WatchConfig,
 )
 from fullstride.settings.fields import Key, walk
 from fullstride.settings.overrides import flat
 
-Choices = dict[str, Callable[..., Any]]
+Choices = Mapping[str, Callable[..., Any]]
 
-DATASETS = (
-    "digits", "mnist5k", "fashion_mnist", "cifar10", "image_folder", "latents", "deterministic", "multiclass",
-)  # fmt: skip
-
-
-def _dit(name: str, patch_size: int, width: int, depth: int, heads: int) -> Callable[..., ModelConfig]:
-    return partial(DiTConfig, name=name, patch_size=patch_size, width=width, depth=depth, heads=heads)
-
-
-# Sizes of the DiT family: arXiv:2212.09748, table 1; M: arXiv:2505.13447, appendix A.
-MODELS: Choices = {
-    "unet": UNetConfig,
-    "unet_tiny": partial(
-        UNetConfig, name="unet_tiny", channels=24, channel_mult=[1, 2], num_blocks=1, attention_resolutions=[]
-    ),
-    "unet_medium": partial(
-        UNetConfig, name="unet_medium", channels=96, channel_mult=[1, 2, 2], num_blocks=2, attention_resolutions=[16]
-    ),
-    "song_unet": SongUNetConfig,
-    "song_unet_tiny": partial(
-        SongUNetConfig, name="song_unet_tiny", channels=24, channel_mult=[1, 2], num_blocks=1, attention_resolutions=[]
-    ),
-    "dit_b4": _dit("dit_b4", 4, 768, 12, 12),
-    "dit_b2": _dit("dit_b2", 2, 768, 12, 12),
-    "dit_m2": _dit("dit_m2", 2, 1024, 16, 16),
-    "dit_l2": _dit("dit_l2", 2, 1024, 24, 16),
-    "dit_xl2": _dit("dit_xl2", 2, 1152, 28, 16),
-    "dit_tiny": _dit("dit_tiny", 2, 96, 4, 3),
-}
-LOSSES: Choices = {
-    "meanflow": LossConfig,
-    "imf": partial(LossConfig, name="imf"),
-    "imf_ema": partial(LossConfig, name="imf_ema"),
-    "mse": partial(LossConfig, name="mse", meanflow_ratio=0.0, weighting_power=0.0),
-}
+LOSSES: Choices = {name: partial(LossConfig, name=name, **row.settings) for name, row in OBJECTIVES.items()}
 # The first choice of a group is its default.
 PRESETS: dict[str, Choices] = {
     "data": {name: partial(DataConfig, name=name) for name in DATASETS},

@@ -5,15 +5,20 @@ it takes, and the comment there is what `fullstride meanflow keys` shows of it.
 """
 
 import math
+import os
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated
 
 from fullstride.device.precision import PRECISIONS
 from fullstride.device.select import DEVICES
+from fullstride.meanflow.config.networks import ModelConfig, UNetConfig
+from fullstride.meanflow.config.objectives import SPLITS, TIME_LAWS, WEIGHTINGS
 from fullstride.settings.fields import (
     LATER,
     BelowOne,
     Count,
+    Counts,
     Finite,
     FolderName,
     FolderPath,
@@ -29,8 +34,6 @@ from fullstride.settings.fields import (
 
 Precision = Annotated[str, Names(PRECISIONS)]
 NeverOrAboveOne = Annotated[float, Rule("0 (never), or a finite number above 1", lambda x: x == 0 or 1 < x < math.inf)]
-Channels = Annotated[int, Rule("an even number, at least 2", lambda x: x >= 2 and x % 2 == 0)]
-Counts = Annotated[list[int], Rule("at least one number, each at least 1", lambda xs: len(xs) > 0 and min(xs) >= 1)]
 FEATURES = ("classifier", "efficientnet_lite0", "inception")
 Features = Annotated[
     list[str],
@@ -39,7 +42,6 @@ Features = Annotated[
         lambda xs: set(xs) <= set(FEATURES) and len(set(xs)) == len(xs),
     ),
 ]
-Sizes = Annotated[list[int], Rule("numbers of at least 1", lambda xs: all(x >= 1 for x in xs))]
 
 
 @dataclass
@@ -63,72 +65,30 @@ class DataConfig:
     # resume a run on image_folder with files that were added, removed or replaced
     allow_changed: Annotated[bool, LATER] = False
 
-
-@dataclass
-class ModelConfig:
-    """What every network has; each family adds its own keys."""
-
-    name: str = ""
-    class_conditional: bool = False  # the network sees labels; sampling can choose a class
-    recompute: bool = False  # the blocks' activations anew in the backward pass: less memory, a forward pass more
-
-
-@dataclass
-class UNetConfig(ModelConfig):
-    """`model=unet`: the 52M U-Net; `model=unet_tiny`: a preset for the CPU."""
-
-    name: str = "unet"
-    channels: Channels = 128  # width of the first level
-    channel_mult: Counts = field(default_factory=lambda: [1, 2, 3])  # width of each level in units of channels
-    num_blocks: Count = 3  # residual blocks a level on the way down
-    attention_resolutions: Sizes = field(default_factory=lambda: [16])  # feature map sizes with attention
-    dropout: BelowOne = 0.0  # in the residual blocks
-    # radians a unit of time
-    time_max_frequency: Annotated[float, Rule("a finite number, at least 1", lambda x: 1 <= x < math.inf)] = 64.0
-
-
-@dataclass
-class SongUNetConfig(ModelConfig):
-    """`model=song_unet`: the CIFAR-10 MeanFlow network, 55.9M weights."""
-
-    name: str = "song_unet"
-    channels: Channels = 128  # width of the first level
-    channel_mult: Counts = field(default_factory=lambda: [2, 2, 2])  # width of each level in units of channels
-    num_blocks: Count = 4  # residual blocks a level on the way down
-    attention_resolutions: Sizes = field(default_factory=lambda: [16])  # feature map sizes with attention
-    dropout: BelowOne = 0.2  # in the residual blocks
-
-
-@dataclass
-class DiTConfig(ModelConfig):
-    """`model=dit_b4`, ..., `model=dit_xl2`: diffusion transformers."""
-
-    name: str = "dit_b2"
-    patch_size: Count = 2  # side of the squares that become tokens
-    width: Count = 768  # features of a token
-    depth: Count = 12  # blocks
-    heads: Count = 12  # of attention
-    qk_norm: bool = False  # normalize queries and keys
+    @property
+    def place(self) -> Path:
+        """`path`, whose ~ no shell expands behind a key with a dot."""
+        return Path(os.path.expanduser(self.path))
 
 
 @dataclass
 class LossConfig:
-    """`loss=meanflow`; `loss=imf` and `loss=imf_ema`, along the network's or its average's velocity; `loss=mse`."""
+    """`loss=meanflow`, ...: the objective."""
 
     name: str = "meanflow"
     meanflow_ratio: Share = 0.25  # share of samples with r != t
-    time_law: Annotated[str, Names(("v0", "v1", "uniform"))] = "v0"  # how t and r are drawn
+    time_law: Annotated[str, Names(TIME_LAWS)] = "v0"  # how t and r are drawn
     logit_normal_mean: Finite = -0.4  # mean of logit(t)
     logit_normal_std: Positive = 1.0  # standard deviation of logit(t)
     r_logit_normal_mean: Finite = -4.0  # mean of logit(r); time_law=v1 only
     r_logit_normal_std: Positive = 1.6  # standard deviation of logit(r); time_law=v1 only
     use_batch_time: bool = False  # one (t, r) for the whole batch
-    # by a sample's own error, or (huber) no less than is usual at its times
-    weighting: Annotated[str, Names(("adaptive", "huber")), LATER] = "adaptive"
+    # by a sample's own error, or no less than is usual at its times
+    weighting: Annotated[str, Names(WEIGHTINGS), LATER] = "adaptive"
     weighting_power: NotNegative = 1.0  # p of the weight 1 / (squared error + eps)^p
     weighting_eps: Positive = 1e-2  # keeps the weight finite as the error goes to 0
     # auto is shared, or static where that cannot be
-    split: Annotated[str, Names(("auto", "static", "shared", "full", "bernoulli"))] = "auto"
+    split: Annotated[str, Names(SPLITS)] = "auto"
     # how du/dt is taken
     jvp_backend: Annotated[str, Names(("func", "forward_ad", "two_pass", "finite_difference"))] = "func"
     jvp_chunk: Natural = 0  # most samples that are differentiated at once, to bound the memory; 0 takes all
@@ -139,6 +99,19 @@ class LossConfig:
     guidance_start: Share = 0.0  # smallest t with guidance
     guidance_end: Share = 1.0  # largest t with guidance
     label_dropout: Share = 0.0  # share of samples trained as 'no class'
+
+    @property
+    def taken_split(self) -> str:
+        """The split; `auto` is the fastest that takes the derivative so."""
+        if self.split != "auto":
+            return self.split
+        shares = (self.jvp_backend, self.jvp_chunk, self.jvp_precision) == ("func", 0, "same")
+        return "shared" if shares else "static"
+
+    @property
+    def guided(self) -> bool:
+        """Whether the network's own velocities enter the target."""
+        return self.omega != 1 or self.kappa != 0
 
 
 @dataclass

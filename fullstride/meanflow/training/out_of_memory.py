@@ -52,7 +52,7 @@ def _advice(update: Update, peak: int, shape: torch.Size, dtype: torch.dtype, de
     count, loss = update.processes.size, update.loss
     own = batch // count
     given = (trial, own, accumulation, device)
-    least = 2 if loss.weighting == "huber" else 1
+    least = loss.least_batch
     fit = memory.fitting_batch(*given, lambda size: size >= least and _share(loss, size) == _share(loss, own))
     fit = fit or memory.fitting_batch(*given, lambda size: size >= least and 0 < _share(loss, size) < 1)
     told = {} if fit is None else {"step": _beside(loss, fit.batch_size, own)}
@@ -70,6 +70,6 @@ def _beside(loss: MeanFlowLoss, size: int, given: int) -> str:
     share, before = _share(loss, size), _share(loss, given)
     if share != before:
         return f"takes an optimizer step with r != t in {float(share):.1%} of the samples, {float(before):.1%} before"
-    if loss.weighting == "huber":
+    if loss.least_batch > 1:
         return "takes an optimizer step that is the same but for its weights, which compare samples of a part alone"
     return "takes the same optimizer step"

@@ -11,8 +11,8 @@ from torch.distributed.elastic.multiprocessing.errors import record
 from fullstride.device.precision import of_process, set_precision
 from fullstride.device.select import describe, resolve_device
 from fullstride.errors import OutOfMemory, Preempted, ReadError
-from fullstride.meanflow.config.ranges import validate
 from fullstride.meanflow.config.schema import TrainConfig
+from fullstride.meanflow.config.validation import validate
 from fullstride.meanflow.data.ahead import Ahead
 from fullstride.meanflow.data.catalogue import check_holdout, load_data
 from fullstride.meanflow.data.check_records import check_records

@@ -5,7 +5,8 @@ import pytest
 import torch
 from rich.console import Console
 
-from fullstride.meanflow.config.schema import DataConfig, EvalConfig, UNetConfig
+from fullstride.meanflow.config.networks import UNetConfig
+from fullstride.meanflow.config.schema import DataConfig, EvalConfig
 from fullstride.meanflow.data.catalogue import load_data
 from fullstride.meanflow.evaluation import scoring
 from fullstride.meanflow.evaluation.evaluator import Evaluator

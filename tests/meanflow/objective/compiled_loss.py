@@ -11,7 +11,6 @@ from fullstride.meanflow.models.song_unet import SongUNet
 from fullstride.meanflow.models.unet import UNet
 from fullstride.meanflow.objective.guidance import Guidance
 from fullstride.meanflow.objective.loss import MeanFlowLoss
-from fullstride.meanflow.training.build import BLOCKS
 
 NETWORKS = {
     "unet": lambda: UNet(
@@ -31,7 +30,7 @@ def main(network: str, backend: str, guided: str, chunk: str = "0", split: str =
     for p in net.parameters():
         torch.nn.init.normal_(p, std=0.1)
     if guided == "recomputed":
-        assert recompute(net, BLOCKS) > 0
+        assert recompute(net) > 0
     guidance = Guidance(3, omega=1.5, kappa=0.2) if guided == "guided" else None
     tangent = "predicted" if guided in ("predicted", "averaged") else "conditional"
     average = copy.deepcopy(net).eval().requires_grad_(False) if guided == "averaged" else None

@@ -11,6 +11,7 @@ import torch
 from fullstride.errors import ConfigError, OutOfMemory, Preempted
 from fullstride.meanflow.checkpoints.folder import checkpoints, find_checkpoint
 from fullstride.meanflow.checkpoints.format import read_group
+from fullstride.meanflow.config.networks import UNetConfig
 from fullstride.meanflow.config.presets import LOSSES, MODELS
 from fullstride.meanflow.config.schema import (
     DataConfig,
@@ -20,7 +21,6 @@ from fullstride.meanflow.config.schema import (
     LossConfig,
     OptimizerConfig,
     TrainConfig,
-    UNetConfig,
 )
 from fullstride.meanflow.data.catalogue import load_data
 from fullstride.meanflow.sampling.generate import load_generator
