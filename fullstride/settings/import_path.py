@@ -1,6 +1,7 @@
 """Objects by the path from which they are imported, `package.module:Name`."""
 
 import importlib
+import re
 from typing import Any
 
 from fullstride.errors import ConfigError, in_a_line, one_of
@@ -8,7 +9,7 @@ from fullstride.errors import ConfigError, in_a_line, one_of
 
 def is_import_path(name: str) -> bool:
     """Whether a name is an import path, and no name of a registry."""
-    return ":" in name
+    return re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", name) is not None
 
 
 def load_object(path: str, key: str) -> Any:

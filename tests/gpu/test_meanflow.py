@@ -146,8 +146,7 @@ def test_a_harmful_step_is_skipped_on_the_device(tmp_path):
 def test_other_networks_derivatives_agree_with_fp64_on_the_cpu(name, precision, tolerance, seed):
     torch.manual_seed(seed)
     model = MODELS[name]()
-    if hasattr(model, "dropout"):
-        model.dropout = 0.0
+    vars(model).update({"dropout": 0.0} if "dropout" in vars(model) else {})
     net = build_model(model, (3, 8, 8), 0).double()
     for p in net.parameters():
         torch.nn.init.normal_(p, std=0.1)

@@ -51,9 +51,6 @@ def read(overrides: list[str]) -> TrainConfig:
 
 def _composed(given: list[Override]) -> TrainConfig:
     overrides = _with_recipe(given)
-    for each in overrides:
-        if each.key in PRESETS:
-            one_of(each.key, each.text, PRESETS[each.key])
     config = chosen(_choices(overrides))
     known = keys_of(config) | {"preset": Key("preset", str, (), "")}
     for each in overrides:
@@ -66,7 +63,7 @@ def _composed(given: list[Override]) -> TrainConfig:
 
 
 def _choices(overrides: list[Override]) -> dict[str, str]:
-    return {each.key: each.text for each in overrides if each.text in PRESETS.get(each.key, ())}
+    return {each.key: each.text for each in overrides if each.key in PRESETS}
 
 
 def _with_recipe(given: list[Override]) -> list[Override]:

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from fullstride.errors import ConfigError, one_of
+from fullstride.meanflow.config import outside
 from fullstride.meanflow.config.datasets import DATASETS
 from fullstride.meanflow.config.networks import MODELS
 from fullstride.meanflow.config.objectives import OBJECTIVES
@@ -21,6 +22,7 @@ from fullstride.meanflow.config.schema import (
     WatchConfig,
 )
 from fullstride.settings.fields import Key, walk
+from fullstride.settings.import_path import is_import_path
 from fullstride.settings.overrides import flat
 
 Choices = Mapping[str, Callable[..., Any]]
@@ -37,12 +39,25 @@ PRESETS: dict[str, Choices] = {
     "watch": {"default": WatchConfig},
     "evaluation": {"default": EvalConfig},
 }
+# Groups whose choice may be an import path, `package.module:Name`.
+OUTSIDE: Mapping[str, Callable[[str], Any]] = {
+    "data": lambda path: DataConfig(name=path),
+    "model": lambda path: outside.network_config(path)(),
+    "loss": lambda path: outside.loss_config(path)(),
+}
 
 
 def chosen(choices: dict[str, str]) -> TrainConfig:
     """The defaults under chosen presets, e.g. of `{"model": "dit_b2"}`."""
-    made = {group: make[choices.get(group, next(iter(make)))]() for group, make in PRESETS.items()}
-    return copy.deepcopy(TrainConfig(**made))  # a preset's lists are one for all calls
+    return TrainConfig(**{group: _choice(group, choices.get(group, next(iter(PRESETS[group])))) for group in PRESETS})
+
+
+def _choice(group: str, name: str) -> Any:
+    """A group as its choice begins: a preset, or what an import path adds to it."""
+    if is_import_path(name) and group in OUTSIDE:
+        return OUTSIDE[group](name)
+    one_of(group, name, PRESETS[group])
+    return copy.deepcopy(PRESETS[group][name]())  # a preset's lists are one for all calls
 
 
 def keys_of(config: TrainConfig) -> dict[str, Key]:
@@ -65,8 +80,12 @@ def config_from_dict(values: dict[str, Any]) -> TrainConfig:
         ConfigError: for a network or a key that this version does not know.
 
     """
-    one_of("model.name", values["model"]["name"], MODELS)
-    config = chosen({"model": values["model"]["name"]})
+    model, loss = values["model"]["name"], values.get("loss", {}).get("name", "")
+    if not is_import_path(model):
+        one_of("model.name", model, MODELS)
+    config = chosen({"model": model})
+    if is_import_path(loss):
+        config.loss = outside.saved_loss(values["loss"])
     known = {key.name for key in walk(config)}
     if unknown := [key for key, _ in flat(values) if key not in known]:
         raise ConfigError(

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from fullstride.errors import one_of
 from fullstride.meanflow.config import datasets, networks
-from fullstride.meanflow.config.presets import PRESETS
+from fullstride.meanflow.config.presets import OUTSIDE, PRESETS
 from fullstride.meanflow.config.schema import TrainConfig
 from fullstride.meanflow.metrics import inception
 from fullstride.meanflow.objective import times
@@ -12,6 +12,7 @@ from fullstride.meanflow.objective.loss import loss_of
 from fullstride.meanflow.objective.weighting import weighting_of
 from fullstride.settings.conflicts import Conflict, refuse
 from fullstride.settings.fields import check
+from fullstride.settings.import_path import is_import_path
 
 CONFLICTS = (
     Conflict(
@@ -33,8 +34,9 @@ def validate(config: TrainConfig) -> None:
 
     """
     for group, choices in PRESETS.items():
-        if "default" not in choices:
-            one_of(f"{group}.name", getattr(config, group).name, choices)
+        name = getattr(getattr(config, group), "name", "default")
+        if not (group in OUTSIDE and is_import_path(name)):
+            one_of(f"{group}.name", name, choices)
     check(config)
     refuse(_conflicts(config), config)
 

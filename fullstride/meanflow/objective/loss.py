@@ -4,7 +4,7 @@ Data x sits at t = 0, noise e at t = 1, and z_t = (1 - t) x + t e moves between 
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
 import torch
@@ -26,7 +26,7 @@ from fullstride.meanflow.objective.split import can_share
 from fullstride.meanflow.objective.times import LogitNormalV0, TimeLaw, meanflow_count, times_of
 from fullstride.meanflow.objective.weighting import weighting_of
 from fullstride.settings.conflicts import Conflict
-from fullstride.settings.import_path import load_object
+from fullstride.settings.import_path import is_import_path, load_object
 from fullstride.step.torch import Averages
 
 Metrics = dict[str, Tensor]
@@ -148,9 +148,11 @@ class MeanFlowLoss:
             config: of the objective.
             num_classes: of the data.
             averages: of the network, for an objective that needs them.
-            own: what an objective adds to these settings.
+            own: what an objective adds to these settings; of another package what it adds is in the configuration.
 
         """
+        common = {each.name for each in fields(LossConfig)}
+        own |= {key: value for key, value in vars(config).items() if key not in common}
         return cls(
             ratio=config.meanflow_ratio,
             times=times_of(config),
@@ -300,4 +302,4 @@ class MeanFlowLoss:
 
 def loss_of(config: LossConfig) -> type[MeanFlowLoss]:
     """The class of a configuration's objective."""
-    return load_object(OBJECTIVES[config.name].loss, "loss")
+    return load_object(config.name if is_import_path(config.name) else OBJECTIVES[config.name].loss, "loss")

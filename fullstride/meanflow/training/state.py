@@ -202,7 +202,8 @@ def changes(saved: dict[str, Any], wanted: dict[str, Any]) -> dict[str, str]:
 
     A key that was not there yet when it was saved had its default.
     """
-    usual = asdict(chosen({"model": saved["model"]["name"]}))
+    # Of the wanted ones: a checkpoint's names are not imported, and other names are a difference themselves.
+    usual = asdict(chosen({group: wanted[group]["name"] for group in ("model", "loss")}))
     old, new = flatten(usual) | flatten(saved), flatten(wanted)
     if {old.get("loss.split"), new.get("loss.split")} <= set(SAME_LOSS):
         old["loss.split"] = new["loss.split"]
