@@ -3,7 +3,7 @@ import sys
 
 import pytest
 
-HEAVY = {"torch", "jax", "numpy", "scipy", "sklearn", "hydra", "omegaconf", "matplotlib", "torchdiffeq", "PIL"}
+HEAVY = {"torch", "jax", "numpy", "scipy", "sklearn", "matplotlib", "torchdiffeq", "PIL"}
 
 
 def _loaded(module: str, tmp_path) -> set[str]:
@@ -48,4 +48,4 @@ def test_what_a_cpu_runs_does_without_triton(tmp_path):
 
 
 def test_the_check_sees_what_it_should(tmp_path):
-    assert {"hydra", "torch"} <= _loaded("fullstride.meanflow.config.overrides", tmp_path)
+    assert "torch" in _loaded("fullstride.meanflow.config.overrides", tmp_path)

@@ -7,9 +7,9 @@ from typing import Annotated
 import typer
 
 from fullstride.bert.training.overrides import SHORT
-from fullstride.bert.training.settings import NAMES, TrainSettings
+from fullstride.bert.training.settings import TrainSettings
 from fullstride.cli.help import App
-from fullstride.cli.settings import completing, settings_in, show_settings
+from fullstride.cli.settings import completing, offers, settings_in, show_settings
 from fullstride.errors import ConfigError
 from fullstride.process.signals import leaving_on_sigterm
 from fullstride.runs.next_steps import command, show_next_steps
@@ -19,16 +19,15 @@ app = App("Train BERT on masked language modelling, use it.", {"Commands": "trai
 
 def choices() -> Mapping[str, Sequence[str]]:
     """Values to offer for each key: its choices, else the default."""
-    defaults = {key: [default] if default else [] for key, default, _ in settings_in(TrainSettings())}
-    return defaults | NAMES | {short: NAMES[key] for short, key in SHORT.items()}
+    offered = offers(TrainSettings())
+    return offered | {short: offered[key] for short, key in SHORT.items()}
 
 
-LISTS = [(short, NAMES[key]) for short, key in SHORT.items()]
 EPILOG = (
     "Data and sizes\n"
-    + "\n".join(f"{name}=  {', '.join(names)}" for name, names in LISTS)
+    + "\n".join(f"{short}=  {', '.join(offers(TrainSettings())[key])}" for short, key in SHORT.items())
     + "\n\ndevice=cpu|gpu; cuda is gpu. `fullstride bert keys` lists every key. An unknown key is answered with the "
-    "nearest, with all where none is near."
+    "nearest."
 )
 Overrides = Annotated[
     list[str] | None,

@@ -100,7 +100,7 @@ def train(
     It lives in output_dir/run_name; stopped, it saves, and resume=true goes on.
     """
     with leaving_on_sigterm():
-        from fullstride.meanflow.config.overrides import compose, sweep
+        from fullstride.meanflow.config.overrides import read, sweep
         from fullstride.meanflow.training.trainer import train
 
         if multirun:
@@ -110,7 +110,7 @@ def train(
 
             run_all(sweep(overrides or []))
             return
-        config = compose(overrides or [])
+        config = read(overrides or [])
         announce(config.device)
         run = train(config)
         if torchrun.rank() == 0:

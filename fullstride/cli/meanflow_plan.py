@@ -11,6 +11,7 @@ from fullstride.meanflow.planning.duration import duration
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from fullstride.meanflow.config.schema import TrainConfig
     from fullstride.meanflow.planning.fit import Fitted
     from fullstride.meanflow.planning.plan import Machine, Plan
 
@@ -72,7 +73,7 @@ def plan(
     console.print(_table(plans, machine))
     for name, made in plans.items():
         console.print(f"{name}: {_parts(made)}", highlight=False, markup=False, soft_wrap=True)
-        if not (made.config.channels_last or made.config.model.name.startswith("dit")):
+        if made.config.model.convolutional and not made.config.channels_last:
             console.print(ROW_MAJOR, highlight=False, markup=False, soft_wrap=True)
         if made.memory > machine.memory:
             console.print(_too_large(made, machine, kept), highlight=False, markup=False, soft_wrap=True)
@@ -91,24 +92,27 @@ def _machine(kept: "Fitted", gpus: int, link: float, tflops: float, tbs: float, 
 def _plans(
     overrides: list[str], machine: "Machine", kept: "Fitted", steps: int | None, records: int | None
 ) -> "dict[str, Plan]":
-    from fullstride.meanflow.config.overrides import compose
     from fullstride.meanflow.planning.plan import make_plan
 
     asked = {"this run": (overrides, steps)} if overrides else PUBLISHED
     return {
-        name: make_plan(compose(_with_path(given)), machine, kept.costs, steps or wanted, records)
+        name: make_plan(_config(given), machine, kept.costs, steps or wanted, records)
         for name, (given, wanted) in asked.items()
     }
 
 
-def _with_path(overrides: list[str]) -> list[str]:
-    """Latents are always somewhere of one's own; a plan does not read them, so that they need not be there yet."""
-    from fullstride.meanflow.config.recipes import RECIPES
+def _config(overrides: list[str]) -> "TrainConfig":
+    """A configuration whose data need not be there, as a plan does not read what is known of them."""
+    from fullstride.meanflow.config.datasets import row_of
+    from fullstride.meanflow.config.overrides import read
+    from fullstride.meanflow.config.validation import validate
 
-    given = {key: value for key, _, value in (override.partition("=") for override in overrides)}
-    recipe = RECIPES.get(given.get("preset", ""))
-    data = given.get("data") or (recipe.settings.get("data") if recipe else None)
-    return [*overrides, "data.path=."] if data == "latents" and "data.path" not in given else overrides
+    config = read(overrides)
+    row = row_of(config.data.name)
+    if row.folder and row.records:
+        config.data.path = config.data.path or "."
+    validate(config)
+    return config
 
 
 def published() -> "dict[str, Plan]":

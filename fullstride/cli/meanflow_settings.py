@@ -2,7 +2,7 @@
 
 import typer
 
-from fullstride.cli.settings import Setting, plain_table, print_table, settings_in
+from fullstride.cli.settings import Setting, offers, plain_table, print_table, settings_in
 from fullstride.errors import one_of
 from fullstride.meanflow.config.presets import KEYS, MODELS, PRESETS, chosen
 from fullstride.meanflow.config.recipes import RECIPES
@@ -22,11 +22,9 @@ def settings() -> list[Setting]:
 
 
 def choices() -> dict[str, list[str]]:
-    """Values to offer for each key: the choices of a group, else the default."""
-    booleans = {"true", "false"}
-    defaults = {key: [default] for key, default, _ in settings() if default}
-    defaults |= {key: sorted(booleans) for key, values in defaults.items() if values[0] in booleans}
-    return {key: [] for key in KEYS} | defaults | CHOICES | {"preset": list(RECIPES)}
+    """Values to offer for each key: the choices of a group, its names, else the default."""
+    found = {key: values for model in reversed(MODELS) for key, values in offers(chosen({"model": model})).items()}
+    return {key: found[key] for key in KEYS} | CHOICES | {"preset": list(RECIPES)}
 
 
 def show_presets() -> None:

@@ -4,12 +4,16 @@ import functools
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import is_dataclass
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
 
 from fullstride.errors import ConfigError
+from fullstride.settings.conflicts import written
+from fullstride.settings.fields import walk
+from fullstride.settings.overrides import BOOLEANS
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -23,30 +27,31 @@ class Setting(NamedTuple):
     meaning: str
 
 
-def written(value: Any) -> str:
-    """Format a value as the command line takes it."""
-    if isinstance(value, list):
-        return f"[{','.join(map(written, value))}]"
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def settings_in(config: Any, prefix: str = "") -> list[Setting]:
-    """Settings of a dataclass and of those in it; what they mean is the comment on each field's line."""
-    comments = _comments(type(config))
+def settings_in(config: Any) -> list[Setting]:
+    """Settings of a dataclass and of those in it, each with its names and the comment on its line or above it."""
     found = []
-    for field in fields(config):
-        value = getattr(config, field.name)
-        if is_dataclass(value):
-            found += settings_in(value, f"{prefix}{field.name}.")
-        else:
-            found.append(Setting(prefix + field.name, written(value), comments.get(field.name, "")))
+    for key in walk(config):
+        group, _, name = key.name.rpartition(".")
+        comment = _comments(type(attrgetter(group)(config) if group else config)).get(name, "")
+        meaning = "; ".join(filter(None, (" | ".join(key.names), comment)))
+        found.append(Setting(key.name, written(key.value), meaning))
     return found
+
+
+def offers(config: Any) -> dict[str, list[str]]:
+    """Values that a shell offers for each key: its names, or its default."""
+    booleans = sorted(BOOLEANS)
+    return {
+        key.name: booleans if key.kind is bool else key.names or list(filter(None, [written(key.value)]))
+        for key in walk(config)
+    }
 
 
 @functools.cache
 def _comments(kind: type) -> dict[str, str]:
     source = "".join(inspect.getsource(each) for each in reversed(kind.__mro__) if is_dataclass(each))
-    return dict(re.findall(r"^    (\w+): .*?  # (.*)$", source, re.MULTILINE))
+    found = re.findall(r"^    (?:# (.*)\n    )?(\w+): [^\n]*?(?:  # (.*))?$", source, re.MULTILINE)
+    return {name: after or above for above, name, after in found}
 
 
 def plain_table(*columns: str) -> "Table":

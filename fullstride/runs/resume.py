@@ -1,25 +1,17 @@
 """A run that goes on: which of its settings may be others than those it was saved with, and a refusal of the rest."""
 
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Mapping, Set
 from pathlib import Path
 from typing import Any
 
 from fullstride.errors import ConfigError
+from fullstride.settings.overrides import flat
 
 # Keys and groups of every workload: how often, where to and from, how it is scored; never what is learned.
 FREE = {
     "data.path", "eval_every", "evaluation", "keep", "log_every", "output_dir", "overwrite", "resume", "run_name",
     "save_every",
 }  # fmt: skip
-
-
-def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The values of nested settings by their dotted keys."""
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            yield from flat(value, f"{prefix}{name}.")
-        else:
-            yield prefix + name, value
 
 
 def changes(saved: Mapping[str, Any], wanted: Mapping[str, Any], free: Set[str]) -> dict[str, str]:

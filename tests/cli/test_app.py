@@ -141,11 +141,11 @@ def test_every_parameter_has_a_help_text(command):
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("epochs=ten", "error: epochs=ten: expected int, got 'ten'"),
+        ("epochs=ten", "error: epochs=ten: expected an integer, got 'ten'"),
         ("model=unett", "error: model=unett: expected one of "),
         ("loss.meanflow_ratio=2", "error: loss.meanflow_ratio=2.0: expected a share in [0, 1]"),
         ("epochs", "error: epochs: expected key=value, such as epochs=20"),
-        ("epochs=1\n2", "error: epochs=1 2: expected int, got '1\\n2'"),
+        ("epochs=1\n2", "error: epochs=1 2: expected an integer, got '1\\n2'"),
     ],
 )
 def test_a_wrong_override_is_one_line_and_exit_code_2(fake, override, message):

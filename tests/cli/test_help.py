@@ -10,11 +10,12 @@ from typer.testing import CliRunner
 from fullstride.bert.training.settings import TrainSettings
 from fullstride.cli.app import app
 from fullstride.cli.meanflow_settings import choices, settings
-from fullstride.cli.settings import settings_in, show_settings, written
+from fullstride.cli.settings import settings_in, show_settings
 from fullstride.errors import ConfigError
 from fullstride.meanflow.config.presets import KEYS
 from fullstride.meanflow.config.recipes import RECIPES
 from fullstride.meanflow.config.schema import EmaConfig
+from fullstride.settings.conflicts import written
 
 
 def shown_in(command):
@@ -107,8 +108,8 @@ def test_keys_show_defaults_and_meanings():
 
 def test_a_default_is_written_as_the_command_line_takes_it():
     assert [written(value) for value in (True, [0.9, 1e-5], "x", 1e-8)] == ["true", "[0.9,1e-05]", "x", "1e-08"]
-    (decays, *_) = settings_in(EmaConfig([0.5, 0.25]), "ema.")
-    assert decays == ("ema.decays", "[0.5,0.25]", "share kept by each optimizer step")
+    (decays, *_) = settings_in(EmaConfig([0.5, 0.25]))
+    assert decays == ("decays", "[0.5,0.25]", "share kept by each optimizer step")
 
 
 def test_every_key_has_a_meaning():
@@ -190,7 +191,7 @@ def test_every_key_has_values_or_none_to_offer():
 
 def test_completion_loads_no_framework(tmp_path):
     code = (
-        "import sys, atexit; sys.argv = ['fullstride']; heavy = {'torch', 'jax', 'hydra', 'numpy'}\n"
+        "import sys, atexit; sys.argv = ['fullstride']; heavy = {'torch', 'jax', 'numpy'}\n"
         "atexit.register(lambda: print(*sorted(heavy & set(sys.modules)), file=sys.stderr))\n"
         "from fullstride.cli.app import main; main()"
     )

@@ -9,7 +9,7 @@ ROOT = Path(__file__).parents[2]
 # Rooms from the lowest; a room imports those of lower ranks, and of its own rank as long as there is no circle.
 RANKS = (
     {"fullstride", "errors", "extras", "import_advice", "renamed"},
-    {"process", "runs", "assets", "device", "measure"},
+    {"process", "runs", "settings", "assets", "device", "measure"},
     {"jvp", "step.torch", "step.jax"},
     {"meanflow", "bert", "llm"},
     {"launch"},

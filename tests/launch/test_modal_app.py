@@ -67,7 +67,7 @@ def test_the_image_holds_this_package_and_the_versions_that_are_here(service):
     commands = " ".join(
         line for request in service.requests("ImageGetOrCreate") for line in request.image.dockerfile_commands
     )
-    for name in ("hydra-core", "torchdiffeq", "trackio"):
+    for name in ("scikit-learn", "torchdiffeq", "trackio"):
         from importlib.metadata import version
 
         assert f"{name}=={version(name)}" in commands

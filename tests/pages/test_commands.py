@@ -31,6 +31,14 @@ def _lines(text: str) -> list[list[str]]:
 LINES = [(page, line) for page in PAGES for line in _lines(page.read_text())]
 
 
+def _write_files(text: str, folder: Path) -> None:
+    """Make the files of a package whose blocks begin with their names."""
+    for _, block in BLOCK.findall(text):
+        if named := re.match(r"# (my_package/\w+\.py)\n", block):
+            (folder / named[1]).parent.mkdir(exist_ok=True)
+            (folder / named[1]).write_text(block)
+
+
 def _parsed(arguments: list[str]):
     """The command and its settings, as they would be called; what is wrong raises click's error."""
     command, rest, path = typer.main.get_command(app), arguments, []
@@ -47,7 +55,9 @@ def _parsed(arguments: list[str]):
 @pytest.mark.parametrize(
     ("page", "line"), LINES, ids=lambda value: value.name if isinstance(value, Path) else "-".join(value)[:60]
 )
-def test_a_command_line_of_a_page_is_understood(page, line):
+def test_a_command_line_of_a_page_is_understood(page, line, tmp_path, monkeypatch):
+    _write_files(page.read_text(), tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
     path, params = _parsed(line)
     if path == ["meanflow", "train"]:
         from fullstride.meanflow.config.overrides import compose, sweep

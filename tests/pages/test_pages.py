@@ -31,7 +31,9 @@ def test_names_in_the_page_of_additions_are_in_their_files():
 
 
 # A thing of each kind, by a name that stands in every file that a new one has to be told to, and where such files are.
-TOLD = {'"mnist5k"': "fullstride", "DiTConfig": "fullstride/meanflow", '"qwen2"': "fullstride/llm"}
+TOLD = {'"mnist5k"': "fullstride", '"qwen2"': "fullstride/llm"}
+# Names of MeanFlow's components, each of which its own file and its row alone know.
+OWN = {"huber": 1, "imf_ema": 0, "multiclass": 1, "dit_b4": 0}
 
 
 @pytest.mark.parametrize("name", TOLD)
@@ -41,6 +43,14 @@ def test_the_page_of_additions_names_every_file_that_knows_the_things_of_a_kind(
     assert len(files) > 2
     named = [file.relative_to(ROOT).as_posix() for file in files if file.stem != name.strip('"')]
     assert [file for file in named if file not in text] == []
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_a_component_is_known_to_its_file_and_its_row(name):
+    rows = {"objectives.py", "networks.py", "datasets.py", "recipes.py"}
+    files = [file for file in (ROOT / "fullstride/meanflow").rglob("*.py") if f'"{name}"' in file.read_text()]
+    assert 1 <= len([file for file in files if file.name in rows]) <= 2
+    assert len([file for file in files if file.name not in rows]) <= OWN[name]
 
 
 def test_the_page_of_versions_has_the_numbers_of_the_formats():

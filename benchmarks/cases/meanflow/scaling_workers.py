@@ -15,6 +15,7 @@ from benchmarks.cases.meanflow.step_setup import make_setup
 from benchmarks.harness.budget import one_stream, reason
 from benchmarks.harness.workers import await_turn, share_cores
 from fullstride.device import memory
+from fullstride.meanflow.config.presets import MODELS
 from fullstride.measure.roofline import Ceilings
 from fullstride.step.torch import Processes, joined
 from fullstride.step.torch.body import searched_convolutions
@@ -38,7 +39,7 @@ class Job:
 def step_options(options: Options, model: str) -> StepOptions:
     """Those of one network's setup."""
     # Convolutions are fastest in that order; a transformer has none.
-    last = model.startswith(("unet", "song_unet")) and options.device != "cpu"
+    last = MODELS[model]().convolutional and options.device != "cpu"
     sizes = {"batch_size": options.batch_size, "full_step": True, "averages": options.averages}
     return StepOptions(options.device, options.precision, model, channels_last=last, seconds=float("inf"), **sizes)
 

@@ -23,7 +23,7 @@ from fullstride.measure.timing import Clock, Plan, clock_for
 from fullstride.step.torch.runners.backends import check_backend
 
 # CIFAR-10's images for the networks of their size, digits' for the tiny ones, latents of 256x256 pictures for DiT.
-IMAGE_SHAPES = {name: (4, 32, 32) if name.startswith("dit") else (3, 32, 32) for name in MODELS}
+IMAGE_SHAPES = {name: make().image_shape for name, make in MODELS.items()}
 IMAGE_SHAPES |= {name: (1, 8, 8) for name in MODELS if name.endswith("tiny")}
 # Calls of more than SLOW_MS tell what they take in fewer: their spread is small.
 PLAN, SLOW, SLOW_MS = Plan(warmup=2, repeats=20, seconds=0.5, most=60), Plan(warmup=1, repeats=8, seconds=0.0), 250.0
@@ -136,7 +136,7 @@ def make_setup(options: Options, known: tuple[Ceilings, int] | None = None) -> S
 
 
 def _network(options: Options, shape: tuple[int, int, int]) -> nn.Module:
-    config = MODELS[options.model]()
+    config: Any = MODELS[options.model]()
     if hasattr(config, "dropout") and not options.dropout:
         config.dropout = 0.0
     # Layers that start as good as zero would hide a wrong derivative behind them.

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness.run_provenance import expect_recipe
-from fullstride.bert.training.overrides import flat
 from fullstride.bert.training.settings import TrainSettings
 from fullstride.runs.atomic_files import read_kept
+from fullstride.settings.overrides import flat
 
 OVERHEAD = "overhead.json"
 # Settings that no number of a result depends on, or that follow from the minutes and the pace.

@@ -18,7 +18,8 @@ from typing import Any
 import torch
 
 from fullstride.errors import ConfigError
-from fullstride.meanflow.config.schema import SongUNetConfig, TrainConfig
+from fullstride.meanflow.config.networks import SongUNetConfig
+from fullstride.meanflow.config.schema import TrainConfig
 from fullstride.meanflow.data.dataset import Dataset
 from fullstride.meanflow.training.build import augment_dim, build_model
 

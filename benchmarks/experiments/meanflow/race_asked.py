@@ -16,12 +16,13 @@ from benchmarks.experiments.meanflow.watch import MOMENTS
 from fullstride.device.select import resolve_device
 from fullstride.errors import ConfigError, one_of
 from fullstride.meanflow.checkpoints.folder import checkpoints
+from fullstride.meanflow.config.datasets import row_of
 from fullstride.meanflow.config.recipes import as_read
 from fullstride.meanflow.config.schema import TrainConfig
 from fullstride.meanflow.evaluation.preflight import check_generating
 from fullstride.meanflow.training.state import FREE_KEYS
 from fullstride.runs.atomic_files import read_kept
-from fullstride.runs.resume import flat
+from fullstride.settings.overrides import flat
 
 CODES = ("fullstride", "official")
 # fullstride by what the official code does not have. Objectives that are differentiated along the network's own
@@ -78,8 +79,6 @@ TIMED = {"guard.check_step", "guard.check_tangents", "backend", "channels_last",
 TIMED |= {"transfers", "data.workers"}
 FREE = {*FREE_KEYS, "seed", *(f"evaluation.{key}" for key in ("backend", "batch_size", "inception_weights"))}
 FREE -= {"evaluation", *TIMED}
-# Data sets that are what lies at their path; the others are the same wherever they lie.
-BY_PATH = {"image_folder", "latents"}
 SCALES: Mapping[str, Mapping[str, str]] = {
     "gpu": {},
     "smoke": {
@@ -185,7 +184,7 @@ class Asked:
 
         """
         config = self.config(code, 0)
-        free = FREE - ({"data.path"} if config.data.name in BY_PATH else set())
+        free = FREE - ({"data.path"} if row_of(config.data.name).folder else set())  # others are the same anywhere
         values = flat(json.loads(json.dumps(asdict(config))))
         return {key: value for key, value in values if not {key, key.partition(".")[0]} & free}
 

@@ -33,7 +33,7 @@ from benchmarks.harness.seeds import (
     Picture,
     seeds_in_words,
 )
-from fullstride.meanflow.config.schema import SongUNetConfig
+from fullstride.meanflow.config.networks import SongUNetConfig
 
 ABOUT = (
     "The official PyTorch code and fullstride train the same network by the same recipe on Fashion-MNIST, padded to "

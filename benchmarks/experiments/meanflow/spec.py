@@ -11,16 +11,12 @@ from fullstride.errors import ConfigError
 from fullstride.meanflow.config.overrides import compose
 from fullstride.meanflow.config.recipes import as_read
 from fullstride.meanflow.config.schema import TrainConfig
+from fullstride.settings.fields import walk
 
 Sampler = tuple[str, int | None]
 ONE_STEP: tuple[Sampler, ...] = (("meanflow", 1),)
 # Settings of where a run lives, which change nothing of what it computes.
 ELSEWHERE = ("run_name", "output_dir", "resume", "overwrite", "track", "project", "preset", "log_every", "save_every")
-# Settings that came after runs had been named and recorded, at the values that those had.
-LATER: Mapping[str, Mapping[str, object]] = {
-    "loss": {"weighting": "adaptive"},
-    "data": {"skip_damaged": 0, "check": False, "allow_changed": False},
-}
 # Settings that uniform times do not read, at the values that they had beside them when runs were named.
 UNREAD: Mapping[str, float] = {"logit_normal_mean": -0.6, "logit_normal_std": 1.6}
 
@@ -163,6 +159,9 @@ def _key(config: TrainConfig) -> str:
     values = {key: value for key, value in asdict(config).items() if key not in (*ELSEWHERE, "seed", "evaluation")}
     if values["loss"]["time_law"] == "uniform":
         values["loss"] |= UNREAD
-    for group, later in LATER.items():
-        values[group] = {key: x for key, x in values[group].items() if key not in later or later[key] != x}
+    for key in walk(config):  # what came after runs had been named, and is as it was then
+        group, _, name = key.name.rpartition(".")
+        kind, held = (type(getattr(config, group)), values.get(group, {})) if group else (TrainConfig, values)
+        if key.later and key.value == getattr(kind, name):
+            held.pop(name, None)
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:10]

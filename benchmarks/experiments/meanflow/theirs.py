@@ -4,8 +4,9 @@ from dataclasses import asdict
 from pathlib import Path
 
 from fullstride.errors import ConfigError
-from fullstride.meanflow.config.schema import SongUNetConfig, TrainConfig
-from fullstride.runs.resume import flat
+from fullstride.meanflow.config.networks import SongUNetConfig
+from fullstride.meanflow.config.schema import TrainConfig
+from fullstride.settings.overrides import flat
 
 NOT_THEIRS = {"data.hflip", "data.augment", "model.class_conditional", "ema.period", "ema.warmup"}
 NOT_THEIRS |= {f"loss.{key}" for key in ("name", "weighting", "use_batch_time", "omega", "kappa", "label_dropout")}

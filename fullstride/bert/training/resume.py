@@ -3,9 +3,9 @@
 from dataclasses import asdict
 from pathlib import Path
 
-from fullstride.bert.training.overrides import apply, settings_of
+from fullstride.bert.training.overrides import apply
 from fullstride.bert.training.runs import own_settings, own_sizes, steps_made
-from fullstride.bert.training.settings import TrainSettings, validate
+from fullstride.bert.training.settings import TrainSettings
 from fullstride.errors import ConfigError
 from fullstride.runs.folder import folder_of
 from fullstride.runs.resume import FREE, changes, refuse
@@ -16,21 +16,21 @@ FREE_KEYS = FREE | {"device", "layout", "model.attention", "sharding", "steps"}
 
 
 def settings_to_train(overrides: list[str]) -> TrainSettings:
-    """The settings of a run: with `resume=true` those it has in its folder, with the overrides on top.
+    """The settings of a run, not yet validated: with `resume=true` those it has in its folder, under the overrides.
 
     Raises:
-        ConfigError: as `settings_of`; or if the folder's settings are those of another version.
+        ConfigError: as `apply`; or if the folder's settings are those of another version.
 
     """
     given = TrainSettings()
     apply(overrides, given)
     begun = begun_run(given)
     if begun is None or (own := own_settings(begun)) is None:
-        validate(given)
         return given
     # The folder may have been moved, and a run that once replaced another must not replace itself.
     own.output_dir, own.run_name, own.overwrite = given.output_dir, given.run_name, False
-    return settings_of(overrides, own)
+    apply(overrides, own)
+    return own
 
 
 def refuse_other_recipe(settings: TrainSettings) -> None:

@@ -1,67 +1,18 @@
-"""From command-line overrides to a typed configuration, through Hydra's compose API.
-
-Every override is checked on its own first, so that a mistake is named in our words: Hydra's own errors are traces.
-"""
+"""From command-line overrides to a typed configuration."""
 
 import itertools
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import fields
-from typing import Any, cast
 
-import hydra
-from hydra.core.config_store import ConfigStore
-from hydra.core.global_hydra import GlobalHydra
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Quote, QuotedString
-from hydra.errors import HydraException
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-
-from fullstride.errors import ALIKE, ConfigError, one_of, similarity
+from fullstride.errors import ConfigError, one_of
 from fullstride.meanflow.config.presets import KEYS, PRESETS, chosen, keys_of
-from fullstride.meanflow.config.ranges import validate
 from fullstride.meanflow.config.recipes import RECIPES, as_read
-from fullstride.meanflow.config.schema import ModelConfig, TrainConfig
+from fullstride.meanflow.config.schema import TrainConfig
+from fullstride.meanflow.config.validation import validate
+from fullstride.settings.fields import Key
+from fullstride.settings.overrides import ELEMENTS, Override, assign, listed, nearest, split, value_of
 
-EXPECTED = {
-    int: "int",
-    float: "float",
-    bool: "true or false",
-    str: "text",
-    list[int]: "a list of int such as [1,2]",
-    list[float]: "a list of float such as [0.999,0.9999]",
-    list[str]: "a list of names such as [a,b]",
-}
-ELEMENTS: dict[Any, tuple[type, ...]] = {list[int]: (int,), list[float]: (int, float), list[str]: (str,)}
-
-Pair = tuple[str, str]
-
-
-def _store() -> None:
-    """Tell Hydra the schema and the choices of each group."""
-    store = ConfigStore.instance()
-    # The plain base, so that any family of networks may take its place.
-    store.store(name="schema", node=TrainConfig(model=ModelConfig()))
-    for group, choices in PRESETS.items():
-        for name, make in choices.items():
-            store.store(group=group, name=name, node=make())
-    defaults = [{group: next(iter(choices))} for group, choices in PRESETS.items()]
-    store.store(name="train", node={"defaults": ["schema", *defaults, "_self_"]})
-
-
-@contextmanager
-def _hydra() -> Iterator[None]:
-    """Hydra without a file, a folder or a log; a caller's own Hydra is put back afterwards."""
-    callers = GlobalHydra.instance().hydra
-    GlobalHydra.instance().clear()
-    try:
-        # With a module of ours Hydra does not search the stack for its caller, which takes longer than to compose.
-        with hydra.initialize_config_module("fullstride.meanflow.config", version_base="1.3", job_name="fullstride"):
-            yield
-    finally:
-        GlobalHydra.instance().hydra = callers
+EXAMPLE = "epochs=20"
 
 
 def compose(overrides: list[str]) -> TrainConfig:
@@ -73,32 +24,74 @@ def compose(overrides: list[str]) -> TrainConfig:
             what it has too.
 
     Raises:
-        ConfigError: for an override without `=`, an unknown key or choice, a wrong type, a key given twice, or a value
-            that `validate` refuses; where it lists several, with how they are swept.
+        ConfigError: as `read` and `validate`.
 
     """
+    config = read(overrides)
+    validate(config)
+    return config
+
+
+def read(overrides: list[str]) -> TrainConfig:
+    """The configuration of `compose`, not yet validated, as the trainer does first.
+
+    Raises:
+        ConfigError: for an override without `=`, an unknown key or choice, a wrong type, or a key given twice; where it
+            lists several values, with how they are swept.
+
+    """
+    given = split(overrides, EXAMPLE)
     try:
-        return _composed(overrides)
+        return _composed(given)
     except ConfigError as error:
-        if not any(str(error).startswith(f"{override}: expected") for override in overrides if _sweeps(override)):
+        if not any(str(error).startswith(f"{each.given}: expected") and _sweeps(each) for each in given):
             raise
         raise ConfigError(f"{error}; several values need `meanflow train --multirun`") from None
 
 
-def _composed(overrides: list[str]) -> TrainConfig:
-    pairs = [_split(override) for override in overrides]
-    for i, (key, text) in enumerate(pairs):
-        if key in dict(pairs[:i]):
-            raise ConfigError(f"{key}={text}: {key} is given twice; expected it once")
-    pairs = _with_recipe(pairs)
-    base = chosen({key: text for key, text in pairs if key in PRESETS and text in PRESETS[key]})
-    schema = OmegaConf.structured(base)  # once: to make it takes longer than all checks
-    checked = [_checked(key, text, base, schema) for key, text in pairs]
-    _store()
-    with _hydra():
-        config = cast(TrainConfig, OmegaConf.to_object(hydra.compose("train", checked)))
-    validate(config)
+def _composed(given: list[Override]) -> TrainConfig:
+    overrides = _with_recipe(given)
+    config = chosen(_choices(overrides))
+    known = keys_of(config) | {"preset": Key("preset", str, (), "")}
+    for each in overrides:
+        if each.key in PRESETS:
+            continue
+        if each.key not in known:
+            raise ConfigError(f"{each.given}: no such key{_hint(each.key, config)}")
+        assign(config, each.key, value_of(each, known[each.key]))
     return config
+
+
+def _choices(overrides: list[Override]) -> dict[str, str]:
+    return {each.key: each.text for each in overrides if each.key in PRESETS}
+
+
+def _with_recipe(given: list[Override]) -> list[Override]:
+    """The recipe's settings, as far as nothing else is given, then the given ones."""
+    texts = {each.key: each.text for each in given}
+    if "preset" not in texts:
+        return given
+    one_of("preset", texts["preset"], RECIPES)
+    recipe = {k: v for k, v in as_read(RECIPES[texts["preset"]].settings, texts).items() if k not in texts}
+    if "loss" in texts:
+        recipe = {k: v for k, v in recipe.items() if not k.startswith("loss.")}
+    if "data" in texts:
+        recipe.pop("data.num_classes", None)  # those of the recipe's own data
+    added = [Override(f"{k}={v}", k, v) for k, v in recipe.items()]
+    known = {*PRESETS, *keys_of(chosen(_choices([*added, *given])))}
+    return [*(each for each in added if each.key in known), *given]
+
+
+def _hint(key: str, config: TrainConfig) -> str:
+    """Where the key belongs, or the nearest keys."""
+    group, _, leaf = key.rpartition(".")
+    if leaf == "name" and group in PRESETS:
+        return f"; did you mean {group}=..., one of {', '.join(PRESETS[group])}?"
+    if key in KEYS:
+        return f" of {group}={getattr(config, group).name}; it is one of another {group}"
+    groups = [group for group, choices in PRESETS.items() if "default" in choices]
+    names = [*keys_of(config), *(field.name for field in fields(config))]
+    return nearest(key, [name for name in dict.fromkeys(names) if name not in groups], groups)
 
 
 def sweep(overrides: list[str]) -> list[list[str]]:
@@ -110,23 +103,19 @@ def sweep(overrides: list[str]) -> list[list[str]]:
         ConfigError: if no override lists values, the name does, or two runs would be the same.
 
     """
-    options = [_values(override) for override in overrides]
-    swept = [values for values in options if len(values) > 1]
-    if not swept:
+    given = split(overrides, EXAMPLE)
+    options = [[f"{each.key}={value}" for value in listed(each.text)] for each in given]
+    if all(len(values) == 1 for values in options):
         raise ConfigError("--multirun: no override lists values; expected one such as seed=0,1,2 or model=unet,dit_b2")
-    given = dict(_split(override) for override in overrides)
+    base = next((each.text for each in given if each.key == "run_name"), "")
     runs = []
     for combination in itertools.product(*options):
         share = [value for value, values in zip(combination, options, strict=True) if len(values) > 1]
-        name = "_".join([given.get("run_name", "sweep"), *map(_as_name, share)])
+        # A path cannot be part of a folder's name.
+        name = "_".join([base or "sweep", *(re.sub(r"[/\\\0]|\.\.", "_", value) for value in share)])
         runs.append([*(text for text in combination if not text.startswith("run_name=")), f"run_name={name}"])
-    _check_names([run[-1] for run in runs], given.get("run_name", ""))
+    _check_names([run[-1] for run in runs], base)
     return runs
-
-
-def _as_name(text: str) -> str:
-    """A value as part of a folder's name, in which a path cannot be."""
-    return re.sub(r"[/\\\0]|\.\.", "_", text)
 
 
 def _check_names(names: list[str], given: str) -> None:
@@ -137,97 +126,8 @@ def _check_names(names: list[str], given: str) -> None:
         raise ConfigError(f"--multirun: {len(names)} runs, two of them {twice[0]}; expected each value once")
 
 
-def _values(override: str) -> list[str]:
-    try:
-        parsed = OverridesParser.create().parse_override(override)
-    except HydraException:
-        return [override]  # compose says what is wrong with it
-    if not parsed.is_sweep_override():
-        return [override]
-    try:
-        return [f"{parsed.get_key_element()}={value}" for value in parsed.sweep_string_iterator()]
-    except HydraException:
-        raise ConfigError(f"--multirun: {override}: expected values one by one, as seed=0,1,2 or range(3)") from None
-
-
-def _sweeps(override: str) -> bool:
+def _sweeps(override: Override) -> bool:
     """Whether an override lists values of which a run takes one; a list may only lack its brackets."""
-    key = override.partition("=")[0]
-    if key == "run_name" or KEYS.get(key) in ELEMENTS:
+    if override.key == "run_name" or getattr(KEYS.get(override.key), "kind", None) in ELEMENTS:
         return False
-    try:
-        return OverridesParser.create().parse_override(override).is_sweep_override()
-    except HydraException:
-        return False
-
-
-def _split(override: str) -> Pair:
-    key, equals, text = override.partition("=")
-    if not equals:
-        raise ConfigError(f"{override}: expected key=value, such as epochs=20")
-    return key, text
-
-
-def _with_recipe(pairs: list[Pair]) -> list[Pair]:
-    """The recipe's settings, as far as nothing else is given, then the given ones."""
-    given = dict(pairs)
-    if "preset" not in given:
-        return pairs
-    one_of("preset", given["preset"], RECIPES)
-    recipe = {k: v for k, v in as_read(RECIPES[given["preset"]].settings, given).items() if k not in given}
-    if "loss" in given:
-        recipe = {k: v for k, v in recipe.items() if not k.startswith("loss.")}
-    if "data" in given:
-        recipe.pop("data.num_classes", None)  # those of the recipe's own data
-    known = keys_of(chosen({k: v for k, v in (recipe | given).items() if k in PRESETS and v in PRESETS[k]}))
-    return [*((k, v) for k, v in recipe.items() if k in PRESETS or k in known), *pairs]
-
-
-def _checked(key: str, text: str, base: TrainConfig, schema: Any) -> str:
-    """The override as Hydra should read it, after checking its key and its type; the schema takes its value."""
-    if key in PRESETS:
-        one_of(key, text, PRESETS[key])
-        return f"{key}={text}"
-    keys = keys_of(base) | {"preset": str}
-    if key not in keys:
-        raise ConfigError(f"{key}={text}: no such key{_hint(key, base)}")
-    # Text is taken as written: Hydra would read 1e-4 as a number and a,b as two values.
-    literal = keys[key] is str and not text.startswith(("'", '"'))
-    override = f"{key}={QuotedString(text, Quote.single).with_quotes() if literal else text}"
-    if not _has_type(key, override, keys[key], schema):
-        raise ConfigError(f"{key}={text}: expected {EXPECTED[keys[key]]}, got {text!r}")
-    return override
-
-
-def _has_type(key: str, override: str, kind: Any, schema: Any) -> bool:
-    """Whether Hydra reads one value that the schema takes: no sweep, no reference, nothing missing."""
-    try:
-        parsed = OverridesParser.create().parse_override(override)
-        value = parsed.value()
-        OmegaConf.update(schema, key, value)
-    except (HydraException, OmegaConfBaseException):
-        return False
-    # The schema would let lists in lists pass.
-    flat = not isinstance(value, list) or all(type(x) in ELEMENTS.get(kind, ()) for x in value)
-    return flat and not parsed.is_sweep_override() and value != "???" and "${" not in override
-
-
-def _hint(key: str, base: TrainConfig) -> str:
-    """Where the key belongs, or the nearest keys by their whole or their last part, or else what there is."""
-    group, _, leaf = key.rpartition(".")
-    if leaf == "name" and group in PRESETS:
-        return f"; did you mean {group}=..., one of {', '.join(PRESETS[group])}?"
-    if key in KEYS:
-        return f" of {group}={getattr(base, group).name}; it is one of another {group}"
-    names = list(dict.fromkeys([*keys_of(base), *(field.name for field in fields(base))]))
-    # A group without a choice is meant by its keys alone.
-    meant = [name for name in names if "default" not in PRESETS.get(name, ())]
-    scores = {name: max(similarity(key, name), similarity(leaf, name.rpartition(".")[2])) for name in meant}
-    if group:  # the one given is right until nothing in it is alike
-        own = {name: score for name, score in scores.items() if name.startswith(f"{group}.") and score >= ALIKE}
-        scores = own or scores
-    best = max(scores.values())
-    if best >= ALIKE:
-        return f"; did you mean {' or '.join([name for name in scores if scores[name] == best][:2])}?"
-    near = [name for name in names if group and name.startswith(f"{group}.")]
-    return f"; expected one of {', '.join(near or [name for name in names if '.' not in name])}"
+    return len(listed(override.text)) > 1

@@ -1,63 +1,33 @@
 """What the command line can set: the choices of each group, as `model=unet_tiny`, and every key with its type."""
 
-from collections.abc import Callable, Iterator
-from dataclasses import fields, is_dataclass
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import is_dataclass
 from functools import partial
 from typing import Any
 
 from fullstride.errors import ConfigError, one_of
+from fullstride.meanflow.config import outside
+from fullstride.meanflow.config.datasets import DATASETS
+from fullstride.meanflow.config.networks import MODELS
+from fullstride.meanflow.config.objectives import OBJECTIVES
 from fullstride.meanflow.config.schema import (
     DataConfig,
-    DiTConfig,
     EmaConfig,
     EvalConfig,
     GuardConfig,
     LossConfig,
-    ModelConfig,
     OptimizerConfig,
-    SongUNetConfig,
     TrainConfig,
-    UNetConfig,
     WatchConfig,
 )
+from fullstride.settings.fields import Key, walk
+from fullstride.settings.import_path import is_import_path
+from fullstride.settings.overrides import flat
 
-Choices = dict[str, Callable[..., Any]]
+Choices = Mapping[str, Callable[..., Any]]
 
-DATASETS = (
-    "digits", "mnist5k", "fashion_mnist", "cifar10", "image_folder", "latents", "deterministic", "multiclass",
-)  # fmt: skip
-
-
-def _dit(name: str, patch_size: int, width: int, depth: int, heads: int) -> Callable[..., ModelConfig]:
-    return partial(DiTConfig, name=name, patch_size=patch_size, width=width, depth=depth, heads=heads)
-
-
-# Sizes of the DiT family: arXiv:2212.09748, table 1; M: arXiv:2505.13447, appendix A.
-MODELS: Choices = {
-    "unet": UNetConfig,
-    "unet_tiny": partial(
-        UNetConfig, name="unet_tiny", channels=24, channel_mult=[1, 2], num_blocks=1, attention_resolutions=[]
-    ),
-    "unet_medium": partial(
-        UNetConfig, name="unet_medium", channels=96, channel_mult=[1, 2, 2], num_blocks=2, attention_resolutions=[16]
-    ),
-    "song_unet": SongUNetConfig,
-    "song_unet_tiny": partial(
-        SongUNetConfig, name="song_unet_tiny", channels=24, channel_mult=[1, 2], num_blocks=1, attention_resolutions=[]
-    ),
-    "dit_b4": _dit("dit_b4", 4, 768, 12, 12),
-    "dit_b2": _dit("dit_b2", 2, 768, 12, 12),
-    "dit_m2": _dit("dit_m2", 2, 1024, 16, 16),
-    "dit_l2": _dit("dit_l2", 2, 1024, 24, 16),
-    "dit_xl2": _dit("dit_xl2", 2, 1152, 28, 16),
-    "dit_tiny": _dit("dit_tiny", 2, 96, 4, 3),
-}
-LOSSES: Choices = {
-    "meanflow": LossConfig,
-    "imf": partial(LossConfig, name="imf"),
-    "imf_ema": partial(LossConfig, name="imf_ema"),
-    "mse": partial(LossConfig, name="mse", meanflow_ratio=0.0, weighting_power=0.0),
-}
+LOSSES: Choices = {name: partial(LossConfig, name=name, **row.settings) for name, row in OBJECTIVES.items()}
 # The first choice of a group is its default.
 PRESETS: dict[str, Choices] = {
     "data": {name: partial(DataConfig, name=name) for name in DATASETS},
@@ -69,36 +39,36 @@ PRESETS: dict[str, Choices] = {
     "watch": {"default": WatchConfig},
     "evaluation": {"default": EvalConfig},
 }
+# Groups whose choice may be an import path, `package.module:Name`.
+OUTSIDE: Mapping[str, Callable[[str], Any]] = {
+    "data": lambda path: DataConfig(name=path),
+    "model": lambda path: outside.network_config(path)(),
+    "loss": lambda path: outside.loss_config(path)(),
+}
 
 
 def chosen(choices: dict[str, str]) -> TrainConfig:
     """The defaults under chosen presets, e.g. of `{"model": "dit_b2"}`."""
-    return TrainConfig(**{group: make[choices.get(group, next(iter(make)))]() for group, make in PRESETS.items()})
+    return TrainConfig(**{group: _choice(group, choices.get(group, next(iter(PRESETS[group])))) for group in PRESETS})
 
 
-def _leaves(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for field in fields(config):
-        value = getattr(config, field.name)
-        if is_dataclass(value):
-            yield from _leaves(value, f"{field.name}.")
-        # `model.name=unet_tiny` would change the name and not the network.
-        elif not (prefix and field.name == "name"):
-            yield prefix + field.name, field.type
+def _choice(group: str, name: str) -> Any:
+    """A group as its choice begins: a preset, or what an import path adds to it."""
+    if is_import_path(name) and group in OUTSIDE:
+        return OUTSIDE[group](name)
+    one_of(group, name, PRESETS[group])
+    return copy.deepcopy(PRESETS[group][name]())  # a preset's lists are one for all calls
 
 
-def keys_of(config: TrainConfig) -> dict[str, Any]:
-    """Every key that a configuration has, with its type; those of `model` depend on the family."""
-    return {key: kind for key, kind in _leaves(config) if key != "preset"}
+def keys_of(config: TrainConfig) -> dict[str, Key]:
+    """Every key that a configuration has; those of `model` depend on the family."""
+    # `model.name=unet_tiny` would change the name and not the network.
+    own = {"preset", *(f"{group}.name" for group in PRESETS)}
+    return {key.name: key for key in walk(config) if key.name not in own}
 
 
 # Every key of any choice.
-KEYS: dict[str, Any] = {key: kind for model in MODELS for key, kind in keys_of(chosen({"model": model})).items()}
-
-
-def _flat(values: dict[str, Any]) -> Iterator[str]:
-    """Keys of a saved configuration, as on the command line."""
-    for key, value in values.items():
-        yield from (f"{key}.{inner}" for inner in value) if isinstance(value, dict) else [key]
+KEYS: dict[str, Key] = {name: key for model in MODELS for name, key in keys_of(chosen({"model": model})).items()}
 
 
 def config_from_dict(values: dict[str, Any]) -> TrainConfig:
@@ -110,10 +80,14 @@ def config_from_dict(values: dict[str, Any]) -> TrainConfig:
         ConfigError: for a network or a key that this version does not know.
 
     """
-    one_of("model.name", values["model"]["name"], MODELS)
-    config = chosen({"model": values["model"]["name"]})
-    known = {key for key, _ in _leaves(config)} | {f"{group}.name" for group in PRESETS}
-    if unknown := [key for key in _flat(values) if key not in known]:
+    model, loss = values["model"]["name"], values.get("loss", {}).get("name", "")
+    if not is_import_path(model):
+        one_of("model.name", model, MODELS)
+    config = chosen({"model": model})
+    if is_import_path(loss):
+        config.loss = outside.saved_loss(values["loss"])
+    known = {key.name for key in walk(config)}
+    if unknown := [key for key, _ in flat(values) if key not in known]:
         raise ConfigError(
             f"a saved configuration has {', '.join(unknown)}, which this version does not know; use the version of "
             "fullstride that wrote it, or a newer one"

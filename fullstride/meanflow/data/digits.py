@@ -1,10 +1,15 @@
-"""scikit-learn's handwritten digits (1,797 images of 8x8, the test set of UCI's optical recognition data)."""
+"""`data=digits`: scikit-learn's handwritten digits (1,797 of 8x8, the test set of UCI's optical recognition data)."""
 
+from pathlib import Path
+
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from fullstride.meanflow.data.balanced import every_nth
+from fullstride.meanflow.data.dataset import Dataset, Split
+from fullstride.meanflow.data.fingerprint import fingerprint
 
 SPLITS = ("train", "test")
 SPLIT_SEED = 1797
@@ -21,8 +26,15 @@ def digits(split: str) -> tuple[Float[Tensor, "n 1 8 8"], Int[Tensor, " n"]]:
         raise ValueError(f"split is {split!r}, expected one of {', '.join(SPLITS)}")
     from sklearn.datasets import load_digits  # a long import, which other data do without
 
-    rows, target = load_digits(return_X_y=True)
+    rows, target = map(np.asarray, load_digits(return_X_y=True))
     held = every_nth(target, 2, SPLIT_SEED)
     chosen = held if split == "test" else ~held
     images = torch.tensor(rows[chosen], dtype=torch.float32).reshape(-1, 1, 8, 8)
     return images / 8 - 1, torch.tensor(target[chosen], dtype=torch.long)
+
+
+def load(path: Path | None = None) -> Dataset:
+    """Both halves; there is no file that they could be in."""
+    train, test = (Split(*digits(split)) for split in SPLITS)
+    content = fingerprint(train.records, train.labels, test.records, test.labels)  # pyright: ignore[reportArgumentType]
+    return Dataset("digits", train, test, 10, (1, 8, 8), content)

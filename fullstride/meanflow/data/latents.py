@@ -12,10 +12,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from fullstride.errors import ConfigError
+from fullstride.meanflow.config.schema import DataConfig
 from fullstride.meanflow.data.dataset import Dataset, Split
 from fullstride.meanflow.data.reading import read_again
 from fullstride.meanflow.data.shards import FLIPPED, MOMENTS, SUFFIX, Moments, Shard
 from fullstride.meanflow.data.sources.folders import file_sizes, fingerprint, hold_out, list_files, split_folders
+from fullstride.meanflow.data.sources.known_files import KnownFiles
 from fullstride.runs.atomic_files import read_kept
 
 # Of Stable Diffusion's autoencoder (arXiv:2112.10752): its latents times this have about unit variance.
@@ -81,6 +83,23 @@ def latents(path: Path, *, scale: float = SCALE, holdout: float = 0.1, num_class
     settings = (scale, None if test_folder else holdout, _content(shards))
     identity = fingerprint(file_sizes(path, names), "latents", shape, *settings)
     return Dataset("latents", train, test, classes, shape, identity, DrawLatents(scale), pixels=False)
+
+
+def load(config: DataConfig, known: KnownFiles | None = None) -> Dataset:
+    """The latents of a configuration; which files a run was begun with changes nothing.
+
+    Raises:
+        ConfigError: as `latents`, or to be mirrored without being encoded so.
+
+    """
+    classes = config.num_classes or None
+    data = latents(config.place, scale=config.latent_scale, holdout=config.holdout, num_classes=classes)
+    if config.hflip and data.train.flipped is None:
+        raise ConfigError(
+            f"data.hflip=true: the shards in {config.path} hold no moments_flip, and latents cannot be mirrored "
+            "otherwise; encode the mirrored pictures, too, or set data.hflip=false"
+        )
+    return data
 
 
 def _expect_whole(path: Path) -> None:

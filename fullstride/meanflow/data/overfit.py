@@ -5,31 +5,33 @@ records on purpose, and a score on them says nothing about generalisation. The p
 8x8 grey, which need no network; levels 0..16 become bytes as round(255 level / 16).
 """
 
+from pathlib import Path
+
 import numpy as np
 import torch
 
-from fullstride.errors import one_of
 from fullstride.meanflow.data.dataset import Dataset, Split
 from fullstride.meanflow.data.fingerprint import fingerprint
 
-# Classes, and pictures of each: one picture a label, or four labels with ten each.
-SETS = {"deterministic": (10, 1), "multiclass": (4, 10)}
 RECORDS = 1280
 
 
-def load(name: str) -> Dataset:
-    """One of the sets: `deterministic`, where each of ten labels has one picture, or `multiclass`, 4 x 10 pictures.
+def deterministic(path: Path | None = None) -> Dataset:
+    """Ten labels with one picture each."""
+    return _first("deterministic", classes=10, each=1)
 
-    The pictures are the first ones of each digit in scikit-learn's order, first 0, 1, ..., then the second of each, and
-    so on. This sequence is repeated until there are 1,280 records: ten batches of 128 in an epoch, and about the
-    distribution of the few pictures for statistics that leave each record's distance to itself out.
 
-    Raises:
-        ConfigError: for another name.
+def multiclass(path: Path | None = None) -> Dataset:
+    """Four labels with ten pictures each."""
+    return _first("multiclass", classes=4, each=10)
 
+
+def _first(name: str, classes: int, each: int) -> Dataset:
+    """The first pictures of each digit in scikit-learn's order, first 0, 1, ..., then the second of each, and so on.
+
+    This sequence is repeated until there are 1,280 records: ten batches of 128 in an epoch, and about the distribution
+    of the few pictures for statistics that leave each record's distance to itself out.
     """
-    one_of("data", name, SETS)
-    classes, each = SETS[name]
     from sklearn.datasets import load_digits  # a long import, which other data do without
 
     rows, digits = load_digits(return_X_y=True)

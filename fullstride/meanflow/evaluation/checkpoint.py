@@ -13,7 +13,7 @@ from torch import Tensor
 from fullstride.errors import ConfigError
 from fullstride.meanflow.checkpoints.folder import find_checkpoint
 from fullstride.meanflow.checkpoints.format import read_manifest
-from fullstride.meanflow.config.conflicts import MADE
+from fullstride.meanflow.config.datasets import row_of
 from fullstride.meanflow.config.presets import config_from_dict
 from fullstride.meanflow.data.catalogue import load_data
 from fullstride.meanflow.data.dataset import Dataset
@@ -75,7 +75,7 @@ def evaluate_checkpoint(
     if num_samples != 0 and num_samples < 4:
         raise ConfigError(f"num_samples is {num_samples}, expected at least 4, or 0 for as many as were held out")
     generator = load_generator(path, device, ema)
-    if data_path and generator.config.data.name in MADE:
+    if data_path and row_of(generator.config.data.name).made:
         raise ConfigError(f"--data-path {data_path}: data={generator.config.data.name} comes with scikit-learn")
     config = generator.config.evaluation
     config.num_samples = num_samples or config.num_samples

@@ -9,6 +9,15 @@ from torch import Tensor, nn
 
 from fullstride.errors import ConfigError
 from fullstride.meanflow.metrics.weights import first_line, read_weights
+from fullstride.settings.conflicts import Conflict
+
+CONFLICTS = (
+    Conflict(
+        "evaluation.features",
+        lambda c: "inception" in c.evaluation.features and not c.evaluation.inception_weights,
+        "evaluation.inception_weights=FILE beside it, the weights that torch-fidelity downloads",
+    ),
+)
 
 FILE = "weights-inception-2015-12-05-6726825d.pth"
 URL = f"https://github.com/toshas/torch-fidelity/releases/download/v0.2.0/{FILE}"

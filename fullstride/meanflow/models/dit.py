@@ -126,6 +126,8 @@ class SelfAttention(nn.Module):
 class Block(nn.Module):
     """Attention, then a perceptron, each behind a modulated norm and with a gate on its residual branch."""
 
+    recompute = False
+
     def __init__(self, width: int, heads: int, mlp_ratio: float, qk_norm: bool):
         """Make the block; the gates start at zero, so the block starts as the identity."""
         super().__init__()

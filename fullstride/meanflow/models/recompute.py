@@ -1,4 +1,7 @@
-"""Blocks whose activations are computed anew in the backward pass: less memory, a forward pass more."""
+"""Blocks whose activations are computed anew in the backward pass: less memory, a forward pass more.
+
+A block that can be has the attribute `recompute = False`, and its network calls it by `through`.
+"""
 
 from torch import nn
 
@@ -11,9 +14,9 @@ def through(block: nn.Module, *args: Batch) -> Batch:
     return checkpoint(block, *args) if getattr(block, "recompute", False) else block(*args)
 
 
-def recompute(model: nn.Module, kinds: tuple[type[nn.Module], ...]) -> int:
-    """Mark the blocks of these kinds, and return how many there are."""
-    blocks = [m for m in model.modules() if isinstance(m, kinds)]
+def recompute(model: nn.Module) -> int:
+    """Mark the blocks that can be computed anew, and return how many there are."""
+    blocks = [m for m in model.modules() if hasattr(m, "recompute")]
     for block in blocks:
         block.recompute = True  # pyright: ignore[reportArgumentType]
     return len(blocks)

@@ -61,6 +61,8 @@ class Block(nn.Module):
     `resample` acts before the first convolution and before the projection of the skip.
     """
 
+    recompute = False
+
     def __init__(
         self,
         channels_in: int,

@@ -89,6 +89,8 @@ class ResidualBlock(nn.Module):
 class Stage(nn.Module):
     """A residual block, then attention if the feature map has one of the chosen sizes."""
 
+    recompute = False
+
     def __init__(self, channels_in: int, channels: int, conditioning: int, dropout: float, attend: bool):
         """Make the stage."""
         super().__init__()

@@ -22,7 +22,9 @@ from torch.autograd import forward_ad
 from fullstride.jvp import jvp, partial_jvp
 from fullstride.jvp.function_modes import ExplicitZeros
 from fullstride.jvp.state import GradientInside, computing
+from fullstride.meanflow.config.schema import TrainConfig
 from fullstride.meanflow.objective.shapes import like
+from fullstride.settings.conflicts import Conflict
 
 Velocity = Callable[..., Tensor]
 Conditions = Mapping[str, Tensor]  # what else the network is called with, by keyword: label, augment
@@ -123,6 +125,37 @@ JVP_BACKENDS: dict[str, Callable[..., Result]] = {
     "finite_difference": _finite_difference,
 }
 APART = ("two_pass", "finite_difference")
+
+
+def _compiled(config: TrainConfig) -> bool:
+    return "compile" in config.backend or (config.backend == "auto" and not config.guard.check_step)
+
+
+CONFLICTS = (
+    Conflict(
+        "loss.jvp_precision loss.jvp_backend",
+        lambda c: c.loss.jvp_precision != "same" and c.loss.jvp_backend not in APART,
+        f"loss.jvp_backend={' or '.join(APART)} beside it; the others' derivative shares its pass with the prediction",
+    ),
+    # Products of fp32 are the process's: only what autocast rounds can be another inside a step.
+    Conflict(
+        "loss.jvp_precision precision",
+        lambda c: c.loss.jvp_precision != "same" and "bf16" not in (c.loss.jvp_precision, c.precision),
+        "bf16 for one of them, or loss.jvp_precision=same",
+    ),
+    # A compiled step draws dropout anew in each pass of the network: the passes would be of different networks.
+    Conflict(
+        "backend loss.jvp_backend model.dropout",
+        lambda c: (
+            _compiled(c)
+            and c.loss.jvp_backend in APART
+            and c.loss.meanflow_ratio > 0
+            and getattr(c.model, "dropout", 0) > 0
+        ),
+        "loss.jvp_backend=func, backend=eager or model.dropout=0: compiled, the passes of that derivative would each "
+        "drop other units",
+    ),
+)
 
 
 def velocity_and_derivative(

@@ -14,9 +14,34 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from fullstride.meanflow.config.schema import LossConfig
 from fullstride.meanflow.models.mode import evaluating
 from fullstride.meanflow.objective.derivative import Conditions, Velocity
 from fullstride.meanflow.objective.shapes import like, over_elements
+from fullstride.settings.conflicts import Conflict
+
+CONFLICTS = (
+    Conflict(
+        "loss.omega loss.kappa",
+        lambda c: c.loss.guided and not c.model.class_conditional,
+        "model.class_conditional=true beside guidance",
+    ),
+    Conflict(
+        "loss.label_dropout",
+        lambda c: c.loss.label_dropout > 0 and not c.model.class_conditional,
+        "model.class_conditional=true beside guidance",
+    ),
+    Conflict(
+        "loss.guidance_start loss.guidance_end",
+        lambda c: c.loss.guidance_start > c.loss.guidance_end,
+        "a start that is not above the end",
+    ),
+    Conflict(
+        "loss.omega loss.kappa loss.label_dropout",
+        lambda c: c.loss.guided and c.loss.label_dropout == 0,
+        "loss.label_dropout above 0, such as 0.1: guidance needs the velocity of 'no class', which is trained so",
+    ),
+)
 
 
 @dataclass(frozen=True)
@@ -108,3 +133,17 @@ class Guidance:
         zz, tt = torch.cat([z, z]), torch.cat([t, t])
         conditional, unconditional = like(zz, model(zz, tt, tt, **both)).chunk(2)
         return self.kappa * conditional + (1 - self.omega - self.kappa) * unconditional
+
+
+def guidance_of(config: LossConfig, num_classes: int) -> Guidance | None:
+    """The guidance of the target; None where no label is dropped, without which there is none."""
+    if config.label_dropout == 0:
+        return None
+    return Guidance(
+        num_classes,
+        omega=config.omega,
+        kappa=config.kappa,
+        start=config.guidance_start,
+        end=config.guidance_end,
+        label_dropout=config.label_dropout,
+    )

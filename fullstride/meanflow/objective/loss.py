@@ -3,30 +3,54 @@
 Data x sits at t = 0, noise e at t = 1, and z_t = (1 - t) x + t e moves between them at velocity v = e - x.
 """
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from fullstride.meanflow.models.mode import evaluating
+from fullstride.meanflow.config.objectives import OBJECTIVES, SPLITS
+from fullstride.meanflow.config.schema import LossConfig
+from fullstride.meanflow.objective import derivative, guidance
 from fullstride.meanflow.objective.derivative import (
     Conditions,
     Velocity,
     velocity_and_derivative,
     velocity_and_some_derivatives,
 )
-from fullstride.meanflow.objective.guidance import Guidance
+from fullstride.meanflow.objective.guidance import Guidance, guidance_of
 from fullstride.meanflow.objective.shapes import check_batch, check_conditions, check_times, like, over_elements
 from fullstride.meanflow.objective.split import can_share
-from fullstride.meanflow.objective.times import LogitNormalV0, TimeLaw, meanflow_count
-from fullstride.meanflow.objective.weighting import WEIGHTINGS, adaptive_weight, huber_weight
+from fullstride.meanflow.objective.times import LogitNormalV0, TimeLaw, meanflow_count, times_of
+from fullstride.meanflow.objective.weighting import weighting_of
+from fullstride.settings.conflicts import Conflict
+from fullstride.settings.import_path import is_import_path, load_object
+from fullstride.step.torch import Averages
 
 Metrics = dict[str, Tensor]
-SPLITS = ("auto", "static", "shared", "full", "bernoulli")
 SAME_LOSS = ("auto", "static", "shared", "full")  # of which any may be resumed as any other
 TOLD_APART = ("auto", "static", "shared")  # whose metrics are those of each side, too
-TANGENTS = ("conditional", "predicted")
+CONFLICTS = (
+    Conflict(
+        "data.batch_size loss.meanflow_ratio",
+        lambda c: (
+            c.loss.split in SAME_LOSS
+            and 0 < c.loss.meanflow_ratio < 1
+            and meanflow_count(c.loss.meanflow_ratio, c.data.batch_size) in (0, c.data.batch_size)
+        ),
+        "samples with r != t and samples with r = t in each batch; raise data.batch_size, or use loss.split=bernoulli, "
+        "which draws each sample's side",
+    ),
+    Conflict(
+        "loss.split loss.jvp_backend loss.jvp_chunk",
+        lambda c: c.loss.split == "shared" and (c.loss.jvp_backend != "func" or c.loss.jvp_chunk > 0),
+        "loss.jvp_backend=func and loss.jvp_chunk=0, as its tangents share the batch's pass; or loss.split=static",
+    ),
+    *derivative.CONFLICTS,
+    *guidance.CONFLICTS,
+)
 
 
 def interpolate(x: Float[Tensor, "b *s"], e: Float[Tensor, "b *s"], t: Float[Tensor, " b"]) -> Float[Tensor, "b *s"]:
@@ -74,15 +98,14 @@ class MeanFlowLoss:
             `full` with the side of each sample drawn, those with r != t first.
         backend, chunk, precision: how u and du/dt are computed; see `derivative.velocity_and_derivative`.
         guidance: replaces the velocity of class-conditional samples by a guided one; None leaves it.
-        tangent: what z moves along in du/dt: `conditional` is the target's own velocity, e - x or the guided one;
-            `predicted` is the network's u(z, t, t), without gradient and in eval mode, for which u + (t - r) du/dt is a
-            function of z alone that is regressed on the velocity (arXiv:2512.02012, its form without a head for v).
-        average: the network that predicts that velocity in the trained one's place, such as a moving average of it,
-            whose errors the trained one's do not feed; None is the trained one.
-        weighting: `adaptive` weighs a sample by its own error; `huber` by no less than what the others of the batch
-            have at such times, see `weighting.huber_weight`.
+        weighting: how samples are weighed by their errors; one of `WEIGHTINGS`.
 
     """
+
+    # Settings that exclude each other by this objective.
+    conflicts: ClassVar[tuple[Conflict, ...]] = CONFLICTS
+    # Forward passes without gradient of each sample that is differentiated, beside guidance's.
+    more_passes: ClassVar[int] = 0
 
     ratio: float = 0.25
     times: TimeLaw = field(default_factory=LogitNormalV0)
@@ -93,28 +116,61 @@ class MeanFlowLoss:
     guidance: Guidance | None = None
     chunk: int = 0
     precision: str | None = None
-    tangent: str = "conditional"
-    average: Velocity | None = None
     weighting: str = "adaptive"
+    _weigh: Callable[..., Tensor] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         """Check what can be checked without a batch.
 
         Raises:
-            ValueError: for a ratio outside [0, 1], an unknown split, tangent or weighting, or a split that cannot take
-                the derivative so.
+            ValueError: for a ratio outside [0, 1], an unknown split or weighting, or a split that cannot take the
+                derivative so.
 
         """
         meanflow_count(self.ratio, 1)
-        for name, known in (("split", SPLITS), ("tangent", TANGENTS), ("weighting", WEIGHTINGS)):
-            if (given := getattr(self, name)) not in known:
-                raise ValueError(f"{name} is {given!r}, expected one of {', '.join(known)}")
+        object.__setattr__(self, "_weigh", weighting_of(self.weighting).weigh)
+        if self.split not in SPLITS:
+            raise ValueError(f"split is {self.split!r}, expected one of {', '.join(SPLITS)}")
         if self.split == "shared" and not self._derives_in_the_pass:
             given = f"jvp_backend={self.backend} jvp_chunk={self.chunk} jvp_precision={self.precision or 'same'}"
             raise ValueError(
                 f"split=shared with {given}, expected jvp_backend=func, jvp_chunk=0 and jvp_precision=same, as its "
                 "tangents share the batch's pass; set these, or use split=static"
             )
+
+    @classmethod
+    def build(
+        cls, config: LossConfig, num_classes: int = 0, averages: Averages | None = None, **own: Any
+    ) -> "MeanFlowLoss":
+        """The objective of a configuration.
+
+        Args:
+            config: of the objective.
+            num_classes: of the data.
+            averages: of the network, for an objective that needs them.
+            own: what an objective adds to these settings; of another package what it adds is in the configuration.
+
+        """
+        common = {each.name for each in fields(LossConfig)}
+        own |= {key: value for key, value in vars(config).items() if key not in common}
+        return cls(
+            ratio=config.meanflow_ratio,
+            times=times_of(config),
+            weighting=config.weighting,
+            weighting_power=config.weighting_power,
+            weighting_eps=config.weighting_eps,
+            split=config.taken_split,
+            backend=config.jvp_backend,
+            guidance=guidance_of(config, num_classes),
+            chunk=config.jvp_chunk,
+            precision=None if config.jvp_precision == "same" else config.jvp_precision,
+            **own,
+        )
+
+    @property
+    def least_batch(self) -> int:
+        """Samples of a pass that its weighting needs."""
+        return weighting_of(self.weighting).least_batch
 
     def __call__(
         self,
@@ -184,7 +240,8 @@ class MeanFlowLoss:
             v = self.guidance.velocity(model, z, t, v, given)
         run = self._together if self._shares(model, z, r, t, v, given, n) else self._apart
         error = run(model, z, v, t, r, given, n)
-        loss = (self._weight(error, t, r) * error).mean()
+        weight = self._weigh(error, t, r, self.weighting_power, self.weighting_eps)
+        loss = (weight * error).mean()
         reported = {"squared_error": (error := error.detach())}
         if self.split in TOLD_APART:
             sides = {"squared_error_mf": error[:n], "squared_error_fm": error[n:]}
@@ -197,11 +254,6 @@ class MeanFlowLoss:
         """u and du/dt in this loss's way."""
         options = {"backend": self.backend, "chunk": self.chunk, "precision": self.precision}
         return velocity_and_derivative(model, z, r, t, v, conditions, **options)
-
-    def _weight(self, error: Tensor, t: Tensor, r: Tensor) -> Tensor:
-        if self.weighting == "huber":
-            return huber_weight(error, t, r, self.weighting_power, self.weighting_eps)
-        return adaptive_weight(error, self.weighting_power, self.weighting_eps)
 
     @property
     def _derives_in_the_pass(self) -> bool:
@@ -220,12 +272,8 @@ class MeanFlowLoss:
         return self.split == "shared" and n > 0 and (n < len(z) or not torch.compiler.is_compiling())
 
     def _moving(self, model: Velocity, z: Tensor, t: Tensor, v: Tensor, conditions: Conditions) -> Tensor:
-        """The velocity along which u is differentiated at these points."""
-        if self.tangent == "conditional":
-            return v
-        network = model if self.average is None else self.average
-        with torch.no_grad(), evaluating(network):
-            return like(z, network(z, t, t, **conditions)).to(v.dtype)
+        """The velocity along which u is differentiated at these points: the target's own, e - x or the guided one."""
+        return v
 
     def _apart(
         self, model: Velocity, z: Tensor, v: Tensor, t: Tensor, r: Tensor, conditions: Conditions, n: int
@@ -252,6 +300,6 @@ class MeanFlowLoss:
         return squared_error(like(z, u), torch.cat([meanflow_target(v[:n], dudt, t[:n], r[:n]), v[n:]]))
 
 
-def flow_matching_loss(times: TimeLaw | None = None) -> MeanFlowLoss:
-    """E||u_theta(z_t, t, t) - v||^2, plain flow matching: every r = t and every weight 1 (arXiv:2210.02747)."""
-    return MeanFlowLoss(ratio=0.0, times=times or LogitNormalV0(), weighting_power=0.0)
+def loss_of(config: LossConfig) -> type[MeanFlowLoss]:
+    """The class of a configuration's objective."""
+    return load_object(config.name if is_import_path(config.name) else OBJECTIVES[config.name].loss, "loss")

@@ -4,13 +4,19 @@ Sources: the MeanFlow paper (arXiv:2505.13447, section 4.3) draws both times fro
 the authors' later CIFAR-10 recipe gives t and r a law each ("v1").
 """
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
+
+from fullstride.meanflow.config.objectives import TIME_LAWS
+from fullstride.meanflow.config.schema import LossConfig
+from fullstride.settings.conflicts import Conflict
+from fullstride.settings.import_path import load_object
 
 Times = tuple[Float[Tensor, " b"], Float[Tensor, " b"]]
 
@@ -110,4 +116,35 @@ def meanflow_count(ratio: float, batch: int) -> int:
     return int(ratio * batch + 0.5)
 
 
-TIME_LAWS: dict[str, Callable[..., TimeLaw]] = {"v0": LogitNormalV0, "v1": LogitNormalV1, "uniform": Uniform}
+# Settings by the parameter of a law that they are.
+_SETTINGS = {
+    "mean": "logit_normal_mean",
+    "std": "logit_normal_std",
+    "r_mean": "r_logit_normal_mean",
+    "r_std": "r_logit_normal_std",
+}
+
+
+def law_of(name: str) -> Callable[..., TimeLaw]:
+    """The law of a name of `TIME_LAWS`."""
+    return load_object(TIME_LAWS[name], "loss.time_law")
+
+
+def _reads(name: str, parameter: str) -> bool:
+    return parameter in inspect.signature(law_of(name)).parameters
+
+
+def times_of(config: LossConfig) -> TimeLaw:
+    """The law of (t, r) of a configuration."""
+    name = config.time_law
+    law = law_of(name)(**{p: getattr(config, key) for p, key in _SETTINGS.items() if _reads(name, p)})
+    return BatchTime(law) if config.use_batch_time else law
+
+
+def conflicts_of(config: LossConfig) -> Iterator[Conflict]:
+    """Settings of the times that the chosen law does not read, where a run would not be the one that was meant."""
+    for parameter, key in _SETTINGS.items():
+        if getattr(config, key) != getattr(LossConfig, key) and not _reads(config.time_law, parameter):
+            laws = " or ".join(name for name in TIME_LAWS if _reads(name, parameter))
+            remedy = f"loss.time_law={laws} beside it, as others have no {key}; or leave it out"
+            yield Conflict(f"loss.{key} loss.time_law", lambda _: True, remedy)

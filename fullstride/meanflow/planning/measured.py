@@ -7,7 +7,7 @@ fitted, since no other network was measured in them.
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from statistics import median
@@ -53,10 +53,10 @@ class Measured:
 @cache
 def work_of(model: str, half: bool, dropout: bool = False) -> Work:
     """Of a preset at the size of the step's bench, without classes."""
-    config, shape = MODELS[model](), (4, 32, 32) if model.startswith("dit") else (3, 32, 32)
-    if hasattr(config, "dropout") and not dropout:
-        config.dropout = 0.0
-    return count_work(config, (1, 8, 8) if model.endswith("tiny") else shape, half=half)
+    config = MODELS[model]()
+    if "dropout" in vars(config) and not dropout:
+        config = replace(config, dropout=0.0)
+    return count_work(config, (1, 8, 8) if model.endswith("tiny") else config.image_shape, half=half)
 
 
 def work_for(row: Measured) -> Work:

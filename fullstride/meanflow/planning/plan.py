@@ -3,24 +3,17 @@
 from dataclasses import dataclass, replace
 
 from fullstride.errors import ConfigError
+from fullstride.meanflow.config.datasets import row_of
 from fullstride.meanflow.config.schema import LossConfig, TrainConfig
 from fullstride.meanflow.data.catalogue import load_data
 from fullstride.meanflow.data.resize import check_padded
+from fullstride.meanflow.objective.loss import loss_of
 from fullstride.meanflow.planning.cost import Costs, Rates, Step, Work, all_reduce_ms, memory_bytes, parts
 from fullstride.meanflow.planning.work import count_work
 from fullstride.meanflow.training.batch_share import check_parts
-from fullstride.meanflow.training.build import IMF, split_of, steps_per_epoch
+from fullstride.meanflow.training.build import steps_per_epoch
 from fullstride.meanflow.training.state import Position
 from fullstride.meanflow.training.watchdog import steps_to_checkpoint
-
-# Records of the training half, shape and classes, of data whose files need not be there for a plan.
-KNOWN: dict[str, tuple[int, tuple[int, int, int], int]] = {
-    "digits": (898, (1, 8, 8), 10),
-    "mnist5k": (4_000, (1, 28, 28), 10),
-    "fashion_mnist": (60_000, (1, 28, 28), 10),
-    "cifar10": (50_000, (3, 32, 32), 10),
-    "latents": (1_281_167, (4, 32, 32), 1000),  # ImageNet's
-}
 
 
 @dataclass(frozen=True)
@@ -110,43 +103,29 @@ class Plan:
 
 
 def data_of(config: TrainConfig, records: int | None) -> tuple[int, tuple[int, int, int], int]:
-    """Records, shape and classes of a configuration's data.
+    """Records, shape and classes of a configuration's data; what is not known of them is read.
 
     Raises:
-        ConfigError: for data that nothing is known of, or that do not come in the size; of a folder of pictures, which
-            is looked through, as `load_data`.
+        ConfigError: for data that do not come in the size; where they are read, as `load_data`.
 
     """
-    name = config.data.name
-    if name == "image_folder":
+    row = row_of(config.data.name)
+    if not row.records:
         data = load_data(config.data)
         return records or len(data.train), data.image_shape, data.num_classes
-    if name not in KNOWN:
-        known = ", ".join(KNOWN)
-        raise ConfigError(
-            f"data={name}: nothing is known of it beforehand; plan with one of {known}, or "
-            "image_folder and its data.path"
-        )
-    count, (c, h, w), classes = KNOWN[name]
-    size = config.data.image_size
-    if name == "digits" and size not in (0, h):
-        raise ConfigError(f"data.image_size={size}: data={name} stays as it is; leave it out")
-    if name != "latents" and size and config.data.fit in ("auto", "pad"):
+    (c, h, w), size = row.image_shape, config.data.image_size
+    if not row.resizable and size not in (0, h):
+        raise ConfigError(f"data.image_size={size}: data={config.data.name} stays as it is; leave it out")
+    if size and config.data.fit in ("auto", "pad"):
         check_padded(h, w, size)
-    shape = (c, size, size) if size and name != "latents" else (c, h, w)
-    return records or count, shape, config.data.num_classes or classes
-
-
-def guidance_passes(loss: LossConfig) -> int:
-    """Forward passes without gradient that guidance takes, in units of the batch."""
-    if loss.label_dropout == 0 or (loss.omega == 1 and loss.kappa == 0):
-        return 0
-    return 1 if loss.kappa == 0 else 2
+    return records or row.records, (c, size, size) if size else (c, h, w), config.data.num_classes or row.num_classes
 
 
 def passes_without_gradient(loss: LossConfig) -> float:
-    """Forward passes beside the step's own: of guidance, and of the velocity that `IMF` differentiate along."""
-    return guidance_passes(loss) + (derived_share(loss) if loss.name in IMF else 0.0)
+    """Forward passes beside the step's own, in units of the batch: of guidance, and of the objective."""
+    guidance = (1 if loss.kappa == 0 else 2) if loss.guided and loss.label_dropout > 0 else 0
+    more = loss_of(loss).more_passes
+    return guidance + (more * derived_share(loss) if more else 0.0)
 
 
 def derived_share(loss: LossConfig) -> float:
@@ -156,7 +135,7 @@ def derived_share(loss: LossConfig) -> float:
         ConfigError: for another way.
 
     """
-    split, ratio = split_of(loss), loss.meanflow_ratio
+    split, ratio = loss.taken_split, loss.meanflow_ratio
     if ratio == 0:
         return 0.0
     if loss.jvp_backend != "func" or loss.jvp_chunk:

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from fullstride.errors import ConfigError
-from fullstride.meanflow.config.schema import ModelConfig
+from fullstride.meanflow.config.networks import ModelConfig
 from fullstride.meanflow.planning.cost import Work
 from fullstride.meanflow.training.build import build_model
 

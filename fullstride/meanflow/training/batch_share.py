@@ -10,6 +10,7 @@ from fullstride.errors import ConfigError
 from fullstride.meanflow.config.schema import TrainConfig
 from fullstride.meanflow.objective.loss import SAME_LOSS
 from fullstride.meanflow.objective.times import meanflow_count
+from fullstride.meanflow.objective.weighting import weighting_of
 from fullstride.meanflow.sampling.samplers import SampleResult
 from fullstride.process import torchrun as launched
 from fullstride.step.torch import ALONE, Processes, joined
@@ -92,10 +93,11 @@ def _check_batch(config: TrainConfig, count: int) -> None:
             f"data.batch_size={batch} over {count} processes: expected a multiple of {count}; it is the batch of all "
             f"of them together, such as {batch + -batch % count}"
         )
-    if config.loss.weighting == "huber" and batch // count < 2:
+    least = weighting_of(config.loss.weighting).least_batch
+    if batch // count < least:
         raise ConfigError(
-            f"data.batch_size={batch} over {count} processes: loss.weighting=huber expects at least 2 in each: "
-            "others tell what error is usual; raise data.batch_size, or use loss.weighting=adaptive"
+            f"data.batch_size={batch} over {count} processes: loss.weighting={config.loss.weighting} expects at least "
+            f"{least} in each; raise data.batch_size, or use loss.weighting=adaptive"
         )
 
 

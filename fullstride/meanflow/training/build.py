@@ -1,49 +1,22 @@
 """From a configuration to its objects: network, loss, optimizer, state, inputs."""
 
-import inspect
-from collections.abc import Callable
-from typing import Any
+from dataclasses import fields
 
 import torch
 from torch import nn
 
 from fullstride.errors import ConfigError
-from fullstride.meanflow.config.schema import (
-    DataConfig,
-    DiTConfig,
-    LossConfig,
-    ModelConfig,
-    OptimizerConfig,
-    SongUNetConfig,
-    TrainConfig,
-    UNetConfig,
-)
+from fullstride.meanflow.config.networks import ModelConfig
+from fullstride.meanflow.config.schema import DataConfig, LossConfig, OptimizerConfig, TrainConfig
 from fullstride.meanflow.data.dataset import Dataset
 from fullstride.meanflow.data.edm_augment import EdmAugment
-from fullstride.meanflow.models.dit import Block as DiTBlock
-from fullstride.meanflow.models.dit import DiT
 from fullstride.meanflow.models.recompute import recompute
-from fullstride.meanflow.models.song_blocks import Block as SongBlock
-from fullstride.meanflow.models.song_unet import SongUNet
-from fullstride.meanflow.models.unet import Stage, UNet
-from fullstride.meanflow.objective.guidance import Guidance
-from fullstride.meanflow.objective.loss import MeanFlowLoss, flow_matching_loss
-from fullstride.meanflow.objective.times import TIME_LAWS, BatchTime, TimeLaw
+from fullstride.meanflow.objective.loss import MeanFlowLoss, loss_of
 from fullstride.meanflow.training.guard import Guard
 from fullstride.meanflow.training.state import DataFacts, Position, RunState
 from fullstride.meanflow.training.step import Objective
+from fullstride.settings.import_path import load_object
 from fullstride.step.torch import ALONE, Averages, Processes, Shards
-
-# The network of each family; its constructor takes the keys of the configuration by name.
-NETWORKS: dict[type[ModelConfig], Callable[..., nn.Module]] = {
-    UNetConfig: UNet,
-    SongUNetConfig: SongUNet,
-    DiTConfig: DiT,
-}
-# Along the velocity that the network, or its average, predicts.
-IMF = ("imf", "imf_ema")
-# What `model.recompute` computes anew.
-BLOCKS = (Stage, SongBlock, DiTBlock)
 
 
 def classes_of(config: ModelConfig, num_classes: int) -> int:
@@ -71,16 +44,17 @@ def build_model(
         raise ConfigError(f"images are {h}x{w}, expected square ones; set data.image_size")
     if config.class_conditional and num_classes == 0:
         raise ConfigError("model.class_conditional=true: the data have no labels; leave it out, or use labelled data")
-    keys = {k: v for k, v in vars(config).items() if k not in ("name", "class_conditional", "recompute")}
+    common = {field.name for field in fields(ModelConfig)}
+    keys = {k: v for k, v in vars(config).items() if k not in common}
     keys |= {"augment_dim": augment_dim} if augment_dim else {}
     try:
-        network = NETWORKS[type(config)](c, h, num_classes=classes_of(config, num_classes), **keys)
+        network = load_object(config.network, "model")(c, h, num_classes=classes_of(config, num_classes), **keys)
     except ValueError as error:
         raise ConfigError(f"model={config.name}: {error}") from None
-    if config.recompute and not recompute(network, BLOCKS):
+    if config.recompute and not recompute(network):
         raise ConfigError(
-            f"model.recompute=true model={config.name}: expected a network with blocks that BLOCKS in "
-            "fullstride/meanflow/training/build.py names, it has none; name them there, or leave model.recompute out"
+            f"model.recompute=true model={config.name}: expected a network with blocks that have an attribute "
+            "recompute=False and are called by `through`, it has none; write them so, or leave model.recompute out"
         )
     return network
 
@@ -93,72 +67,9 @@ def in_channels_last(model: nn.Module) -> nn.Module:
     return model.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
 
 
-def build_times(config: LossConfig) -> TimeLaw:
-    """The law of (t, r)."""
-    values: dict[str, Any] = {
-        "mean": config.logit_normal_mean,
-        "std": config.logit_normal_std,
-        "r_mean": config.r_logit_normal_mean,
-        "r_std": config.r_logit_normal_std,
-    }
-    law = TIME_LAWS[config.time_law]
-    times = law(**{k: v for k, v in values.items() if k in inspect.signature(law).parameters})
-    return BatchTime(times) if config.use_batch_time else times
-
-
 def build_loss(config: LossConfig, num_classes: int = 0, averages: Averages | None = None) -> MeanFlowLoss:
-    """The objective: MeanFlow, one of `IMF` or, for `mse`, flow matching; with guidance where labels are dropped.
-
-    Args:
-        config: of the objective.
-        num_classes: of the data.
-        averages: of the network, the first of which predicts the velocity of `imf_ema`.
-
-    Raises:
-        ValueError: for `imf_ema` without averages.
-
-    """
-    if config.name == "imf_ema" and averages is None:
-        raise ValueError("loss=imf_ema without averages, expected those of the network, whose first it goes along")
-    times = build_times(config)
-    if config.name == "mse":
-        return flow_matching_loss(times)
-    return MeanFlowLoss(
-        ratio=config.meanflow_ratio,
-        times=times,
-        weighting=config.weighting,
-        weighting_power=config.weighting_power,
-        weighting_eps=config.weighting_eps,
-        split=split_of(config),
-        backend=config.jvp_backend,
-        guidance=build_guidance(config, num_classes),
-        chunk=config.jvp_chunk,
-        precision=None if config.jvp_precision == "same" else config.jvp_precision,
-        tangent="predicted" if config.name in IMF else "conditional",
-        average=averages.model if averages and config.name == "imf_ema" else None,
-    )
-
-
-def build_guidance(config: LossConfig, num_classes: int) -> Guidance | None:
-    """The guidance of the target; None where no label is dropped, without which there is none."""
-    if config.label_dropout == 0:
-        return None
-    return Guidance(
-        num_classes,
-        omega=config.omega,
-        kappa=config.kappa,
-        start=config.guidance_start,
-        end=config.guidance_end,
-        label_dropout=config.label_dropout,
-    )
-
-
-def split_of(config: LossConfig) -> str:
-    """`auto` is the fastest split that takes the derivative so."""
-    if config.split != "auto":
-        return config.split
-    shares = (config.jvp_backend, config.jvp_chunk, config.jvp_precision) == ("func", 0, "same")
-    return "shared" if shares else "static"
+    """The objective of a configuration; see `MeanFlowLoss.build`."""
+    return loss_of(config).build(config, num_classes, averages)
 
 
 def build_optimizer(config: OptimizerConfig, model: nn.Module) -> torch.optim.AdamW:

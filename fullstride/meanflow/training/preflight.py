@@ -7,8 +7,8 @@ import torch
 
 from fullstride.device.precision import check_precision, of_process
 from fullstride.device.select import resolve_device
-from fullstride.meanflow.config.ranges import validate
 from fullstride.meanflow.config.schema import TrainConfig
+from fullstride.meanflow.config.validation import validate
 from fullstride.meanflow.data.catalogue import check_holdout, load_data
 from fullstride.meanflow.data.check_records import check_records
 from fullstride.meanflow.data.dataset import Dataset

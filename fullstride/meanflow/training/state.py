@@ -193,7 +193,8 @@ def changed_settings(saved: dict[str, Any], wanted: dict[str, Any]) -> dict[str,
 
     A key that was not there yet when it was saved had its default.
     """
-    old = _over(asdict(chosen({"model": saved["model"]["name"]})), saved)
+    # Of the wanted ones: a checkpoint's names are not imported, and other names are a difference themselves.
+    old = _over(asdict(chosen({group: wanted[group]["name"] for group in ("model", "loss")})), saved)
     if {old["loss"].get("split"), wanted["loss"].get("split")} <= set(SAME_LOSS):
         old["loss"]["split"] = wanted["loss"].get("split")
     if "auto" in (old.get("device"), wanted.get("device")):

@@ -4,6 +4,7 @@ from fullstride.bert.training.overrides import settings_of
 from fullstride.bert.training.resume import settings_to_train
 from fullstride.bert.training.runs import CHECKPOINTS, own_settings, own_sizes
 from fullstride.bert.training.scoring import evaluate_command
+from fullstride.bert.training.settings import validate
 from fullstride.bert.training.trainer import Trainer
 from fullstride.errors import ConfigError, Preempted
 from fullstride.runs.folder import write_config
@@ -55,7 +56,7 @@ def test_settings_of_a_run_that_begins_or_is_replaced_are_those_given(texts, tmp
     given = [f"output_dir={tmp_path}", "run_name=run"]
     assert settings_to_train([*given, "resume=true"]) == settings_of([*given, "resume=true"])
     with pytest.raises(ConfigError, match=r"optimizer.warmup_steps=100: expected fewer than steps=9"):
-        settings_to_train([*given, "resume=true", "steps=9"])
+        validate(settings_to_train([*given, "resume=true", "steps=9"]))
     (tmp_path / "run").mkdir()
     write_config(tmp_path / "run", settings(texts, tmp_path))
     replaced = [*given, "resume=true", "overwrite=true"]

@@ -5,19 +5,16 @@ from operator import attrgetter
 from pathlib import Path
 
 import pytest
-from hydra import compose as hydra_compose
-from hydra import initialize
-from hydra.core.config_store import ConfigStore
-from hydra.core.global_hydra import GlobalHydra
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fullstride.errors import ConfigError
+from fullstride.meanflow.config.networks import UNetConfig
 from fullstride.meanflow.config.overrides import compose, sweep
 from fullstride.meanflow.config.presets import KEYS, PRESETS, chosen, config_from_dict, keys_of
 from fullstride.meanflow.config.recipes import RECIPES
-from fullstride.meanflow.config.schema import LossConfig, TrainConfig, UNetConfig
+from fullstride.meanflow.config.schema import LossConfig, TrainConfig
+from fullstride.settings.conflicts import written
 
 LOG_SPELLING = (
     "data=digits model=unet loss=meanflow loss.meanflow_ratio=0.75 loss.logit_normal_mean=-2.0 "
@@ -86,7 +83,7 @@ def test_every_number_flag_and_list_can_be_set():
     own = {"watch.checkpoint_factor": 2.5}
     reached = set()
     for model in ("unet", "song_unet", "dit_b2"):
-        keys = {key: kind for key, kind in keys_of(chosen({"model": model})).items() if kind in spelled}
+        keys = {name: key.kind for name, key in keys_of(chosen({"model": model})).items() if key.kind in spelled}
         keys |= {"guard.spike": int} | ({"model.time_max_frequency": int} if model == "unet" else {})
         del keys["overwrite"]  # excluded by resume
         # Each is excluded by the other's data; both have a share held out.
@@ -97,12 +94,14 @@ def test_every_number_flag_and_list_can_be_set():
         if model == "dit_b2":
             del keys["channels_last"]  # it has no convolutions
             del keys["data.allow_changed"], keys["data.skip_damaged"]  # of folders of pictures
+        else:
+            del keys["data.num_classes"]  # of latents
         choices = [f"model={model}", f"data={data}", "data.path=folder", "loss.time_law=v1"]
         config = compose([*choices, *(f"{key}={own.get(key, spelled[kind])}" for key, kind in keys.items())])
         for key, kind in keys.items():
             assert attrgetter(key)(config) == own.get(key, values[kind]), key
         reached |= set(keys)
-    assert reached == {key for key, kind in KEYS.items() if kind in spelled} - {"overwrite"}
+    assert reached == {name for name, key in KEYS.items() if key.kind in spelled} - {"overwrite"}
 
 
 @pytest.mark.parametrize(
@@ -141,33 +140,32 @@ def test_quotes_around_a_value_are_taken_off():
         ("data=mnist", "data=mnist: expected one of mnist5k, "),
         ("preset=cifar", "preset=cifar: expected one of cifar10_v1, "),
         ("model.depth=3", "model.depth=3: no such key of model=unet; it is one of another model"),
-        ("ema.decays=0.9", "ema.decays=0.9: expected a list of float such as [0.999,0.9999], got '0.9'"),
+        ("ema.decays=0.9", "ema.decays=0.9: expected a list of numbers such as [0.999,0.9999], got '0.9'"),
         ("evaluation.features=classifier", "expected a list of names such as [a,b], got 'classifier'"),
         ("evaluation.features=[fid]", "expected names out of classifier, efficientnet_lite0, inception"),
         ("loss=[mse]", "expected one of mse, imf_ema, meanflow, imf; did you mean mse?"),
         ("loss={name: mse}", "expected one of "),
-        ("epochs=ten", "epochs=ten: expected int, got 'ten'"),
-        ("epochs=2.5", "epochs=2.5: expected int, got '2.5'"),
-        ("epochs=true", "expected int, got 'true'"),
-        ("epochs=null", "expected int, got 'null'"),
-        ("epochs=", "epochs=: expected int, got ''"),
-        ("epochs=1,2", "epochs=1,2: expected int, got '1,2'"),
-        ("epochs=[1]", "expected int, got"),
-        ("epochs={a:1}", "expected int, got"),
-        ("epochs=)", "expected int, got"),
-        ("epochs=???", "expected int, got"),
-        ("epochs='???'", "expected int, got"),
-        ("epochs=${save_every}", "expected int, got"),
-        ("run_name=${nothing}", "run_name=${nothing}: expected text, got '${nothing}'"),
-        ("optimizer.lr=fast", "optimizer.lr=fast: expected float, got 'fast'"),
+        ("epochs=ten", "epochs=ten: expected an integer, got 'ten'"),
+        ("epochs=2.5", "epochs=2.5: expected an integer, got '2.5'"),
+        ("epochs=true", "expected an integer, got 'true'"),
+        ("epochs=null", "expected an integer, got 'null'"),
+        ("epochs=", "epochs=: expected an integer, got ''"),
+        ("epochs=1,2", "epochs=1,2: expected an integer, got '1,2'"),
+        ("epochs=[1]", "expected an integer, got"),
+        ("epochs={a:1}", "expected an integer, got"),
+        ("epochs=)", "expected an integer, got"),
+        ("epochs=???", "expected an integer, got"),
+        ("epochs='???'", "expected an integer, got"),
+        ("epochs=${save_every}", "expected an integer, got"),
+        ("optimizer.lr=fast", "optimizer.lr=fast: expected a number, got 'fast'"),
         ("resume=maybe", "resume=maybe: expected true or false, got 'maybe'"),
-        ("model.channel_mult=3", "model.channel_mult=3: expected a list of int such as [1,2], got '3'"),
-        ("model.channel_mult=[1,a]", "expected a list of int such as [1,2], got '[1,a]'"),
-        ("model.channel_mult=[1,[2]]", "expected a list of int such as [1,2]"),
-        ("model.channel_mult=[ [1], 2]", "expected a list of int such as [1,2]"),
-        ("evaluation.steps=[1,???]", "expected a list of int such as [1,2]"),
-        ("model.channel_mult={a:1}", "expected a list of int such as [1,2]"),
-        ("evaluation.steps=[1,null]", "expected a list of int such as [1,2]"),
+        ("model.channel_mult=3", "model.channel_mult=3: expected a list of integers such as [1,2], got '3'"),
+        ("model.channel_mult=[1,a]", "expected a list of integers such as [1,2], got '[1,a]'"),
+        ("model.channel_mult=[1,[2]]", "expected a list of integers such as [1,2]"),
+        ("model.channel_mult=[ [1], 2]", "expected a list of integers such as [1,2]"),
+        ("evaluation.steps=[1,???]", "expected a list of integers such as [1,2]"),
+        ("model.channel_mult={a:1}", "expected a list of integers such as [1,2]"),
+        ("evaluation.steps=[1,null]", "expected a list of integers such as [1,2]"),
         ("epochs", "epochs: expected key=value, such as epochs=20"),
         ("~epochs", "~epochs: expected key=value, such as epochs=20"),
         ("", ": expected key=value"),
@@ -183,8 +181,6 @@ def test_a_mistake_is_one_line_in_our_words(override, message):
     text = str(raised.value)
     assert message in text
     assert "\n" not in text
-    assert "hydra" not in text.replace(override, "").lower()
-    assert not GlobalHydra.instance().is_initialized()
 
 
 @pytest.mark.parametrize(
@@ -252,14 +248,6 @@ def test_nothing_is_left_behind(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
     assert Path.cwd() == tmp_path
     assert logging.getLogger().handlers == handlers
-    assert not GlobalHydra.instance().is_initialized()
-
-
-def test_a_callers_own_hydra_survives():
-    ConfigStore.instance().store(name="callers", node={"x": 1})
-    with initialize(version_base="1.3", config_path=None):
-        assert compose(["epochs=3"]).epochs == 3
-        assert hydra_compose("callers").x == 1
 
 
 @pytest.mark.parametrize(("key", "usual"), [("guard.check_step", True), ("track", "none"), ("model.recompute", False)])
@@ -289,13 +277,8 @@ def test_every_recipe_is_a_valid_configuration_that_survives_a_checkpoint(name):
     assert type(config_from_dict(asdict(config)).model) is type(config.model)
     for key, text in RECIPES[name].settings.items():
         value = attrgetter(key)(config)
-        assert str(getattr(value, "name", value)).lower() in (text, str(yaml_number(text))), key
+        assert written(value) in (text, written(float(text)) if text[:1].isdigit() else text), key
     assert any(word in RECIPES[name].source for word in ("arXiv", "py-meanflow", "this project's own"))
-
-
-def yaml_number(text: str) -> object:
-    """The value that Hydra reads in a recipe's text."""
-    return OverridesParser.create().parse_override(f"x={text}").value()
 
 
 def test_recipes_hold_the_published_numbers():
@@ -328,7 +311,7 @@ def test_what_is_given_wins_over_the_recipe():
     for preset in ("cifar10_paper", "cifar10_v1", "fashion_mnist"):
         uniform = compose([f"preset={preset}", "loss.time_law=uniform"]).loss
         assert (uniform.time_law, uniform.meanflow_ratio, uniform.weighting_power) == ("uniform", 0.75, 0.75)
-        with pytest.raises(ConfigError, match="loss.logit_normal_mean=-2 loss.time_law=uniform: expected"):
+        with pytest.raises(ConfigError, match="loss.logit_normal_mean=-2.0 loss.time_law=uniform: expected"):
             compose([f"preset={preset}", "loss.time_law=uniform", "loss.logit_normal_mean=-2"])
     v0 = compose(["preset=cifar10_v1", "loss.time_law=v0"]).loss
     assert (v0.logit_normal_mean, v0.logit_normal_std) == (-0.6, 1.6)
@@ -346,7 +329,9 @@ def test_a_sweep_is_every_combination_each_under_its_own_name():
     assert len(runs) == 4
     assert runs[1] == ["seed=0", "loss.meanflow_ratio=0.75", "epochs=3", "run_name=a_seed=0_loss.meanflow_ratio=0.75"]
     assert len({compose(run).run_name for run in runs}) == 4
-    assert [compose(run).seed for run in sweep(["seed=range(3)"])] == [0, 1, 2]
+    for listed in ("range(3)", "0, 1, 2", "choice(0,1,2)", "range(0,3)", "range(0,3,1)"):
+        assert [compose(run).seed for run in sweep([f"seed={listed}"])] == [0, 1, 2]
+    assert sweep(["run_name=a", "data.path='b,c'", "seed=0,1"])[0][0] == "data.path='b,c'"
     paths = [compose(run) for run in sweep(["data=image_folder", "data.path=../a,b/c"])]
     assert [run.run_name for run in paths] == ["sweep_data.path=__a", "sweep_data.path=b_c"]
     assert [run.data.path for run in paths] == ["../a", "b/c"]
@@ -355,8 +340,7 @@ def test_a_sweep_is_every_combination_each_under_its_own_name():
         (["seed=0"], "no override lists values"),
         (["seed=0,1,0"], "3 runs, two of them run_name=sweep_seed=0; expected each value once"),
         (["seed=0,1", "run_name=a,b"], "run_name=a,b: expected one name"),
-        (["seed=interval(0,3)"], r"seed=interval\(0,3\): expected values one by one"),
-        (["model=glob(unet*)"], r"model=glob\(unet\*\): expected values one by one"),
+        (["model=glob(unet*)"], "no override lists values"),
     ):
         with pytest.raises(ConfigError, match=message):
             sweep(overrides)

@@ -5,7 +5,8 @@ import torch
 from safetensors.torch import save_file
 
 from fullstride.errors import ConfigError
-from fullstride.meanflow.config.schema import DataConfig
+from fullstride.meanflow.config.schema import DataConfig, TrainConfig
+from fullstride.meanflow.config.validation import validate
 from fullstride.meanflow.data.catalogue import check_holdout, load_data
 from fullstride.meanflow.data.latents import SCALE, DrawLatents, latents
 from fullstride.meanflow.data.loader import Loader
@@ -134,8 +135,8 @@ def test_labels_of_another_set_are_refused(tmp_path, seed):
     assert load_data(DataConfig("latents", path=str(tmp_path), num_classes=17)).num_classes == 17
     with pytest.raises(ConfigError, match=r"b.safetensors: label 16 with data.num_classes=16"):
         load_data(DataConfig("latents", path=str(tmp_path), num_classes=16))
-    with pytest.raises(ConfigError, match="data.num_classes=10: data=digits knows its classes; leave it out"):
-        load_data(DataConfig("digits", num_classes=10))
+    with pytest.raises(ConfigError, match=r"data.num_classes=10 data=digits: expected none .* knows its classes"):
+        validate(TrainConfig(data=DataConfig("digits", num_classes=10)))
 
 
 def test_shards_unlike_the_first_are_refused(tmp_path):

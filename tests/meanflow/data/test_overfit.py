@@ -3,13 +3,12 @@ import pytest
 import torch
 from sklearn.datasets import load_digits
 
-from fullstride.errors import ConfigError
 from fullstride.meanflow.data import overfit
 
 
 @pytest.mark.parametrize(("name", "classes", "each"), [("deterministic", 10, 1), ("multiclass", 4, 10)])
 def test_the_sets_are_the_first_digits_of_each_class(name, classes, each):
-    data = overfit.load(name)
+    data = getattr(overfit, name)()
     assert (data.name, data.num_classes, data.image_shape) == (name, classes, (1, 8, 8))
     assert isinstance(data.train.records, torch.Tensor)
     assert data.train.records.dtype == torch.uint8
@@ -24,7 +23,7 @@ def test_the_sets_are_the_first_digits_of_each_class(name, classes, each):
 
 @pytest.mark.parametrize(("name", "pictures"), [("deterministic", 10), ("multiclass", 40)])
 def test_both_splits_hold_the_same_few_pictures(name, pictures):
-    data = overfit.load(name)
+    data = getattr(overfit, name)()
     whole = torch.arange(len(data.train))
     assert len(data.train) == 1280
     assert torch.equal(data.train.read(whole), data.test.read(whole))
@@ -35,7 +34,7 @@ def test_both_splits_hold_the_same_few_pictures(name, pictures):
 
 
 def test_the_inputs_are_the_digits_to_half_a_level():
-    data = overfit.load("deterministic")
+    data = overfit.deterministic()
     rows, digits = load_digits(return_X_y=True)
     first = rows[[int(np.argmax(digits == digit)) for digit in range(10)]] / 8 - 1
     inputs = data.images(data.train, torch.arange(10)).flatten(1)
@@ -49,9 +48,4 @@ def test_the_sets_are_the_same_everywhere():
         "deterministic": "47786679cf33bbd86c19ed2eb5d4b1d948856d0bc5dcd3bf0d454c46c6534a62",
         "multiclass": "0293d8ec1b836f10528704e230304eb924ccc1dd7400f38328d37c4fc67cb1a9",
     }
-    assert {name: overfit.load(name).fingerprint for name in known} == known
-
-
-def test_another_name_is_refused():
-    with pytest.raises(ConfigError, match="data=digits: expected one of "):
-        overfit.load("digits")
+    assert {name: getattr(overfit, name)().fingerprint for name in known} == known

@@ -18,7 +18,8 @@ from fullstride.errors import ConfigError, ReadError
 from fullstride.launch.attempts import Ended
 from fullstride.meanflow.checkpoints.folder import find_checkpoint
 from fullstride.meanflow.checkpoints.format import read_group
-from fullstride.meanflow.config.schema import DataConfig, GuardConfig, TrainConfig, UNetConfig
+from fullstride.meanflow.config.networks import UNetConfig
+from fullstride.meanflow.config.schema import DataConfig, GuardConfig, TrainConfig
 from fullstride.meanflow.data import reading
 from fullstride.meanflow.data.reading import read_again
 from fullstride.meanflow.data.sources import image_folder

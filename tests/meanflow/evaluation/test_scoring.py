@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from fullstride.meanflow.config.schema import DataConfig, EvalConfig, UNetConfig
+from fullstride.meanflow.config.networks import UNetConfig
+from fullstride.meanflow.config.schema import DataConfig, EvalConfig
 from fullstride.meanflow.data.catalogue import load_data
 from fullstride.meanflow.evaluation.evaluator import Evaluator
 from fullstride.meanflow.evaluation.scoring import evaluations, score_samplers

@@ -6,7 +6,7 @@ import torch
 from fullstride.errors import ConfigError
 from fullstride.jvp import jvp
 from fullstride.meanflow.config.presets import MODELS
-from fullstride.meanflow.training import build
+from fullstride.meanflow.models.unet import Stage
 from fullstride.meanflow.training.build import build_model
 from tests.jvp.networks import saved_bytes
 
@@ -38,7 +38,7 @@ def test_a_step_is_the_same_and_keeps_less(name, seed):
 
 
 def test_a_network_without_blocks_to_recompute_is_refused(monkeypatch):
-    monkeypatch.setattr(build, "BLOCKS", ())
+    monkeypatch.delattr(Stage, "recompute")
     config = MODELS["unet_tiny"]()
     build_model(config, (1, 8, 8), 0)
     config.recompute = True

@@ -11,8 +11,8 @@ from fullstride.meanflow.models.recompute import recompute
 from fullstride.meanflow.models.song_unet import SongUNet
 from fullstride.meanflow.models.unet import UNet
 from fullstride.meanflow.objective.guidance import Guidance
+from fullstride.meanflow.objective.improved import ImprovedMeanFlow
 from fullstride.meanflow.objective.loss import MeanFlowLoss
-from fullstride.meanflow.training.build import BLOCKS
 
 NETWORKS = {
     "unet": lambda: UNet(1, 8, channels=8, channel_mult=(1,), num_blocks=1, attention_resolutions=(8,), num_classes=3),
@@ -37,17 +37,18 @@ CASES = {
 def check(net: nn.Module, backend: str, split: str, *options: str) -> None:
     """Compare loss and gradients of the loss traced as one graph with eager ones."""
     if "recomputed" in options:
-        assert recompute(net, BLOCKS) > 0
+        assert recompute(net) > 0
     average = copy.deepcopy(net).eval().requires_grad_(False) if "averaged" in options else None
-    loss = MeanFlowLoss(
+    predicted = {"predicted", "averaged"} & {*options}
+    kind, more = (ImprovedMeanFlow, {"average": average}) if predicted else (MeanFlowLoss, {})
+    loss = kind(
         0.6,
         split=split,
         backend=backend,
         weighting="huber" if "huber" in options else "adaptive",
         guidance=Guidance(3, omega=1.5, kappa=0.2) if "guided" in options else None,
         chunk=2 if "chunked" in options else 0,
-        tangent="predicted" if {"predicted", "averaged"} & {*options} else "conditional",
-        average=average,
+        **more,
     )
     x, label = torch.randn(5, 1, 8, 8), torch.arange(5) % 3
     e, t, r = loss.draw(x)

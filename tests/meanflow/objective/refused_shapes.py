@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from fullstride.meanflow.objective.guidance import Guidance
+from fullstride.meanflow.objective.improved import ImprovedMeanFlow
 from fullstride.meanflow.objective.loss import MeanFlowLoss
 from fullstride.meanflow.sampling.samplers import meanflow_sample, ode_sample
 
@@ -36,7 +37,7 @@ TRIED = {
         "ratio 0": lambda network=network: MeanFlowLoss(ratio=0.0, split="static")(network, x),
         "ratio 1": lambda network=network: MeanFlowLoss(ratio=1.0, split="static")(network, x),
         "full": lambda network=network: MeanFlowLoss(ratio=0.5, split="full")(network, x),
-        "predicted": lambda network=network: MeanFlowLoss(ratio=1.0, split="full", tangent="predicted")(network, x),
+        "predicted": lambda network=network: ImprovedMeanFlow(ratio=1.0, split="full")(network, x),
         "differences": lambda network=network: MeanFlowLoss(ratio=1.0, backend="finite_difference")(network, x),
         "dual": lambda network=network: MeanFlowLoss(ratio=1.0, backend="forward_ad")(network, x),
         "guidance": lambda network=network: Guidance(3, 2.0).velocity(network, x, t, x, {"label": label}),

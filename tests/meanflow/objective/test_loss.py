@@ -2,10 +2,11 @@ import pytest
 import torch
 
 from fullstride.meanflow.objective.derivative import JVP_BACKENDS
+from fullstride.meanflow.objective.flow_matching import FlowMatching
+from fullstride.meanflow.objective.improved import ImprovedMeanFlow
 from fullstride.meanflow.objective.loss import (
     MeanFlowLoss,
     conditional_velocity,
-    flow_matching_loss,
     interpolate,
     meanflow_target,
     squared_error,
@@ -87,7 +88,7 @@ def test_the_gradient_is_that_of_the_regression_on_a_fixed_target(seed):
 def test_a_predicted_tangent_makes_the_improved_meanflow_loss(split, seed):
     """V = u + (t - r) sg(du/dt along u(z, t, t)) is regressed on e - x (arXiv:2512.02012), by hand in fp64."""
     net, x = random_unet(seed), data(seed)
-    loss = MeanFlowLoss(ratio=0.5, weighting_power=0.75, weighting_eps=1e-3, split=split, tangent="predicted")
+    loss = ImprovedMeanFlow(ratio=0.5, weighting_power=0.75, weighting_eps=1e-3, split=split)
     e, t, r = loss.draw(x, torch.Generator().manual_seed(seed))
     got, metrics = loss.at(net, x, e, t, r)
     pixel, gap = t[:, None, None, None], (t - r)[:, None, None, None]
@@ -106,7 +107,7 @@ def test_a_predicted_tangent_makes_the_improved_meanflow_loss(split, seed):
 def test_another_network_may_predict_the_tangent(split, seed):
     """V = u + (t - r) sg(du/dt along the other's u(z, t, t)), by hand in fp64; its own weights get no gradient."""
     net, other, x = random_unet(seed), random_unet(seed + 10).train(), data(seed)
-    loss = MeanFlowLoss(ratio=0.5, weighting_power=0.0, split=split, tangent="predicted", average=other)
+    loss = ImprovedMeanFlow(ratio=0.5, weighting_power=0.0, split=split, average=other)
     e, t, r = loss.draw(x, torch.Generator().manual_seed(seed))
     got, _ = loss.at(net, x, e, t, r)
     z = interpolate(x, e, t)
@@ -116,13 +117,13 @@ def test_another_network_may_predict_the_tangent(split, seed):
     got.backward()
     assert all(p.grad is None for p in other.parameters())
     assert other.training
-    assert got != MeanFlowLoss(ratio=0.5, weighting_power=0.0, split=split, tangent="predicted").at(net, x, e, t, r)[0]
+    assert got != ImprovedMeanFlow(ratio=0.5, weighting_power=0.0, split=split).at(net, x, e, t, r)[0]
 
 
 def test_with_a_predicted_tangent_an_exact_field_predicts_its_velocity_whatever_was_drawn(seed):
     """u + (t - r) du/dt is then a function of z alone; along e - x it depends on the draw."""
     field, x = GaussianField(mean=-0.3, std=0.6), data(seed)
-    losses = [MeanFlowLoss(ratio=1.0, weighting_power=0.0, tangent=name) for name in ("predicted", "conditional")]
+    losses = [kind(ratio=1.0, weighting_power=0.0) for kind in (ImprovedMeanFlow, MeanFlowLoss)]
     e, t, r = losses[0].draw(x, torch.Generator().manual_seed(seed))
     exact = (field.velocity(interpolate(x, e, t), t) - (e - x)).square().sum((1, 2, 3)).mean()
     predicted, conditional = (loss.at(field, x, e, t, r)[0] for loss in losses)
@@ -133,7 +134,7 @@ def test_with_a_predicted_tangent_an_exact_field_predicts_its_velocity_whatever_
 def test_the_predicted_tangent_is_taken_in_eval_mode_and_leaves_no_gradient(seed):
     net, x = random_unet(seed), data(seed)
     net.register_forward_hook(lambda model, args, out: seen.append((model.training, out.requires_grad)))
-    seen, loss = [], MeanFlowLoss(ratio=1.0, tangent="predicted")
+    seen, loss = [], ImprovedMeanFlow(ratio=1.0)
     loss.at(net.train(), x, *loss.draw(x, torch.Generator().manual_seed(seed)))
     assert seen[0] == (False, False)
     assert all(training for training, _ in seen[1:])
@@ -178,7 +179,7 @@ def test_bernoulli_takes_each_sample_with_the_ratio():
 
 def test_flow_matching_is_meanflow_at_ratio_zero_without_weights(seed):
     net, x = random_unet(seed), data(seed)
-    fm = flow_matching_loss(LogitNormalV0(-1.0, 0.5))
+    fm = FlowMatching(times=LogitNormalV0(-1.0, 0.5))
     e, t, r = fm.draw(x, torch.Generator().manual_seed(seed))
     assert torch.equal(r, t)
     loss, metrics = fm.at(net, x, e, t, r)
@@ -201,7 +202,5 @@ def test_impossible_settings_are_refused():
         MeanFlowLoss(ratio=1.5)
     with pytest.raises(ValueError, match="split is 'half', expected one of auto, static, shared, full, bernoulli"):
         MeanFlowLoss(split="half")
-    with pytest.raises(ValueError, match="tangent is 'own', expected one of conditional, predicted"):
-        MeanFlowLoss(tangent="own")
     with pytest.raises(ValueError, match="weighting is 'mean', expected one of adaptive, huber"):
         MeanFlowLoss(weighting="mean")

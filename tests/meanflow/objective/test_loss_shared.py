@@ -14,8 +14,9 @@ from fullstride.meanflow.models.song_unet import SongUNet
 from fullstride.meanflow.models.unet import UNet
 from fullstride.meanflow.objective.derivative import velocity_and_some_derivatives
 from fullstride.meanflow.objective.guidance import Guidance
+from fullstride.meanflow.objective.improved import ImprovedMeanFlow
 from fullstride.meanflow.objective.loss import MeanFlowLoss
-from fullstride.meanflow.training.build import BLOCKS, build_loss, in_channels_last
+from fullstride.meanflow.training.build import build_loss, in_channels_last
 from tests.jvp.networks import saved_bytes
 from tests.meanflow.fields import batch_of_points
 from tests.meanflow.objective.test_derivative import central_difference
@@ -71,7 +72,7 @@ def test_guidance_changes_nothing_of_that(name):
 @pytest.mark.parametrize("name", NETWORKS)
 def test_nor_does_a_predicted_tangent(name):
     net, given = network(name, 4, dropout=0.0), batch(name, 7, 4)
-    predicted = MeanFlowLoss(ratio=0.4, tangent="predicted", guidance=Guidance(4, omega=1.5))
+    predicted = ImprovedMeanFlow(ratio=0.4, guidance=Guidance(4, omega=1.5))
     found = [results(net, loss, given) for loss in (predicted, dataclasses.replace(predicted, split="shared"))]
     torch.testing.assert_close(*found, rtol=1e-10, atol=1e-10)
 
@@ -121,7 +122,7 @@ def test_blocks_that_are_computed_anew_change_nothing(name):
         torch.manual_seed(5)
         found.append(results(net, loss, given))
         kept.append(saved_bytes(lambda: loss.at(net, **given)[0]))
-        recompute(net, BLOCKS)
+        recompute(net)
     torch.testing.assert_close(*found, rtol=1e-10, atol=1e-10)
     assert kept[1] < 0.7 * kept[0]
 

@@ -3,8 +3,9 @@ import pytest
 import torch
 from torch import logit
 
+from fullstride.meanflow.objective.huber import expected_error, huber_weight
 from fullstride.meanflow.objective.loss import SPLITS, MeanFlowLoss, interpolate
-from fullstride.meanflow.objective.weighting import adaptive_weight, expected_error, huber_weight
+from fullstride.meanflow.objective.weighting import adaptive_weight
 
 
 @pytest.mark.parametrize("power", [0.0, 0.5, 0.75, 1.0])

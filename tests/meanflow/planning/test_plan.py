@@ -14,7 +14,7 @@ from fullstride.meanflow.config.schema import LossConfig
 from fullstride.meanflow.planning.cost import Costs, Rates, Step, Work, all_reduce_ms, memory_bytes, parts
 from fullstride.meanflow.planning.duration import duration
 from fullstride.meanflow.planning.fit import fitted
-from fullstride.meanflow.planning.plan import Machine, derived_share, guidance_passes, largest_batch, make_plan
+from fullstride.meanflow.planning.plan import Machine, derived_share, largest_batch, make_plan, passes_without_gradient
 from fullstride.meanflow.planning.work import count_work
 
 WORK = Work(1_000, 2e6, 3e6, 5e5, 7e4, 4e4, 3e3, 11)
@@ -61,7 +61,7 @@ def test_gradients_go_around_a_ring():
 )
 def test_guidance_takes_the_passes_of_its_velocity(settings, passes):
     omega, kappa, dropped = settings
-    assert guidance_passes(LossConfig(omega=omega, kappa=kappa, label_dropout=dropped)) == passes
+    assert passes_without_gradient(LossConfig(omega=omega, kappa=kappa, label_dropout=dropped)) == passes
 
 
 def _plan(overrides, gpus=1, link=0.0, **options):

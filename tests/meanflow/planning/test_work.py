@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fullstride.errors import ConfigError
-from fullstride.meanflow.config.schema import DiTConfig, SongUNetConfig, UNetConfig
+from fullstride.meanflow.config.networks import DiTConfig, SongUNetConfig, UNetConfig
 from fullstride.meanflow.planning.work import count_work
 from fullstride.meanflow.training.build import build_model
 from fullstride.measure.flops import count_flops

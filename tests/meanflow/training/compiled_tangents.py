@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from fullstride.errors import ConfigError
-from fullstride.meanflow.config.schema import DiTConfig, GuardConfig, LossConfig
+from fullstride.meanflow.config.networks import DiTConfig
+from fullstride.meanflow.config.schema import GuardConfig, LossConfig
 from fullstride.meanflow.objective import loss as objective
 from fullstride.meanflow.objective.derivative import velocity_and_derivative
 from fullstride.meanflow.training import derivative_check as tangents

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from fullstride.errors import ConfigError, OutOfMemory
 from fullstride.jvp import mixed_batch as partial
+from fullstride.meanflow.config.networks import DiTConfig, SongUNetConfig
 from fullstride.meanflow.config.presets import LOSSES
-from fullstride.meanflow.config.schema import DiTConfig, EmaConfig, GuardConfig, LossConfig, SongUNetConfig, TrainConfig
+from fullstride.meanflow.config.schema import EmaConfig, GuardConfig, LossConfig, TrainConfig
 from fullstride.meanflow.objective.derivative import JVP_BACKENDS
 from fullstride.meanflow.training import derivative_check as tangents_module
 from fullstride.meanflow.training.derivative_check import DIFFERENCE_TOLERANCE, TOLERANCE, check_derivative

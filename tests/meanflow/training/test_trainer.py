@@ -11,6 +11,7 @@ import torch
 from fullstride.errors import ConfigError, OutOfMemory, Preempted
 from fullstride.meanflow.checkpoints.folder import checkpoints, find_checkpoint
 from fullstride.meanflow.checkpoints.format import read_group
+from fullstride.meanflow.config.networks import UNetConfig
 from fullstride.meanflow.config.presets import LOSSES, MODELS
 from fullstride.meanflow.config.schema import (
     DataConfig,
@@ -20,9 +21,9 @@ from fullstride.meanflow.config.schema import (
     LossConfig,
     OptimizerConfig,
     TrainConfig,
-    UNetConfig,
 )
 from fullstride.meanflow.data.catalogue import load_data
+from fullstride.meanflow.objective.improved import ImprovedMeanFlow
 from fullstride.meanflow.sampling.generate import load_generator
 from fullstride.meanflow.sampling.samplers import sample
 from fullstride.meanflow.training import evaluation_schedule as evaluations
@@ -222,7 +223,9 @@ def test_imf_ema_goes_along_the_velocity_of_the_first_average(tmp_path):
     for name in ("imf", "imf_ema"):
         given = {"loss": LOSSES[name](), "ema": EmaConfig(decays=[0.9, 0.5]), "optimizer": OptimizerConfig(lr=1e-2)}
         trainer = Trainer(config(tmp_path / name, **given))
-        assert trainer.objective.meanflow.average is (trainer.state.ema.models[0.9] if name == "imf_ema" else None)
+        loss = trainer.objective.meanflow
+        assert isinstance(loss, ImprovedMeanFlow)
+        assert loss.average is (trainer.state.ema.models[0.9] if name == "imf_ema" else None)
         for _ in range(6):
             trainer._step(*next(trainer.batches))
         found.append([p.detach().clone() for p in trainer.state.model.parameters()])

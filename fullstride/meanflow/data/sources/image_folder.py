@@ -1,5 +1,6 @@
 """`data=image_folder`: a folder of pictures, a zip of one or tar files of them, read while training."""
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -7,9 +8,11 @@ import numpy as np
 import torch
 
 from fullstride.errors import ConfigError, Damaged, one_of
+from fullstride.meanflow.config.schema import DataConfig
 from fullstride.meanflow.data.dataset import Dataset, Split
 from fullstride.meanflow.data.fingerprint import fingerprint as content
 from fullstride.meanflow.data.reading import read_again
+from fullstride.meanflow.data.skipping import Skips
 from fullstride.meanflow.data.sources.edm_labels import LABELS
 from fullstride.meanflow.data.sources.folders import fingerprint, hold_out
 from fullstride.meanflow.data.sources.hugging_face import SavedRows, is_saved
@@ -98,6 +101,30 @@ def image_folder(
     count = len(classes) if isinstance(classes, list) else classes
     files_now = KnownFiles(sizes, kept, listed=bool(listed))
     return Dataset("image_folder", train, test, count, shape, identity, files=files_now.packed())
+
+
+def load(config: DataConfig, known: KnownFiles | None = None) -> Dataset:
+    """The pictures of a configuration.
+
+    Raises:
+        ConfigError: as `image_folder`, or for a way to fit that is not of folders.
+
+    """
+    how = {"auto": "crop", "crop": "crop", "resize": "stretch"}.get(config.fit)
+    if how is None:
+        raise ConfigError(f"data.fit={config.fit}: expected crop or resize with data={config.name}")
+    data = image_folder(
+        config.place,
+        image_size=config.image_size or None,
+        how=how,
+        holdout=config.holdout,
+        known=known,
+        leave_damaged=config.check or config.skip_damaged > 0,
+    )
+    if not config.skip_damaged:
+        return data
+    skips = Skips(config.skip_damaged)
+    return replace(data, train=replace(data.train, skips=skips), test=replace(data.test, skips=skips))
 
 
 def _held_out(

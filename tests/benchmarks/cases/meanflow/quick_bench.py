@@ -12,8 +12,8 @@ from benchmarks.cases.meanflow.step_gate import Exact
 from benchmarks.cases.meanflow.step_options import Options
 from benchmarks.cases.meanflow.step_run import Bench
 from benchmarks.cases.meanflow.step_setup import Setup, make_setup
+from fullstride.meanflow.config.networks import DiTConfig, UNetConfig
 from fullstride.meanflow.config.presets import MODELS
-from fullstride.meanflow.config.schema import DiTConfig, UNetConfig
 from fullstride.measure.timing import Plan
 
 

@@ -1,0 +1,33 @@
+"""The objectives, their weightings and their laws of the times by name: where each is imported from."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+SPLITS = ("auto", "static", "shared", "full", "bernoulli")
+
+_HERE = "fullstride.meanflow.objective"
+
+
+@dataclass(frozen=True)
+class ObjectiveRow:
+    """An objective: the import path of its class, and the settings that begin at other values than `LossConfig`'s."""
+
+    loss: str
+    settings: Mapping[str, float] = field(default_factory=dict)
+
+
+OBJECTIVES: dict[str, ObjectiveRow] = {
+    "meanflow": ObjectiveRow(f"{_HERE}.loss:MeanFlowLoss"),
+    "imf": ObjectiveRow(f"{_HERE}.improved:ImprovedMeanFlow"),
+    "imf_ema": ObjectiveRow(f"{_HERE}.improved:AverageMeanFlow"),
+    "mse": ObjectiveRow(f"{_HERE}.flow_matching:FlowMatching", {"meanflow_ratio": 0.0, "weighting_power": 0.0}),
+}
+WEIGHTINGS: dict[str, str] = {
+    "adaptive": f"{_HERE}.weighting:ADAPTIVE",
+    "huber": f"{_HERE}.huber:HUBER",
+}
+TIME_LAWS: dict[str, str] = {
+    "v0": f"{_HERE}.times:LogitNormalV0",
+    "v1": f"{_HERE}.times:LogitNormalV1",
+    "uniform": f"{_HERE}.times:Uniform",
+}
