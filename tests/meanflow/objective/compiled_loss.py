@@ -1,6 +1,7 @@
 """Run in a process of its own: a failed trace would leave forward AD's level entered for every test after it."""
 
 import copy
+import functools
 import sys
 
 import torch
@@ -40,15 +41,14 @@ def check(net: nn.Module, backend: str, split: str, *options: str) -> None:
         assert recompute(net) > 0
     average = copy.deepcopy(net).eval().requires_grad_(False) if "averaged" in options else None
     predicted = {"predicted", "averaged"} & {*options}
-    kind, more = (ImprovedMeanFlow, {"average": average}) if predicted else (MeanFlowLoss, {})
-    loss = kind(
+    make = functools.partial(ImprovedMeanFlow, average=average) if predicted else MeanFlowLoss
+    loss = make(
         0.6,
         split=split,
         backend=backend,
         weighting="huber" if "huber" in options else "adaptive",
         guidance=Guidance(3, omega=1.5, kappa=0.2) if "guided" in options else None,
         chunk=2 if "chunked" in options else 0,
-        **more,
     )
     x, label = torch.randn(5, 1, 8, 8), torch.arange(5) % 3
     e, t, r = loss.draw(x)
