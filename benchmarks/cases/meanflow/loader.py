@@ -21,6 +21,7 @@ from rich.console import Console
 from sklearn.datasets import load_sample_images
 from torch import Tensor
 
+from benchmarks.cases.meanflow.options import LoaderOptions, counts
 from benchmarks.harness.results import CaseResult, Row, at, write_result
 from benchmarks.harness.table import result_table
 from fullstride.device.select import cores, resolve_device
@@ -37,8 +38,6 @@ from fullstride.measure.gate import require_close
 from fullstride.measure.roofline import Ceilings, Floor, measure_ceilings
 from fullstride.measure.timing import Clock, HostClock, Plan, clock_for, measure
 
-# Records of a batch, unless another number is given.
-BATCH = 256
 RECORDS = {"memory": 60_000, "pictures": 2_000, "latents": 10_000}
 JPEG_QUALITY = 90
 
@@ -150,27 +149,18 @@ def steps_a_call(least: int, workers: int) -> int:
 
 def worker_counts(most: int) -> list[int]:
     """0, the powers of two below `most`, and `most`."""
-    return sorted({0, most, *(2**i for i in range(most.bit_length()) if 2**i < most)})
+    return sorted({0, *counts(most)})
 
 
-def run(*, device: str, batch_size: int, out: Path, workers: int | None = None) -> Path:
+def run(options: LoaderOptions, out: Path) -> Path:
     """Gate, measure, print the table and write the JSON, whose path is returned.
-
-    Args:
-        device: where batches are wanted.
-        batch_size: records a batch.
-        out: the folder of results.
-        workers: most worker processes to try; None for as many as there are cores.
-
-    Returns:
-        The file written.
 
     Raises:
         ConfigError: if the device is not there, or a set has fewer records than a batch.
         GateError: if a batch is not what was asked for.
 
     """
-    chosen = resolve_device(device)
+    chosen, batch_size, workers = resolve_device(options.device), options.batch_size, options.workers
     torch.manual_seed(0)
     ceilings = measure_ceilings(chosen.type)
     host = ceilings if chosen.type == "cpu" else measure_ceilings("cpu")
@@ -180,7 +170,7 @@ def run(*, device: str, batch_size: int, out: Path, workers: int | None = None) 
         "batch_size": batch_size,
         "records": RECORDS,
         "host_copy_bytes_per_second": int(host.bytes),
-        **at(batch=(batch_size, BATCH), workers=(workers, None)),
+        **at(batch=(batch_size, LoaderOptions.batch_size), workers=(workers, None)),
     }
     result = CaseResult("meanflow-loader", chosen.type, conditions, errors, ceilings, rows, environment())
     path = write_result(result, out)

@@ -12,8 +12,8 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
+from benchmarks.cases.meanflow.options import PEER_PRECISIONS, PeerOptions
 from benchmarks.cases.meanflow.peer_codes import SHAPE, Ours, Theirs
-from benchmarks.cases.meanflow.peer_options import PRECISIONS, STEPS, Options
 from benchmarks.cases.meanflow.step_setup import weight_passes
 from benchmarks.experiments.meanflow.official_code import load_official
 from benchmarks.experiments.meanflow.theirs import check_network, check_settings
@@ -40,7 +40,7 @@ READY = "py-meanflow, augmented before"
 class Bench:
     """Measures one code after the other."""
 
-    options: Options
+    options: PeerOptions
     device: torch.device
     config: TrainConfig
 
@@ -111,7 +111,7 @@ class Bench:
         return Row(name, timing, floor(work, moved, rates), extra)
 
 
-def run(options: Options, out: Path) -> Path:
+def run(options: PeerOptions, out: Path) -> Path:
     """Gate, measure, print the table and write the JSON, whose path is returned.
 
     Raises:
@@ -160,7 +160,10 @@ def _result(bench: Bench, rows: list[Row]) -> CaseResult:
         "parameters": bench.weights,
         "steps": options.steps,
         **({"rows": slug(" ".join(options.settings))} if options.settings else {}),
-        **at(precisions=(options.precisions, PRECISIONS[bench.device.type]), steps=(options.steps, STEPS)),
+        **at(
+            precisions=(options.precisions, PEER_PRECISIONS[bench.device.type]),
+            steps=(options.steps, PeerOptions.steps),
+        ),
         "left_out": bench.left_out,
     }
     ceilings = bench.ceilings(options.precisions[0])

@@ -9,9 +9,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks.cases.meanflow.sampling_options import Options
+from benchmarks.cases.meanflow.options import SamplingOptions, StepOptions
 from benchmarks.cases.meanflow.sampling_run import Bench
-from benchmarks.cases.meanflow.step_options import Options as StepOptions
 from benchmarks.cases.meanflow.step_setup import Setup, make_setup
 from benchmarks.harness.budget import NO_MEMORY, NO_TIME
 from benchmarks.harness.results import CaseResult, at, written_first
@@ -24,7 +23,7 @@ from fullstride.measure.gate import GateError
 WIDTH = 150  # that no line of the table is cut short where the output is a file
 
 
-def run(options: Options, out: Path) -> Path:
+def run(options: SamplingOptions, out: Path) -> Path:
     """Gate, measure, print the table and write the JSON, whose path is returned.
 
     Raises:
@@ -49,7 +48,7 @@ def run(options: Options, out: Path) -> Path:
     return out / result.file_name
 
 
-def _setup(options: Options) -> Setup:
+def _setup(options: SamplingOptions) -> Setup:
     if any("graph" in name for name in options.backends):
         check_backend("graph", resolve_device(options.device), "--backend")
     shared = {"channels_last": options.channels_last, "seconds": options.seconds}

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from torch.cuda import nccl
 
-from benchmarks.cases.meanflow.scaling_options import Options
+from benchmarks.cases.meanflow.options import ScalingOptions
 from benchmarks.cases.meanflow.scaling_sets import Found, run_sets, started
 from benchmarks.cases.meanflow.scaling_steps import Measured
 from benchmarks.cases.meanflow.scaling_workers import Job, step_options
@@ -40,7 +40,7 @@ WIDTH = 150  # that no line of the table is cut short where the output is a file
 class Bench:
     """What is known so far, which is written with every new row: a bench that is cut short has told what it found."""
 
-    options: Options
+    options: ScalingOptions
     out: Path
     size: int
     setups: dict[str, Setup]
@@ -79,7 +79,9 @@ class Bench:
         names = {"batch": "batch_size"} | {
             n: n for n in ("averages", "ratios", "kinds", "transfers", "processes", "largest")
         }
-        return at(**{word: (getattr(self.options, name), getattr(Options, name)) for word, name in names.items()})
+        return at(
+            **{word: (getattr(self.options, name), getattr(ScalingOptions, name)) for word, name in names.items()}
+        )
 
     def keep(self, found: Found) -> None:
         """Tell the newest row, and write all."""
@@ -99,7 +101,7 @@ class Bench:
             (self.out / UNFINISHED).rmdir()
 
 
-def run(options: Options, out: Path) -> Path:
+def run(options: ScalingOptions, out: Path) -> Path:
     """Measure, print the tables and write the JSON, whose path is returned.
 
     Raises:
@@ -142,7 +144,7 @@ def _told(bench: Bench) -> Path:
     return bench.out / result.file_name
 
 
-def _jobs(options: Options) -> list[Job]:
+def _jobs(options: ScalingOptions) -> list[Job]:
     """In the order in which they are timed; the largest network's memory last, on a GPU alone."""
     jobs = [Job(model, ratio) for ratio in options.ratios for model in options.models]
     if options.largest and options.device == "cuda":
@@ -159,14 +161,14 @@ def _timed(jobs: list[Job]) -> list[str]:
     return [job.model for job in jobs if job.ratio is not None]
 
 
-def _ceilings(setups: dict[str, Setup], options: Options, device: torch.device) -> Ceilings:
+def _ceilings(setups: dict[str, Setup], options: ScalingOptions, device: torch.device) -> Ceilings:
     if setups:
         return next(iter(setups.values())).ceilings
     set_precision(options.precision, device)
     return measure_ceilings(device.type, "bfloat16" if options.precision == "bf16" else "float32")
 
 
-def _size(options: Options, device: torch.device) -> int:
+def _size(options: ScalingOptions, device: torch.device) -> int:
     there = torch.cuda.device_count() if device.type == "cuda" else 2
     if options.processes > there and device.type == "cuda":
         raise ConfigError(f"--processes={options.processes}: expected at most {there}, as there are GPUs")

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from benchmarks.cases.meanflow.scaling_options import Options
+from benchmarks.cases.meanflow.options import ScalingOptions
 from benchmarks.cases.meanflow.scaling_steps import Measured
 from benchmarks.cases.meanflow.scaling_workers import DONE, Job, work
 from benchmarks.harness.budget import NO_TIME, Budget, say
@@ -48,7 +48,7 @@ class Found:
 class Set:
     """Processes of one job."""
 
-    def __init__(self, job: Job, options: Options, size: int, beside: int):
+    def __init__(self, job: Job, options: ScalingOptions, size: int, beside: int):
         """Start them; `beside` of them share the processor."""
         self.found, self._began = Found(job), time.monotonic()
         with socket.socket() as free:
@@ -122,7 +122,7 @@ class Set:
 
 
 @contextmanager
-def started(jobs: list[Job], options: Options, size: int) -> Iterator[list[Set]]:
+def started(jobs: list[Job], options: ScalingOptions, size: int) -> Iterator[list[Set]]:
     """Their sets, which prepare what needs no GPU until they are told the machine's rates."""
     sets: list[Set] = []
     try:

@@ -7,10 +7,9 @@ from typing import Any
 
 import torch
 
+from benchmarks.cases.meanflow.options import ScalingOptions, StepOptions, counts
 from benchmarks.cases.meanflow.scaling_memory import Memory
-from benchmarks.cases.meanflow.scaling_options import Options, counts
 from benchmarks.cases.meanflow.scaling_steps import Groups, Steps, groups_of
-from benchmarks.cases.meanflow.step_options import Options as StepOptions
 from benchmarks.cases.meanflow.step_setup import make_setup
 from benchmarks.harness.budget import one_stream, reason
 from benchmarks.harness.workers import await_turn, share_cores
@@ -35,7 +34,7 @@ class Job:
         return f"{self.model}, memory" if self.ratio is None else f"{self.model}, ratio {self.ratio:.0%}"
 
 
-def step_options(options: Options, model: str) -> StepOptions:
+def step_options(options: ScalingOptions, model: str) -> StepOptions:
     """Those of one network's setup."""
     # Convolutions are fastest in that order; a transformer has none.
     last = model.startswith(("unet", "song_unet")) and options.device != "cpu"
@@ -43,7 +42,7 @@ def step_options(options: Options, model: str) -> StepOptions:
     return StepOptions(options.device, options.precision, model, channels_last=last, seconds=float("inf"), **sizes)
 
 
-def work(parent: Connection, given: dict[str, Any], job: Job, options: Options, beside: int) -> None:
+def work(parent: Connection, given: dict[str, Any], job: Job, options: ScalingOptions, beside: int) -> None:
     """One process: join the others, compile, wait for the word, measure; the first one tells.
 
     Args:
@@ -74,7 +73,7 @@ def work(parent: Connection, given: dict[str, Any], job: Job, options: Options, 
 def _measure(
     parent: Connection,
     job: Job,
-    options: Options,
+    options: ScalingOptions,
     known: tuple[Ceilings, int],
     everyone: Processes,
     groups: Groups,

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from rich.console import Console
 
+from benchmarks.cases.meanflow.options import SECTIONS, StepOptions
 from benchmarks.cases.meanflow.step_cases import Case
 from benchmarks.cases.meanflow.step_gate import Exact
-from benchmarks.cases.meanflow.step_options import SECTIONS, Options
 from benchmarks.cases.meanflow.step_passes import Pass
 from benchmarks.cases.meanflow.step_run import Bench
 from benchmarks.cases.meanflow.step_sections import backends_of, cases_of, chosen, expect_chosen
@@ -28,7 +28,7 @@ from fullstride.step.torch.body import searched_convolutions
 WIDTH = 190  # that no line of the tables is cut short where the output is a file
 
 
-def run(options: Options, out: Path) -> Path:
+def run(options: StepOptions, out: Path) -> Path:
     """Gate, measure, print the tables and write the JSON, whose path is returned.
 
     Raises:
@@ -109,8 +109,8 @@ def result_of(setup: Setup, bench: Bench) -> CaseResult:
         **({"compiled at once": options.jobs} if options.jobs > 1 else {}),
         **({"rows": slug(" ".join(options.only))} if options.only else {}),
         **at(
-            batch=(options.batch_size, Options.batch_size),
-            averages=(options.averages if options.full_step else Options.averages, Options.averages),
+            batch=(options.batch_size, StepOptions.batch_size),
+            averages=(options.averages if options.full_step else StepOptions.averages, StepOptions.averages),
             dropout=(options.dropout, False),
         ),
         "left_out": [vars(entry) for entry in bench.left_out],

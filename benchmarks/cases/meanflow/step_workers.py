@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from typing import Any
 
+from benchmarks.cases.meanflow.options import StepOptions
 from benchmarks.cases.meanflow.step_gate import Exact
-from benchmarks.cases.meanflow.step_options import Options
 from benchmarks.cases.meanflow.step_run import Bench, LeftOut
 from benchmarks.cases.meanflow.step_sections import cases_of
 from benchmarks.cases.meanflow.step_setup import make_setup
@@ -97,7 +97,7 @@ def _missing(bench: Bench, job: Job, why: str) -> list[LeftOut]:
 def work(
     parent: Connection,
     beside: int,
-    options: Options,
+    options: StepOptions,
     job: Job,
     profiled: tuple[str, ...],
     ceilings: Ceilings,

@@ -81,6 +81,16 @@ def run(options: Options, network: Network, out: Path) -> list[Path]:
     return written
 
 
+def run_bert(options: Options, out: Path) -> None:
+    """Run on BERT's real step; see `run`."""
+    from benchmarks.cases.bert.workload import workload
+
+    def network(options: Options, mode: str) -> Workload:
+        return workload(options.model, mode, options.precision, options.batch_size, options.length)
+
+    run(options, network, out)
+
+
 def _chosen(options: Options, names: tuple[str, ...], always: str) -> tuple[str, ...]:
     meant = [name for name in names if any(_meant(one, name) for one in options.only)]
     if options.only and not meant:

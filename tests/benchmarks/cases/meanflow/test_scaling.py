@@ -10,8 +10,9 @@ import pytest
 
 from benchmarks.cases.meanflow import scaling as bench_scaling
 from benchmarks.cases.meanflow import scaling_steps as bench_scaling_steps
+from benchmarks.cases.meanflow.options import ScalingOptions as Options
+from benchmarks.cases.meanflow.options import counts
 from benchmarks.cases.meanflow.scaling import run
-from benchmarks.cases.meanflow.scaling_options import Options, counts
 from benchmarks.cases.meanflow.scaling_sets import Found, Set
 from benchmarks.cases.meanflow.scaling_steps import Measured
 from benchmarks.cases.meanflow.scaling_workers import Job, step_options
