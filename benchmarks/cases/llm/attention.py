@@ -4,7 +4,7 @@ A program calls it many times in a row, on one layer after the other, so that ne
 the keys already hide what it costs. CUDA's kernel also runs in a chain, as in a decode step.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from rich.console import Console
+from rich.table import Table
 
 from benchmarks.cases.llm import attention_pallas as pallas
 from benchmarks.cases.llm.attention_work import Case, Way, chained, draw, expected, gather, slots
@@ -21,12 +21,11 @@ from benchmarks.cases.llm.options import BATCHES, BLOCK, AttentionOptions
 from benchmarks.cases.llm.shared import WIDTH
 from benchmarks.cases.step_jax.ceilings import jax_ceilings
 from benchmarks.harness.budget import reason, say
-from benchmarks.harness.results import CaseResult, Row, at, written_first
-from benchmarks.harness.table import result_table
+from benchmarks.harness.results import CaseResult, Row, at
+from benchmarks.harness.table import finish, result_table
 from fullstride.llm.config import ModelConfig
 from fullstride.llm.kernels import QKNorm, Shape, choose
 from fullstride.measure.environment import environment
-from fullstride.measure.gate import GateError
 from fullstride.measure.roofline import Ceilings, Floor, floor
 from fullstride.measure.timing import HostClock, Plan, Timing, measure
 
@@ -108,15 +107,16 @@ def run(options: AttentionOptions, out: Path) -> Path:
         ),
     }
     result = CaseResult("paged-attention", place, conditions, gate, ceilings, rows, environment())
-    console = Console(width=max(Console().width, WIDTH))
-    with written_first(result, out):
-        console.print(result_table(result))
+
+    def shown() -> Iterator[Table | str]:
+        yield result_table(result)
         for row in rows:
-            told = f"{row.timing.median_ms * 1e3:.1f} us, {row.extra['share_of_copy_rate']:.0%} of the copy rate"
-            console.print(f"{row.name}: {told}", highlight=False)
-        if wrong:
-            raise GateError(f"{'; '.join(wrong)}; expected at most {TOLERANCE[dtype]:.2g}")
-    return out / result.file_name
+            share = row.extra["share_of_copy_rate"]
+            yield f"{row.name}: {row.timing.median_ms * 1e3:.1f} us, {share:.0%} of the copy rate"
+
+    if wrong:
+        wrong[-1] += f"; expected at most {TOLERANCE[dtype]:.2g}"
+    return finish(result, out, shown, width=WIDTH, wrong=wrong)
 
 
 def _pool(seed: int, shape: tuple[int, ...], dtype: str) -> jax.Array:

@@ -2,11 +2,9 @@
 
 from pathlib import Path
 
-from rich.console import Console
-
 from benchmarks.cases.llm.work import Work
 from benchmarks.harness.results import CaseResult, write_result
-from benchmarks.harness.table import result_table
+from benchmarks.harness.table import console_of, result_table
 from fullstride.llm.engine import Engine, EngineConfig
 from fullstride.llm.sampling_params import SamplingParams
 from fullstride.measure.roofline import marked
@@ -16,7 +14,7 @@ WIDTH = 120  # columns that the table needs
 
 def shown(result: CaseResult, out: Path) -> Path:
     """Print a result, its tokens a second beside their bound or their engine's, and write it."""
-    console = Console(width=max(Console().width, WIDTH))
+    console = console_of(WIDTH)
     console.print(result_table(result))
     for row in result.rows:
         if "tokens_per_second" in row.extra:

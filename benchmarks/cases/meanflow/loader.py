@@ -10,20 +10,21 @@ import collections
 import itertools
 import math
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 from PIL import Image
-from rich.console import Console
+from rich.table import Table
 from sklearn.datasets import load_sample_images
 from torch import Tensor
 
 from benchmarks.cases.meanflow.options import LoaderOptions, counts
-from benchmarks.harness.results import CaseResult, Row, at, write_result
-from benchmarks.harness.table import result_table
+from benchmarks.harness.budget import say
+from benchmarks.harness.results import CaseResult, Row, at
+from benchmarks.harness.table import finish, result_table
 from fullstride.device.select import cores, resolve_device
 from fullstride.errors import ConfigError
 from fullstride.meanflow.data.dataset import Split
@@ -89,7 +90,7 @@ class Bench:
         orders = [self._order(split, epoch) for epoch in range(2)]
         steps = steps_a_call(len(orders[0]), workers)
         title = name if split.in_memory else f"{name}, {workers} workers"
-        Console(stderr=True).print(f"timing: {title}")
+        say(f"timing: {title}")
         with Loader(split, self.device, workers) as loader:
             stream = loader.batches(itertools.cycle(orders))
             error = require_close(name, next(stream).raw[0], split.read(orders[0][0, 0]), tolerance=0.0)
@@ -173,10 +174,9 @@ def run(options: LoaderOptions, out: Path) -> Path:
         **at(batch=(batch_size, LoaderOptions.batch_size), workers=(workers, None)),
     }
     result = CaseResult("meanflow-loader", chosen.type, conditions, errors, ceilings, rows, environment())
-    path = write_result(result, out)
-    console = Console()
-    console.print(result_table(result))
-    for row in rows:
-        console.print(f"{row.name}: {row.extra['records_per_second']:,.0f} records/s")
-    console.print(f"written to {path}")
-    return path
+
+    def shown() -> Iterator[Table | str]:
+        yield result_table(result)
+        yield from (f"{row.name}: {row.extra['records_per_second']:,.0f} records/s" for row in rows)
+
+    return finish(result, out, shown, width=0)

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from rich.console import Console
 
 from benchmarks.cases.meanflow.options import PEER_PRECISIONS, PeerOptions
 from benchmarks.cases.meanflow.peer_codes import SHAPE, Ours, Theirs
@@ -19,7 +18,7 @@ from benchmarks.experiments.meanflow.official_code import load_official
 from benchmarks.experiments.meanflow.theirs import check_network, check_settings
 from benchmarks.harness.budget import NO_TIME, Budget, one_stream, reason, say
 from benchmarks.harness.results import CaseResult, Row, at, written_first
-from benchmarks.harness.table import result_table
+from benchmarks.harness.table import console_of, result_table
 from fullstride.device import memory
 from fullstride.device.precision import check_precision, set_precision
 from fullstride.device.select import resolve_device
@@ -32,7 +31,7 @@ from fullstride.measure.flops import count_flops
 from fullstride.measure.roofline import Ceilings, floor, measure_ceilings
 from fullstride.measure.timing import Timing
 
-WIDTH = 110  # that no name is cut short where the output is a file
+WIDTH = 110  # of the table
 READY = "py-meanflow, augmented before"
 
 
@@ -141,8 +140,7 @@ def run(options: PeerOptions, out: Path) -> Path:
             bench.left_out.append({"name": "the rest", "why": reason(error)})
         result = _result(bench, rows)
     with written_first(result, out) as told:
-        console = Console()
-        console.width = max(console.width, WIDTH)
+        console = console_of(WIDTH)
         console.print(result_table(result))
         console.print(told)
         if failed is not None:
