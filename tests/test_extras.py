@@ -28,12 +28,12 @@ COMMANDS = {
     "llm serve --model x": "llm.server",
     "benchmarks llm": "benchmarks.cases.llm",
     "benchmarks report": "benchmarks",
-    "launch --backend modal -- llm serve": "launch",
-    "launch --backend slurm -- llm serve": "launch",
-    "launch --backend skypilot -- llm serve": "launch",
+    "launch modal -- llm serve": "launch",
+    "launch slurm -- llm serve": "launch",
+    "launch skypilot -- llm serve": "launch",
     "launch sync": "launch",
 }
-FREE = ["meanflow presets", "llm serve --help", "launch --backend local --dry-run -- llm serve"]
+FREE = ["meanflow presets", "llm serve --help", "launch local --dry-run -- llm serve"]
 
 
 @pytest.fixture(autouse=True)

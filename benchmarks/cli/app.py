@@ -24,4 +24,4 @@ app.command("report")(report)
 @app.command("outputs", hidden=True, context_settings=ANYTHING)
 def show_outputs(context: typer.Context) -> None:
     """Print what a command of these writes to, as JSON, for `fullstride launch`."""
-    typer.echo(json.dumps(outputs(context.args)))
+    typer.echo(json.dumps(outputs(context.parent and context.parent.command, context.args)))

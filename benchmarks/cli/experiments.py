@@ -2,14 +2,16 @@
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from benchmarks.cli.gpus import Gpus, SharedGpus, options, spread
+from benchmarks.cli.gpus import Gpus, SharedGpus, spread, words_of
 from benchmarks.harness.result_paths import MINUTES_OF, SEEDS, foreign, narrower, results_folder
 from benchmarks.harness.time_limit import Limit
+from fullstride.cli.from_dataclass import command_from
 from fullstride.cli.help import App
 from fullstride.errors import ConfigError, Preempted
 from fullstride.process.signals import leaving_on_sigterm
@@ -24,12 +26,6 @@ GROUPS = {"Experiments": "overfit sanity ablations objectives weightings time-to
 app = App("Run an experiment over several seeds: mean, spread, JSON.", GROUPS)
 
 Scale = Annotated[str, typer.Option(metavar="smoke|cpu|gpu", help="Seconds, minutes on a CPU, or real sizes on a GPU.")]
-Parts = Annotated[
-    list[str] | None, typer.Option("--part", metavar="NAME", help="One question, one each; all if absent.")
-]
-Seeds = Annotated[
-    list[int] | None, typer.Option("--seed", min=0, metavar="N", help="One seed, one each; 0, 1 and 2 if absent.")
-]
 Seconds = Annotated[
     float,
     typer.Option(
@@ -74,61 +70,59 @@ def _show(gather: "Callable[[], ExperimentResult]", out: Path, limit: Limit) -> 
     show(result, write_experiment(result, out))
 
 
-def _phase(
-    name: str,
-    overrides: list[str] | None,
-    scale: str,
-    part: list[str] | None,
-    seed: list[int] | None,
-    gpus: str | None,
-    collect: bool,
-    seconds: float,
-    runs: Path,
-    out: Path | None,
-) -> None:
-    limit = Limit.of_command(seconds)
+@dataclass(frozen=True)
+class PhaseOptions:
+    """Options of the experiments on MeanFlow's settings."""
+
+    overrides: Annotated[
+        tuple[str, ...],
+        typer.Argument(metavar="KEY=VALUE", help="Of all trainings, e.g. data=cifar10; the JSON stays in RUNS."),
+    ] = ()
+    scale: Scale = "cpu"
+    parts: Annotated[
+        tuple[str, ...], typer.Option("--part", metavar="NAME", help="One question, one each; all if absent.")
+    ] = ()
+    seeds: Annotated[tuple[int, ...], typer.Option("--seed", min=0, metavar="N", help="One seed, one each.")] = SEEDS
+    gpus: SharedGpus = None
+    collect: Collect = False
+    limit: Seconds = math.inf
+    runs: Runs = Path("runs/experiments")
+    out: Out = None
+
+
+def _phase(options: PhaseOptions, name: str) -> None:
+    limit = Limit.of_command(options.limit)
     with leaving_on_sigterm():
         from benchmarks.experiments.meanflow.phase import Asked, count_missing, gathered, run, trainings
         from benchmarks.experiments.meanflow.phases import PHASES
 
-        seeds = tuple(dict.fromkeys(seed or SEEDS))
-        given = tuple(overrides or ())
-        asked = Asked(scale, tuple(part or ()), seeds, collect or gpus is not None, runs, given)
+        seeds, runs, given = tuple(dict.fromkeys(options.seeds)), options.runs, options.overrides
+        runs_nothing = options.collect or options.gpus is not None
+        asked = Asked(options.scale, options.parts, seeds, runs_nothing, runs, given)
         asked.check(name)
-        folder = results_folder(out, scale, runs, [*given, *narrower(name, seeds=seeds)])
-        if gpus is None:
+        folder = results_folder(options.out, options.scale, runs, [*given, *narrower(name, seeds=seeds)])
+        if options.gpus is None:
             run(name, asked, folder, limit)
             return
         from benchmarks.experiments.gpu_pool import Task
 
         # They take trainings until none is left. What each finds alone is no result, and stays beside its log.
-        rest = options(scale=scale, part=part, runs=runs, out=runs / "logs" / "results")
-        words = ["benchmarks", name, *given, *options(seed=seeds), *rest]
-        count = min(count_missing(name, asked), len(gpus.split(",")))
+        rest = words_of(scale=options.scale, part=options.parts, runs=runs, out=runs / "logs" / "results")
+        words = ["benchmarks", name, *given, *words_of(seed=seeds), *rest]
+        count = min(count_missing(name, asked), len(options.gpus.split(",")))
         tasks = [Task(f"{name}-{lane}", words) for lane in range(count)]
         device = trainings(PHASES[name], asked)[0].job.config.device
-        spread(gpus, tasks, runs, collect, limit, device=device, shared=True)
+        spread(options.gpus, tasks, runs, options.collect, limit, device=device, shared=True)
         _show(lambda: gathered(PHASES[name], asked), folder, limit)
 
 
 def _add_phase(title: str, name: str, about: str) -> None:
-    @app.command(name, help=about, hidden=True)
-    @app.command(title, help=about)
-    def phase(
-        overrides: Annotated[
-            list[str] | None,
-            typer.Argument(metavar="KEY=VALUE", help="Of all trainings, e.g. data=cifar10; the JSON stays in RUNS."),
-        ] = None,
-        scale: Scale = "cpu",
-        part: Parts = None,
-        seed: Seeds = None,
-        gpus: SharedGpus = None,
-        collect: Collect = False,
-        limit: Seconds = math.inf,
-        runs: Runs = Path("runs/experiments"),
-        out: Out = None,
-    ) -> None:
-        _phase(name, overrides, scale, part, seed, gpus, collect, limit, runs, out)
+    def call(options: PhaseOptions) -> None:
+        _phase(options, name)
+
+    command = command_from(call, PhaseOptions)
+    app.command(name, help=about, hidden=True)(command)
+    app.command(title, help=about)(command)
 
 
 _add_phase("overfit", "phase2", "Learn ten pictures by heart: flow matching, its weights alone, MeanFlow.")
@@ -212,11 +206,11 @@ def _trainings(
 
     for code in codes:
         asked.check(code, seeds[0], official)
-    rest = options(minutes=asked.minutes, official=official, scale=asked.scale, runs=asked.runs)
+    rest = words_of(minutes=asked.minutes, official=official, scale=asked.scale, runs=asked.runs)
     return [
         Task(
             f"{code}-{seed}",
-            ["benchmarks", "time-to-quality", *asked.overrides, *options(code=code, seed=seed), *rest],
+            ["benchmarks", "time-to-quality", *asked.overrides, *words_of(code=code, seed=seed), *rest],
             imports + (asked.start_of(code) if asked.begins_anew(code, seed) else 0.0),
         )
         for seed in seeds
@@ -277,6 +271,6 @@ def _models(asked: "BertAsked") -> "list[Task]":
 
     for one in asked.models:
         asked.settings(one, NOMINAL)
-    place = options(runs=asked.runs, out=asked.runs / "logs" / "results")
-    rest = [*options(minutes=asked.minutes, seed=asked.seed, scale=asked.scale), *place]
-    return [Task(one, ["benchmarks", "bert", *asked.overrides, *options(model=one), *rest]) for one in asked.models]
+    place = words_of(runs=asked.runs, out=asked.runs / "logs" / "results")
+    rest = [*words_of(minutes=asked.minutes, seed=asked.seed, scale=asked.scale), *place]
+    return [Task(one, ["benchmarks", "bert", *asked.overrides, *words_of(model=one), *rest]) for one in asked.models]

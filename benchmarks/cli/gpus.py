@@ -30,7 +30,7 @@ SharedGpus = Annotated[
 ]
 
 
-def options(**given: Any) -> list[str]:
+def words_of(**given: Any) -> list[str]:
     """A command's options as words: `--name value`, of a sequence one each, nothing of None."""
     words = []
     for name, value in given.items():

@@ -41,82 +41,40 @@ class Task:
     least: float = 0.0
 
 
-@dataclass(frozen=True)
-class Failure:
-    """How a command ended that has failed.
-
-    Attributes:
-        code: its exit code.
-        text: which, why, and the last line of its log.
-
-    """
-
-    code: int
-    text: str
+Lane = tuple[str, frozenset[int]]
+# The exit code of a command that has failed, and which, why, and the last line of its log.
+Failure = tuple[int, str]
 
 
-@dataclass
-class Lane:
-    """A GPU, its cores, and the process that has both.
+class Running:
+    """A command that has a GPU, its cores, and the end of a log to itself."""
 
-    Attributes:
-        gpu: as CUDA_VISIBLE_DEVICES names it.
-        cores: of the processor; empty where the system has no affinities.
-        task: what runs here.
-        attempt: its process.
-        usable: until a command has failed here.
-        since: when it was started.
-        log: its output.
-        begin: where in the log that begins.
-
-    """
-
-    gpu: str
-    cores: frozenset[int]
-    task: Task | None = None
-    attempt: Attempt | None = None
-    usable: bool = True
-    since: float = 0.0
-    log: Path = Path()
-    begin: int = 0
-
-    @property
-    def free(self) -> bool:
-        """Whether a command may be started here."""
-        return self.usable and self.task is None
-
-    def start(self, task: Task, log: Path, limit: float) -> None:
-        """Start a command, whose output goes to the end of its log."""
-        words = list(task.words)
-        if limit < math.inf:
-            words += ["--limit", str(math.floor(limit))]
-        self.begin = log.stat().st_size if log.is_file() else 0
+    def __init__(self, task: Task, lane: Lane, log: Path, limit: float):
+        """Start it; cores are empty where the system has no affinities."""
+        gpu, cores = lane
+        words = [*task.words, *(["--limit", str(math.floor(limit))] if limit < math.inf else [])]
+        self.task = task
+        self.log = log
+        self._begin = log.stat().st_size if log.is_file() else 0
+        self._since = time.monotonic()
         with log.open("ab") as output:
-            self.attempt = Attempt(alone(words), {VISIBLE: self.gpu}, output=output)
-        self.task, self.since, self.log = task, time.monotonic(), log
-        if self.cores:
-            self.attempt.keep_to(self.cores)
-        note(f"{task.name}: on GPU {self.gpu}, {len(self.cores) or 'all'} cores, {log}")
+            self.attempt = Attempt(alone(words), {VISIBLE: gpu}, output=output)
+        if cores:
+            self.attempt.keep_to(cores)
+        note(f"{task.name}: on GPU {gpu}, {len(cores) or 'all'} cores, {log}")
 
-    def finished(self, over: bool) -> Failure | None:
-        """Whether what ran here has failed since it was asked last; the GPU is free for another then, or given up.
-
-        A signal is no failure where the time is `over`.
-        """
-        if self.task is None or self.attempt is None or not self.attempt.has_ended:
-            return None
-        task, ended = self.task, self.attempt.wait()
+    def failure(self, over: bool) -> Failure | None:
+        """How it has failed, now that it has ended; a signal is no failure where the time is `over`."""
+        ended = self.attempt.wait()
         why = "out of time, killed as it did not leave" if ended.late else ended.why
-        note(f"{task.name}: {why} after {time.monotonic() - self.since:.0f} s")
-        self.task = self.attempt = None
+        note(f"{self.task.name}: {why} after {time.monotonic() - self._since:.0f} s")
         if ended.code == exit_codes.DONE or (over and ended.code in (-signal.SIGTERM, -signal.SIGKILL)):
             return None
-        self.usable = False
         with self.log.open("rb") as file:
-            file.seek(max(self.begin, self.log.stat().st_size - TAIL_BYTES))
+            file.seek(max(self._begin, self.log.stat().st_size - TAIL_BYTES))
             lines = file.read().decode(errors="replace").split("\n")
         last = next((line.strip() for line in reversed(lines) if line.strip()), "it has said nothing")
-        return Failure(ended.code, f"{task.name}: {ended.why} ({self.log}: {last})")
+        return ended.code, f"{self.task.name}: {ended.why} ({self.log}: {last})"
 
 
 def _each_before_any_twice(gpus: Sequence[str]) -> list[str]:
@@ -148,25 +106,29 @@ def run_side_by_side(tasks: Sequence[Task], gpus: Sequence[str], logs: Path, lim
     if not tasks:
         return []
     logs.mkdir(parents=True, exist_ok=True)
-    until, waiting, failures = limit.until - OWN * limit.reserve, list(tasks), []
+    until, waiting = limit.until - OWN * limit.reserve, list(tasks)
+    failures, broken, running = list[Failure](), set[str](), dict[int, Running]()
     gpus = _each_before_any_twice(gpus)[: len(tasks)]
-    lanes = [Lane(gpu, cores) for gpu, cores in zip(gpus, shares(len(gpus)), strict=True)]
-    with _passing_on(lanes) as told:
+    lanes = list(zip(gpus, shares(len(gpus)), strict=True))
+    with _passing_on(running) as told:
         while True:
             over = time.monotonic() >= until - limit.reserve
-            failures += [failure for lane in lanes if (failure := lane.finished(over))]
-            broken = {lane.gpu for lane in lanes if not lane.usable}
-            for lane in lanes:
+            for place in [place for place, one in running.items() if one.attempt.has_ended]:
+                if (failure := running.pop(place).failure(over)) is not None:
+                    failures.append(failure)
+                    broken.add(lanes[place][0])
+            for place, lane in enumerate(lanes):
                 left = until - time.monotonic()
                 task = next((task for task in waiting if left >= max(task.least + limit.reserve, 1)), None)
-                if lane.free and lane.gpu not in broken and task and not told:
+                if place in running:
+                    if left < 0:
+                        running[place].attempt.kill()
+                elif lane[0] not in broken and task and not told:
                     waiting.remove(task)
-                    lane.start(task, logs / f"{task.name}.log", left)
-                    if told and lane.attempt:  # the signal came before there was a process to pass it on to
-                        lane.attempt.stop(told[0])
-                elif left < 0 and lane.attempt is not None:
-                    lane.attempt.kill()
-            if all(lane.task is None for lane in lanes):
+                    running[place] = Running(task, lane, logs / f"{task.name}.log", left)
+                    if told:  # the signal came before there was a process to pass it on to
+                        running[place].attempt.stop(told[0])
+            if not running:
                 break
             time.sleep(POLL)
     _tell(failures, [task.name for task in waiting], told)
@@ -177,7 +139,7 @@ def _tell(failures: list[Failure], waiting: list[str], told: list[int]) -> None:
     """Raise what there is to be told."""
     # A process that was told to end has saved, or had nothing to save yet.
     obeyed = (exit_codes.INTERRUPTED, *(-number for number in told))
-    lost = [failure.text for failure in failures if not (told and failure.code in obeyed)]
+    lost = [text for code, text in failures if not (told and code in obeyed)]
     begun = f"; not begun: {', '.join(waiting)}" if waiting else ""
     if lost:
         raise PeerError(f"{'; '.join(lost)}{begun}; the same command goes on, --collect gathers what there is")
@@ -209,25 +171,24 @@ def _place(cpu: int) -> tuple[int, int, int]:
 
 
 @contextmanager
-def _passing_on(lanes: list[Lane]) -> Iterator[list[int]]:
+def _passing_on(running: dict[int, Running]) -> Iterator[list[int]]:
     """SIGTERM and Ctrl-C go to every process, and are remembered; none is left behind, whatever ends the block."""
     told: list[int] = []
 
     def pass_on(number: int, _: object) -> None:
         told.append(number)
-        for lane in lanes:
-            if lane.attempt is not None and not lane.attempt.has_ended:
-                lane.attempt.stop(number)
+        for one in list(running.values()):
+            if not one.attempt.has_ended:
+                one.attempt.stop(number)
 
     before = {number: signal.signal(number, pass_on) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield told
     finally:
-        left = [lane.attempt for lane in lanes if lane.attempt is not None]
-        for attempt in left:
-            attempt.stop()
-        for attempt in left:
-            attempt.end()
-            attempt.wait()
+        for one in running.values():
+            one.attempt.stop()
+        for one in running.values():
+            one.attempt.end()
+            one.attempt.wait()
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 from benchmarks.harness.seeds import ExperimentResult, PartResult, mean, seeds_in_words, spread
+from benchmarks.harness.table import blank_table, console_of
 
 # Columns that the tables need.
 WIDTH = 150
@@ -73,12 +73,7 @@ def in_words(part: PartResult, cell: Callable[[list[float]], str] = mean_and_spr
 def part_table(part: PartResult) -> Table:
     """A question and its answer."""
     words = in_words(part)
-    table = Table(title=part.title, caption=words.caption, box=box.SIMPLE_HEAD)
-    table.title_justify = table.caption_justify = "left"
-    for name in words.text:
-        table.add_column(name, no_wrap=True)
-    for name in words.metrics:
-        table.add_column(name, justify="right")
+    table = blank_table(part.title, (*words.text, *words.metrics), words.caption, left=len(words.text))
     for row in words.rows:
         table.add_row(*row)
     return table
@@ -97,7 +92,7 @@ def tables(result: ExperimentResult) -> list[Table]:
 
 def show(result: ExperimentResult, path: Path) -> None:
     """Print a result's tables and what is missing of it."""
-    console = Console(width=max(Console().width, WIDTH))
+    console = console_of(WIDTH)
     for table in tables(result):
         console.print(table)
     for name, rates in result.ceilings.items():

@@ -1,39 +1,36 @@
 """Files and folders that a command of the benchmarks writes to."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from benchmarks.harness.result_paths import EXPERIMENTS, RESULTS, foreign, narrower, results_folder
-from fullstride.launch.outputs import Place, all_of, given_places, option_of
-from fullstride.launch.words import Words
+from benchmarks.harness.result_paths import EXPERIMENTS, foreign, narrower, results_folder
+from fullstride.launch.outputs import Place
 
 
-def outputs(words: Words) -> list[Place]:
-    """List what a command writes to: options that it gives, and --out's default unless that lies among its runs."""
-    if not words:
+def outputs(app: Any, words: Sequence[str]) -> list[Place]:
+    """List what a command writes to: options that it gives, and --out's default unless that lies among its runs.
+
+    Args:
+        app: the group of all commands.
+        words: the command; what is wrong about it is refused by the command itself.
+
+    """
+    if not words or (command := app.commands.get(words[0])) is None:
         return []
+    context = command.make_context(words[0], list(words[1:]), resilient_parsing=True)
     # The --runs of others are what they read, or a number.
-    options = ["--out", "--profile", *(["--runs"] if words[0] in EXPERIMENTS else [])]
-    found = list(given_places(words, *options))
-    if words[0] == "report" or option_of(words, "--out") is not None:
-        return found
-    default = _of_experiment(words) if words[0] in EXPERIMENTS else str(RESULTS)
-    return found if default is None else [*found, ("--out ", default, " (the default)")]
+    options = ("out", "profile", *(["runs"] if words[0] in EXPERIMENTS else []))
+    given = [name for name in options if getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"]
+    found = [(f"--{name} ", str(context.params[name]), "") for name in given]
+    default = _of_experiment(words[0], context.params) if words[0] in EXPERIMENTS else context.params.get("out")
+    return found if "out" in given or default is None else [*found, ("--out ", str(default), " (the default)")]
 
 
-def _of_experiment(words: Words) -> str | None:
-    if option_of(words, "--code") and not option_of(words, "--gpus"):
+def _of_experiment(name: str, params: Mapping[str, Any]) -> Path | None:
+    if params.get("code") and not params["gpus"]:
         return None  # one training of the race, which has no result of its own
-    settings = [word for word in words[1:] if "=" in word and not word.startswith("-")]
-    runs, name = Path(option_of(words, "--runs") or "runs"), words[0]
-    return str(results_folder(None, option_of(words, "--scale") or "", runs, [*foreign(name, settings), *_less(words)]))
-
-
-def _less(words: Words) -> list[str]:
-    """List what an experiment's options leave out; what is no number is refused by the command itself."""
-    minutes = option_of(words, "--minutes")
-    try:
-        seeds = [int(seed) for seed in all_of(words, "--seed")]
-        given = None if minutes is None else float(minutes)
-    except ValueError:
-        return []
-    return narrower(words[0], seeds=seeds, minutes=given, models=all_of(words, "--model"))
+    seeds = params["seeds"] if "seeds" in params else params["seed"]
+    seeds = [seeds] if isinstance(seeds, int) else seeds
+    less = narrower(name, seeds=seeds or (), minutes=params.get("minutes"), models=params.get("model") or ())
+    return results_folder(None, params["scale"], params["runs"], [*foreign(name, params["overrides"]), *less])

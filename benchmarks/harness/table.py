@@ -1,9 +1,14 @@
-"""A result as a table for people."""
+"""A result as a table for people, and how a case ends: written, shown, judged."""
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 
 from rich import box
+from rich.console import Console
 from rich.table import Table
 
-from benchmarks.harness.results import CaseResult, Row
+from benchmarks.harness.results import CaseResult, Row, written_first
+from fullstride.measure.gate import GateError
 from fullstride.measure.roofline import explained, marked
 
 COLUMNS = ("ms", "median", "p10-p90", "bound", "x bound", "GiB", "first s")
@@ -11,14 +16,13 @@ COLUMNS = ("ms", "median", "p10-p90", "bound", "x bound", "GiB", "first s")
 
 def _cells(row: Row) -> tuple[str, ...]:
     t = row.timing
-    peak = "" if t.peak_bytes is None else f"{t.peak_bytes / 2**30:.2f}"
     return (
         row.name,
         f"{t.median_ms:.2f}",
-        f"{t.quantile(0.1):.4g}-{t.quantile(0.9):.4g}",
+        spread(row),
         f"{row.floor.ms:.2f}",
         marked(f"{row.over_floor:.2f}", row.over_floor),
-        peak,
+        gib(t.peak_bytes),
         f"{t.first_ms / 1e3:.1f}",
     )
 
@@ -32,15 +36,68 @@ def legend(result: CaseResult) -> str:
 def result_table(result: CaseResult) -> Table:
     """One line a row: times, roofline bound and their ratio; what the bounds are made of as the caption."""
     conditions = ", ".join(f"{k} {v}" for k, v in result.conditions.items())
-    table = Table(
-        box=box.SIMPLE_HEAD,
-        title=f"{result.case}: {conditions}",
-        caption=legend(result),
-        title_justify="left",
-        caption_justify="left",
-    )
-    for column in COLUMNS:
-        table.add_column(column, justify="left" if column == "ms" else "right", no_wrap=True)
+    table = blank_table(f"{result.case}: {conditions}", COLUMNS, legend(result))
     for row in result.rows:
         table.add_row(*_cells(row))
     return table
+
+
+def blank_table(title: str, columns: Iterable[str], caption: str | None = None, *, left: int = 1) -> Table:
+    """A table without rows, whose first columns, `left` of them, are text and the others numbers."""
+    table = Table(box=box.SIMPLE_HEAD, title=title, caption=caption, title_justify="left", caption_justify="left")
+    for i, column in enumerate(columns):
+        table.add_column(column, justify="left" if i < left else "right", no_wrap=True)
+    return table
+
+
+def spread(row: Row) -> str:
+    """Tenth and ninetieth percentile of a row's times."""
+    return f"{row.timing.quantile(0.1):.4g}-{row.timing.quantile(0.9):.4g}"
+
+
+def gib(size: int | None) -> str:
+    """Bytes in GiB; nothing if they are not known."""
+    return "" if size is None else f"{size / 2**30:.2f}"
+
+
+def console_of(width: int) -> Console:
+    """A console at least so wide, that no line of a table is cut short where the output is a file."""
+    console = Console()
+    console.width = max(console.width, width)
+    return console
+
+
+def finish(
+    result: CaseResult,
+    out: Path,
+    shown: Callable[[], Iterable[Table | str]],
+    *,
+    width: int,
+    wrong: Sequence[str] = (),
+) -> Path:
+    """Write a result, print it, and raise for what is wrong; neither can lose it.
+
+    Args:
+        result: the case's.
+        out: the folder of results.
+        shown: the tables and lines to print.
+        width: of the widest table.
+        wrong: what is a fault of ours.
+
+    Returns:
+        The file written.
+
+    Raises:
+        GateError: afterwards, if something is wrong.
+        ConfigError: likewise, if there are no rows.
+
+    """
+    console = console_of(width)
+    with written_first(result, out) as told:
+        for each in (*shown(), told):
+            console.print(
+                each, highlight=isinstance(each, Table), markup=isinstance(each, Table), soft_wrap=each is told
+            )
+        if wrong:
+            raise GateError("; ".join(wrong))
+    return out / result.file_name

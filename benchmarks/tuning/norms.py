@@ -1,41 +1,31 @@
-"""Measure launches of the norms' kernels on this GPU, against a copy of as many bytes measured in the same run.
+"""Launches of the norms' kernels: `python -m benchmarks.tuning.norms --out OUT`; see `tuner`.
 
-    python -m benchmarks.tuning.norms --jobs 16 --out norms.json            # every candidate
-    python -m benchmarks.tuning.norms --jobs 16 --out norms.json --only bf16  # of one format
-    python -m benchmarks.tuning.norms --jobs 16 --out norms.json --default  # only what the tables hold
-
-Bytes are counted as activations read and written once: forward 4 (x, tx, y, ty), detached backward 3 (gy, x, dx), full
-backward 6 (gy, gty, x, tx, dx, dtx). Each time is the median over replays of a CUDA graph that goes through several
-sets of inputs, together far larger than the cache. Candidates are compiled beforehand, by `jobs` processes; each one
-is checked against fp64 before it is timed. The best launches belong into `row_configs` and `group_configs`.
+Beside each stands a copy of as many bytes. Bytes are counted as activations read and written once: forward 4 (x, tx, y,
+ty), detached backward 3 (gy, x, dx), full backward 6 (gy, gty, x, tx, dx, dtx). Calls go in turn through several sets
+of inputs. The first candidate is the table's; the best ones belong into `row_configs` and `group_configs`.
 """
 
-import argparse
-import json
-import statistics
-import subprocess
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-import norms_candidates
 import torch
 from torch import Tensor
 
 from benchmarks.cases.jvp.shapes import NORMS_TUNING
+from benchmarks.tuning.tuner import Result, fastest_first, main, measured, say, time_ms
 from fullstride.jvp.norms import group_configs, group_norm, naive, row_configs, rows
-from fullstride.jvp.norms.group_configs import GroupConfig, Size
-from fullstride.jvp.norms.row_configs import RowConfig
-from fullstride.measure.environment import environment
+from fullstride.jvp.norms.group_configs import GroupConfig, Size, on_chip
+from fullstride.jvp.norms.launch import padded
+from fullstride.jvp.norms.row_configs import EVERY, RowConfig
+from fullstride.measure.timing import Call
 
-DEVICE = "cuda"
 PASSES = {"forward": 4, "detached": 3, "full": 6}
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 CACHE_BYTES = 400_000_000
 TOLERANCE = {"bf16": 2**-7, "fp32": 2e-5}
+LARGEST = {"forward": 16384, "detached": 16384, "full": 4096}
 
 
 @dataclass(frozen=True)
@@ -49,6 +39,12 @@ class Case:
     channels_last: bool = False
     act: str | None = None
 
+    def __str__(self) -> str:
+        """Its name."""
+        size = "x".join(map(str, self.shape))
+        parts = [self.op, self.work, self.dtype, size, self.act, "channels_last" if self.channels_last else None]
+        return " ".join(filter(None, parts))
+
     def bytes(self) -> int:
         """The activations' traffic."""
         return PASSES[self.work] * torch.Size(self.shape).numel() * DTYPES[self.dtype].itemsize
@@ -59,10 +55,10 @@ class Case:
 
     def draw(self) -> tuple[Any, ...]:
         """The arguments of the call: activations, parameters and, backward, the moments."""
-        g, t = (self._activation() for _ in range(2))
-        x, tx = (self._activation() for _ in range(2))
-        size = (self.shape[0], self.shape[-1]) if self.op == "ada_layer_norm" else (self.shape[self._channel],)
-        w, b, tw, tb = (torch.randn(size, device=DEVICE) for _ in range(4))
+        g, t, x, tx = (self._activation() for _ in range(4))
+        channel = 1 if self.op == "group_norm" else -1
+        size = (self.shape[0], self.shape[-1]) if self.op == "ada_layer_norm" else (self.shape[channel],)
+        w, b, tw, tb = (torch.randn(size, device="cuda") for _ in range(4))
         if self.op != "ada_layer_norm" or self.work == "detached":
             tw = tb = None
         groups = (32,) if self.op == "group_norm" else ()
@@ -75,12 +71,8 @@ class Case:
             t, call = None, (x, None, *call[2:])
         return (g, t, *call, *moments, *act)
 
-    @property
-    def _channel(self) -> int:
-        return 1 if self.op == "group_norm" else -1
-
     def _activation(self) -> Tensor:
-        a = torch.randn(self.shape, device=DEVICE, dtype=DTYPES[self.dtype])
+        a = torch.randn(self.shape, device="cuda", dtype=DTYPES[self.dtype])
         return a.contiguous(memory_format=torch.channels_last) if self.channels_last else a
 
     def call(self, module: Any) -> Callable[..., Any]:
@@ -92,138 +84,99 @@ class Case:
         """Where the kernels are."""
         return group_norm if self.op == "group_norm" else rows
 
-    def default(self) -> RowConfig | GroupConfig:
-        """The table's launch."""
-        if self.op != "group_norm":
-            return row_configs.row_config(self.work, self.shape[-1], self.op == "ada_layer_norm")
-        return group_configs.group_config(self.work, self.size())
-
-    def size(self) -> Size:
-        """A group norm's."""
-        n, c, h, w = self.shape
-        return Size(n, 32, c // 32, h * w, self.channels_last, DTYPES[self.dtype].itemsize, self.act is not None)
-
     def candidates(self) -> list[RowConfig | GroupConfig]:
         """Launches worth a measurement, the table's first."""
-        if self.op == "group_norm":
-            found = norms_candidates.groups(self.work, self.size())
-        else:
-            found = norms_candidates.rows(self.work, self.shape[-1], self.op == "ada_layer_norm")
-        return list(dict.fromkeys([self.default(), *found]))
+        if self.op != "group_norm":
+            given = self.work, self.shape[-1], self.op == "ada_layer_norm"
+            return list(dict.fromkeys([row_configs.row_config(*given), *row_candidates(*given)]))
+        n, c, h, w = self.shape
+        itemsize = DTYPES[self.dtype].itemsize
+        size = Size(n, 32, c // 32, h * w, self.channels_last, itemsize, self.act is not None)
+        return list(dict.fromkeys([group_configs.group_config(self.work, size), *group_candidates(self.work, size)]))
 
 
-def cases(only: str) -> list[Case]:
-    """U-Net and DiT sizes, those whose name holds each part of `only`."""
-    found = [
+# What decides is how many warps a multiprocessor holds and how many instructions an element takes: only what is close
+# by these two is listed.
+def row_candidates(work: str, length: int, modulated: bool) -> Iterator[RowConfig]:
+    """For LayerNorm, RMSNorm, adaptive LayerNorm: a row to a warp or two; three tiles under way where programs walk."""
+    width = 128 if length <= 640 else 256
+    if work == "forward":
+        yield RowConfig(width, 1024 // width, 4, EVERY)
+        for warps, programs in ((1, 2112), (2, 1056), (2, 2112), (4, 528)) if modulated else ():
+            yield RowConfig(width, 1, warps, programs, 3, keep=True)
+        return
+    for warps, programs in ((1, 1056), (1, 2112), (2, 528), (2, 1056)):
+        yield RowConfig(width, 1, warps, programs, 3, keep=True)
+    yield RowConfig(width, 2, 1, 1056, 3, keep=True)
+    yield RowConfig(width, 256 // width, 4, 528, 1)
+    if length > 768:
+        for warps in (2, 4):
+            yield RowConfig(512, 1, warps, 2112 // (2 * warps), 3, keep=True)
+
+
+def group_candidates(work: str, size: Size) -> Iterator[GroupConfig]:
+    """For GroupNorm: in channels_last 32 and 64 bytes side by side; many warps, or many elements to a thread."""
+    pad = padded(size.group_channels)
+    for wide in (32, 64) if size.channels_last else (0,):
+        count = max(1, wide // (size.element_bytes * pad))
+        elements = count * pad * size.pixels
+        if elements <= LARGEST[work]:
+            for thread in (16,) if work == "full" else (32,) if elements > 8192 else (16, 32):
+                yield on_chip(size, count, thread)
+        if size.element_bytes == 2 and elements >= 4096:
+            for thread in (32, 64):
+                if 4 <= elements // (32 * thread) <= 16 and elements <= 32768:
+                    yield on_chip(size, count, thread, packed=True)
+    if pad * size.pixels >= 16384:
+        yield GroupConfig(max(1, 32 // (size.element_bytes * pad)), 128, 4, 3)
+
+
+# U-Net and DiT sizes.
+CASES = {
+    str(case): case
+    for case in (
         Case(shape.op, shape.size, dtype, work, shape.channels_last, shape.act)
         for work in PASSES
         for dtype in DTYPES
         for shape in NORMS_TUNING
         if dtype == "bf16" or shape.op != "group_norm" or shape.size[1] != 256
-    ]
-    return [case for case in found if all(part in str(case) for part in only.split(","))]
+    )
+}
 
 
-def exact(case: Case, given: tuple[Any, ...]) -> tuple[Tensor | None, ...]:
-    """The results in fp64."""
-    return case.call(naive)(*[a.double() if isinstance(a, Tensor) else a for a in given])
-
-
-def correct(case: Case, found: tuple[Tensor | None, ...], wanted: tuple[Tensor | None, ...]) -> bool:
-    """Whether all results agree."""
-    pairs = [(a.double(), b) for a, b in zip(found, wanted, strict=True) if a is not None and b is not None]
-    return all(((a - b).norm() / b.norm()).item() < TOLERANCE[case.dtype] for a, b in pairs)
-
-
-def microseconds(calls: list[Callable[[], Any]]) -> float:
-    """Of one call: the median over replays of a graph of all of them, whose results stay apart."""
-    calls[0]()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        kept = [call() for call in calls]
-    times = []
-    for _ in range(14):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) * 1e3 / len(calls))
-    del kept
-    return statistics.median(times[4:])
-
-
-def copy_microseconds(size: int, sets: int) -> float:
+def copy_ms(size: int, sets: int) -> float:
     """Of a copy that reads and writes `size` bytes together."""
-    pairs = [[torch.empty(size // 2, dtype=torch.uint8, device=DEVICE) for _ in range(2)] for _ in range(sets)]
-    return microseconds([lambda a=a, b=b: a.copy_(b) for a, b in pairs])
+    pairs = [[torch.empty(size // 2, dtype=torch.uint8, device="cuda") for _ in range(2)] for _ in range(sets)]
+    return time_ms([partial(a.copy_, b) for a, b in pairs])["ms"]
 
 
-def measure(case: Case, every: bool) -> list[dict[str, Any]]:
-    """Each candidate's time, best first."""
+def tune(name: str) -> Result:
+    """Each candidate's time, fastest first, and that of a copy."""
+    case = CASES[name]
     sets = [case.draw() for _ in range(case.sets())]
-    copied, wanted, call = copy_microseconds(case.bytes(), case.sets()), exact(case, sets[0]), case.call(case.module)
+    exact = case.call(naive)(*[a.double() if isinstance(a, Tensor) else a for a in sets[0]])
+    copied, call = copy_ms(case.bytes(), case.sets()), case.call(case.module)
+
+    def error(found: tuple[Tensor | None, ...]) -> float:
+        pairs = [(a.double(), b) for a, b in zip(found, exact, strict=True) if a is not None and b is not None]
+        return max(((a - b).norm() / b.norm()).item() for a, b in pairs)
+
     found = []
-    for config in case.candidates() if every else [case.default()]:
-        row = asdict(case) | {"config": asdict(config), "default": config == case.default(), "copy_us": copied}
-        try:
-            right = correct(case, call(*sets[0], config=config), wanted)
-        except Exception as error:  # A launch that does not fit is a result too.
-            found.append(row | {"error": f"{type(error).__name__}: {error}"[:200]})
-            continue
-        us = microseconds([partial(call, *given, config=config) for given in sets])
-        found.append(row | {"correct": right, "us": us, "gbps": case.bytes() / us / 1e3, "of_copy": copied / us})
-    return sorted(found, key=lambda row: row.get("us", torch.inf))
+    for config in case.candidates():
+        calls = [partial(call, *given, config=config) for given in sets]
+        row = measured(str(config), calls, error, TOLERANCE[case.dtype], (case.module,))
+        found.append(
+            say(name, row | {"config": asdict(config)} | ({"of_copy": copied / row["ms"]} if "ms" in row else {}))
+        )
+    return {"copy_ms": copied, "table": found[0], "launches": fastest_first(found)}
 
 
-def line(case: Case, found: list[dict[str, Any]]) -> str:
-    """The table's launch and the best one."""
-    name = f"{case.op} {case.work} {case.dtype} {'x'.join(map(str, case.shape))} {case.act or ''}"
-    parts = [f"{name}{' last' if case.channels_last else ''}".ljust(58), f"copy {found[0]['copy_us']:6.1f} us"]
-    for title, row in (("table", next(r for r in found if r["default"])), ("best", found[0])):
-        time = f"{row['us']:6.1f} us {row['gbps']:5.0f} GB/s {row['of_copy']:4.0%}" if "us" in row else row["error"]
-        parts.append(f"{title} {time} {tuple(row['config'].values())}")
-    return " | ".join([*parts, f"wrong or failed {sum(not r.get('correct', False) for r in found)}/{len(found)}"])
-
-
-def compile_share(share: int, jobs: int, only: str, every: bool) -> None:
-    """Launch every jobs-th candidate once, so that it lies compiled on the disk."""
-    work = [(case, config) for case in cases(only) for config in (case.candidates() if every else [case.default()])]
-    for case, config in work[share::jobs]:
-        try:
-            case.call(case.module)(*case.draw(), config=config)
-        except Exception as error:
-            sys.stderr.write(f"{case} {config}: {type(error).__name__}\n")
-
-
-def main() -> None:
-    """Compile, check, time, write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--only", default="", help="cases whose name holds this, as bf16,group_norm,full")
-    parser.add_argument("--default", action="store_true", help="only the launches of the tables")
-    parser.add_argument("--jobs", type=int, default=8, help="processes that compile")
-    parser.add_argument("--share", type=int, help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.share is not None:
-        return compile_share(options.share, options.jobs, options.only, not options.default)
-    shares = [
-        [sys.executable, "-m", "benchmarks.tuning.norms", *sys.argv[1:], "--share", str(i)] for i in range(options.jobs)
-    ]
-    for process in [subprocess.Popen(command) for command in shares]:
-        process.wait()
-    large = 2**30 / copy_microseconds(2**30, 4) / 1e3
-    sys.stdout.write(f"copy of 1 GiB: {large:.0f} GB/s\n")
-    results = []
-    for case in cases(options.only):
-        rows_found = measure(case, not options.default)
-        results += rows_found
-        sys.stdout.write(line(case, rows_found) + "\n")
-        sys.stdout.flush()
-        report = {"environment": environment(), "copy_gbps": large, "cases": results}
-        options.out.write_text(json.dumps(report, indent=1))
-    return None
+def calls_of(name: str) -> list[Call]:
+    """The candidates of a case."""
+    case = CASES[name]
+    given = case.draw()
+    return [partial(case.call(case.module), *given, config=config) for config in case.candidates()]
 
 
 if __name__ == "__main__":
-    main()
+    main(__doc__, "benchmarks.tuning.norms", list(CASES), calls_of, tune)

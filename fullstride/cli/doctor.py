@@ -143,9 +143,9 @@ def abilities(jax: JaxDevice | None) -> list[Ability]:
         _ability("llm serve", "fullstride.llm.server"),
         _ability("JAX on a GPU", "fullstride.step.jax", partial(_no_jax_gpu, jax)),
         _ability("llm, kernels=token, chained or paged", "fullstride.llm", partial(_no_kernels, jax)),
-        _ability("launch --backend slurm", "fullstride.launch.slurm"),
-        _ability("launch --backend modal", "fullstride.launch.modal"),
-        _ability("launch --backend skypilot", "fullstride.launch.skypilot"),
+        _ability("launch slurm", "fullstride.launch.slurm"),
+        _ability("launch modal", "fullstride.launch.modal"),
+        _ability("launch skypilot", "fullstride.launch.skypilot"),
     ]
 
 

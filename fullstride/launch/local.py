@@ -1,37 +1,26 @@
 """Processes of this machine: one, or several by torchrun."""
 
-from collections.abc import Callable
-from functools import partial
+import shlex
 
 from fullstride.launch.attempts import attempt_all, exit_code
-from fullstride.launch.plan import Plan, shown_line
-from fullstride.launch.processes import alone, together
-from fullstride.launch.request import Request
+from fullstride.launch.processes import together
+from fullstride.launch.request import LocalRequest, Plan
 from fullstride.launch.words import Words
 
 
-def plan_local(request: Request, words: Words) -> Plan:
-    """One process, started anew after what another attempt can better."""
-    return _plan(request, words, alone)
+def plan(request: LocalRequest, words: Words) -> Plan:
+    """One process, started anew after what another attempt can better, or several, which torchrun starts anew."""
 
-
-def plan_torchrun(request: Request, words: Words) -> Plan:
-    """Several processes, which torchrun starts anew together after one has failed."""
-    return _plan(request, words, partial(together, processes=request.all_processes, restarts=request.attempts_after))
-
-
-def _plan(request: Request, words: Words, line: Callable[[Words], list[str]]) -> Plan:
-    # Several processes are torchrun's to start anew; a single one's attempts are made here.
-    retries = 0 if request.by_torchrun else request.attempts_after
+    def line(words: Words) -> list[str]:
+        return together(words, request.all_processes, restarts=request.retries)
 
     def submit() -> int:
-        return exit_code(attempt_all(words, line, retries=retries, delay=request.delay, seconds=request.seconds))
+        ended = attempt_all(words, line, retries=request.own_retries, delay=request.delay, seconds=request.seconds)
+        return exit_code(ended)
 
-    own = f"retries: {retries}, {request.delay:g} s apart, with resume=true"
-    lines = [
-        shown_line(line(words)),
-        f"restarts: {request.attempts_after}, by torchrun" if request.by_torchrun else own,
-    ]
-    if request.hours:
-        lines.append(f"time: {request.hours:g} h an attempt")
-    return Plan("\n".join(lines), submit)
+    if request.by_torchrun:
+        again = f"restarts: {request.retries}, by torchrun"
+    else:
+        again = f"retries: {request.retries}, {request.delay:g} s apart, with resume=true"
+    limit = [f"time: {request.time:g} h an attempt"] if request.time else []
+    return Plan("\n".join([shlex.join(line(words)), again, *limit]), submit)

@@ -1,6 +1,7 @@
 """Modal through its own client: an app with one function, which Modal attempts again until the run is done."""
 
 import secrets
+import shlex
 import sys
 from dataclasses import dataclass
 from pathlib import PurePosixPath
@@ -14,14 +15,13 @@ from fullstride.launch.inputs import check_inputs
 from fullstride.launch.modal_function import SOURCE, attempt
 from fullstride.launch.modal_refusals import refusals
 from fullstride.launch.outputs import check_output
-from fullstride.launch.plan import Plan, shown_line
 from fullstride.launch.processes import sources, together
-from fullstride.launch.request import Request
+from fullstride.launch.request import ModalRequest, Plan
 from fullstride.launch.requirements import requirements
 from fullstride.launch.words import Words, runs_of, shared_out, value_of
 
 GPU = "A100-40GB"
-VOLUMES = {RUNS: "fullstride-runs", TRACKING: "fullstride-tracking", CACHE: "fullstride-cache"}
+VOLUMES = {TRACKING: "fullstride-tracking", CACHE: "fullstride-cache"}
 LONGEST = 24.0  # hours
 # What a run needs at the end of its time to make its step and its checkpoint.
 MARGIN = 300.0
@@ -45,7 +45,7 @@ class Spec:
         line = together(self.words, self.arguments["processes"], restarts=0, python="python")
         lines = [
             f"app: fullstride, {'detached' if self.detach else 'ends with this command'}",
-            f"command: {shown_line(line)}",
+            f"command: {shlex.join(line)}",
             *(f"image {key}: {_shown(value)}" for key, value in self.image.items()),
             *(f"function {key}: {value}" for key, value in self.function.items()),
             f"function retries: {self.retries}; an attempt after the first goes on with resume=true",
@@ -55,20 +55,18 @@ class Spec:
         return "\n".join(lines)
 
 
-def spec_of(request: Request, words: Words) -> Spec:
+def spec_of(request: ModalRequest, words: Words) -> Spec:
     """What Modal is told of one run.
 
     Raises:
         ConfigError: for a time that Modal does not lend, a volume without a path, or a run whose results would be lost.
 
     """
-    if not 0 < request.hours <= LONGEST:
-        raise ConfigError(f"--time {request.hours:g}: expected hours above 0, {LONGEST:g} at most, which Modal allows")
-    gpus = 1 if request.gpus is None else request.gpus
-    processes = max(1, gpus)
-    shared_out(words, processes)
+    if not 0 < request.time <= LONGEST:
+        raise ConfigError(f"--time {request.time:g}: expected hours above 0, {LONGEST:g} at most, which Modal allows")
+    shared_out(words, request.processes_each)
     volumes = _volumes(request)
-    check_output(words, [RUNS, *(path for path in volumes if path not in VOLUMES)])
+    check_output(words, [path for path in volumes if path not in VOLUMES])
     check_inputs(
         words,
         "put it on a volume (modal volume put NAME FOLDER) and give --volume NAME:/data and its path there, as "
@@ -79,21 +77,17 @@ def spec_of(request: Request, words: Words) -> Spec:
         words=words,
         launch=launch,
         image=_image_parts(request, words),
-        function=_function(request, gpus),
-        retries={
-            "max_retries": request.attempts_after,
-            "initial_delay": request.delay,
-            "backoff_coefficient": 1.0,
-        },
+        function=_function(request),
+        retries={"max_retries": request.retries, "initial_delay": request.delay, "backoff_coefficient": 1.0},
         volumes=volumes,
         arguments={
             "words": words,
             "launch": launch,
             "volume": volumes[RUNS],
-            "processes": processes,
+            "processes": request.processes_each,
             "seconds": max(request.seconds - MARGIN, 0.9 * request.seconds),
         },
-        detach=request.detach is not False,
+        detach=request.detach,
     )
 
 
@@ -103,10 +97,11 @@ def _shown(value: object) -> str:
     return str(value)
 
 
-def _function(request: Request, gpus: int) -> dict[str, Any]:
+def _function(request: ModalRequest) -> dict[str, Any]:
     kind = request.gpu or GPU
+    several = f"{kind}:{request.gpus}" if request.gpus else None
     return {
-        "gpu": (kind if gpus == 1 else f"{kind}:{gpus}") if gpus else None,
+        "gpu": kind if request.gpus == 1 else several,
         "timeout": round(request.seconds),
         "cpu": None if request.cpus is None else float(request.cpus),
         "memory": None if request.memory is None else round(1024 * request.memory),
@@ -114,7 +109,7 @@ def _function(request: Request, gpus: int) -> dict[str, Any]:
     }
 
 
-def _image_parts(request: Request, words: Words) -> dict[str, Any]:
+def _image_parts(request: ModalRequest, words: Words) -> dict[str, Any]:
     return {
         "from": request.image or "debian_slim",
         "python": f"{sys.version_info.major}.{sys.version_info.minor}",
@@ -123,10 +118,8 @@ def _image_parts(request: Request, words: Words) -> dict[str, Any]:
     }
 
 
-def _volumes(request: Request) -> dict[str, str]:
-    volumes = dict(VOLUMES)
-    if request.runs:
-        volumes[RUNS] = request.runs
+def _volumes(request: ModalRequest) -> dict[str, str]:
+    volumes = {RUNS: request.runs, **VOLUMES}
     for given in request.volume:
         name, colon, path = given.partition(":")
         if not (name and colon and path.startswith("/")) or path in volumes:
@@ -173,7 +166,7 @@ def app_of(spec: Spec) -> tuple[modal.App, modal.Function]:
     return app, function
 
 
-def plan(request: Request, words: Words) -> Plan:
+def plan(request: ModalRequest, words: Words) -> Plan:
     """One app for a command, one each for the runs of a sweep.
 
     Raises:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Iterator
 from functools import cache
+from itertools import pairwise
 from pathlib import PurePosixPath
 
 from fullstride.errors import ConfigError
@@ -50,30 +51,15 @@ def _of_command(words: Words) -> Iterator[Place]:
         yield "output_dir=", given, ""
     if words[:2] == ["bert", "export"] and len(words) > 3:
         yield "", words[3], ""
-    yield from given_places(words, "--out", "--profile")
+    for option in ("--out", "--profile"):
+        if given := _all_of(words, option):
+            yield f"{option} ", given[-1], ""  # the last counts, as it does for the command
 
 
-def given_places(words: Words, *options: str) -> Iterator[Place]:
-    """Find the options among those that the command gives, each with its path."""
-    for option in options:
-        if (given := option_of(words, option)) is not None:
-            yield f"{option} ", given, ""
-
-
-def option_of(words: Words, option: str) -> str | None:
-    """What the command gives for an option, in one word or two; the last counts, as it does for the command."""
-    return (all_of(words, option) or [None])[-1]
-
-
-def all_of(words: Words, option: str) -> list[str]:
-    """All that the command gives for an option."""
-    given = []
-    for word, after in zip(words, [*words[1:], None], strict=True):
-        if word == option and after is not None:
-            given.append(after)
-        elif word.startswith(f"{option}="):
-            given.append(word.partition("=")[2])
-    return given
+def _all_of(words: Words, option: str) -> list[str]:
+    """All that the command gives for an option, in one word or two."""
+    apart = [part for word in words for part in (word.split("=", 1) if word.startswith(f"{option}=") else [word])]
+    return [after for word, after in pairwise(apart) if word == option]
 
 
 @cache

@@ -1,160 +1,203 @@
-"""What is asked of a machine, and which backend can be asked for what."""
+"""What is asked of a machine: one class of options for each backend.
+
+A field's annotation holds its help on the command line, and what stands there for its value.
+"""
 
 import re
-from dataclasses import dataclass, fields
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
 
-from fullstride.errors import ConfigError, one_of
-
-BACKENDS = ("local", "torchrun", "slurm", "modal", "skypilot")
-
-# Besides these, every backend takes --name, --retries, --retry-delay and --time.
-OPTIONS: dict[str, set[str]] = {
-    "local": set(),
-    "torchrun": {"processes"},
-    "slurm": {
-        "processes", "gpus", "gpu", "nodes", "cpus", "memory", "partition", "account", "qos", "constraint", "setup",
-        "sbatch", "folder", "cluster",
-    },
-    "modal": {"gpus", "gpu", "cpus", "memory", "image", "pip", "volume", "runs", "secret", "detach"},
-    "skypilot": {"gpus", "gpu", "nodes", "cpus", "memory", "image", "pip", "setup", "runs", "spot", "folder"},
-}  # fmt: skip
-HOURS = 12.0
-DELAY = 30.0  # seconds
+from fullstride.errors import ConfigError
 
 
 @dataclass(frozen=True)
-class Request:
-    """What `fullstride launch` was asked for; None where nothing was said, for the backend to choose.
+class Plan:
+    """A launch before it happens: exactly what would be submitted, and what does it and returns the exit code."""
 
-    Attributes:
-        backend: one of `BACKENDS`.
-        name: of the job.
-        retries: attempts after the first one.
-        retry_delay: seconds before each; none may be given where torchrun makes them.
-        time: hours of one attempt; 0 is without a limit.
-        processes: by torchrun on this machine, or on each of Slurm's where they train on its processor.
-        gpus, gpu: how many a machine, and of which kind.
-        nodes: machines.
-        cpus, memory: cores and GiB of a machine.
-        partition, account, qos, constraint: Slurm's.
-        setup: shell lines before the command.
-        sbatch: further flags of sbatch, KEY=VALUE each.
-        cluster: slurm, or local, submitit's stand-in for one.
-        folder: where job files are written.
-        image: of the container.
-        pip: further packages.
-        volume: NAME:PATH, each a volume to mount.
-        runs: the volume or bucket of runs.
-        secret: names of Modal's secrets.
-        detach: go on when this command ends.
-        spot: machines that may be taken away.
+    text: str
+    submit: Callable[[], int]
+
+
+HOURS = "Hours of an attempt; 0 is without a limit."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """Options of every backend.
+
+    Raises:
+        ConfigError: for a value that cannot be.
 
     """
 
-    backend: str
-    name: str = "fullstride"
-    retries: int | None = None
-    retry_delay: float | None = None
-    time: float | None = None
-    processes: int | None = None
-    gpus: int | None = None
-    gpu: str | None = None
-    nodes: int | None = None
-    cpus: int | None = None
-    memory: float | None = None
-    partition: str | None = None
-    account: str | None = None
-    qos: str | None = None
-    constraint: str | None = None
-    setup: tuple[str, ...] = ()
-    sbatch: tuple[str, ...] = ()
-    cluster: str | None = None
-    folder: str | None = None
-    image: str | None = None
-    pip: tuple[str, ...] = ()
-    volume: tuple[str, ...] = ()
-    runs: str | None = None
-    secret: tuple[str, ...] = ()
-    detach: bool | None = None
-    spot: bool | None = None
+    backend: ClassVar[str]
+    heading: ClassVar[str] = "Job"
+    name: Annotated[str, "Name of the job: lower-case letters, digits and -."] = "fullstride"
+    retries: Annotated[int, "Attempts after the first."] = 5
+    retry_delay: Annotated[float | None, "Seconds before each; 30 unless given, none if torchrun makes them."] = None
+    time: Annotated[float, HOURS] = 12.0
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        if not re.fullmatch(r"[a-z]([a-z0-9-]*[a-z0-9])?", self.name):
+            raise ConfigError(f"--name {self.name}: expected lower-case letters, digits and -, beginning with a letter")
+        for option in ("processes", "nodes", "cpus"):
+            if (value := getattr(self, option, None)) is not None and value < 1:
+                raise ConfigError(f"--{option} {value}: expected at least 1")
+        for option in ("retries", "retry_delay", "time", "gpus", "memory"):
+            if (value := getattr(self, option, None)) is not None and not 0 <= value < float("inf"):
+                raise ConfigError(f"--{option.replace('_', '-')} {value}: expected a finite number, at least 0")
+        if self.retry_delay is not None and self.by_torchrun:
+            raise ConfigError(
+                f"--retry-delay {self.retry_delay:g}: launch {self.backend} of {self.all_processes} processes "
+                "has no such option: torchrun starts them anew at once; leave it out"
+            )
 
     @property
     def all_processes(self) -> int:
-        """That share the command: one for each GPU of each machine, or as many as were asked for here; 1 at least."""
-        return (self.processes or 1) * (self.gpus or 1) * (self.nodes or 1)
-
-    @property
-    def attempts_after(self) -> int:
-        """Retries: 5 unless told."""
-        return 5 if self.retries is None else self.retries
-
-    @property
-    def delay(self) -> float:
-        """Seconds before each of them: 30 unless told."""
-        return DELAY if self.retry_delay is None else self.retry_delay
+        """Processes that share the command, on all machines together."""
+        return 1
 
     @property
     def by_torchrun(self) -> bool:
-        """Whether torchrun makes them, at once: those of several processes, except on Modal, which makes its own."""
-        return self.all_processes > 1 and self.backend != "modal"
+        """Tell whether torchrun makes the attempts after the first: those of several processes."""
+        return self.all_processes > 1
 
     @property
-    def hours(self) -> float:
-        """Of one attempt: 12 where a machine is lent, without a limit on one's own."""
-        if self.time is not None:
-            return self.time
-        return 0.0 if self.backend in ("local", "torchrun") else HOURS
+    def delay(self) -> float:
+        """Seconds before each attempt after the first."""
+        return 30.0 if self.retry_delay is None else self.retry_delay
+
+    @property
+    def own_retries(self) -> int:
+        """Attempts after the first that torchrun does not make."""
+        return 0 if self.by_torchrun else self.retries
 
     @property
     def seconds(self) -> float:
-        """Of one attempt."""
-        return 3600 * self.hours
+        """Seconds of one attempt; 0 is without a limit."""
+        return 3600 * self.time
 
 
-def check(request: Request) -> Request:
-    """Refuse what the backend cannot do.
+@dataclass(frozen=True, kw_only=True)
+class LocalRequest(Request):
+    """Run a command as a process of this machine."""
 
-    Raises:
-        ConfigError: for an unknown backend, an option of another one, or a value that cannot be.
+    backend = "local"
+    time: Annotated[float, HOURS] = 0.0
 
-    """
-    one_of("--backend", request.backend, BACKENDS)
-    common = {"backend", "name", "retries", "retry_delay", "time"}
-    for option in (field.name for field in fields(request) if field.name not in common | OPTIONS[request.backend]):
-        if (value := getattr(request, option)) not in (None, ()):
+
+@dataclass(frozen=True, kw_only=True)
+class TorchrunRequest(LocalRequest):
+    """Run a command as several processes of this machine, by torchrun."""
+
+    backend = "torchrun"
+    heading = "Processes"
+    processes: Annotated[int, "Number of processes."] = 1
+
+    @property
+    def all_processes(self) -> int:
+        """Processes that share the command."""
+        return self.processes
+
+
+@dataclass(frozen=True, kw_only=True)
+class MachineRequest(Request):
+    """Options of every backend that lends machines."""
+
+    heading = "Machines"
+    gpus: Annotated[int, "GPUs of each machine, one process each."] = 1
+    gpu: Annotated[str | None, "Kind of GPU, such as H100, as the backend calls it.", "KIND"] = None
+    cpus: Annotated[int | None, "Cores of each machine."] = None
+    memory: Annotated[float | None, "GiB of each machine."] = None
+
+    @property
+    def processes_each(self) -> int:
+        """Processes of each machine."""
+        return self.gpus or 1
+
+    @property
+    def all_processes(self) -> int:
+        """Processes that share the command, on all machines together."""
+        return self.processes_each * getattr(self, "nodes", 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlurmRequest(MachineRequest):
+    """Run a command as a job of Slurm, by submitit; a job array for a sweep."""
+
+    backend = "slurm"
+    heading = "Slurm"
+    nodes: Annotated[int, "Machines."] = 1
+    processes: Annotated[int | None, "Processes of each machine without GPUs: with --gpus 0."] = None
+    partition: Annotated[str | None, "Where the job queues."] = None
+    account: Annotated[str | None, "What the job is charged to."] = None
+    qos: Annotated[str | None, "Quality of service."] = None
+    constraint: Annotated[str | None, "Features of the machines."] = None
+    sbatch: Annotated[tuple[str, ...], "Another flag of sbatch; may be repeated.", "KEY=VALUE"] = ()
+    setup: Annotated[tuple[str, ...], "Shell command to run beforehand; may be repeated.", "LINE"] = ()
+    cluster: Annotated[str, "local runs jobs on this machine, by submitit.", "slurm|local"] = "slurm"
+    folder: Annotated[str, "Folder for job files."] = "runs/launch"
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        super().__post_init__()
+        if self.processes and self.gpus:
             raise ConfigError(
-                f"--{option} {_shown(value)}: --backend {request.backend} has no such option; only {_takers(option)} it"
+                f"--processes {self.processes}: expected --gpus 0 beside it, as of GPUs each has a process of its own"
             )
-    if not re.fullmatch(r"[a-z]([a-z0-9-]*[a-z0-9])?", request.name):
-        raise ConfigError(f"--name {request.name}: expected lower-case letters, digits and -, beginning with a letter")
-    _check_numbers(request)
-    if request.backend == "slurm" and request.processes and request.gpus != 0:
-        raise ConfigError(
-            f"--processes {request.processes}: expected --gpus 0 beside it, as of GPUs each has a process of its own"
-        )
-    if request.retry_delay is not None and request.by_torchrun:
-        raise ConfigError(
-            f"--retry-delay {request.retry_delay:g}: --backend {request.backend} of {request.all_processes} processes "
-            "has no such option: torchrun starts them anew at once; leave it out"
-        )
-    return request
+
+    @property
+    def processes_each(self) -> int:
+        """Processes of each machine."""
+        return self.gpus or self.processes or 1
+
+    @property
+    def is_submitted(self) -> bool:
+        """Tell whether Slurm runs the job, and not this machine."""
+        return self.cluster == "slurm"
 
 
-def _check_numbers(request: Request) -> None:
-    for option in ("processes", "nodes", "cpus"):
-        if (value := getattr(request, option)) is not None and value < 1:
-            raise ConfigError(f"--{option} {value}: expected at least 1")
-    for option in ("retries", "retry_delay", "time", "gpus", "memory"):
-        if (value := getattr(request, option)) is not None and not 0 <= value < float("inf"):
-            raise ConfigError(f"--{option.replace('_', '-')} {value}: expected a finite number, at least 0")
+@dataclass(frozen=True, kw_only=True)
+class ModalRequest(MachineRequest):
+    """Run a command in a container of Modal; an app for each run of a sweep."""
+
+    backend = "modal"
+    heading = "Modal"
+    image: Annotated[str | None, "Container image of a registry; Debian with Python unless given."] = None
+    pip: Annotated[tuple[str, ...], "Package to install, too; may be repeated.", "PACKAGE"] = ()
+    volume: Annotated[tuple[str, ...], "Volume to mount, too; may be repeated.", "NAME:/PATH"] = ()
+    runs: Annotated[str, "Volume of runs."] = "fullstride-runs"
+    secret: Annotated[tuple[str, ...], "One of Modal's secrets; may be repeated.", "NAME"] = ()
+    detach: Annotated[bool, "Go on when this command ends, or wait for the run."] = True
+
+    @property
+    def by_torchrun(self) -> bool:
+        """Tell that Modal makes the attempts after the first."""
+        return False
 
 
-def _takers(option: str) -> str:
-    """The backends that an option is for, with their verb."""
-    *others, last = (name for name, options in OPTIONS.items() if option in options)
-    return f"{', '.join(others)} and {last} have" if others else f"{last} has"
+@dataclass(frozen=True, kw_only=True)
+class SkyPilotRequest(MachineRequest):
+    """Write a task for `sky jobs launch`; one for each run of a sweep."""
+
+    backend = "skypilot"
+    heading = "SkyPilot"
+    nodes: Annotated[int, "Machines."] = 1
+    spot: Annotated[bool | None, "Machines that may be taken away."] = None
+    image: Annotated[str | None, "Container image of a registry."] = None
+    pip: Annotated[tuple[str, ...], "Package to install, too; may be repeated.", "PACKAGE"] = ()
+    setup: Annotated[tuple[str, ...], "Shell command to run beforehand; may be repeated.", "LINE"] = ()
+    runs: Annotated[str, "Bucket of runs."] = "fullstride-runs"
+    folder: Annotated[str, "Folder for the tasks."] = "runs/launch"
 
 
-def _shown(value: Any) -> str:
-    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+# By the backend's name, its options and the module whose `plan` takes them.
+BACKENDS: dict[str, tuple[type[Request], str]] = {
+    "local": (LocalRequest, "local"),
+    "torchrun": (TorchrunRequest, "local"),
+    "slurm": (SlurmRequest, "slurm"),
+    "modal": (ModalRequest, "modal_app"),
+    "skypilot": (SkyPilotRequest, "skypilot"),
+}

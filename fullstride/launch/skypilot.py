@@ -14,20 +14,18 @@ from fullstride.errors import ConfigError, in_a_line
 from fullstride.launch.container import CACHE, ENVIRONMENT, RUNS, TRACKING, WORK
 from fullstride.launch.inputs import check_inputs
 from fullstride.launch.outputs import check_output
-from fullstride.launch.plan import Plan
 from fullstride.launch.processes import sources
-from fullstride.launch.request import Request
+from fullstride.launch.request import Plan, SkyPilotRequest
 from fullstride.launch.requirements import requirements
 from fullstride.launch.words import Words, runs_of, shared_out, value_of
 
 GPU = "A100"
 SOURCE = f"{WORK}/source"
-BUCKET = "fullstride-runs"
 PORT = 29400
 PYTHON = f"{WORK}/venv/bin/python"
 
 
-def task_of(request: Request, words: Words, launch: str) -> dict[str, Any]:
+def task_of(request: SkyPilotRequest, words: Words, launch: str) -> dict[str, Any]:
     """A task as SkyPilot's YAML has it.
 
     Args:
@@ -39,30 +37,28 @@ def task_of(request: Request, words: Words, launch: str) -> dict[str, Any]:
         ConfigError: for a command that several processes cannot share, or a run that would be lost.
 
     """
-    gpus, nodes = 1 if request.gpus is None else request.gpus, request.nodes or 1
-    shared_out(words, max(1, gpus) * nodes)
+    shared_out(words, request.all_processes)
     check_output(words, [RUNS])
     check_inputs(words, "fetch it by --setup, and give its absolute path")
-    bucket = request.runs or BUCKET
     return {
         "name": request.name,
-        "num_nodes": nodes,
-        "resources": _resources(request, gpus),
+        "num_nodes": request.nodes,
+        "resources": _resources(request),
         "envs": ENVIRONMENT | {"PYTHONPATH": SOURCE},
         "file_mounts": {
             **{f"{SOURCE}/{name}": str(folder) for name, folder in sources(words).items()},
             # Written through a cache: a plain bucket takes neither appended lines nor renamed folders.
-            RUNS: {"name": bucket, "mode": "MOUNT_CACHED"},
-            TRACKING: {"name": f"{bucket}-tracking", "mode": "MOUNT_CACHED"},
+            RUNS: {"name": request.runs, "mode": "MOUNT_CACHED"},
+            TRACKING: {"name": f"{request.runs}-tracking", "mode": "MOUNT_CACHED"},
         },
         "setup": _setup(request, words),
-        "run": _run(request, words, launch, max(1, gpus), nodes),
+        "run": _run(request, words, launch),
     }
 
 
-def _resources(request: Request, gpus: int) -> dict[str, Any]:
+def _resources(request: SkyPilotRequest) -> dict[str, Any]:
     given = {
-        "accelerators": f"{request.gpu or GPU}:{gpus}" if gpus else None,
+        "accelerators": f"{request.gpu or GPU}:{request.gpus}" if request.gpus else None,
         "cpus": None if request.cpus is None else f"{request.cpus}+",
         "memory": None if request.memory is None else f"{request.memory:g}+",
         "image_id": f"docker:{request.image}" if request.image else None,
@@ -71,7 +67,7 @@ def _resources(request: Request, gpus: int) -> dict[str, Any]:
     return {key: value for key, value in given.items() if value is not None}
 
 
-def _setup(request: Request, words: Words) -> str:
+def _setup(request: SkyPilotRequest, words: Words) -> str:
     packages = shlex.join([*requirements(words), *request.pip])
     lines = [
         f"sudo mkdir -p {CACHE} && sudo chown $(id -u) {WORK} {CACHE}",
@@ -81,15 +77,15 @@ def _setup(request: Request, words: Words) -> str:
     return "\n".join([*lines, *request.setup]) + "\n"
 
 
-def _run(request: Request, words: Words, launch: str, processes: int, nodes: int) -> str:
+def _run(request: SkyPilotRequest, words: Words, launch: str) -> str:
     options = [
-        f"--launch={launch}", f"--runs={RUNS}", f"--retries={request.attempts_after}",
-        f"--delay={request.delay:g}", f"--seconds={request.seconds:g}", f"--processes={processes}",
+        f"--launch={launch}", f"--runs={RUNS}", f"--retries={request.retries}",
+        f"--delay={request.delay:g}", f"--seconds={request.seconds:g}", f"--processes={request.processes_each}",
     ]  # fmt: skip
     line = [PYTHON, "-m", "fullstride.launch.container", *options]
     shell = shlex.join(line)
-    if nodes > 1:
-        shell += f' --nodes={nodes} --rank="$SKYPILOT_NODE_RANK"'
+    if request.nodes > 1:
+        shell += f' --nodes={request.nodes} --rank="$SKYPILOT_NODE_RANK"'
         shell += f' --meeting="$(echo "$SKYPILOT_NODE_IPS" | head -n1):{PORT}"'
     return f"cd {WORK}\n{shell} -- {shlex.join(words)}\n"
 
@@ -107,7 +103,7 @@ def validated(task: dict[str, Any]) -> str:
     try:
         sky.Task.from_yaml_config(deepcopy(task))  # it takes apart what it reads
     except ValueError as error:
-        raise ConfigError(f"--backend skypilot: {in_a_line(error)}") from None
+        raise ConfigError(f"launch skypilot: {in_a_line(error)}") from None
     return f"checked by SkyPilot {sky.__version__}"
 
 
@@ -125,7 +121,7 @@ def _dumped(task: dict[str, Any]) -> str:
     return yaml.dump(task, Dumper=_Dumper, sort_keys=False, width=1000)
 
 
-def plan(request: Request, words: Words) -> Plan:
+def plan(request: SkyPilotRequest, words: Words) -> Plan:
     """A file for each run, to be launched by `sky jobs launch`.
 
     Raises:
@@ -138,7 +134,7 @@ def plan(request: Request, words: Words) -> Plan:
         tasks.append(task_of(request, run, launch) | ({"name": f"{request.name}-{i}"} if len(runs) > 1 else {}))
     checked = {validated(task) for task in tasks}
     text = "---\n".join(_dumped(task) for task in tasks)
-    return Plan(f"# {', '.join(checked)}\n{text}", lambda: _write(Path(request.folder or "runs/launch"), tasks))
+    return Plan(f"# {', '.join(checked)}\n{text}", lambda: _write(Path(request.folder), tasks))
 
 
 def _write(folder: Path, tasks: list[dict[str, Any]]) -> int:

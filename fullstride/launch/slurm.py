@@ -3,6 +3,7 @@
 import io
 import math
 import os
+import shlex
 from contextlib import redirect_stderr
 from copy import copy
 from pathlib import Path
@@ -14,9 +15,8 @@ from submitit.helpers import DelayedSubmission
 
 from fullstride.errors import ConfigError, one_of
 from fullstride.launch.attempts import REASONS, Attempt, attempt_all, exit_code
-from fullstride.launch.plan import Plan, shown_line
 from fullstride.launch.processes import alone, together
-from fullstride.launch.request import Request
+from fullstride.launch.request import Plan, SlurmRequest
 from fullstride.launch.slurm_said import leave, refused
 from fullstride.launch.words import Words, runs_of
 from fullstride.process import exit_codes
@@ -43,7 +43,7 @@ SLURMS = ("gpu", "cpus", "memory", "partition", "account", "qos", "constraint", 
 class Job:
     """What runs on each machine of a job; picklable, and submitted anew by submitit when its time is up."""
 
-    def __init__(self, words: Words, request: Request, *, again: bool = False):
+    def __init__(self, words: Words, request: SlurmRequest, *, again: bool = False):
         """Take a command; `again` if an earlier job has begun it."""
         self.words, self.request, self.again = words, request, again
         self._attempt: Attempt | None = None
@@ -62,13 +62,13 @@ class Job:
         ended = attempt_all(
             self.words,
             self.line,
-            retries=0 if request.by_torchrun else request.attempts_after,
+            retries=request.own_retries,
             delay=request.delay,
             seconds=0.0,
             again=again,
             start=self._start,
         )
-        if not _by_slurm(request):
+        if not request.is_submitted:
             return exit_code(ended)
         if ended.told:
             leave(exit_code(ended))
@@ -92,14 +92,11 @@ class Job:
             ConfigError: for a command that several processes cannot share.
 
         """
-        return shown_line(self._line(self.words, "FIRST_HOST:PORT", "JOB_ID"))
+        return shlex.join(self._line(self.words, "FIRST_HOST:PORT", "JOB_ID"))
 
     def _line(self, words: Words, meeting: str, job: str) -> list[str]:
-        request = self.request
-        nodes, restarts = request.nodes or 1, request.attempts_after
-        return together(
-            words, request.gpus or request.processes or 1, restarts=restarts, nodes=nodes, meeting=meeting, job=job
-        )
+        nodes, restarts = self.request.nodes, self.request.retries
+        return together(words, self.request.processes_each, restarts=restarts, nodes=nodes, meeting=meeting, job=job)
 
     def _start(self, line: list[str]) -> Attempt:
         self._attempt = Attempt(line)
@@ -115,11 +112,6 @@ class Job:
         return DelayedSubmission(later)
 
 
-def _by_slurm(request: Request) -> bool:
-    """Whether jobs are a cluster's, and not of this machine."""
-    return request.cluster in (None, "slurm")
-
-
 class _WithoutSlurm(submitit.SlurmExecutor):
     """Writes the script that would be submitted where there is no Slurm."""
 
@@ -131,16 +123,15 @@ class _WithoutSlurm(submitit.SlurmExecutor):
         return self._make_submission_file_text(self._submitit_command_str, "uid")
 
 
-def parameters(request: Request) -> dict[str, Any]:
+def parameters(request: SlurmRequest) -> dict[str, Any]:
     """What submitit's executor is told."""
-    gpus = 1 if request.gpus is None else request.gpus
-    minutes = math.ceil(60 * request.hours)
-    if not _by_slurm(request):
-        return {"timeout_min": minutes, "gpus_per_node": gpus, "nodes": request.nodes or 1, "signal_delay_s": WARNING}
+    gpus, minutes = request.gpus, math.ceil(60 * request.time)
+    if not request.is_submitted:
+        return {"timeout_min": minutes, "gpus_per_node": gpus, "nodes": request.nodes, "signal_delay_s": WARNING}
     given = {
         "job_name": request.name,
         "time": minutes,
-        "nodes": request.nodes or 1,
+        "nodes": request.nodes,
         "ntasks_per_node": 1,
         "gpus_per_node": f"{request.gpu}:{gpus}" if request.gpu and gpus else gpus or None,
         "cpus_per_task": request.cpus or request.processes,
@@ -170,52 +161,51 @@ def _flags(given: tuple[str, ...]) -> dict[str, Any]:
     return flags
 
 
-def plan(request: Request, words: Words) -> Plan:
+def plan(request: SlurmRequest, words: Words) -> Plan:
     """One job for a command, a job array for a sweep.
 
     Raises:
         ConfigError: for what no job can be asked for, or a command that its processes cannot share.
 
     """
-    cluster = request.cluster or "slurm"
-    one_of("--cluster", cluster, EXECUTORS)
-    if not _by_slurm(request):
-        _check_here(request, cluster)
-    if not request.hours:
+    one_of("--cluster", request.cluster, EXECUTORS)
+    if not request.is_submitted:
+        _check_here(request)
+    if not request.time:
         raise ConfigError("--time 0: expected hours above 0; Slurm gives every job a limit")
-    if math.ceil(60 * request.hours) < LEAST:
+    if math.ceil(60 * request.time) < LEAST:
         raise ConfigError(
-            f"--time {request.hours:g}: expected {LEAST / 60:.2g} hours or more, as a job is told to save {WARNING} s "
+            f"--time {request.time:g}: expected {LEAST / 60:.2g} hours or more, as a job is told to save {WARNING} s "
             "before its end, and would be requeued again and again without a step"
         )
     jobs = [Job(run, request) for run in runs_of(words)]
-    folder = Path(request.folder or "runs/launch") / request.name
-    return Plan(_text(request, folder, jobs), lambda: _submit(cluster, request, folder, jobs))
+    folder = Path(request.folder) / request.name
+    return Plan(_text(request, folder, jobs), lambda: _submit(request, folder, jobs))
 
 
-def _check_here(request: Request, cluster: str) -> None:
+def _check_here(request: SlurmRequest) -> None:
     if unused := [f"--{name}" for name in SLURMS if getattr(request, name)]:
-        raise ConfigError(f"--cluster {cluster}: {', '.join(unused)} would have no effect here; leave them out")
-    if (request.nodes or 1) > 1:
-        raise ConfigError(f"--nodes {request.nodes} --cluster {cluster}: expected 1, this machine")
+        raise ConfigError(f"--cluster {request.cluster}: {', '.join(unused)} would have no effect here; leave them out")
+    if request.nodes > 1:
+        raise ConfigError(f"--nodes {request.nodes} --cluster {request.cluster}: expected 1, this machine")
 
 
-def _text(request: Request, folder: Path, jobs: list[Job]) -> str:
+def _text(request: SlurmRequest, folder: Path, jobs: list[Job]) -> str:
     commands = [f"# runs: {job.shown()}" for job in jobs]
-    if not _by_slurm(request):
+    if not request.is_submitted:
         return "\n".join([f"submitit's {request.cluster} executor: {parameters(request)}", *commands])
-    executor = _WithoutSlurm(folder, max_num_timeout=request.attempts_after)
+    executor = _WithoutSlurm(folder, max_num_timeout=request.retries)
     executor.update_parameters(**parameters(request))
     if len(jobs) > 1:
         executor.parameters["map_count"] = len(jobs)
     return executor.script() + "\n".join(commands)
 
 
-def _submit(cluster: str, request: Request, folder: Path, jobs: list[Job]) -> int:
+def _submit(request: SlurmRequest, folder: Path, jobs: list[Job]) -> int:
     try:
-        executor = EXECUTORS[cluster](folder, max_num_timeout=request.attempts_after)
+        executor = EXECUTORS[request.cluster](folder, max_num_timeout=request.retries)
     except RuntimeError as error:
-        raise ConfigError(f"--backend slurm: {error} Submit from a login node, or look at --dry-run") from None
+        raise ConfigError(f"launch slurm: {error} Submit from a login node, or look at --dry-run") from None
     executor.update_parameters(**parameters(request))
     try:
         # What sbatch says is in the error, too.
@@ -225,7 +215,7 @@ def _submit(cluster: str, request: Request, folder: Path, jobs: list[Job]) -> in
         raise ConfigError(refused(str(error))) from None
     for job in submitted:
         note(f"job {job.job_id}: {job.paths.stdout}")
-    return exit_codes.DONE if _by_slurm(request) else _end_of(submitted)
+    return exit_codes.DONE if request.is_submitted else _end_of(submitted)
 
 
 def _end_of(submitted: list[Any]) -> int:

@@ -48,6 +48,6 @@ def refused(said: str) -> str:
     """Put sbatch's message on one line."""
     lines = dict.fromkeys(line.removeprefix("sbatch: ").removeprefix("error: ") for line in said.splitlines() if line)
     return (
-        f"--backend slurm: sbatch refused the job ({'; '.join(lines) or 'without a word'}); expected a --partition, "
+        f"launch slurm: sbatch refused the job ({'; '.join(lines) or 'without a word'}); expected a --partition, "
         "--account, --qos and sizes that this cluster has: sinfo and sacctmgr show assoc list them"
     )

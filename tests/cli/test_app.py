@@ -10,15 +10,14 @@ from unittest.mock import create_autospec
 import pytest
 from typer.testing import CliRunner
 
-from benchmarks.cases.meanflow.sampling_options import Options as SamplingOptions
-from benchmarks.cases.meanflow.scaling_options import Options as ScalingOptions
-from benchmarks.cases.meanflow.step_options import SECTIONS, Options
+from benchmarks.cases.jvp.options import IMPLEMENTATIONS, AttentionOptions, NormsOptions
+from benchmarks.cases.meanflow.options import SECTIONS, LoaderOptions, SamplingOptions, ScalingOptions, StepOptions
 from benchmarks.cli.app import app as benchmarks
-from benchmarks.cli.cases import IMPLEMENTATIONS
 from fullstride import __version__
 from fullstride.bert.training.settings import TrainSettings
 from fullstride.cli.app import app
 from fullstride.errors import ConfigError, OutOfMemory, Preempted
+from fullstride.launch.request import BACKENDS
 from fullstride.meanflow.demo import EPOCHS
 from fullstride.measure.gate import GateError
 from fullstride.runs.folder import write_config
@@ -41,7 +40,7 @@ COMMANDS = [
     ["benchmarks", "jvp-attention"],
     ["benchmarks", "jvp-norms"],
     ["benchmarks", "llm"],
-    ["launch", "run"],
+    *(["launch", backend] for backend in BACKENDS),
     ["launch", "sync"],
     ["launch", "ckpts"],
     ["cache", "list"],
@@ -283,12 +282,12 @@ def test_bench_hands_over_its_options(bench_calls, tmp_path):
     assert result.exit_code == 0, result.output
     given: dict = {"device": "cpu", "precision": "bf16", "model": "unet_tiny", "batch_size": 3}
     given |= {"backends": ("compile", "eager"), "sections": ("profile", "scaling"), "full_step": True, "averages": 2}
-    options = Options(**given, channels_last=True, dropout=True, only=("100%",), jobs=3, seconds=9.0)
+    options = StepOptions(**given, channels_last=True, dropout=True, only=("100%",), jobs=3, seconds=9.0)
     assert bench_calls == [(options, tmp_path)]
     assert _run("benchmarks", "meanflow-step", "--section", "all", "--out", str(tmp_path)).exit_code == 0
-    assert bench_calls[1] == (Options(sections=SECTIONS), tmp_path)
+    assert bench_calls[1] == (StepOptions(sections=SECTIONS), tmp_path)
     assert _run("benchmarks", "meanflow-step").exit_code == 0
-    assert bench_calls[2] == (Options(), Path("benchmarks/results"))
+    assert bench_calls[2] == (StepOptions(), Path("benchmarks/results"))
 
 
 def test_the_bench_of_several_gpus_hands_over_its_options(fake, tmp_path):
@@ -321,25 +320,22 @@ def test_the_loaders_bench_hands_over_its_options(fake, tmp_path):
     options = ["--device", "cpu", "--batch-size", "7", "--workers", "1", "--out", str(tmp_path)]
     result = _run("benchmarks", "meanflow-loader", *options)
     assert result.exit_code == 0, result.output
-    mock.assert_called_once_with(device="cpu", batch_size=7, workers=1, out=tmp_path)
+    mock.assert_called_once_with(LoaderOptions("cpu", 7, 1), tmp_path)
     assert _run("benchmarks", "meanflow-loader").exit_code == 0
-    usual = import_module("benchmarks.cases.meanflow.loader").BATCH
-    mock.assert_called_with(device="auto", batch_size=usual, workers=None, out=Path("benchmarks/results"))
+    mock.assert_called_with(LoaderOptions(), Path("benchmarks/results"))
 
 
-@pytest.mark.parametrize(("name", "seconds"), [("attention", 600.0), ("norms", 180.0)])
-def test_the_derivatives_benches_hand_over_their_options(monkeypatch, tmp_path, name, seconds):
+@pytest.mark.parametrize(("name", "options"), [("attention", AttentionOptions), ("norms", NormsOptions)])
+def test_the_derivatives_benches_hand_over_their_options(monkeypatch, tmp_path, name, options):
     module = import_module(f"benchmarks.cases.jvp.{name}")
     bench = create_autospec(module.BENCH)
     monkeypatch.setattr(module, "BENCH", bench)
     command = ["benchmarks", f"jvp-{name}", "--device", "cpu", "--out", str(tmp_path)]
     assert _run(*command).exit_code == 0
-    common = {"device": "cpu", "out": tmp_path}
-    usual = {"precision": "bf16", "implementation": "auto", "shapes": None, "seconds": seconds, "jobs": 8}
-    bench.run.assert_called_with(**common, **usual)
+    bench.run.assert_called_with(options("cpu"), tmp_path)
     chosen = ["--precision", "fp32", "--implementation", "plain", "--shapes", "odd", "--seconds", "9", "--jobs", "2"]
     assert _run(*command, *chosen).exit_code == 0
-    bench.run.assert_called_with(**common, precision="fp32", implementation="plain", shapes="odd", seconds=9.0, jobs=2)
+    bench.run.assert_called_with(options("cpu", "fp32", "plain", "odd", 9.0, 2), tmp_path)
     wrong = _run(*command, "--implementation", "tritn")
     assert wrong.exit_code == 2
     assert _one_line(wrong).startswith("error: --implementation=tritn: expected one of triton, ")

@@ -148,8 +148,8 @@ def test_without_jax_its_areas_name_what_is_missing(absent):
         ("tokenizers", {"bert", "llm generate", "llm serve", KERNELS}),
         ("llguidance", {"llm generate", "llm serve", KERNELS}),
         ("uvicorn", {"llm serve"}),
-        ("submitit", {"launch --backend slurm"}),
-        ("modal", {"launch --backend modal"}),
+        ("submitit", {"launch slurm"}),
+        ("modal", {"launch modal"}),
     ],
 )
 def test_what_an_area_needs_is_missing_there_alone(absent, package, rows):

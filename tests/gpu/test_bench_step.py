@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from benchmarks.cases.meanflow import step_setup as bench_step_setup
+from benchmarks.cases.meanflow.options import BACKENDS
+from benchmarks.cases.meanflow.options import StepOptions as Options
 from benchmarks.cases.meanflow.step import run
-from benchmarks.cases.meanflow.step_options import BACKENDS, Options
 from benchmarks.harness.results import read_result
 from fullstride.measure.timing import Plan
 

@@ -6,6 +6,7 @@ import torch
 from benchmarks.cases.jvp import attention as bench_attention
 from benchmarks.cases.jvp import norms as bench_norms
 from benchmarks.cases.jvp import timing as bench_timing
+from benchmarks.cases.jvp.options import AttentionOptions, NormsOptions
 from benchmarks.harness.results import read_result
 from fullstride.measure.timing import Plan
 
@@ -13,6 +14,7 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
+OPTIONS = {bench_attention: AttentionOptions, bench_norms: NormsOptions}
 
 
 @pytest.mark.parametrize("implementation", ["plain", "triton"])
@@ -21,7 +23,7 @@ pytestmark = [
 def test_odd_sizes_pass_the_gate_and_are_captured(bench, precision, implementation, monkeypatch, tmp_path):
     monkeypatch.setattr(bench_timing, "PLAN", Plan(warmup=0, repeats=2, seconds=0.0))
     options = {"device": "cuda", "precision": precision, "implementation": implementation, "shapes": "odd"}
-    result = read_result(bench.BENCH.run(**options, seconds=600.0, jobs=4, out=tmp_path))
+    result = read_result(bench.BENCH.run(OPTIONS[bench](**options, seconds=600.0, jobs=4), tmp_path))
     assert not [e for e in result["conditions"]["left_out"] if e["who"] in ("ours", "all")]
     for row in result["rows"]:
         timing, extra = row["timing"], row["extra"]

@@ -4,7 +4,7 @@ import os
 import sys
 from pathlib import Path
 
-from fullstride.launch.request import Request
+from fullstride.launch.request import SlurmRequest
 from fullstride.launch.slurm import Job
 from tests.launch.commands import ending
 
@@ -44,7 +44,7 @@ class Scripted(Job):
 
     def __init__(self, words: list[str], folder: Path, *ends: str, **options):
         """Take words, the folder for their record, and the ends."""
-        super().__init__(words, Request("slurm", retry_delay=0.0, **options))
+        super().__init__(words, SlurmRequest(retry_delay=0.0, **options))
         self.record, self.ends = folder, ends
 
     def line(self, words: list[str]) -> list[str]:

@@ -12,7 +12,7 @@ from fullstride.errors import ConfigError
 from fullstride.launch import container, modal_app, modal_function
 from fullstride.launch.modal_app import app_of, plan, spec_of
 from fullstride.launch.modal_function import AttemptFailed, attempt
-from fullstride.launch.request import Request
+from fullstride.launch.request import ModalRequest
 from tests.launch.commands import attempts_in, ending
 
 TRAIN = ["meanflow", "train", "epochs=3"]
@@ -24,7 +24,7 @@ def sent(service) -> Any:
 
 
 def test_the_service_is_told_of_the_hardened_defaults(service):
-    assert plan(Request("modal"), TRAIN).submit() == 0
+    assert plan(ModalRequest(), TRAIN).submit() == 0
     function = sent(service)
     assert function.timeout_secs == 12 * 3600
     policy = function.retry_policy
@@ -41,7 +41,7 @@ def test_the_service_is_told_of_the_hardened_defaults(service):
 
 
 def test_it_is_detached_and_called_once_without_waiting(service):
-    plan(Request("modal"), [*TRAIN, "run_name=a"]).submit()
+    plan(ModalRequest(), [*TRAIN, "run_name=a"]).submit()
     assert [request.app_state for request in service.requests("AppCreate")] == [api_pb2.APP_STATE_DETACHED]
     (call,) = service.requests("FunctionMap")
     assert call.function_call_invocation_type == api_pb2.FUNCTION_CALL_INVOCATION_TYPE_ASYNC
@@ -52,12 +52,12 @@ def test_it_is_detached_and_called_once_without_waiting(service):
 
 def test_without_detaching_it_is_waited_for_and_its_exit_code_is_ours(service):
     service.returned = 12
-    assert plan(Request("modal", detach=False), TRAIN).submit() == 12
+    assert plan(ModalRequest(detach=False), TRAIN).submit() == 12
     assert [request.app_state for request in service.requests("AppCreate")] == [api_pb2.APP_STATE_EPHEMERAL]
 
 
 def test_the_image_holds_this_package_and_the_versions_that_are_here(service):
-    plan(Request("modal", pip=("einops==0.8.0",)), [*TRAIN, "track=trackio"]).submit()
+    plan(ModalRequest(pip=("einops==0.8.0",)), [*TRAIN, "track=trackio"]).submit()
     files = {file for request in service.requests("MountGetOrCreate") for file in _paths(request)}
     package = Path(fullstride.__file__).parent
     there = {f"/root/fullstride/{path.relative_to(package).as_posix()}" for path in package.rglob("*.py")}
@@ -79,7 +79,7 @@ def test_the_image_holds_this_package_and_the_versions_that_are_here(service):
 
 def test_a_benchmark_takes_its_folder_along(service):
     words = ["benchmarks", "jvp-norms", "--out", "runs/results"]
-    made = plan(Request("modal"), words)
+    made = plan(ModalRequest(), words)
     root = Path(fullstride.__file__).parents[1]
     assert f"{root / 'fullstride'} at /root/fullstride, {root / 'benchmarks'} at /root/benchmarks" in made.text
     made.submit()
@@ -94,8 +94,8 @@ def _paths(request: Any) -> list[str]:
 
 def test_what_was_asked_for_reaches_the_service(service):
     service.volumes["mine"] = Path()
-    request = Request(
-        "modal", name="mine", retries=2, retry_delay=45.0, time=1.5, gpus=4, gpu="H100", cpus=6, memory=32.0,
+    request = ModalRequest(
+        name="mine", retries=2, retry_delay=45.0, time=1.5, gpus=4, gpu="H100", cpus=6, memory=32.0,
         image="nvcr.io/nvidia/pytorch:25.01-py3", volume=("mine:/data",), runs="other-runs", secret=("s",),
     )  # fmt: skip
     plan(request, [*TRAIN, "data.path=/data/x", "output_dir=/data/runs"]).submit()
@@ -118,7 +118,7 @@ def test_what_was_asked_for_reaches_the_service(service):
 
 def test_a_sweep_is_an_app_a_run(service, monkeypatch):
     monkeypatch.setattr(modal_app, "runs_of", lambda words: [[*words[:2], f"seed={seed}"] for seed in (0, 1)])
-    plan(Request("modal", gpus=0), ["meanflow", "train", "-m", "seed=0,1"]).submit()
+    plan(ModalRequest(gpus=0), ["meanflow", "train", "-m", "seed=0,1"]).submit()
     given = [pickle.loads(call.pipelined_inputs[0].input.args)[1] for call in service.requests("FunctionMap")]
     assert [each["words"][2] for each in given] == ["seed=0", "seed=1"]
     assert len({each["launch"] for each in given}) == 2
@@ -126,11 +126,11 @@ def test_a_sweep_is_an_app_a_run(service, monkeypatch):
 
 
 def test_the_shown_plan_is_what_the_objects_are_made_of_and_nothing_is_sent(service):
-    spec = spec_of(Request("modal"), TRAIN)
+    spec = spec_of(ModalRequest(), TRAIN)
     app, function = app_of(spec)
     assert isinstance(app, modal.App)
     assert isinstance(function, modal.Function)
-    text = plan(Request("modal"), TRAIN).text
+    text = plan(ModalRequest(), TRAIN).text
     for part in ("function timeout: 43200", "'max_retries': 5", "'initial_delay': 30.0", "volume fullstride-runs at"):
         assert part in text
     assert f"image python: {sys.version_info.major}.{sys.version_info.minor}" in text
@@ -152,7 +152,7 @@ def test_the_shown_plan_is_what_the_objects_are_made_of_and_nothing_is_sent(serv
 )
 def test_what_cannot_be_is_refused_before_anything_is_sent(service, options, words, message):
     with pytest.raises(ConfigError, match=message):
-        plan(Request("modal", **options), [*TRAIN, *words])
+        plan(ModalRequest(**options), [*TRAIN, *words])
     assert service.calls == []
 
 
@@ -161,7 +161,7 @@ def test_the_service_may_refuse(service):
     service._FunctionCreate, kept = _denied, service._FunctionCreate
     try:
         with pytest.raises(ConfigError, match="modal: this account has no GPU"):
-            plan(Request("modal"), TRAIN).submit()
+            plan(ModalRequest(), TRAIN).submit()
     finally:
         service._FunctionCreate = kept
 

@@ -8,18 +8,16 @@ import yaml
 
 from fullstride.errors import ConfigError
 from fullstride.launch import skypilot
-from fullstride.launch.request import Request
+from fullstride.launch.request import SkyPilotRequest
 from fullstride.launch.skypilot import plan, task_of, validated
 from tests.launch.commands import attempts_in
 
 TRAIN = ["meanflow", "train", "epochs=3", "run_name=it's"]
-BIG = Request(
-    "skypilot", gpus=8, gpu="H100", nodes=2, cpus=64, memory=512.0, spot=True, image="a/b:c", setup=("echo x",)
-)
+BIG = SkyPilotRequest(gpus=8, gpu="H100", nodes=2, cpus=64, memory=512.0, spot=True, image="a/b:c", setup=("echo x",))
 
 
 def test_a_task_and_its_defaults():
-    task = task_of(Request("skypilot"), TRAIN, "launch-1")
+    task = task_of(SkyPilotRequest(), TRAIN, "launch-1")
     assert task["resources"] == {"accelerators": "A100:1"}
     assert task["num_nodes"] == 1
     assert task["file_mounts"]["/fullstride/runs"] == {"name": "fullstride-runs", "mode": "MOUNT_CACHED"}
@@ -31,9 +29,9 @@ def test_a_task_and_its_defaults():
 
 
 def test_a_benchmark_takes_its_folder_along():
-    task = task_of(Request("skypilot"), ["benchmarks", "jvp-norms", "--out", "/fullstride/runs/a"], "launch-1")
+    task = task_of(SkyPilotRequest(), ["benchmarks", "jvp-norms", "--out", "/fullstride/runs/a"], "launch-1")
     assert {"/fullstride/source/fullstride", "/fullstride/source/benchmarks"} <= set(task["file_mounts"])
-    assert not any("benchmarks" in place for place in task_of(Request("skypilot"), TRAIN, "a")["file_mounts"])
+    assert not any("benchmarks" in place for place in task_of(SkyPilotRequest(), TRAIN, "a")["file_mounts"])
 
 
 def test_what_was_asked_for_is_in_the_task():
@@ -49,19 +47,19 @@ def test_what_was_asked_for_is_in_the_task():
     assert {"--nodes=2", "--rank=1", "--meeting=10.0.0.1:29400"} <= set(done.stdout.splitlines())
 
 
-@pytest.mark.parametrize("request_", [Request("skypilot"), Request("skypilot", gpus=0), BIG], ids=["1", "cpu", "big"])
+@pytest.mark.parametrize("request_", [SkyPilotRequest(), SkyPilotRequest(gpus=0), BIG], ids=["1", "cpu", "big"])
 def test_skypilot_takes_the_task(request_):
     if find_spec("sky") is None:
         assert "not installed here" in validated(task_of(request_, ["meanflow", "train"], "x"))
         pytest.skip("SkyPilot is no dependency of these tests; where it is installed it is asked")
     assert "checked by SkyPilot" in validated(task_of(request_, ["meanflow", "train"], "x"))
-    with pytest.raises(ConfigError, match="--backend skypilot: "):
+    with pytest.raises(ConfigError, match="launch skypilot: "):
         validated(task_of(request_, ["meanflow", "train"], "x") | {"nonsense": 1})
 
 
 def test_the_files_are_the_shown_yaml_one_for_each_run(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(skypilot, "runs_of", lambda words: [[*words[:2], f"seed={seed}"] for seed in (0, 1)])
-    made = plan(Request("skypilot", name="it", folder=str(tmp_path)), ["meanflow", "train", "-m", "seed=0,1"])
+    made = plan(SkyPilotRequest(name="it", folder=str(tmp_path)), ["meanflow", "train", "-m", "seed=0,1"])
     assert made.submit() == 0
     tasks = [yaml.safe_load((tmp_path / f"it-{i}.yaml").read_text()) for i in (0, 1)]
     assert list(yaml.safe_load_all(made.text)) == tasks
@@ -71,7 +69,7 @@ def test_the_files_are_the_shown_yaml_one_for_each_run(tmp_path, monkeypatch, ca
 
 def test_a_run_that_would_be_lost_is_refused():
     with pytest.raises(ConfigError, match="it would end with the container"):
-        task_of(Request("skypilot"), ["meanflow", "train", "output_dir=out"], "x")
+        task_of(SkyPilotRequest(), ["meanflow", "train", "output_dir=out"], "x")
 
 
 def test_a_task_that_begins_again_on_another_machine_goes_on(tmp_path):

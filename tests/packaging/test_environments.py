@@ -138,7 +138,7 @@ def test_the_serve_extra_serves(environment, tmp_path):
 
 def test_the_launch_extra_plans_a_launch(environment, tmp_path):
     bin_ = environment("launch")
-    line = "launch", "--backend", "slurm", "--dry-run", "--", "meanflow", "train", "data=digits"
+    line = "launch", "slurm", "--dry-run", "--", "meanflow", "train", "data=digits"
     assert "meanflow train" in _run(bin_ / "fullstride", *line, cwd=tmp_path)
 
 

@@ -9,7 +9,6 @@ import typer
 
 from benchmarks.cli.app import app as benchmarks
 from fullstride.cli.app import app
-from fullstride.cli.launch import RunUnlessNamed
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -45,8 +44,6 @@ def _parsed(arguments: list[str]):
     if arguments[0] == "benchmarks":
         command, rest = typer.main.get_command(benchmarks), arguments[1:]
     while commands := getattr(command, "commands", None):
-        if isinstance(command, RunUnlessNamed) and rest[0] not in commands:
-            rest = ["run", *rest]
         path.append(rest[0])
         command, rest = commands[rest[0]], rest[1:]
     return path, command.make_context(path[-1], list(rest)).params

@@ -8,6 +8,7 @@ from typing import Any
 from benchmarks.cases.jvp.common import Entry, Setup, by_format, make_setup
 from benchmarks.cases.jvp.compile import compile_ahead
 from benchmarks.cases.jvp.errors import Errors
+from benchmarks.cases.jvp.options import AttentionOptions, NormsOptions
 from benchmarks.cases.jvp.table import Rates, finish
 from benchmarks.harness.budget import one_stream
 from fullstride.device.select import resolve_device
@@ -39,44 +40,22 @@ class Bench:
     errors: Callable[[Setup], Errors]
     rates: Rates
 
-    def run(
-        self,
-        *,
-        device: str,
-        precision: str,
-        implementation: str,
-        shapes: str | None,
-        seconds: float,
-        jobs: int,
-        out: Path,
-    ) -> Path:
+    def run(self, options: AttentionOptions | NormsOptions, out: Path) -> Path:
         """Gate, measure, print the tables and write the JSON, whose path is returned.
-
-        Args:
-            device: where, `cpu` or `cuda`.
-            precision: one of the formats.
-            implementation: `auto`, `plain` or `triton`.
-            shapes: a list of sizes by name; None is the device's usual one.
-            seconds: when nothing more is begun; what is left out is said.
-            jobs: processes that compile kernels beforehand; 0 leaves that to the first call of each.
-            out: the folder of results.
-
-        Returns:
-            The file written.
 
         Raises:
             ConfigError: for a device, format or list that there is not.
             GateError: if a result is wrong; the rest is measured and written before.
 
         """
-        chosen = resolve_device(device)
-        one_of("--precision", precision, self.formats)
-        if shapes is not None:
+        chosen = resolve_device(options.device)
+        one_of("--precision", options.precision, self.formats)
+        if (shapes := options.shapes) is not None:
             one_of("--shapes", shapes, self.shapes)
         sizes = list(self.shapes[shapes or self.usual[chosen.type]])
         with one_stream(chosen):
-            setup = make_setup(chosen, precision, implementation, seconds)
-            compile_ahead(setup, jobs, self.kernels(setup, sizes))
+            setup = make_setup(chosen, options.precision, options.implementation, options.seconds)
+            compile_ahead(setup, options.jobs, self.kernels(setup, sizes))
             measured = self.rows(setup, sizes)
             errors, left_out = by_format(setup, self.formats, self.errors)
         conditions: dict[str, Any] = {"shapes": list(map(str, sizes))}

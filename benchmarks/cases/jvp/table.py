@@ -1,22 +1,21 @@
 """The tables that the benches of `fullstride.jvp` print, and the file they write."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from rich import box
-from rich.console import Console
 from rich.table import Table
 
-from benchmarks.cases.jvp.common import Entry, LeftOut, Setup, raise_if_wrong
+from benchmarks.cases.jvp.common import Entry, LeftOut, Setup, wrong_of
 from benchmarks.cases.jvp.errors import Errors
 from benchmarks.cases.jvp.timing import GRAPH_MS
-from benchmarks.harness.results import CaseResult, Row, written_first
-from benchmarks.harness.table import legend
+from benchmarks.harness.results import CaseResult, Row
+from benchmarks.harness.table import blank_table, legend, spread
+from benchmarks.harness.table import finish as finish_case
 from fullstride.measure.environment import environment
 from fullstride.measure.roofline import marked
 
-WIDTH = 190  # that no line of the tables is cut short where the output is a file
+WIDTH = 190  # of the tables
 TEXT = ("size", "pass", "by")
 COLUMNS = ("ms", "p10-p90", "MB", "x tensors")
 LAST = ("bound", "x bound", "error", "eager's", "ratio")
@@ -36,18 +35,14 @@ def finish(case: str, setup: Setup, chosen: dict[str, Any], rates: Rates, parts:
     left_out = [vars(e) for e in entries if isinstance(e, LeftOut)]
     conditions = {"precision": setup.precision, "backend": setup.implementation, **chosen, "left_out": left_out}
     result = CaseResult(case, setup.device.type, conditions, flat(errors), setup.ceilings, rows, environment())
-    console = Console()
-    console.width = max(console.width, WIDTH)
-    with written_first(result, out) as told:
-        console.print(table(result, entries, rates))
+
+    def shown() -> Iterator[Table | str]:
+        yield table(result, entries, rates)
         if errors:
-            console.print(errors_table(errors))
-        for entry in entries:
-            if isinstance(entry, LeftOut):
-                console.print(f"left out: {entry.shape} {entry.kind}, {entry.who}: {entry.why}", highlight=False)
-        console.print(told)
-        raise_if_wrong(entries)
-    return out / result.file_name
+            yield errors_table(errors)
+        yield from (f"left out: {e.shape} {e.kind}, {e.who}: {e.why}" for e in entries if isinstance(e, LeftOut))
+
+    return finish_case(result, out, shown, width=WIDTH, wrong=wrong_of(entries))
 
 
 Parts = tuple[dict[str, Errors], list[Entry]]
@@ -66,9 +61,7 @@ def flat(errors: dict[str, Errors]) -> dict[str, float]:
 def errors_table(errors: dict[str, Errors]) -> Table:
     """One line a result, ours and eager's error in each format."""
     title = "relative errors against fp64: ours (eager's, ours in eager's)"
-    out = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left")
-    for column in ("", *errors):
-        out.add_column(column, justify="right" if column else "left", no_wrap=True)
+    out = blank_table(title, ("", *errors))
     for name in next(iter(errors.values())):
         out.add_row(name, *(_pair(found[name]) for found in errors.values()))
     return out
@@ -90,15 +83,8 @@ def table(result: CaseResult, entries: list[Entry], rates: Rates) -> Table:
     graphs = (
         f"\ncalls of up to {GRAPH_MS:g} ms are replays of CUDA graphs, without host time, but * could not be captured"
     )
-    out = Table(
-        box=box.SIMPLE_HEAD,
-        title=f"{result.case}: {conditions}",
-        caption=legend(result) + (graphs if result.device == "cuda" else ""),
-        title_justify="left",
-        caption_justify="left",
-    )
-    for column in (*TEXT, *COLUMNS, *rates, *LAST):
-        out.add_column(column, justify="left" if column in TEXT else "right", no_wrap=True)
+    caption = legend(result) + (graphs if result.device == "cuda" else "")
+    out = blank_table(f"{result.case}: {conditions}", (*TEXT, *COLUMNS, *rates, *LAST), caption, left=len(TEXT))
     for entry in entries:
         out.add_row(*(_cells(entry, rates) if isinstance(entry, Row) else _blank(entry)))
     return out
@@ -115,7 +101,7 @@ def _cells(row: Row, rates: Rates) -> tuple[str, ...]:
     return (
         *(x[key] for key in ("shape", "kind", "who")),
         f"{'*' if _has_host_time(row) else ''}{timing.median_ms:.4g}",
-        f"{timing.quantile(0.1):.4g}-{timing.quantile(0.9):.4g}",
+        spread(row),
         "" if peak is None else f"{peak / 1e6:.1f}",
         "" if peak is None else f"{peak / x['tensor_bytes']:.2f}",
         *(rate(row) for rate in rates.values()),

@@ -4,7 +4,7 @@ A program calls it many times in a row, on one layer after the other, so that ne
 the keys already hide what it costs. CUDA's kernel also runs in a chain, as in a decode step.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,19 +13,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from rich.console import Console
+from rich.table import Table
 
 from benchmarks.cases.llm import attention_pallas as pallas
 from benchmarks.cases.llm.attention_work import Case, Way, chained, draw, expected, gather, slots
+from benchmarks.cases.llm.options import BATCHES, BLOCK, AttentionOptions
 from benchmarks.cases.llm.shared import WIDTH
 from benchmarks.cases.step_jax.ceilings import jax_ceilings
 from benchmarks.harness.budget import reason, say
-from benchmarks.harness.results import CaseResult, Row, at, written_first
-from benchmarks.harness.table import result_table
+from benchmarks.harness.results import CaseResult, Row, at
+from benchmarks.harness.table import finish, result_table
 from fullstride.llm.config import ModelConfig
 from fullstride.llm.kernels import QKNorm, Shape, choose
 from fullstride.measure.environment import environment
-from fullstride.measure.gate import GateError
 from fullstride.measure.roofline import Ceilings, Floor, floor
 from fullstride.measure.timing import HostClock, Plan, Timing, measure
 
@@ -33,42 +33,20 @@ from fullstride.measure.timing import HostClock, Plan, Timing, measure
 TOLERANCE = {"bfloat16": 1e-2, "float32": 1e-5}
 # By platform: layers of the pool, milliseconds that a program should take.
 LAYERS, PROGRAM_MS = {"cpu": 2, "cuda": 8}, {"cpu": 0.0, "cuda": 10.0}
-# What the command takes unless told; other rows and blocks make a file of their own.
-BATCHES, BLOCK = (1, 4, 8, 16, 32, 64), 64
 PLAN, GLANCE = Plan(warmup=2, repeats=10, seconds=0.2, most=50), Plan(warmup=1, repeats=3, seconds=0.0, most=3)
 
 
-def run(
-    *,
-    shape: Shape,
-    batches: list[int],
-    contexts: tuple[int, int],
-    dtype: str,
-    kernels: str,
-    beside: bool,
-    seed: int,
-    out: Path,
-) -> Path:
-    """Gate, measure, print the table, write the JSON.
-
-    Args:
-        shape: heads and blocks.
-        batches: rows of each case.
-        contexts: shortest and longest.
-        dtype: of the pool.
-        kernels: set whose attention is timed.
-        beside: also time the gather, and on a GPU JAX's own kernel.
-        seed: of the contexts and all numbers.
-        out: the folder of results.
-
-    Returns:
-        The file written.
+def run(options: AttentionOptions, out: Path) -> Path:
+    """Gate, measure, print the table and write the JSON, whose path is returned.
 
     Raises:
         ConfigError: if the set cannot run here.
         GateError: if a result is not that of fp64; the others are measured and written before.
 
     """
+    dtype, kernels, seed, contexts = options.dtype, options.kernels, options.seed, options.contexts
+    heads, dim = options.heads, options.head_dim
+    shape = Shape(heads, options.kv_heads, dim, options.block, dim**-0.5, 1e-6)
     device = jax.devices()[0]
     place = "cpu" if device.platform == "cpu" else "cuda"
     model = ModelConfig("qwen3", 1, 1, 1, 1, shape.heads, shape.kv_heads, shape.head_dim, contexts[1])
@@ -76,17 +54,17 @@ def run(
     ways = {chosen.name: Way(chosen.attention, keep=chosen.name == "plain")}
     if chosen.name == "paged":
         ways["in a chain"] = Way(chained, whole=True)
-    if beside:
+    if options.beside:
         ways["gather"] = Way(gather, keep=True)
         if place == "cuda" and pallas.present():
             ways |= pallas.ways(shape)
     rng, ceilings = np.random.default_rng(seed), jax_ceilings(dtype)
     pool = _pool(
-        seed, (LAYERS[place], 2, slots(shape, max(batches), contexts[1]), shape.kv_heads, shape.head_dim), dtype
+        seed, (LAYERS[place], 2, slots(shape, max(options.batch), contexts[1]), shape.kv_heads, shape.head_dim), dtype
     )
     norms = QKNorm(*(jnp.asarray(rng.uniform(0.5, 1.5, shape.head_dim), dtype) for _ in range(2)))
     rows, gate, wrong, left_out = [], {}, [], []
-    for count in batches:
+    for count in options.batch:
         case = draw(rng, shape, count, *contexts, dtype)
         least = _floor(case, shape, np.dtype(dtype).itemsize, ceilings)
         for name, way in ways.items():
@@ -122,22 +100,23 @@ def run(
         **({} if kernels == "auto" else {"kernels": chosen.name}),
         **({"left_out": left_out} if left_out else {}),
         **at(
-            batch=(tuple(batches), BATCHES),
+            batch=(options.batch, BATCHES),
             block=(shape.block, BLOCK),
             seed=(seed, 0),
-            **{"no-gather": (not beside, False)},
+            **{"no-gather": (not options.beside, False)},
         ),
     }
     result = CaseResult("paged-attention", place, conditions, gate, ceilings, rows, environment())
-    console = Console(width=max(Console().width, WIDTH))
-    with written_first(result, out):
-        console.print(result_table(result))
+
+    def shown() -> Iterator[Table | str]:
+        yield result_table(result)
         for row in rows:
-            told = f"{row.timing.median_ms * 1e3:.1f} us, {row.extra['share_of_copy_rate']:.0%} of the copy rate"
-            console.print(f"{row.name}: {told}", highlight=False)
-        if wrong:
-            raise GateError(f"{'; '.join(wrong)}; expected at most {TOLERANCE[dtype]:.2g}")
-    return out / result.file_name
+            share = row.extra["share_of_copy_rate"]
+            yield f"{row.name}: {row.timing.median_ms * 1e3:.1f} us, {share:.0%} of the copy rate"
+
+    if wrong:
+        wrong[-1] += f"; expected at most {TOLERANCE[dtype]:.2g}"
+    return finish(result, out, shown, width=WIDTH, wrong=wrong)
 
 
 def _pool(seed: int, shape: tuple[int, ...], dtype: str) -> jax.Array:

@@ -12,15 +12,15 @@ import numpy as np
 from benchmarks.cases.llm.beside import Peers, interpreter
 from benchmarks.cases.llm.gate import gate
 from benchmarks.cases.llm.latency import run_latency
+from benchmarks.cases.llm.options import ATTENTION, RUNS, SEQUENCES, Options
 from benchmarks.cases.llm.parallel import run_parallel
 from benchmarks.cases.llm.shared import complete, kept_as, name_of, shown
 from benchmarks.cases.llm.sweep import run_sweep, weight_count
 from benchmarks.cases.llm.trace import traced
-from benchmarks.cases.llm.work import ATTENTION, ATTENTIONS, TEMPERATURE, Work, compared, large, model, small
+from benchmarks.cases.llm.work import TEMPERATURE, Work, compared, large, model, small
 from benchmarks.cases.step_jax.ceilings import jax_ceilings
 from benchmarks.harness.budget import say
 from benchmarks.harness.results import CaseResult, Row, at
-from fullstride.errors import ConfigError, one_of
 from fullstride.llm.engine import Engine, EngineConfig
 from fullstride.llm.engine.build import chosen
 from fullstride.llm.engine.shapes import DEFAULTS, dtype_for
@@ -39,81 +39,27 @@ def _of_server(name: str) -> Callable[..., Path]:
     return run
 
 
-# What can run with a pool of another dtype than the model's, and what cannot.
-WITH_POOL = ("small", "large", "sweep")
-SPECIAL = {
+# Workloads but for `small` and `large`.
+OTHERS: dict[str, Callable[..., Path]] = {
     "latency": run_latency,
     "parallel": run_parallel,
     **{name: _of_server(name) for name in ("replicas", "serve", "hostile")},
 }
-WORKLOADS = (*WITH_POOL, *SPECIAL)
-# Which workloads have a setting, and what it is unless given.
-OF = {
-    "runs": ("small", "large"),
-    "sequences": ("large",),
-    "baseline": ("small",),
-    "baseline-attention": ("small",),
-    "vllm": ("small", "large"),
-}
-RUNS, SEQUENCES = 10, 256
 
 
-def run(
-    *,
-    source: str,
-    workload: str,
-    runs: int | None = None,
-    sequences: int | None = None,
-    baseline: bool | None = None,
-    baseline_attention: str | None = None,
-    vllm: str | None = None,
-    dtype: str | None,
-    out: Path,
-    kernels: str = "auto",
-    kv_cache_dtype: str = "auto",
-) -> Path:
-    """Measure, print the table, write the JSON.
-
-    Args:
-        source: a model's name, file or folder; or one of `bench_work.SHAPES`, that shape with random weights.
-        workload: `small` is 4 prompts of 100 tokens each, `large` nano-vllm's, `sweep` decode steps,
-            `latency` starts and first tokens, `parallel` and `replicas` what more devices bring, `serve` what clients
-            of the HTTP server get, `hostile` how long they wait while it gets the worst requests.
-        runs: timed, after a first one, of `small` and `large`; 10 unless given.
-        sequences: of `large`; 256 unless given.
-        baseline: also time transformers' `generate`, in a process of its own; of `small`, which does unless told.
-        baseline_attention: of transformers, one of `bench_work.ATTENTIONS`; PyTorch's own unless given.
-        vllm: the Python of an environment with vLLM, which then runs beside the engine too; of `small` and `large`.
-        dtype: of the weights.
-        out: the folder of results.
-        kernels: see `EngineConfig`.
-        kv_cache_dtype: see `EngineConfig`; for `small`, `large` and `sweep`.
-
-    Returns:
-        The file written.
+def run(options: Options, out: Path) -> Path:
+    """Measure, print the table, write the JSON, whose path is returned.
 
     Raises:
-        ConfigError: for a model or workload that there is not, a setting that the workload does not have, a vLLM
-            that does not run, or kernels that cannot run the model here.
+        ConfigError: for a model that there is not, a vLLM that does not run, or kernels that cannot run the model here.
         GateError: if fp32 greedy tokens are not those of what runs beside it, or see `bench_gate.gate`.
 
     """
-    one_of("--workload", workload, WORKLOADS)
-    if kv_cache_dtype != "auto" and workload not in WITH_POOL:
-        which = ", ".join(WITH_POOL)
-        raise ConfigError(f"kv_cache_dtype={kv_cache_dtype} with --workload {workload}: expected one of {which}")
-    given: dict[str, Any] = {"runs": runs, "sequences": sequences, "baseline": baseline, "vllm": vllm}
-    given["baseline-attention"] = baseline_attention
-    for setting, value in given.items():
-        if value is not None and workload not in OF[setting]:
-            own = f"{' and '.join(OF[setting])} {'has' if len(OF[setting]) == 1 else 'have'}"
-            raise ConfigError(f"--{setting} with --workload {workload}: only {own} it")
-    attention = baseline_attention or ATTENTION
-    one_of("--baseline-attention", attention, ATTENTIONS)
-    if baseline is False and baseline_attention:
-        raise ConfigError(f"--baseline-attention {attention} with --no-baseline: nothing would run it; leave one out")
-    vllm = None if vllm is None else interpreter(vllm)
-    runs, sequences = runs or RUNS, sequences or SEQUENCES
+    source, workload, dtype = options.model, options.workload, options.dtype
+    kernels, kv_cache_dtype = options.kernels, options.kv_cache_dtype
+    vllm = None if options.vllm is None else interpreter(options.vllm)
+    runs, sequences = options.runs or RUNS, options.sequences or SEQUENCES
+    attention, baseline = options.attention, options.baseline
     device = jax.devices()[0]
     place = "cpu" if device.platform == "cpu" else "cuda"
     asked = EngineConfig(dtype=dtype, kernels=kernels, kv_cache_dtype=kv_cache_dtype)
@@ -121,8 +67,8 @@ def run(
     chosen(loaded.config, asked)  # what cannot run is told before anything is timed
     if workload == "sweep":
         return run_sweep(loaded, source, place, dtype, kernels, out, kv_cache_dtype)
-    if workload in SPECIAL:
-        return SPECIAL[workload](loaded, source, place, dtype, kernels, out)
+    if workload in OTHERS:
+        return OTHERS[workload](loaded, source, place, dtype, kernels, out)
     vocab = loaded.config.vocab_size
     work = small(vocab) if workload == "small" else large(vocab, sequences)
     most = DEFAULTS["cpu" if place == "cpu" else "other"].rows

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.cases.llm.dense import Dense
+from benchmarks.cases.llm.shared import run_all, tokens_of
 from fullstride.llm.engine import Engine
 from fullstride.llm.engine.programs import TOP
 from fullstride.llm.kernels import FP8_POOL
@@ -79,17 +80,8 @@ def _prompts(engine: Engine, lengths: Sequence[int], answer: int) -> list[list[i
 
 def _answers(engine: Engine, prompts: list[list[int]], count: int, logprobs: int | None) -> list[Answer]:
     params = SamplingParams(temperature=0.0, max_tokens=count, logprobs=logprobs, ignore_eos=True)
-    for i, prompt in enumerate(prompts):
-        engine.add(str(i), prompt, params)
-    found: list[Answer] = [([], []) for _ in prompts]
-    while engine.busy:
-        for delta in engine.step():
-            if delta.error:
-                raise RuntimeError(delta.error)
-            tokens, places = found[int(delta.request_id)]
-            tokens += delta.token_ids
-            places += delta.logprobs or ()
-    return found
+    found = run_all(engine, prompts, [params] * len(prompts))
+    return [(tokens_of(own), [place for delta in own for place in delta.logprobs or ()]) for own in found]
 
 
 def _error(told: list[tuple[np.ndarray, list[tuple[Logprob, ...]]]]) -> float:

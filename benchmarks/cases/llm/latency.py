@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -104,24 +104,9 @@ def store(parameters: Mapping[str, np.ndarray], folder: Path) -> None:
         np.save(folder / f"{name}.npy", value.view(f"V{value.itemsize}"))
 
 
-class Stored(Mapping[str, np.ndarray]):
-    """Weights of such files, read when they are asked for."""
-
-    def __init__(self, folder: Path, dtype: Any):
-        """Nothing is read yet."""
-        self._files, self._dtype = {path.stem: path for path in folder.glob("*.npy")}, dtype
-
-    def __getitem__(self, name: str) -> np.ndarray:
-        """One parameter."""
-        return np.load(self._files[name], mmap_mode="r").view(self._dtype)
-
-    def __iter__(self) -> Iterator[str]:
-        """Names."""
-        return iter(self._files)
-
-    def __len__(self) -> int:
-        """How many there are."""
-        return len(self._files)
+def stored(folder: Path, dtype: Any) -> dict[str, np.ndarray]:
+    """Weights of such files, whose pages are read when they are used."""
+    return {path.stem: np.load(path, mmap_mode="r").view(dtype) for path in folder.glob("*.npy")}
 
 
 def _starts(source: str, dtype: str | None, kernels: str, folder: str) -> list[dict[str, float]]:
@@ -143,7 +128,7 @@ def _start(source: str, dtype: str, kernels: str, folder: str) -> None:
     times.append(time.time())
     loaded = model(source, dtype_for(EngineConfig(dtype=dtype or None), platform, "") or None)
     if source in SHAPES:
-        loaded.parameters = Stored(Path(folder), loaded.parameters["norm"].dtype)
+        loaded.parameters = stored(Path(folder), loaded.parameters["norm"].dtype)
     times.append(time.time())
     Engine(loaded, settings(loaded.config.max_position, dtype or None, kernels))
     sys.stdout.write(" ".join(map(str, [*times, time.time()])))

@@ -14,7 +14,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from benchmarks.cases.llm.devices import REPEATS, SEQUENCES, Report, counts, named, settings
 from benchmarks.cases.llm.gate import gate
-from benchmarks.cases.llm.shared import complete
+from benchmarks.cases.llm.shared import complete, run_all
 from benchmarks.cases.llm.sweep import fits, step_samples, weight_count
 from benchmarks.cases.llm.weights import on_devices
 from benchmarks.cases.llm.work import Work, small
@@ -109,16 +109,9 @@ def agreeing(ours: list[list[int]], theirs: list[list[int]]) -> int:
 
 def first_logprobs(engine: Engine, work: Work) -> list[dict[int, float]]:
     """The most probable first tokens of each answer, before any choice could differ."""
-    for i, prompt in enumerate(work.prompts):
-        engine.add(str(i), prompt, SamplingParams(temperature=0.0, max_tokens=1, logprobs=TOP, ignore_eos=True))
-    found: list[dict[int, float]] = [{} for _ in work.prompts]
-    while engine.busy:
-        for delta in engine.step():
-            if delta.error:
-                raise RuntimeError(delta.error)
-            (places,) = delta.logprobs or ((),)
-            found[int(delta.request_id)] = {place.token: place.logprob for place in places}
-    return found
+    params = SamplingParams(temperature=0.0, max_tokens=1, logprobs=TOP, ignore_eos=True)
+    found = run_all(engine, work.prompts, [params] * len(work.prompts))
+    return [{place.token: place.logprob for place in (own[-1].logprobs or ((),))[0]} for own in found]
 
 
 def largest_difference(ours: list[dict[int, float]], theirs: list[dict[int, float]]) -> float:

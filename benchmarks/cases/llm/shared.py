@@ -1,13 +1,13 @@
 """What the engine's benches share: names, a whole workload, and how a result is shown."""
 
+from collections.abc import Sequence
 from pathlib import Path
-
-from rich.console import Console
 
 from benchmarks.cases.llm.work import Work
 from benchmarks.harness.results import CaseResult, write_result
-from benchmarks.harness.table import result_table
+from benchmarks.harness.table import console_of, result_table
 from fullstride.llm.engine import Engine, EngineConfig
+from fullstride.llm.outputs import Delta
 from fullstride.llm.sampling_params import SamplingParams
 from fullstride.measure.roofline import marked
 
@@ -16,7 +16,7 @@ WIDTH = 120  # columns that the table needs
 
 def shown(result: CaseResult, out: Path) -> Path:
     """Print a result, its tokens a second beside their bound or their engine's, and write it."""
-    console = Console(width=max(Console().width, WIDTH))
+    console = console_of(WIDTH)
     console.print(result_table(result))
     for row in result.rows:
         if "tokens_per_second" in row.extra:
@@ -38,14 +38,25 @@ def kept_as(settings: EngineConfig) -> dict[str, str]:
     return {} if settings.kv_cache_dtype == "auto" else {"kv_cache_dtype": settings.kv_cache_dtype}
 
 
-def complete(engine: Engine, work: Work, temperature: float) -> list[list[int]]:
-    """Run the work on an idle engine; the tokens of each answer."""
-    for i, (prompt, count) in enumerate(zip(work.prompts, work.outputs, strict=True)):
-        engine.add(str(i), prompt, SamplingParams(temperature=temperature, max_tokens=count, ignore_eos=True))
-    tokens: list[list[int]] = [[] for _ in work.prompts]
+def run_all(engine: Engine, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]) -> list[list[Delta]]:
+    """Run prompts on an idle engine, all at once; what comes of each."""
+    for i, (prompt, own) in enumerate(zip(prompts, params, strict=True)):
+        engine.add(str(i), prompt, own)
+    found: list[list[Delta]] = [[] for _ in prompts]
     while engine.busy:
         for delta in engine.step():
-            tokens[int(delta.request_id)] += delta.token_ids
             if delta.error:
                 raise RuntimeError(delta.error)
-    return tokens
+            found[int(delta.request_id)].append(delta)
+    return found
+
+
+def tokens_of(deltas: Sequence[Delta]) -> list[int]:
+    """All tokens of an answer."""
+    return [token for delta in deltas for token in delta.token_ids]
+
+
+def complete(engine: Engine, work: Work, temperature: float) -> list[list[int]]:
+    """Run the work on an idle engine; the tokens of each answer."""
+    params = [SamplingParams(temperature=temperature, max_tokens=n, ignore_eos=True) for n in work.outputs]
+    return [*map(tokens_of, run_all(engine, work.prompts, params))]

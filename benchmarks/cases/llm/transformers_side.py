@@ -13,7 +13,8 @@ import numpy as np
 import torch
 import transformers
 
-from benchmarks.cases.llm.work import ATTENTION, GATE_TOKENS, TEMPERATURE, Work, compared, model, small
+from benchmarks.cases.llm.options import ATTENTION
+from benchmarks.cases.llm.work import GATE_TOKENS, TEMPERATURE, Work, compared, model, small
 from fullstride.llm.config import ModelConfig
 
 COMPILED = "transformers, batched and compiled"

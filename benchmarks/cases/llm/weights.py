@@ -2,7 +2,6 @@
 
 import functools
 import zlib
-from collections.abc import Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,15 +12,10 @@ from jax import lax
 from jaxtyping import Array
 
 from benchmarks.cases.llm.work import RandomParameters
-from fullstride.llm.config import ModelConfig, parameter_shapes
 
 
-class MadeParameters(Mapping[str, np.ndarray]):
+class MadeParameters(RandomParameters):
     """As `RandomParameters` with other numbers: every device makes its own part, of a whole that is always the same."""
-
-    def __init__(self, config: ModelConfig, dtype: str):
-        """Nothing is made yet."""
-        self._shapes, self._dtype = parameter_shapes(config), dtype
 
     def make(self, name: str, device: Any, rows: slice | None = None, columns: slice | None = None) -> Array:
         """A part of one, on a device of JAX's; whole where no part is given."""
@@ -37,17 +31,9 @@ class MadeParameters(Mapping[str, np.ndarray]):
         """One parameter, on the host."""
         return np.asarray(self.make(name, jax.devices()[0]))
 
-    def __iter__(self) -> Iterator[str]:
-        """Names."""
-        return iter(self._shapes)
-
-    def __len__(self) -> int:
-        """How many there are."""
-        return len(self._shapes)
-
 
 @functools.cache
-def _drawn(shape: tuple[int, ...], sizes: tuple[int, ...], dtype: str) -> Any:
+def _drawn(shape: tuple[int, ...], sizes: tuple[int, ...], dtype: Any) -> Any:
     """What makes a part of such a parameter, by its seed and where the part begins; the whole is never stored."""
 
     def draw(seed, starts):

@@ -21,8 +21,6 @@ SHAPES = {
     "qwen3-8b": ModelConfig("qwen3", 151_936, 4096, 12_288, 36, 32, 8, 128, 40_960, rope_theta=1e6, qk_norm=True),
 }
 TEMPERATURE = 0.7
-# Of transformers, which the engine stands beside: what it takes by itself, and what else it is asked for by name.
-ATTENTION, ATTENTIONS = "sdpa", ("sdpa", "eager", "flash_attention_2", "flash_attention_3")
 # Greedy tokens that engines are compared by, after so many of the last prompt.
 GATE_TOKENS, GATE_PROMPT = 20, 36
 # Weights from which on they are so many that drawing each of them takes longer than all else, and the prime number of

@@ -10,19 +10,21 @@ import collections
 import itertools
 import math
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 from PIL import Image
-from rich.console import Console
+from rich.table import Table
 from sklearn.datasets import load_sample_images
 from torch import Tensor
 
-from benchmarks.harness.results import CaseResult, Row, at, write_result
-from benchmarks.harness.table import result_table
+from benchmarks.cases.meanflow.options import LoaderOptions, counts
+from benchmarks.harness.budget import say
+from benchmarks.harness.results import CaseResult, Row, at
+from benchmarks.harness.table import finish, result_table
 from fullstride.device.select import cores, resolve_device
 from fullstride.errors import ConfigError
 from fullstride.meanflow.data.dataset import Split
@@ -37,8 +39,6 @@ from fullstride.measure.gate import require_close
 from fullstride.measure.roofline import Ceilings, Floor, measure_ceilings
 from fullstride.measure.timing import Clock, HostClock, Plan, clock_for, measure
 
-# Records of a batch, unless another number is given.
-BATCH = 256
 RECORDS = {"memory": 60_000, "pictures": 2_000, "latents": 10_000}
 JPEG_QUALITY = 90
 
@@ -90,7 +90,7 @@ class Bench:
         orders = [self._order(split, epoch) for epoch in range(2)]
         steps = steps_a_call(len(orders[0]), workers)
         title = name if split.in_memory else f"{name}, {workers} workers"
-        Console(stderr=True).print(f"timing: {title}")
+        say(f"timing: {title}")
         with Loader(split, self.device, workers) as loader:
             stream = loader.batches(itertools.cycle(orders))
             error = require_close(name, next(stream).raw[0], split.read(orders[0][0, 0]), tolerance=0.0)
@@ -150,27 +150,18 @@ def steps_a_call(least: int, workers: int) -> int:
 
 def worker_counts(most: int) -> list[int]:
     """0, the powers of two below `most`, and `most`."""
-    return sorted({0, most, *(2**i for i in range(most.bit_length()) if 2**i < most)})
+    return sorted({0, *counts(most)})
 
 
-def run(*, device: str, batch_size: int, out: Path, workers: int | None = None) -> Path:
+def run(options: LoaderOptions, out: Path) -> Path:
     """Gate, measure, print the table and write the JSON, whose path is returned.
-
-    Args:
-        device: where batches are wanted.
-        batch_size: records a batch.
-        out: the folder of results.
-        workers: most worker processes to try; None for as many as there are cores.
-
-    Returns:
-        The file written.
 
     Raises:
         ConfigError: if the device is not there, or a set has fewer records than a batch.
         GateError: if a batch is not what was asked for.
 
     """
-    chosen = resolve_device(device)
+    chosen, batch_size, workers = resolve_device(options.device), options.batch_size, options.workers
     torch.manual_seed(0)
     ceilings = measure_ceilings(chosen.type)
     host = ceilings if chosen.type == "cpu" else measure_ceilings("cpu")
@@ -180,13 +171,12 @@ def run(*, device: str, batch_size: int, out: Path, workers: int | None = None) 
         "batch_size": batch_size,
         "records": RECORDS,
         "host_copy_bytes_per_second": int(host.bytes),
-        **at(batch=(batch_size, BATCH), workers=(workers, None)),
+        **at(batch=(batch_size, LoaderOptions.batch_size), workers=(workers, None)),
     }
     result = CaseResult("meanflow-loader", chosen.type, conditions, errors, ceilings, rows, environment())
-    path = write_result(result, out)
-    console = Console()
-    console.print(result_table(result))
-    for row in rows:
-        console.print(f"{row.name}: {row.extra['records_per_second']:,.0f} records/s")
-    console.print(f"written to {path}")
-    return path
+
+    def shown() -> Iterator[Table | str]:
+        yield result_table(result)
+        yield from (f"{row.name}: {row.extra['records_per_second']:,.0f} records/s" for row in rows)
+
+    return finish(result, out, shown, width=0)

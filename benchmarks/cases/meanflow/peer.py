@@ -10,16 +10,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from rich.console import Console
 
+from benchmarks.cases.meanflow.options import PEER_PRECISIONS, PeerOptions
 from benchmarks.cases.meanflow.peer_codes import SHAPE, Ours, Theirs
-from benchmarks.cases.meanflow.peer_options import PRECISIONS, STEPS, Options
 from benchmarks.cases.meanflow.step_setup import weight_passes
 from benchmarks.experiments.meanflow.official_code import load_official
 from benchmarks.experiments.meanflow.theirs import check_network, check_settings
 from benchmarks.harness.budget import NO_TIME, Budget, one_stream, reason, say
 from benchmarks.harness.results import CaseResult, Row, at, written_first
-from benchmarks.harness.table import result_table
+from benchmarks.harness.table import console_of, result_table
 from fullstride.device import memory
 from fullstride.device.precision import check_precision, set_precision
 from fullstride.device.select import resolve_device
@@ -32,7 +31,7 @@ from fullstride.measure.flops import count_flops
 from fullstride.measure.roofline import Ceilings, floor, measure_ceilings
 from fullstride.measure.timing import Timing
 
-WIDTH = 110  # that no name is cut short where the output is a file
+WIDTH = 110  # of the table
 READY = "py-meanflow, augmented before"
 
 
@@ -40,7 +39,7 @@ READY = "py-meanflow, augmented before"
 class Bench:
     """Measures one code after the other."""
 
-    options: Options
+    options: PeerOptions
     device: torch.device
     config: TrainConfig
 
@@ -111,7 +110,7 @@ class Bench:
         return Row(name, timing, floor(work, moved, rates), extra)
 
 
-def run(options: Options, out: Path) -> Path:
+def run(options: PeerOptions, out: Path) -> Path:
     """Gate, measure, print the table and write the JSON, whose path is returned.
 
     Raises:
@@ -141,8 +140,7 @@ def run(options: Options, out: Path) -> Path:
             bench.left_out.append({"name": "the rest", "why": reason(error)})
         result = _result(bench, rows)
     with written_first(result, out) as told:
-        console = Console()
-        console.width = max(console.width, WIDTH)
+        console = console_of(WIDTH)
         console.print(result_table(result))
         console.print(told)
         if failed is not None:
@@ -160,7 +158,10 @@ def _result(bench: Bench, rows: list[Row]) -> CaseResult:
         "parameters": bench.weights,
         "steps": options.steps,
         **({"rows": slug(" ".join(options.settings))} if options.settings else {}),
-        **at(precisions=(options.precisions, PRECISIONS[bench.device.type]), steps=(options.steps, STEPS)),
+        **at(
+            precisions=(options.precisions, PEER_PRECISIONS[bench.device.type]),
+            steps=(options.steps, PeerOptions.steps),
+        ),
         "left_out": bench.left_out,
     }
     ceilings = bench.ceilings(options.precisions[0])

@@ -5,26 +5,25 @@ as `meanflow sample` makes it. The floor is the arithmetic of the network's eval
 of them. The network has random weights; what images show does not change what they cost.
 """
 
+from collections.abc import Iterator
 from pathlib import Path
 
-from rich.console import Console
+from rich.table import Table
 
-from benchmarks.cases.meanflow.sampling_options import Options
+from benchmarks.cases.meanflow.options import SamplingOptions, StepOptions
 from benchmarks.cases.meanflow.sampling_run import Bench
-from benchmarks.cases.meanflow.step_options import Options as StepOptions
 from benchmarks.cases.meanflow.step_setup import Setup, make_setup
 from benchmarks.harness.budget import NO_MEMORY, NO_TIME
-from benchmarks.harness.results import CaseResult, at, written_first
-from benchmarks.harness.table import result_table
+from benchmarks.harness.results import CaseResult, at
+from benchmarks.harness.table import finish, result_table
 from fullstride.device.select import resolve_device
 from fullstride.meanflow.sampling.graphed import check_backend
 from fullstride.measure.environment import environment
-from fullstride.measure.gate import GateError
 
-WIDTH = 150  # that no line of the table is cut short where the output is a file
+WIDTH = 150  # of the table
 
 
-def run(options: Options, out: Path) -> Path:
+def run(options: SamplingOptions, out: Path) -> Path:
     """Gate, measure, print the table and write the JSON, whose path is returned.
 
     Raises:
@@ -35,21 +34,17 @@ def run(options: Options, out: Path) -> Path:
     bench = Bench(_setup(options), options)
     bench.run()
     result = result_of(bench)
-    console = Console()
-    console.width = max(console.width, WIDTH)
-    with written_first(result, out) as told:
-        console.print(result_table(result))
-        for row in bench.rows:
-            console.print(f"{row.name}: {row.extra['images_per_second']:,.0f} images/s", highlight=False)
-        for name, why in bench.left_out.items():
-            console.print(f"left out: {name}: {why}", highlight=False)
-        console.print(told)
-        if wrong := [f"{name}: {why}" for name, why in bench.left_out.items() if why not in (NO_MEMORY, NO_TIME)]:
-            raise GateError("; ".join(wrong))
-    return out / result.file_name
+
+    def shown() -> Iterator[Table | str]:
+        yield result_table(result)
+        yield from (f"{row.name}: {row.extra['images_per_second']:,.0f} images/s" for row in bench.rows)
+        yield from (f"left out: {name}: {why}" for name, why in bench.left_out.items())
+
+    wrong = [f"{name}: {why}" for name, why in bench.left_out.items() if why not in (NO_MEMORY, NO_TIME)]
+    return finish(result, out, shown, width=WIDTH, wrong=wrong)
 
 
-def _setup(options: Options) -> Setup:
+def _setup(options: SamplingOptions) -> Setup:
     if any("graph" in name for name in options.backends):
         check_backend("graph", resolve_device(options.device), "--backend")
     shared = {"channels_last": options.channels_last, "seconds": options.seconds}

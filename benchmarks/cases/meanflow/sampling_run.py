@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from benchmarks.cases.meanflow.sampling_options import BACKENDS, Options
+from benchmarks.cases.meanflow.options import SAMPLED_BY, SamplingOptions
 from benchmarks.cases.meanflow.step_gate import TOLERANCE
 from benchmarks.cases.meanflow.step_setup import Setup
 from benchmarks.harness.budget import NO_TIME, reason, say
@@ -57,7 +57,7 @@ class Bench:
     """
 
     setup: Setup
-    options: Options
+    options: SamplingOptions
     rows: list[Row] = field(default_factory=list)
     errors: dict[str, float] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
@@ -65,7 +65,7 @@ class Bench:
     @property
     def backends(self) -> tuple[str, ...]:
         """That the network is run by."""
-        return self.options.backends or (BACKENDS if self.setup.device.type == "cuda" else BACKENDS[:1])
+        return self.options.backends or (SAMPLED_BY if self.setup.device.type == "cuda" else SAMPLED_BY[:1])
 
     @property
     def batches(self) -> tuple[int, ...]:

@@ -5,42 +5,40 @@ alone over that of each among n. What could keep it from 1 are the transfers of 
 bytes, with nothing beside it, is told with each row.
 """
 
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from rich import box
-from rich.console import Console
 from rich.table import Table
 from torch.cuda import nccl
 
-from benchmarks.cases.meanflow.scaling_options import Options
-from benchmarks.cases.meanflow.scaling_sets import Found, run_sets, started
+from benchmarks.cases.meanflow.options import ScalingOptions
 from benchmarks.cases.meanflow.scaling_steps import Measured
-from benchmarks.cases.meanflow.scaling_workers import Job, step_options
+from benchmarks.cases.meanflow.scaling_workers import Found, Job, run_sets, started, step_options
 from benchmarks.cases.meanflow.step_setup import Setup, make_setup, weight_passes
 from benchmarks.harness.budget import NO_MEMORY, NO_TIME, Budget, say
-from benchmarks.harness.results import CaseResult, Row, at, write_result, written_first
+from benchmarks.harness.results import CaseResult, Row, at, write_result
+from benchmarks.harness.table import blank_table, finish, gib, spread
 from fullstride.device import memory
 from fullstride.device.precision import set_precision
 from fullstride.device.select import resolve_device
 from fullstride.errors import ConfigError
 from fullstride.measure.environment import environment, slug
-from fullstride.measure.gate import GateError
 from fullstride.measure.roofline import Ceilings, Floor, measure_ceilings
 from fullstride.measure.timing import Timing
 
 # Where rows lie until all are known: a bench that is cut short replaces no whole result.
 UNFINISHED = "unfinished"
-WIDTH = 150  # that no line of the table is cut short where the output is a file
+WIDTH = 150  # of the table
 
 
 @dataclass
 class Bench:
     """What is known so far, which is written with every new row: a bench that is cut short has told what it found."""
 
-    options: Options
+    options: ScalingOptions
     out: Path
     size: int
     setups: dict[str, Setup]
@@ -79,7 +77,9 @@ class Bench:
         names = {"batch": "batch_size"} | {
             n: n for n in ("averages", "ratios", "kinds", "transfers", "processes", "largest")
         }
-        return at(**{word: (getattr(self.options, name), getattr(Options, name)) for word, name in names.items()})
+        return at(
+            **{word: (getattr(self.options, name), getattr(ScalingOptions, name)) for word, name in names.items()}
+        )
 
     def keep(self, found: Found) -> None:
         """Tell the newest row, and write all."""
@@ -99,7 +99,7 @@ class Bench:
             (self.out / UNFINISHED).rmdir()
 
 
-def run(options: Options, out: Path) -> Path:
+def run(options: ScalingOptions, out: Path) -> Path:
     """Measure, print the tables and write the JSON, whose path is returned.
 
     Raises:
@@ -115,34 +115,30 @@ def run(options: Options, out: Path) -> Path:
     with started(jobs, options, size) as sets:
         # The processes start meanwhile, and take their GPUs when they are told the rates.
         setups = {name: make_setup(step_options(options, name)) for name in dict.fromkeys(_timed(jobs))}
-        bench = Bench(options, out, size, setups, _ceilings(setups, options, device), [each.found for each in sets])
+        bench = Bench(options, out, size, setups, _ceilings(setups, options, device), [Found(job) for job in jobs])
         for setup in setups.values():
             setup.model.cpu()  # the memory is the processes'
         memory.release(device)
         for each, job in zip(sets, jobs, strict=True):
             own = setups.get(job.model) if job.ratio is not None else None
             each.tell((bench.ceilings, own.forward_flops if own else 0))
-        run_sets(sets, budget, bench.keep)
+        run_sets(sets, bench.found, budget, bench.keep)
     return _told(bench)
 
 
 def _told(bench: Bench) -> Path:
-    result, found = bench.result(), bench.found
-    console = Console()
-    console.width = max(console.width, WIDTH)
-    with written_first(result, bench.out) as told:
-        bench.forget_unfinished()
-        console.print(table(result))
-        for each in found:
-            if each.why:
-                console.print(f"left out: {each.job.name}: {each.why}", highlight=False, markup=False)
-        console.print(told)
-        if wrong := [f"{each.job.name}: {each.why}" for each in found if each.why not in ("", NO_TIME, NO_MEMORY)]:
-            raise GateError("; ".join(wrong))
-    return bench.out / result.file_name
+    result, left_out = bench.result(), [(each.job.name, each.why) for each in bench.found if each.why]
+
+    def shown() -> Iterator[Table | str]:
+        bench.forget_unfinished()  # the whole is written
+        yield table(result)
+        yield from (f"left out: {name}: {why}" for name, why in left_out)
+
+    wrong = [f"{name}: {why}" for name, why in left_out if why not in (NO_TIME, NO_MEMORY)]
+    return finish(result, bench.out, shown, width=WIDTH, wrong=wrong)
 
 
-def _jobs(options: Options) -> list[Job]:
+def _jobs(options: ScalingOptions) -> list[Job]:
     """In the order in which they are timed; the largest network's memory last, on a GPU alone."""
     jobs = [Job(model, ratio) for ratio in options.ratios for model in options.models]
     if options.largest and options.device == "cuda":
@@ -159,14 +155,14 @@ def _timed(jobs: list[Job]) -> list[str]:
     return [job.model for job in jobs if job.ratio is not None]
 
 
-def _ceilings(setups: dict[str, Setup], options: Options, device: torch.device) -> Ceilings:
+def _ceilings(setups: dict[str, Setup], options: ScalingOptions, device: torch.device) -> Ceilings:
     if setups:
         return next(iter(setups.values())).ceilings
     set_precision(options.precision, device)
     return measure_ceilings(device.type, "bfloat16" if options.precision == "bf16" else "float32")
 
 
-def _size(options: Options, device: torch.device) -> int:
+def _size(options: ScalingOptions, device: torch.device) -> int:
     there = torch.cuda.device_count() if device.type == "cuda" else 2
     if options.processes > there and device.type == "cuda":
         raise ConfigError(f"--processes={options.processes}: expected at most {there}, as there are GPUs")
@@ -204,10 +200,8 @@ def _floor(job: Job, measured: Measured, bench: Bench) -> Floor:
 
 def table(result: CaseResult) -> Table:
     """A line a row."""
-    shown = Table(box=box.SIMPLE_HEAD, title=f"{result.case}: {result.conditions['precision']}", title_justify="left")
-    shown.add_column("step", no_wrap=True)
-    for column in ("ms", "p10-p90", "efficiency", "transfer ms", "early", "GiB", "state GiB", "largest batch"):
-        shown.add_column(column, justify="right", no_wrap=True)
+    columns = ("step", "ms", "p10-p90", "efficiency", "transfer ms", "early", "GiB", "state GiB", "largest batch")
+    shown = blank_table(f"{result.case}: {result.conditions['precision']}", columns)
     for row in result.rows:
         shown.add_row(row.name, *_cells(row))
     return shown
@@ -215,10 +209,9 @@ def table(result: CaseResult) -> Table:
 
 def _cells(row: Row) -> list[str]:
     t, extra = row.timing, row.extra
-    gib = lambda value: "" if value is None else f"{value / memory.GIB:.2f}"  # noqa: E731
     return [
         f"{t.median_ms:.2f}",
-        f"{t.quantile(0.1):.4g}-{t.quantile(0.9):.4g}",
+        spread(row),
         f"{extra['efficiency']:.1%}" if "efficiency" in extra else "",
         f"{extra['transfer_ms']:.2f}" if "transfer_ms" in extra else "",
         str(extra.get("sent_early", "")),

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from benchmarks.cases.meanflow.scaling_options import Options
+from benchmarks.cases.meanflow.options import ScalingOptions
 from benchmarks.cases.meanflow.scaling_steps import Groups, Measured, Samples, blocks
 from benchmarks.cases.meanflow.step_cases import DECAYS
 from benchmarks.cases.meanflow.step_run import leave_forward_ad
@@ -26,7 +26,7 @@ SMALL, MORE, FIRST_TRIAL, FINER = 8, 16, 0.97, 0.02
 class Memory:
     """The largest network on this process's GPU, as it is and shared out."""
 
-    options: Options
+    options: ScalingOptions
     device: torch.device
     everyone: Processes
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from benchmarks.cases.meanflow.scaling_options import Options
+from benchmarks.cases.meanflow.options import ScalingOptions
 from benchmarks.cases.meanflow.step_cases import DECAYS, plain_loss
 from benchmarks.cases.meanflow.step_setup import Setup
 from fullstride.device import memory
@@ -59,7 +59,7 @@ def groups_of(counts: tuple[int, ...], device: str, transfers: tuple[str, ...]) 
 class Steps:
     """One network's steps at one ratio, compiled once for all groups."""
 
-    options: Options
+    options: ScalingOptions
     setup: Setup
     loss: MeanFlowLoss
     everyone: Processes

@@ -1,26 +1,42 @@
-"""A process of the bench of several GPUs: it meets its set's others, compiles, waits for the word, and measures."""
+"""Teams of processes of the bench of several GPUs: as many as there are GPUs, one team a network and ratio.
+
+All teams start and compile at once, which takes minutes; then each has the machine to itself. The first process of a
+team tells each row as soon as it is known.
+"""
 
 import os
-from dataclasses import dataclass
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
 
+from benchmarks.cases.meanflow.options import ScalingOptions, StepOptions, counts
 from benchmarks.cases.meanflow.scaling_memory import Memory
-from benchmarks.cases.meanflow.scaling_options import Options, counts
-from benchmarks.cases.meanflow.scaling_steps import Groups, Steps, groups_of
-from benchmarks.cases.meanflow.step_options import Options as StepOptions
+from benchmarks.cases.meanflow.scaling_steps import Groups, Measured, Steps, groups_of
 from benchmarks.cases.meanflow.step_setup import make_setup
-from benchmarks.harness.budget import one_stream, reason
-from benchmarks.harness.workers import await_turn, share_cores
+from benchmarks.harness.budget import NO_TIME, Budget, one_stream, say
+from benchmarks.harness.process_pool import (
+    GRACE,
+    UNFINISHED,
+    Team,
+    Worker,
+    await_turn,
+    none_left,
+    share_cores,
+)
 from fullstride.device import memory
 from fullstride.meanflow.config.presets import MODELS
 from fullstride.measure.roofline import Ceilings
 from fullstride.step.torch import Processes, joined
 from fullstride.step.torch.body import searched_convolutions
 
-DONE = "done"
+# Of the bench's time, the part in which teams must be ready: those that are not are left out, the others still timed.
+COMPILING = 0.75
 
 
 @dataclass(frozen=True)
@@ -36,7 +52,71 @@ class Job:
         return f"{self.model}, memory" if self.ratio is None else f"{self.model}, ratio {self.ratio:.0%}"
 
 
-def step_options(options: Options, model: str) -> StepOptions:
+@dataclass
+class Found:
+    """What a team has measured so far, and why not all.
+
+    Attributes:
+        job: the team's.
+        rows: measured.
+        errors: of each kind's steps, beside eager fp32.
+        ready_s: from the start of the processes until they had compiled; None of one that has not.
+        why: there are no more rows; empty where all are there.
+
+    """
+
+    job: Job
+    rows: list[Measured] = field(default_factory=list)
+    errors: dict[str, float] = field(default_factory=dict)
+    ready_s: float | None = None
+    why: str = UNFINISHED
+
+
+def workers_of(job: Job, options: ScalingOptions, size: int, beside: int) -> list[Worker]:
+    """Start a job's processes, which meet as torchrun's would; `beside` of them share the processor."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free.getsockname()[1], "WORLD_SIZE": size}
+    return [Worker(work, place | {"RANK": n, "LOCAL_RANK": n}, job, options, beside) for n in range(size)]
+
+
+@contextmanager
+def started(jobs: list[Job], options: ScalingOptions, size: int) -> Iterator[list[Team]]:
+    """Their teams, which prepare what needs no GPU until they are told the machine's rates."""
+    with none_left([]) as teams:
+        for job in jobs:
+            teams.append(Team(workers_of(job, options, size, size * len(jobs))))
+        yield teams
+
+
+def run_sets(teams: list[Team], every: list[Found], budget: Budget, keep: Callable[[Found], None]) -> None:
+    """Wait until all have compiled, and time one after the other; `keep` is called with each new row."""
+    say(f"compiling: {'; '.join(found.job.name for found in every)}")
+    now = time.monotonic()
+    by = now + COMPILING * max(0.0, budget.until - now)
+    pairs = list(zip(teams, every, strict=True))
+    ready = [(team, found) for team, found in pairs if team.get_ready(by, found.errors.update)]
+    for team, found in pairs:
+        found.ready_s, found.why = team.ready_s, team.why
+    for team, found in ready:
+        if budget.spent:
+            found.why = NO_TIME
+            team.end()
+        else:
+            say(f"timing: {found.job.name}, ready after {found.ready_s:.0f} s")
+            _time(team, found, budget, keep)
+
+
+def _time(team: Team, found: Found, budget: Budget, keep: Callable[[Found], None]) -> None:
+    def take(row: Measured) -> None:
+        found.rows.append(row)
+        keep(found)
+
+    team.measure(budget.until + GRACE, take)
+    found.why = team.why
+
+
+def step_options(options: ScalingOptions, model: str) -> StepOptions:
     """Those of one network's setup."""
     # Convolutions are fastest in that order; a transformer has none.
     last = MODELS[model]().convolutional and options.device != "cpu"
@@ -44,12 +124,12 @@ def step_options(options: Options, model: str) -> StepOptions:
     return StepOptions(options.device, options.precision, model, channels_last=last, seconds=float("inf"), **sizes)
 
 
-def work(parent: Connection, given: dict[str, Any], job: Job, options: Options, beside: int) -> None:
+def work(parent: Connection, given: dict[str, Any], job: Job, options: ScalingOptions, beside: int) -> None:
     """One process: join the others, compile, wait for the word, measure; the first one tells.
 
     Args:
         parent: says the machine's rates and the operations of a forward pass of one image; hears errors, and that all
-            is compiled, or why not; says when it is this one's turn; then hears what is found, and `DONE`.
+            is compiled; says when it is this one's turn; then hears what is found.
         given: what torchrun would tell.
         job: what to measure.
         options: of the bench.
@@ -58,24 +138,19 @@ def work(parent: Connection, given: dict[str, Any], job: Job, options: Options, 
     """
     os.environ |= {name: str(value) for name, value in given.items()}
     share_cores(beside)
-    try:
-        known = parent.recv()
-        with joined(options.device, "nccl") as everyone:
-            # How much memory there is does not depend on what gradients travel by.
-            ways = options.transfers[:1] if job.ratio is None else options.transfers
-            groups = groups_of(counts(everyone.size), options.device, ways)
-            with one_stream(torch.device(options.device)), searched_convolutions():
-                _measure(parent, job, options, known, everyone, groups)
-    except Exception as error:
-        parent.send(reason(error))
-    else:
-        parent.send(DONE)
+    known = parent.recv()
+    with joined(options.device, "nccl") as everyone:
+        # How much memory there is does not depend on what gradients travel by.
+        ways = options.transfers[:1] if job.ratio is None else options.transfers
+        groups = groups_of(counts(everyone.size), options.device, ways)
+        with one_stream(torch.device(options.device)), searched_convolutions():
+            _measure(parent, job, options, known, everyone, groups)
 
 
 def _measure(
     parent: Connection,
     job: Job,
-    options: Options,
+    options: ScalingOptions,
     known: tuple[Ceilings, int],
     everyone: Processes,
     groups: Groups,

@@ -5,13 +5,14 @@ operations of a forward pass, a step takes 3F, the tangent one F more for its sh
 matching is bound by 1 + ratio/3. All ratios are to the fastest flow-matching step of the same run.
 """
 
+from collections.abc import Iterator
 from pathlib import Path
 
-from rich.console import Console
+from rich.table import Table
 
+from benchmarks.cases.meanflow.options import SECTIONS, StepOptions
 from benchmarks.cases.meanflow.step_cases import Case
 from benchmarks.cases.meanflow.step_gate import Exact
-from benchmarks.cases.meanflow.step_options import SECTIONS, Options
 from benchmarks.cases.meanflow.step_passes import Pass
 from benchmarks.cases.meanflow.step_run import Bench
 from benchmarks.cases.meanflow.step_sections import backends_of, cases_of, chosen, expect_chosen
@@ -19,16 +20,16 @@ from benchmarks.cases.meanflow.step_setup import Setup, make_setup
 from benchmarks.cases.meanflow.step_table import compare, tables
 from benchmarks.cases.meanflow.step_workers import Job, run_jobs
 from benchmarks.harness.budget import one_stream, say
-from benchmarks.harness.results import CaseResult, at, written_first
+from benchmarks.harness.results import CaseResult, at
+from benchmarks.harness.table import finish
 from fullstride.device.select import resolve_device
 from fullstride.measure.environment import environment, slug
-from fullstride.measure.gate import GateError
 from fullstride.step.torch.body import searched_convolutions
 
-WIDTH = 190  # that no line of the tables is cut short where the output is a file
+WIDTH = 190  # of the tables
 
 
-def run(options: Options, out: Path) -> Path:
+def run(options: StepOptions, out: Path) -> Path:
     """Gate, measure, print the tables and write the JSON, whose path is returned.
 
     Raises:
@@ -43,17 +44,13 @@ def run(options: Options, out: Path) -> Path:
         bench = measured(setup)
     compare(bench.rows)
     result = result_of(setup, bench)
-    console = Console()
-    console.width = max(console.width, WIDTH)
-    with written_first(result, out) as told:
-        for table in tables(result, setup.options.sections):
-            console.print(table)
-        for entry in bench.left_out:
-            console.print(f"left out: {entry.name}, batch {entry.batch}, {entry.backend}: {entry.why}", highlight=False)
-        console.print(told)
-        if wrong := [f"{e.name}, {e.backend}: {e.why}" for e in bench.left_out if e.wrong]:
-            raise GateError("; ".join(wrong))
-    return out / result.file_name
+
+    def shown() -> Iterator[Table | str]:
+        yield from tables(result, setup.options.sections)
+        yield from (f"left out: {e.name}, batch {e.batch}, {e.backend}: {e.why}" for e in bench.left_out)
+
+    wrong = [f"{e.name}, {e.backend}: {e.why}" for e in bench.left_out if e.wrong]
+    return finish(result, out, shown, width=WIDTH, wrong=wrong)
 
 
 def measured(setup: Setup) -> Bench:
@@ -109,8 +106,8 @@ def result_of(setup: Setup, bench: Bench) -> CaseResult:
         **({"compiled at once": options.jobs} if options.jobs > 1 else {}),
         **({"rows": slug(" ".join(options.only))} if options.only else {}),
         **at(
-            batch=(options.batch_size, Options.batch_size),
-            averages=(options.averages if options.full_step else Options.averages, Options.averages),
+            batch=(options.batch_size, StepOptions.batch_size),
+            averages=(options.averages if options.full_step else StepOptions.averages, StepOptions.averages),
             dropout=(options.dropout, False),
         ),
         "left_out": [vars(entry) for entry in bench.left_out],

@@ -1,8 +1,8 @@
 """Which cases each of the step's tables has."""
 
+from benchmarks.cases.meanflow.options import BACKENDS
 from benchmarks.cases.meanflow.step_alternatives import alternatives, compiler_mode, plain_operations
 from benchmarks.cases.meanflow.step_cases import Case
-from benchmarks.cases.meanflow.step_options import BACKENDS
 from benchmarks.cases.meanflow.step_passes import Pass
 from benchmarks.cases.meanflow.step_setup import Setup
 from fullstride.errors import ConfigError

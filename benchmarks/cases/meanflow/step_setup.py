@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.cases.meanflow.step_options import BACKENDS, Options
+from benchmarks.cases.meanflow.options import BACKENDS, StepOptions
 from benchmarks.harness.budget import Budget
 from fullstride.device.precision import autocast, set_precision
 from fullstride.device.select import resolve_device
@@ -34,7 +34,7 @@ Drawn = dict[str, Tensor]  # x, e, t and r of a batch
 class Setup:
     """The network, and how and beside what it is run."""
 
-    options: Options
+    options: StepOptions
     device: torch.device
     model: nn.Module
     shape: tuple[int, int, int]
@@ -106,7 +106,7 @@ def weight_passes(averages: int, parts: int = 1) -> float:
     return 3 + (8 + 2 * averages) / parts
 
 
-def make_setup(options: Options, known: tuple[Ceilings, int] | None = None) -> Setup:
+def make_setup(options: StepOptions, known: tuple[Ceilings, int] | None = None) -> Setup:
     """The network of that preset with random weights, none of them zero, in training mode; and the machine's rates.
 
     Args:
@@ -135,7 +135,7 @@ def make_setup(options: Options, known: tuple[Ceilings, int] | None = None) -> S
     return Setup(options, device, model, shape, generator, clock_for(kind), ceilings, flops, budget)
 
 
-def _network(options: Options, shape: tuple[int, int, int]) -> nn.Module:
+def _network(options: StepOptions, shape: tuple[int, int, int]) -> nn.Module:
     config: Any = MODELS[options.model]()
     if hasattr(config, "dropout") and not options.dropout:
         config.dropout = 0.0

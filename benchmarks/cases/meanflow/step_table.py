@@ -2,12 +2,11 @@
 
 from collections.abc import Iterator
 
-from rich import box
 from rich.table import Table
 
 from benchmarks.cases.meanflow.step_sections import BATCHES, FLOW_MATCHING, counts_of, name_of
 from benchmarks.harness.results import CaseResult, Row
-from benchmarks.harness.table import legend
+from benchmarks.harness.table import blank_table, gib, legend, spread
 from fullstride.measure.roofline import marked
 
 COLUMNS = (
@@ -63,18 +62,11 @@ def tables(result: CaseResult, sections: tuple[str, ...]) -> Iterator[Table]:
             yield _kernels(row)
 
 
-def _table(title: str, columns: tuple[str, ...], caption: str | None = None) -> Table:
-    out = Table(box=box.SIMPLE_HEAD, title=title, caption=caption, title_justify="left", caption_justify="left")
-    for i, column in enumerate(columns):
-        out.add_column(column, justify="right" if i else "left", no_wrap=True)
-    return out
-
-
 def _all_rows(result: CaseResult) -> Table:
     conditions = ", ".join(f"{k} {v}" for k, v in result.conditions.items() if k != "left_out")
     by = {r.extra["flow_matching_by"] for r in result.rows if "flow_matching_by" in r.extra}
     against = f"\nx FM: of the fastest {FLOW_MATCHING} step of this run, by {', '.join(sorted(by))}" if by else ""
-    out = _table(f"{result.case}: {conditions}", ("step", *COLUMNS), f"{legend(result)}{against}")
+    out = blank_table(f"{result.case}: {conditions}", ("step", *COLUMNS), f"{legend(result)}{against}")
     for row in sorted(result.rows, key=lambda r: _place(r, result.rows)):
         out.add_row(*_cells(row))
     return out
@@ -94,12 +86,12 @@ def _cells(row: Row) -> tuple[str, ...]:
         str(x["batch"]),
         x["backend"],
         f"{t.median_ms:.2f}",
-        f"{t.quantile(0.1):.4g}-{t.quantile(0.9):.4g}",
+        spread(row),
         f"{row.floor.ms:.2f}",
         marked(f"{row.over_floor:.2f}", row.over_floor),
         f"{x['over_flow_matching']:.2f}" if is_step and "over_flow_matching" in x else "",
         f"{x['forwards'] / 3:.2f}" if is_step else "",
-        "" if t.peak_bytes is None else f"{t.peak_bytes / 2**30:.2f}",
+        gib(t.peak_bytes),
         f"{x['memory_over_flow_matching']:.2f}" if is_step and "memory_over_flow_matching" in x else "",
         f"{t.first_ms / 1e3:.1f}",
         f"{max(x['errors'].values()):.1e}",
@@ -110,7 +102,7 @@ def _scaling(result: CaseResult) -> Table:
     """Time by how many samples are in the JVP, and that over what it would be in proportion to the fewest."""
     size = result.conditions["batch_size"]
     counts = counts_of(size)
-    out = _table("scaling with the samples in the JVP", ("", "by", *(f"{n} of {size}" for n in counts)))
+    out = blank_table("scaling with the samples in the JVP", ("", "by", *(f"{n} of {size}" for n in counts)))
     found = {(r.extra["name"], r.extra["batch"], r.extra["backend"]): r.timing.median_ms for r in result.rows}
     for backend in dict.fromkeys(r.extra["backend"] for r in result.rows):
         steps = [found.get((name_of(share), size, backend)) for share in counts.values()]
@@ -130,7 +122,7 @@ def _beside_linear(times: list[float | None], counts: list[int]) -> list[str]:
 
 
 def _batches(result: CaseResult) -> Table:
-    out = _table("milliseconds an image", ("", "by", *(f"batch {n}" for n in BATCHES)))
+    out = blank_table("milliseconds an image", ("", "by", *(f"batch {n}" for n in BATCHES)))
     found = {(r.extra["name"], r.extra["backend"], r.extra["batch"]): r.extra["ms_per_sample"] for r in result.rows}
     for name in (FLOW_MATCHING, name_of(1.0)):
         for backend in dict.fromkeys(r.extra["backend"] for r in result.rows):
@@ -145,7 +137,9 @@ def _groups(rows: list[Row]) -> Table:
     by = {(r.extra["name"], r.extra["backend"]): r.extra["profile"] for r in rows}
     pairs = [(by.get((name_of(1.0), b)), by.get((FLOW_MATCHING, b)), b) for b in dict.fromkeys(b for _, b in by)]
     added = [(f"the JVP adds, {b}", a["groups"], c["groups"]) for a, c, b in pairs if a and c]
-    out = _table("profile: ms on the device by kernels of a kind (share)", ("", *names, *(name for name, *_ in added)))
+    out = blank_table(
+        "profile: ms on the device by kernels of a kind (share)", ("", *names, *(name for name, *_ in added))
+    )
     profiles = [r.extra["profile"] for r in rows]
     for group in profiles[0]["groups"]:
         shares = (f"{p['groups'][group]:.2f} ({p['groups'][group] / p['ms']:.0%})" for p in profiles)
@@ -156,7 +150,7 @@ def _groups(rows: list[Row]) -> Table:
 
 
 def _kernels(row: Row) -> Table:
-    out = _table(
+    out = blank_table(
         f"longest kernels of {row.extra['name']}, {row.extra['backend']}", ("kernel", "kind", "ms", "launches")
     )
     for kernel in row.extra["profile"]["kernels"]:

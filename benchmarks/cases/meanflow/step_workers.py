@@ -3,16 +3,15 @@
 import time
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
-from typing import Any
 
+from benchmarks.cases.meanflow.options import StepOptions
 from benchmarks.cases.meanflow.step_gate import Exact
-from benchmarks.cases.meanflow.step_options import Options
 from benchmarks.cases.meanflow.step_run import Bench, LeftOut
 from benchmarks.cases.meanflow.step_sections import cases_of
 from benchmarks.cases.meanflow.step_setup import make_setup
 from benchmarks.harness.budget import NO_TIME, one_stream, say
+from benchmarks.harness.process_pool import Team, Worker, await_turn, none_left, share_cores
 from benchmarks.harness.results import Row
-from benchmarks.harness.workers import DEAD, GO, GRACE, READY, Worker, await_turn, share_cores, speaking
 from fullstride.device import memory
 from fullstride.measure.roofline import Ceilings
 from fullstride.step.torch.body import searched_convolutions
@@ -51,42 +50,16 @@ def _wave(bench: Bench, wave: list[Job]) -> list[Found]:
     """What each finds, in the order of the jobs."""
     setup = bench.setup
     known = (bench.profiled, setup.ceilings, setup.forward_flops)
-    workers: list[Worker] = []
-    try:
+    found: list[list[Found]] = [[] for _ in wave]
+    with none_left([]) as teams:
         for job in wave:
-            workers.append(Worker(work, len(wave), setup.options, job, *known))
-        said = _until_all_have_spoken(workers, setup.budget.until + HANGING)
-        for each in workers:
-            if each not in said:
-                each.end()  # those that are timed have the device to themselves
-        return [_found(bench, job, each, said.get(each)) for job, each in zip(wave, workers, strict=True)]
-    finally:
-        for each in workers:
-            each.end()
-
-
-def _until_all_have_spoken(workers: list[Worker], until: float) -> dict[Worker, Any]:
-    """What each said first, that it is ready or what it found; those that said nothing in time are left out."""
-    said: dict[Worker, Any] = {}
-    while silent := [each for each in workers if each not in said]:
-        if not (heard := speaking(silent, until)):
-            break
-        said |= {each: each.heard() for each in heard}
-    return said
-
-
-def _found(bench: Bench, job: Job, worker: Worker, word: Any) -> Found:
-    """What a worker has found, once it has had its turn; it has ended then."""
-    if word == READY:
-        worker.tell(GO)
-        word = worker.heard() if speaking([worker], time.monotonic() + HANGING) else None
-    if word is not None:
-        worker.process.join(timeout=GRACE)
-    worker.end()
-    if word is None:
-        return [], _missing(bench, job, NO_TIME)
-    died = f"its process ended with exit code {worker.process.exitcode}"
-    return word if word != DEAD else ([], _missing(bench, job, died))
+            teams.append(Team([Worker(work, len(wave), setup.options, job, *known)]))
+        until = setup.budget.until + HANGING
+        pairs = list(zip(teams, found, strict=True))
+        for team, own in [(team, own) for team, own in pairs if team.get_ready(until, own.append)]:
+            team.measure(time.monotonic() + HANGING, own.append)
+    named = zip(wave, teams, found, strict=True)
+    return [own[0] if own else ([], _missing(bench, job, team.why)) for job, team, own in named]
 
 
 def _missing(bench: Bench, job: Job, why: str) -> list[LeftOut]:
@@ -97,7 +70,7 @@ def _missing(bench: Bench, job: Job, why: str) -> list[LeftOut]:
 def work(
     parent: Connection,
     beside: int,
-    options: Options,
+    options: StepOptions,
     job: Job,
     profiled: tuple[str, ...],
     ceilings: Ceilings,

@@ -15,7 +15,7 @@ from equinox._compile_utils import hashable_combine, hashable_partition
 from benchmarks.cases.step_jax.gate import STEPS, require_alike
 from benchmarks.cases.step_jax.ways import WAYS, Running, trained
 from benchmarks.cases.step_jax.workload import Workload
-from benchmarks.harness.budget import say
+from benchmarks.harness.budget import NO_TIME, Budget, say
 from fullstride.measure.timing import Timing
 from fullstride.step.jax.trees import memo
 from fullstride.step.jax.trees.arguments import read
@@ -71,20 +71,22 @@ def settled() -> Iterator[None]:
         gc.unfreeze()
 
 
-def started(workload: Workload, names: Sequence[str]) -> tuple[dict[str, Running], dict[str, float]]:
-    """Every way after its first call, and how long that took in milliseconds."""
+def started(
+    workload: Workload, names: Sequence[str], budget: Budget | None = None
+) -> tuple[dict[str, Running], dict[str, float]]:
+    """Every way after its first call, as far as the time goes, and how long compiling and that took in milliseconds."""
     ways, first = {}, {}
     for name in names:
+        if ways and budget is not None and budget.spent:
+            say(f"left out: {name}: {NO_TIME}")
+            continue
         ways[name] = WAYS[name](workload)
-        first[name] = first_call(ways[name])
+        start = time.perf_counter()
+        jax.block_until_ready(ways[name].call())
+        first[name] = (time.perf_counter() - start) * 1e3 + ways[name].compile_ms
+        if budget is not None:
+            say(f"compiled: {workload.name}, {name}, {first[name] / 1e3:.1f} s")
     return ways, first
-
-
-def first_call(way: Running) -> float:
-    """Milliseconds that a way's compilation and first step take."""
-    start = time.perf_counter()
-    jax.block_until_ready(way.call())
-    return (time.perf_counter() - start) * 1e3 + way.compile_ms
 
 
 def gated(workload: Workload, ways: dict[str, Running], tolerance: float) -> dict[str, float]:
@@ -93,8 +95,8 @@ def gated(workload: Workload, ways: dict[str, Running], tolerance: float) -> dic
     for running in ways.values():
         for _ in range(STEPS - 1):
             running.call()
-    reference = next(iter(ways.values())).params()
-    return {name: require_alike(name, w.params(), reference, begin, tolerance) for name, w in ways.items()}
+    reference = jax.device_get(next(iter(ways.values())).params())
+    return {name: require_alike(name, way.params(), reference, begin, tolerance) for name, way in ways.items()}
 
 
 def host_times(workload: Workload, names: Sequence[str], repeats: int) -> dict[str, Times]:

@@ -2,8 +2,12 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
-from fullstride.errors import ConfigError, one_of
+import typer
+
+from benchmarks.harness.options import CaseOptions, Seconds
+from fullstride.errors import ConfigError
 
 SECTIONS = ("host", "leaves", "static", "step")
 MODELS = ("tiny", "mini", "small", "medium", "base", "large")
@@ -15,46 +19,44 @@ USUAL = ("sdpa", "dropout")
 
 
 @dataclass(frozen=True)
-class Options:
-    """Settings of a run.
+class Options(CaseOptions):
+    """Equinox's ways to call a training step beside ours, JAX's own and the bare executable."""
 
-    Attributes:
-        sections: which tables.
-        model: the tree's and the network's size.
-        modes: networks of the section `step`.
-        precision: that the network computes in.
-        batch_size, length: rows, and tokens of a row.
-        calls: timed calls of each way in the sections about the host.
-        only: parts of the names of ways, or `=` and a whole name; all unless given.
-        seconds: after them nothing more is begun.
-        profile: a folder for a trace of each way of the section `step`; none is recorded without one.
-
-    """
-
-    sections: tuple[str, ...] = ("host",)
-    model: str = "base"
-    modes: tuple[str, ...] = USUAL
-    precision: str = "fp32"
-    batch_size: int = 8
-    length: int = 128
-    calls: int = 300
-    only: tuple[str, ...] = ()
-    seconds: float = 500.0
-    profile: Path | None = None
+    sections: Annotated[
+        tuple[str, ...],
+        typer.Option("--section", metavar="|".join((*SECTIONS, "all")), help="Which tables, one each."),
+        SECTIONS,
+    ] = ("host",)
+    model: Annotated[str, typer.Option(metavar="|".join(MODELS), help="BERT's size."), MODELS] = "base"
+    modes: Annotated[
+        tuple[str, ...],
+        typer.Option(
+            "--mode",
+            metavar="|".join(MODES),
+            help="Of the real step: nothing dropped, by fused attention or by attention written out; of hidden states "
+            "alone; everywhere.",
+        ),
+        MODES,
+    ] = USUAL
+    precision: Annotated[str, typer.Option(metavar="fp32|bf16", help="That the real step computes in."), PRECISIONS] = (
+        "fp32"
+    )
+    batch_size: Annotated[int, typer.Option(min=1, help="Rows of the real step.")] = 8
+    length: Annotated[int, typer.Option(min=1, help="Tokens of a row.")] = 128
+    calls: Annotated[int, typer.Option(min=1, help="Timed calls of each way, in the tables about the host.")] = 300
+    only: Annotated[
+        tuple[str, ...], typer.Option(metavar="TEXT", help="Ways whose name has it; =NAME is that one.")
+    ] = ()
+    seconds: Seconds = 500.0
+    profile: Annotated[
+        Path | None, typer.Option(help="Folder for ten traced steps of each way of the real step, for TensorBoard.")
+    ] = None
 
     def __post_init__(self) -> None:
-        """Check the names, and that what is to be traced is run.
-
-        Raises:
-            ConfigError: naming the option.
-
-        """
-        for section in self.sections:
-            one_of("--section", section, SECTIONS)
-        for mode in self.modes:
-            one_of("--mode", mode, MODES)
-        one_of("--model", self.model, MODELS)
-        one_of("--precision", self.precision, PRECISIONS)
+        """Check the names, and that what is to be traced is run; `all` stands for every section."""
+        if "all" in self.sections:
+            object.__setattr__(self, "sections", SECTIONS)
+        super().__post_init__()
         if self.profile is not None and "step" not in self.sections:
             raise ConfigError(
                 f"--profile {self.profile}: the real step alone is traced; received --section "

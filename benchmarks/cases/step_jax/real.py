@@ -10,12 +10,11 @@ from typing import Any, NamedTuple
 
 import jax
 
-from benchmarks.cases.step_jax.gate import STEPS, require_alike
 from benchmarks.cases.step_jax.hlo import fused
-from benchmarks.cases.step_jax.host import first_call, settled
-from benchmarks.cases.step_jax.ways import BARE, WAYS, Running, trained
+from benchmarks.cases.step_jax.host import gated, settled, started
+from benchmarks.cases.step_jax.ways import BARE, Running
 from benchmarks.cases.step_jax.workload import Workload
-from benchmarks.harness.budget import NO_TIME, Budget, say
+from benchmarks.harness.budget import Budget, say
 from fullstride.measure.environment import slug
 from fullstride.measure.pairs import median_interval
 from fullstride.measure.timing import Timing
@@ -80,29 +79,6 @@ def verdict(found: Sequence[dict[str, Any]], limit: float) -> str:
     if all(high <= limit for _, high in intervals):
         return "yes"
     return "no" if any(low > limit for low, _ in intervals) else "open"
-
-
-def started(workload: Workload, names: Sequence[str], budget: Budget) -> tuple[dict[str, Running], dict[str, float]]:
-    """Every way after its first call, and how long that and compiling took in milliseconds."""
-    ways, first = {}, {}
-    for name in names:
-        if ways and budget.spent:
-            say(f"left out: {name}: {NO_TIME}")
-            continue
-        ways[name] = WAYS[name](workload)
-        first[name] = first_call(ways[name])
-        say(f"compiled: {workload.name}, {name}, {first[name] / 1e3:.1f} s")
-    return ways, first
-
-
-def gated(workload: Workload, ways: dict[str, Running], tolerance: float) -> dict[str, float]:
-    """How much each way's training differs from the first one's after `STEPS` steps."""
-    begin, (reference, *others) = trained(workload.model()), ways.items()
-    for _, running in (reference, *others):
-        for _ in range(STEPS - 1):
-            running.call()
-    right = [jax.device_get(x) for x in reference[1].params()]
-    return {name: require_alike(name, way.params(), right, begin, tolerance) for name, way in ways.items()}
 
 
 def step_times(

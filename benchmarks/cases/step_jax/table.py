@@ -1,25 +1,17 @@
 """Results of the step's bench as tables for people."""
 
-from collections.abc import Sequence
 from typing import Any
 
-from rich import box
 from rich.table import Table
 
 from benchmarks.harness.results import CaseResult, Row
+from benchmarks.harness.table import blank_table, spread
 
 HOST = ("way", "cpu ms", "p10-p90", "host ms", "ready ms", "x flat", "first s", "break-even")
 STEP = (
     *("way", "waited ms", "p10-p90", "x bare", "in a loop", "x bare", "cpu ms", "x bare"),
     *("first s", "break-even", "within 1 %"),
 )
-
-
-def _table(title: str, columns: Sequence[str]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left")
-    for column in columns:
-        table.add_column(column, justify="left" if column == columns[0] else "right", no_wrap=True)
-    return table
 
 
 def title(result: CaseResult) -> str:
@@ -38,7 +30,7 @@ def _ratio(found: dict[str, Any] | None) -> str:
 
 def host_table(result: CaseResult) -> Table:
     """One line a way: processor time, the time until it came back and until it was done, over the flat list's."""
-    table = _table(title(result), HOST)
+    table = blank_table(title(result), HOST)
     for row in result.rows:
         if "host" in row.extra:
             table.add_row(*_host_cells(row))
@@ -61,7 +53,7 @@ def _host_cells(row: Row) -> tuple[str, ...]:
 
 def parts_table(result: CaseResult) -> Table:
     """What happens to the trees before and after a step."""
-    table = _table("of which, alone", ("part", "cpu ms", "p10-p90"))
+    table = blank_table("of which, alone", ("part", "cpu ms", "p10-p90"))
     for row in result.rows:
         if row.extra.get("part"):
             t = row.timing
@@ -88,13 +80,13 @@ def fit_lines(result: CaseResult) -> list[str]:
 
 def step_table(result: CaseResult) -> Table:
     """One line a way: each step waited for, and in a loop that waits at its end, over the bare executable's."""
-    table = _table(title(result), STEP)
+    table = blank_table(title(result), STEP)
     for row in result.rows:
         t, extra = row.timing, row.extra
         table.add_row(
             row.name,
             f"{t.median_ms:.2f}",
-            f"{t.quantile(0.1):.4g}-{t.quantile(0.9):.4g}",
+            spread(row),
             _ratio(extra["over_bare"]),
             f"{extra['free']['median_ms']:.2f}",
             _ratio(extra["free_over_bare"]),

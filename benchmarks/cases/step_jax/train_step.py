@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from rich.console import Console
 
 from benchmarks.cases.step_jax.ceilings import jax_ceilings, platform
 from benchmarks.cases.step_jax.host import Times, host_times, parts, slope
@@ -24,6 +23,7 @@ from benchmarks.cases.step_jax.ways import BARE, FLAT, WAYS
 from benchmarks.cases.step_jax.workload import Workload
 from benchmarks.harness.budget import NO_TIME, Budget, say
 from benchmarks.harness.results import CaseResult, Row, at, write_result
+from benchmarks.harness.table import console_of
 from fullstride.errors import ConfigError
 from fullstride.measure.environment import environment, slug, xla_flags
 from fullstride.measure.roofline import Ceilings
@@ -60,7 +60,7 @@ def run(options: Options, network: Network, out: Path) -> list[Path]:
         GateError: where two ways train differently.
 
     """
-    budget, console = Budget.of(options.seconds), Console(width=max(Console().width, WIDTH))
+    budget, console = Budget.of(options.seconds), console_of(WIDTH)
     written, without = [], []
     for section in options.sections:
         if budget.spent and section != options.sections[0]:
@@ -79,6 +79,16 @@ def run(options: Options, network: Network, out: Path) -> list[Path]:
     for result in without:
         write_result(result, out)  # which says why
     return written
+
+
+def run_bert(options: Options, out: Path) -> None:
+    """Run on BERT's real step; see `run`."""
+    from benchmarks.cases.bert.workload import workload
+
+    def network(options: Options, mode: str) -> Workload:
+        return workload(options.model, mode, options.precision, options.batch_size, options.length)
+
+    run(options, network, out)
 
 
 def _chosen(options: Options, names: tuple[str, ...], always: str) -> tuple[str, ...]:

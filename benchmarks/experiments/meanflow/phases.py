@@ -1,10 +1,10 @@
-"""The experiments by which MeanFlow was first validated, as declarations: overfitting, sanity checks, ablations."""
+"""The experiments on MeanFlow, as declarations: overfitting, sanity checks, ablations, objectives, weights."""
 
-from benchmarks.experiments.meanflow.objectives import PHASE5
 from benchmarks.experiments.meanflow.settings import (
     FEW,
     IMAGENET,
     LONG,
+    NO_LABELS,
     RECIPE,
     SAMPLED_FAST,
     SHORT,
@@ -13,8 +13,7 @@ from benchmarks.experiments.meanflow.settings import (
     V0,
     Settings,
 )
-from benchmarks.experiments.meanflow.spec import Arm, Experiment, Part
-from benchmarks.experiments.meanflow.weights import PHASE6
+from benchmarks.experiments.meanflow.spec import Arm, Experiment, Part, Sampler
 
 # A handful of pictures, learned by heart: one (t, r) a batch, and the weight (error + c)^-0.5.
 OVERFIT: Settings = {
@@ -135,6 +134,74 @@ PHASE4 = Experiment(
             SHORT,
             samplers=FEW,
         ),
+    ),
+)
+ALONG = (
+    Arm("along e - x (meanflow)", {}),
+    Arm("along u(z, t, t) (imf)", {"loss": "imf"}),
+    Arm("along the average's u(z, t, t) (imf_ema)", {"loss": "imf_ema"}),
+)
+FINER: tuple[Sampler, ...] = (*FEW, ("euler", 50))
+# On a GPU the length of phase4, whose own training with labels is then one of these.
+OBJECTIVES = LONG | {"gpu": SHORT["gpu"]}
+
+
+def part_by_recipe(
+    name: str, title: str, question: str, others: Settings | None = None, arms: tuple[Arm, ...] = ALONG
+) -> Part:
+    """These arms by `RECIPE`, with other settings at every scale."""
+    scales = {scale: settings | (others or {}) for scale, settings in OBJECTIVES.items()}
+    return Part(name, title, question, arms, RECIPE, scales, samplers=FINER)
+
+
+PHASE5 = Experiment(
+    "phase5",
+    "Objectives",
+    "Held-out digits on a CPU, Fashion-MNIST on a GPU, ratio 0.75. All regress u on the same velocities and differ in "
+    "what u is differentiated along: the sample's velocity, the network's own, or that of its average.",
+    (
+        part_by_recipe(
+            "objective",
+            "Objectives without labels",
+            "How near does one step come to a solver of the same weights where no label says what to draw?",
+            NO_LABELS,
+        ),
+        part_by_recipe("objective-labels", "Objectives with labels", "And where one does?"),
+        part_by_recipe(
+            "objective-unweighted",
+            "Objectives without labels, all samples weighted alike",
+            "Is it what the weight (error + c)^-p leaves out that keeps one step from the solver?",
+            NO_LABELS | {"loss.weighting_power": "0"},
+        ),
+        part_by_recipe(
+            "objective-constant",
+            "Objectives without labels, at a constant rate",
+            "What does the rate's fall to zero do to one step and to the solver?",
+            NO_LABELS | {"optimizer.decay": "constant"},
+        ),
+    ),
+)
+# The first is one of the objectives' trainings.
+WEIGHTED = (
+    Arm("own error (adaptive)", {}),
+    Arm("own or usual error, the greater (huber)", {"loss.weighting": "huber"}),
+    Arm("huber, along u(z, t, t) (imf)", {"loss.weighting": "huber", "loss": "imf"}),
+)
+
+PHASE6 = Experiment(
+    "phase6",
+    "What a sample is weighed by",
+    "Held-out digits on a CPU, Fashion-MNIST on a GPU, ratio 0.75. The weight is (error + c)^-0.75, of the sample's "
+    "own error or of no less than what others have at its times.",
+    (
+        part_by_recipe(
+            "weight",
+            "Weights without labels",
+            "Does a weight by its own error keep samples and solver from the pictures, as it goes after easy ones?",
+            NO_LABELS,
+            WEIGHTED,
+        ),
+        part_by_recipe("weight-labels", "Weights with labels", "And with labels?", arms=WEIGHTED),
     ),
 )
 PHASES = {phase.name: phase for phase in (PHASE2, PHASE3, PHASE4, PHASE5, PHASE6)}

@@ -66,7 +66,7 @@ LIMITS = {
     "detached": Limits(16384, 16384, 64, 4096),
     "full": Limits(4096, 16384, 32, 2048),
 }
-# Registers a thread on Hopper, bf16, and the warps that a multiprocessor holds by them (tuning/compile_norms.py).
+# Registers a thread on Hopper, bf16, and the warps that a multiprocessor holds by them.
 # Forward and detached: 48 to 72 at 16 elements to a thread (28 to 42 warps), 96 to 128 at 32 (16). Full: 128 (16).
 # Packed tiles of 16384 spill up to 48 bytes a thread forward and 84 backward.
 # Elements of a tile to a thread: few, or many, as sums over channels_last's pixels are the dearer the fewer they are.

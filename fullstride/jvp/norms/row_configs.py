@@ -32,7 +32,7 @@ EVERY = 10**9
 # Forward a row to a warp in pieces of 128 or 256 columns, and at most five of them; longer rows take more warps.
 NARROWEST, WARP, MOST_PIECES = 128, 256, 5
 # Backward by length, up to: a program of one or two warps waits for few, and has three tiles under way. Registers a
-# thread on Hopper, bf16, and the warps that a multiprocessor holds by them (tuning/compile_norms.py): forward 80
+# thread on Hopper, bf16, and the warps that a multiprocessor holds by them: forward 80
 # to 135 (24 to 12 warps); backward as noted. No spills but of 8 bytes in the adaptive forward at 384.
 BACKWARD = {
     "detached": {

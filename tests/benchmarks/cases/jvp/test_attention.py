@@ -10,6 +10,7 @@ from benchmarks.cases.jvp.attention import BENCH, _gate
 from benchmarks.cases.jvp.attention_gate import QUERIES, Problem, exact, gate, results
 from benchmarks.cases.jvp.attention_ways import PEER, dual_ways, libraries, ours, vanilla, work
 from benchmarks.cases.jvp.common import make_setup
+from benchmarks.cases.jvp.options import AttentionOptions
 from benchmarks.cases.jvp.shapes import AttentionShape
 from benchmarks.harness.results import read_result
 from fullstride.errors import ConfigError
@@ -34,9 +35,7 @@ SMALL = [AttentionShape("a", 2, 3, 33, 16), AttentionShape("b", 1, 2, 20, 8)]
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_every_pass_is_measured_beside_its_floor(quick, monkeypatch, tmp_path, capsys, precision):  # noqa: F811
     monkeypatch.setitem(bench_attention.SHAPES, "small", SMALL)
-    path = BENCH.run(
-        device="cpu", precision=precision, implementation="auto", shapes=None, seconds=60.0, jobs=8, out=tmp_path
-    )
+    path = BENCH.run(AttentionOptions(device="cpu", precision=precision, seconds=60.0), tmp_path)
     result = read_result(path)
     assert path.name.startswith(f"jvp-attention--{precision}--auto--")
     assert [(r["extra"]["kind"], r["extra"]["who"]) for r in result["rows"]] == PASSES * 2
@@ -193,7 +192,7 @@ def test_what_does_not_fit_is_left_out_and_said(quick, monkeypatch, tmp_path, ca
         "benchmarks.cases.jvp.attention_ways.MATRICES", {"forward": 1 << 40, "detached": 0, "through": 0}
     )
     options = {"device": "cpu", "precision": "fp32", "implementation": "auto", "shapes": "small"}
-    result = read_result(BENCH.run(**options, seconds=60.0, jobs=8, out=tmp_path))
+    result = read_result(BENCH.run(AttentionOptions(**options, seconds=60.0), tmp_path))
     assert [(r["extra"]["kind"], r["extra"]["who"]) for r in result["rows"]] == [p for p in PASSES if p != PASSES[1]]
     name = {"shape": "a B2 H3 L33 D16", "kind": "forward", "who": "vanilla"}
     assert result["conditions"]["left_out"] == [{**name, "why": "no memory"}]
@@ -201,7 +200,7 @@ def test_what_does_not_fit_is_left_out_and_said(quick, monkeypatch, tmp_path, ca
     (path,) = tmp_path.iterdir()
     before = path.read_bytes()
     with pytest.raises(ConfigError, match="jvp-attention: no row was measured, expected one"):
-        BENCH.run(**options, seconds=0.0, jobs=8, out=tmp_path)
+        BENCH.run(AttentionOptions(**options, seconds=0.0), tmp_path)
     assert "left out: errors fp32, ours: no time" in capsys.readouterr().out
     assert path.read_bytes() == before
 
@@ -222,7 +221,7 @@ def test_only_what_is_wrong_of_ours_ends_in_an_error(quick, monkeypatch, tmp_pat
         "jobs": 8,
     }
     monkeypatch.setattr(bench_attention, "vanilla", vanilla_of_its_own)
-    result = read_result(BENCH.run(**options, out=tmp_path))
+    result = read_result(BENCH.run(AttentionOptions(**options), tmp_path))
     assert {r["extra"]["who"] for r in result["rows"]} == {"ours"}
     assert "primal, library: RuntimeError: no kernel for this" in capsys.readouterr().out
     right = bench_attention.ours
@@ -240,7 +239,7 @@ def test_only_what_is_wrong_of_ours_ends_in_an_error(quick, monkeypatch, tmp_pat
 
     monkeypatch.setattr(bench_attention, "ours", off)
     with pytest.raises(GateError, match="a B2 H3 L33 D16 all: GateError: a B2 H3 L33 D16 to: relative error"):
-        BENCH.run(**options, out=tmp_path)
+        BENCH.run(AttentionOptions(**options), tmp_path)
     (path,) = tmp_path.glob("*.json")
     assert {r["extra"]["shape"] for r in read_result(path)["rows"]} == {"b B1 H2 L20 D8"}
 
@@ -251,8 +250,8 @@ def vanilla_of_its_own(*inputs):
 
 
 def test_names_that_there_are_not(tmp_path):
-    options = {"device": "cpu", "implementation": "auto", "seconds": 1.0, "jobs": 8, "out": tmp_path}
+    options = {"device": "cpu", "implementation": "auto", "seconds": 1.0}
     with pytest.raises(ConfigError, match="--precision=fp8: expected one of"):
-        BENCH.run(**options, precision="fp8", shapes=None)
+        BENCH.run(AttentionOptions(**options, precision="fp8"), tmp_path)
     with pytest.raises(ConfigError, match="--shapes=big: expected one of"):
-        BENCH.run(**options, precision="fp32", shapes="big")
+        BENCH.run(AttentionOptions(**options, precision="fp32", shapes="big"), tmp_path)

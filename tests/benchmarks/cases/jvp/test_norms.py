@@ -6,6 +6,7 @@ from benchmarks.cases.jvp import norms_gate as bench_norms_gate
 from benchmarks.cases.jvp.common import make_setup
 from benchmarks.cases.jvp.norms import BENCH
 from benchmarks.cases.jvp.norms_gate import Problem, eager, gate, results
+from benchmarks.cases.jvp.options import NormsOptions
 from benchmarks.cases.jvp.shapes import NORMS_SMALL, NormShape
 from benchmarks.harness.results import read_result
 from fullstride.errors import ConfigError
@@ -20,9 +21,7 @@ SMALL = [NormShape("group_norm", (2, 6, 5, 5), 3, "silu", True), NormShape("ada_
 def test_every_pass_is_measured_in_passes_over_memory(quick, monkeypatch, tmp_path, capsys, precision):  # noqa: F811
     monkeypatch.setattr(bench_norms, "NORMS_SMALL", SMALL)
     monkeypatch.setitem(bench_norms.SHAPES, "small", SMALL)
-    path = BENCH.run(
-        device="cpu", precision=precision, implementation="auto", shapes=None, seconds=60.0, jobs=8, out=tmp_path
-    )
+    path = BENCH.run(NormsOptions(device="cpu", precision=precision, seconds=60.0), tmp_path)
     result = read_result(path)
     assert [(r["extra"]["kind"], r["extra"]["who"]) for r in result["rows"]] == PASSES * 2
     one = 2 * 6 * 25 * (2 if precision == "bf16" else 4)
@@ -77,8 +76,8 @@ def test_a_wrong_norm_is_not_timed(quick, monkeypatch):  # noqa: F811
 
 
 def test_names_that_there_are_not(tmp_path):
-    options = {"device": "cpu", "implementation": "auto", "seconds": 1.0, "jobs": 8, "out": tmp_path}
+    options = {"device": "cpu", "implementation": "auto", "seconds": 1.0}
     with pytest.raises(ConfigError, match="--precision=tf32: expected one of"):
-        BENCH.run(**options, precision="tf32", shapes=None)
+        BENCH.run(NormsOptions(**options, precision="tf32"), tmp_path)
     with pytest.raises(ConfigError, match="--shapes=speed: expected one of"):
-        BENCH.run(**options, precision="fp32", shapes="speed")
+        BENCH.run(NormsOptions(**options, precision="fp32", shapes="speed"), tmp_path)

@@ -225,7 +225,7 @@ def test_random_weights_are_stored_whole(tmp_path):
     drawn = bench_work.model("qwen3-0.6b", "bfloat16")
     few = {name: drawn.parameters[name] for name in ("norm", "layers.0.q_norm")}
     bench_latency.store(few, tmp_path)
-    read = bench_latency.Stored(tmp_path, few["norm"].dtype)
+    read = bench_latency.stored(tmp_path, few["norm"].dtype)
     assert set(read) == set(few)
     for name, value in few.items():
         np.testing.assert_array_equal(read[name].astype(np.float32), value.astype(np.float32))

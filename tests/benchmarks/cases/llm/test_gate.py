@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from benchmarks.cases.llm import case as bench
 from benchmarks.cases.llm import devices as bench_devices
 from benchmarks.cases.llm import latency as bench_latency
+from benchmarks.cases.llm import options as bench
 from benchmarks.cases.llm import replicas as bench_replicas
 from benchmarks.cases.llm import serve as bench_serve
 from benchmarks.cases.llm import sweep as bench_sweep

@@ -8,8 +8,8 @@ import torch
 
 from benchmarks.cases.meanflow import step_gate as bench_step_gate
 from benchmarks.cases.meanflow import step_setup as bench_step_setup
+from benchmarks.cases.meanflow.options import StepOptions as Options
 from benchmarks.cases.meanflow.step_gate import Exact
-from benchmarks.cases.meanflow.step_options import Options
 from benchmarks.cases.meanflow.step_run import Bench
 from benchmarks.cases.meanflow.step_setup import Setup, make_setup
 from fullstride.meanflow.config.networks import DiTConfig, UNetConfig

@@ -3,6 +3,7 @@ import torch
 
 from benchmarks.cases.meanflow import loader as bench_loader
 from benchmarks.cases.meanflow.loader import run, steps_a_call, worker_counts
+from benchmarks.cases.meanflow.options import LoaderOptions
 from benchmarks.harness.results import read_result
 from fullstride.errors import ConfigError
 from fullstride.meanflow.data.loader import Batch, Loader
@@ -22,7 +23,7 @@ def quick(monkeypatch):
 
 
 def test_every_set_is_measured_beside_its_floor(tmp_path, capsys):
-    result = read_result(run(device="cpu", batch_size=4, out=tmp_path, workers=1))
+    result = read_result(run(LoaderOptions("cpu", 4, 1), tmp_path))
     rows = {row["name"]: row for row in result["rows"]}
     assert list(rows) == ["memory", *(f"{name}, {n} workers" for name in ("pictures", "latents") for n in (0, 1))]
     assert result["gate"] == {"memory": 0, "pictures": 0, "latents": 0}
@@ -48,13 +49,13 @@ def test_wrong_batches_are_not_timed(tmp_path, monkeypatch):
     right = Loader.batches
     monkeypatch.setattr(Loader, "batches", lambda *args: (Batch(b.raw.flip(-1), b.labels) for b in right(*args)))
     with pytest.raises(GateError, match="memory: relative error"):
-        run(device="cpu", batch_size=4, out=tmp_path, workers=0)
+        run(LoaderOptions("cpu", 4, 0), tmp_path)
     assert not list(tmp_path.iterdir())
 
 
 def test_a_batch_larger_than_a_set_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="batch_size=51: expected at most 50"):
-        run(device="cpu", batch_size=51, out=tmp_path, workers=0)
+        run(LoaderOptions("cpu", 51, 0), tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 
 from benchmarks.cases.meanflow import peer as bench_peer
 from benchmarks.cases.meanflow import peer_codes as bench_peer_codes
+from benchmarks.cases.meanflow.options import PeerOptions as Options
 from benchmarks.cases.meanflow.peer_codes import UNCOUNTED
-from benchmarks.cases.meanflow.peer_options import Options
 from benchmarks.cli.app import app
 from benchmarks.harness.results import read_result
 from fullstride.errors import ConfigError

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from benchmarks.cases.meanflow import sampling_run as bench_sampling_run
+from benchmarks.cases.meanflow.options import SamplingOptions as Options
 from benchmarks.cases.meanflow.sampling import run
-from benchmarks.cases.meanflow.sampling_options import Options
 from benchmarks.cases.meanflow.sampling_run import SET, STEPS, Bench
 from benchmarks.harness.results import read_result
 from fullstride.errors import ConfigError

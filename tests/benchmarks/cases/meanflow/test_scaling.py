@@ -10,14 +10,14 @@ import pytest
 
 from benchmarks.cases.meanflow import scaling as bench_scaling
 from benchmarks.cases.meanflow import scaling_steps as bench_scaling_steps
+from benchmarks.cases.meanflow.options import ScalingOptions as Options
+from benchmarks.cases.meanflow.options import counts
 from benchmarks.cases.meanflow.scaling import run
-from benchmarks.cases.meanflow.scaling_options import Options, counts
-from benchmarks.cases.meanflow.scaling_sets import Found, Set
 from benchmarks.cases.meanflow.scaling_steps import Measured
-from benchmarks.cases.meanflow.scaling_workers import Job, step_options
+from benchmarks.cases.meanflow.scaling_workers import Found, step_options
 from benchmarks.cases.meanflow.step_setup import make_setup
+from benchmarks.harness.process_pool import Team, Worker
 from benchmarks.harness.results import read_result
-from benchmarks.harness.workers import Worker
 from fullstride.errors import ConfigError
 from fullstride.measure.gate import GateError
 from fullstride.step.torch import ALONE
@@ -50,10 +50,7 @@ def test_two_processes_beside_one_in_one_run(quick, tmp_path, capsys):
 
 
 class Silent:
-    """A set without processes."""
-
-    def __init__(self, job):
-        self.found = Found(job)
+    """A team without processes."""
 
     def tell(self, word):
         ceilings, _ = word
@@ -66,10 +63,10 @@ def no_processes(monkeypatch):
 
     @contextmanager
     def started(jobs, options, size):
-        yield [Silent(job) for job in jobs]
+        yield [Silent() for _ in jobs]
 
     def given(find: Callable[[list[Found], Callable[[Found], None]], None]) -> None:
-        monkeypatch.setattr(bench_scaling, "run_sets", lambda sets, _, keep: find([s.found for s in sets], keep))
+        monkeypatch.setattr(bench_scaling, "run_sets", lambda _, found, __, keep: find(found, keep))
 
     monkeypatch.setattr(bench_scaling, "started", started)
     return given
@@ -90,7 +87,7 @@ def test_rows_of_shares_have_a_share_of_the_floor(quick, no_processes, tmp_path)
 
     no_processes(measured)
     options = Options("cpu", "fp32", "eager", **TWO)
-    with pytest.raises(bench_scaling.GateError, match="dit_tiny, ratio 0%: it broke"):
+    with pytest.raises(GateError, match="dit_tiny, ratio 0%: it broke"):
         run(options, tmp_path)
     assert not (tmp_path / "unfinished").exists()
     (path,) = tmp_path.glob("meanflow-scaling--dit_tiny--fp32--eager--*.json")
@@ -142,7 +139,7 @@ def test_a_bench_whose_time_ends_leaves_one_file(quick, no_processes, tmp_path):
 def test_only_what_is_named_is_measured(quick, no_processes, tmp_path):
     names = []
     no_processes(lambda found, _: names.extend(each.job.name for each in found))
-    with pytest.raises(bench_scaling.GateError):
+    with pytest.raises(GateError):
         run(Options("cpu", "fp32", "eager", **TWO, only=("ratio 0%",)), tmp_path)
     assert names == ["dit_tiny, ratio 0%"]
     with pytest.raises(ConfigError, match="expected a part of one of dit_tiny, ratio 100%; dit_tiny, ratio 0%"):
@@ -161,28 +158,22 @@ class Saying(Worker):
         """Nothing runs."""
 
 
-def set_of(*workers: Worker) -> Set:
-    made = object.__new__(Set)
-    made.found, made.workers = Found(Job("dit_tiny", 1.0)), list(workers)
-    return made
-
-
-def test_a_set_tells_what_came_first_and_why_there_is_no_more():
+def test_a_team_tells_what_came_first_and_why_there_is_no_more():
     lost = "PeerError: another process of this run has ended"
     first, second = Saying({"ddp": 0.5}, lost), Saying("StepError: wrong")
     taken: list[Any] = []
-    broken = set_of(first, second)
+    broken = Team([first, second])
     assert not broken.hear("ready", time.monotonic() + 60, taken.append)
-    assert (broken.found.why, taken) == ("StepError: wrong", [{"ddp": 0.5}])
+    assert (broken.why, taken) == ("StepError: wrong", [{"ddp": 0.5}])
     heard, silent = Saying("ready"), Saying()
-    late = set_of(heard, silent)
+    late = Team([heard, silent])
     assert not late.hear("ready", time.monotonic() + 0.05, taken.append)
-    assert late.found.why == "no time"
+    assert late.why == "no time"
     gone = Saying()
     gone.theirs.close()
-    dead = set_of(gone)
+    dead = Team([gone])
     assert not dead.hear("ready", time.monotonic() + 60, taken.append)
-    assert dead.found.why == "a process of it has ended"
+    assert dead.why == "a process of it has ended"
 
 
 def test_a_compiled_step_is_held_against_what_is_not_compiled_and_compiled_once(quick, monkeypatch):

@@ -2,10 +2,11 @@ import pytest
 
 from benchmarks.cases.meanflow import step as bench_step
 from benchmarks.cases.meanflow import step_sections as bench_step_sections
+from benchmarks.cases.meanflow.options import BACKENDS, SECTIONS
+from benchmarks.cases.meanflow.options import StepOptions as Options
 from benchmarks.cases.meanflow.step import run
 from benchmarks.cases.meanflow.step_cases import Case
 from benchmarks.cases.meanflow.step_gate import TOLERANCE
-from benchmarks.cases.meanflow.step_options import BACKENDS, SECTIONS, Options
 from benchmarks.cases.meanflow.step_sections import cases_of
 from benchmarks.harness.results import read_result
 from fullstride.errors import ConfigError

@@ -1,0 +1,36 @@
+"""Options of cases: one dataclass a case, whose fields are the options of its command."""
+
+from dataclasses import dataclass
+from typing import Annotated, Any, get_args, get_type_hints
+
+import typer
+
+from fullstride.errors import one_of
+
+Seconds = Annotated[
+    float, typer.Option(min=0, help="Nothing is begun after them, nor after Ctrl-C; what is left out is named.")
+]
+
+
+@dataclass(frozen=True)
+class CaseOptions:
+    """Options, each `Annotated[type, typer.Option(...)]`, with the names that are allowed as third argument if any."""
+
+    def __post_init__(self) -> None:
+        """Check the names.
+
+        Raises:
+            ConfigError: for one that is not allowed.
+
+        """
+        for field, hint in get_type_hints(type(self), include_extras=True).items():
+            if len(get_args(hint)) > len(("type", "option")):
+                _, option, allowed = get_args(hint)
+                # Typer takes a name that is given to an annotation for a default until it makes the command.
+                name = option.default if isinstance(option.default, str) else f"--{field.replace('_', '-')}"
+                for value in _values(getattr(self, field)):
+                    one_of(name, value, allowed)
+
+
+def _values(value: Any) -> tuple[Any, ...]:
+    return value if isinstance(value, tuple) else (value,)

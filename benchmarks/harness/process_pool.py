@@ -1,0 +1,171 @@
+"""Processes of a bench that compile beside each other and are timed in turns: teams, each of which makes one job.
+
+Each process says `READY` once it has compiled and waits for `GO`; then its team has the device and the processor to
+itself. What else it says before it ends is what it has found.
+"""
+
+import math
+import os
+import signal
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from multiprocessing import get_context
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+from benchmarks.harness.budget import NO_TIME, reason
+from fullstride.device.select import cores
+from fullstride.errors import PeerError
+
+READY, GO, DONE = "ready", "go", "done"
+# What is heard of a process that has ended without a word.
+DEAD = "a process of it has ended"
+UNFINISHED = "the bench was ended before"
+# Seconds that a bench may take beyond its time before its processes are ended.
+GRACE = 60.0
+# How long to wait for the others' words where one has failed: theirs may tell why.
+LAST_WORDS = 5.0
+Take = Callable[[Any], None]
+
+
+class Worker:
+    """A process, and what it says."""
+
+    def __init__(self, work: Callable[..., None], *given: Any):
+        """Start it: `work` is called with its end of the line, then with what is given."""
+        context = get_context("spawn")
+        self.line, theirs = context.Pipe()
+        self.process = context.Process(target=_begin, args=(work, theirs, *given), daemon=True)
+        self.process.start()
+        theirs.close()
+
+    def tell(self, word: Any) -> None:
+        """Say something to it; where it has ended, that is heard of."""
+        try:
+            self.line.send(word)
+        except OSError:
+            return
+
+    def heard(self) -> Any:
+        """What it says next, or `DEAD`."""
+        try:
+            return self.line.recv()
+        except (EOFError, OSError):
+            return DEAD
+
+    def end(self) -> None:
+        """End it, if it still runs; what it held is free then."""
+        self.process.kill()
+        self.process.join()
+
+
+def _begin(work: Callable[..., None], parent: Connection, *given: Any) -> None:
+    """In a worker: a terminal's Ctrl-C is for the process that started it, which ends it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        work(parent, *given)
+    except Exception as error:
+        parent.send(reason(error))
+    else:
+        parent.send(DONE)
+
+
+def speaking(workers: Collection[Worker], until: float) -> list[Worker]:
+    """Those that have something to say; none if none has until then, in seconds of the monotonic clock."""
+    timeout = None if until == math.inf else max(0.0, until - time.monotonic())
+    there = wait([each.line for each in workers], timeout)
+    return [each for each in workers if each.line in there]
+
+
+class Team:
+    """Workers that make one job together.
+
+    Attributes:
+        workers: its processes.
+        why: there are no more findings; empty once all are there.
+        ready_s: seconds from the start until all had compiled; None of one that has not.
+
+    """
+
+    def __init__(self, workers: Sequence[Worker]):
+        """Take workers that have just started."""
+        self.workers = list(workers)
+        self.why, self.ready_s = UNFINISHED, None
+        self._began = time.monotonic()
+
+    def tell(self, word: Any) -> None:
+        """Say something to every process that lives."""
+        for each in self.workers:
+            each.tell(word)
+
+    def hear(self, word: str, until: float, take: Take) -> bool:
+        """Wait until every process has said a word, and take what else is told; if one does not, all are ended.
+
+        Args:
+            word: `READY` or `DONE`; a team that is done instead has nothing left to do.
+            until: seconds of the monotonic clock.
+            take: what to do with anything that is no word.
+
+        """
+        said: dict[Worker, str] = {}
+        while missing := [each for each in self.workers if each not in said]:
+            if not (there := speaking(missing, until)):
+                break
+            for worker in there:
+                told = worker.heard()
+                if not isinstance(told, str):
+                    take(told)
+                    continue
+                said[worker] = told
+                if told != word:
+                    until = min(until, time.monotonic() + LAST_WORDS)
+        if len(said) == len(self.workers) and set(said.values()) <= {word, DONE}:
+            self.why = "" if DONE in said.values() else self.why
+            return word in said.values()
+        self.end()  # the others would wait for those
+        wrong = [told for told in said.values() if told not in (word, DONE)]
+        own = [told for told in wrong if not told.startswith(PeerError.__name__) and told != DEAD]
+        self.why = next(iter(own or wrong), NO_TIME)
+        return False
+
+    def get_ready(self, until: float, take: Take) -> bool:
+        """Tell whether all have compiled in time and wait for their turn."""
+        if not self.hear(READY, until, take):
+            return False
+        self.ready_s = time.monotonic() - self._began
+        return True
+
+    def measure(self, until: float, take: Take) -> None:
+        """Give them the machine, and hand over what is found."""
+        self.tell(GO)
+        if self.hear(DONE, until, take):
+            for each in self.workers:
+                each.process.join(timeout=GRACE)
+        self.end()
+
+    def end(self) -> None:
+        """End those that still run."""
+        for each in self.workers:
+            each.end()
+
+
+@contextmanager
+def none_left(teams: list[Team]) -> Iterator[list[Team]]:
+    """End the teams that are in the list at the end of a block."""
+    try:
+        yield teams
+    finally:
+        for each in teams:
+            each.end()
+
+
+def share_cores(beside: int) -> None:
+    """In a worker: leave the compilers of the others their part of the processor."""
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(max(1, cores() // beside)))
+
+
+def await_turn(parent: Connection) -> None:
+    """In a worker: all is compiled; return when it is its turn."""
+    parent.send(READY)
+    parent.recv()
