@@ -24,9 +24,11 @@ from typing import Any
 import norms_candidates
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from benchmarks.cases.jvp.shapes import NORMS_TUNING
 from fullstride.jvp.norms import group_configs, group_norm, naive, row_configs, rows
+from fullstride.jvp.norms.closed_form import ROW_NORMS, Affine
 from fullstride.jvp.norms.group_configs import GroupConfig, Size
 from fullstride.jvp.norms.row_configs import RowConfig
 from fullstride.measure.environment import environment
@@ -65,15 +67,16 @@ class Case:
         w, b, tw, tb = (torch.randn(size, device=DEVICE) for _ in range(4))
         if self.op != "ada_layer_norm" or self.work == "detached":
             tw = tb = None
-        groups = (32,) if self.op == "group_norm" else ()
-        call = (x, tx, *groups, w, tw) if self.op == "rms_norm" else (x, tx, *groups, w, b, tw, tb)
-        act = (self.act,) if self.op == "group_norm" else ()
+        affine = Affine(w, None, tw) if self.op == "rms_norm" else Affine(w, b, tw, tb)
+        groups, act = ((32,), (self.act,)) if self.op == "group_norm" else ((), ())
+        norm = () if self.op == "group_norm" else (ROW_NORMS[self.op],)
+        forward = (*norm, x, tx, *groups, affine, 1e-5, *act)
         if self.work == "forward":
-            return (*call, 1e-5, *act)
-        moments = getattr(naive, self.op)(*call, 1e-5, *act)[2:]
+            return forward
+        moments = tuple(self.call(naive, "")(*forward)[2:])
         if self.work == "detached":
-            t, call = None, (x, None, *call[2:])
-        return (g, t, *call, *moments, *act)
+            t, tx = None, None
+        return (*norm, g, t, x, tx, *groups, affine, moments, *act)
 
     @property
     def _channel(self) -> int:
@@ -83,9 +86,10 @@ class Case:
         a = torch.randn(self.shape, device=DEVICE, dtype=DTYPES[self.dtype])
         return a.contiguous(memory_format=torch.channels_last) if self.channels_last else a
 
-    def call(self, module: Any) -> Callable[..., Any]:
-        """The function of a module that does the work."""
-        return getattr(module, self.op + ("" if self.work == "forward" else "_backward"))
+    def call(self, module: Any, part: str | None = None) -> Callable[..., Any]:
+        """The function of a module that does the work, or that of another part of it."""
+        part = ("" if self.work == "forward" else "_backward") if part is None else part
+        return getattr(module, ("group_norm" if self.op == "group_norm" else "row_norm") + part)
 
     @property
     def module(self) -> Any:
@@ -126,7 +130,7 @@ def cases(only: str) -> list[Case]:
 
 def exact(case: Case, given: tuple[Any, ...]) -> tuple[Tensor | None, ...]:
     """The results in fp64."""
-    return case.call(naive)(*[a.double() if isinstance(a, Tensor) else a for a in given])
+    return case.call(naive)(*pytree.tree_map_only(Tensor, Tensor.double, given))
 
 
 def correct(case: Case, found: tuple[Tensor | None, ...], wanted: tuple[Tensor | None, ...]) -> bool:
