@@ -12,10 +12,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from benchmarks.cases.jvp.shapes import NORMS_TUNING
 from benchmarks.tuning.tuner import Result, fastest_first, main, measured, say, time_ms
 from fullstride.jvp.norms import group_configs, group_norm, naive, row_configs, rows
+from fullstride.jvp.norms.closed_form import ROW_NORMS, Affine
 from fullstride.jvp.norms.group_configs import GroupConfig, Size, on_chip
 from fullstride.jvp.norms.launch import padded
 from fullstride.jvp.norms.row_configs import EVERY, RowConfig
@@ -61,23 +63,25 @@ class Case:
         w, b, tw, tb = (torch.randn(size, device="cuda") for _ in range(4))
         if self.op != "ada_layer_norm" or self.work == "detached":
             tw = tb = None
-        groups = (32,) if self.op == "group_norm" else ()
-        call = (x, tx, *groups, w, tw) if self.op == "rms_norm" else (x, tx, *groups, w, b, tw, tb)
-        act = (self.act,) if self.op == "group_norm" else ()
+        affine = Affine(w, None, tw) if self.op == "rms_norm" else Affine(w, b, tw, tb)
+        groups, act = ((32,), (self.act,)) if self.op == "group_norm" else ((), ())
+        norm = () if self.op == "group_norm" else (ROW_NORMS[self.op],)
+        forward = (*norm, x, tx, *groups, affine, 1e-5, *act)
         if self.work == "forward":
-            return (*call, 1e-5, *act)
-        moments = getattr(naive, self.op)(*call, 1e-5, *act)[2:]
+            return forward
+        moments = tuple(self.call(naive, "")(*forward)[2:])
         if self.work == "detached":
-            t, call = None, (x, None, *call[2:])
-        return (g, t, *call, *moments, *act)
+            t, tx = None, None
+        return (*norm, g, t, x, tx, *groups, affine, moments, *act)
 
     def _activation(self) -> Tensor:
         a = torch.randn(self.shape, device="cuda", dtype=DTYPES[self.dtype])
         return a.contiguous(memory_format=torch.channels_last) if self.channels_last else a
 
-    def call(self, module: Any) -> Callable[..., Any]:
-        """The function of a module that does the work."""
-        return getattr(module, self.op + ("" if self.work == "forward" else "_backward"))
+    def call(self, module: Any, part: str | None = None) -> Callable[..., Any]:
+        """The function of a module that does the work, or that of another part of it."""
+        part = ("" if self.work == "forward" else "_backward") if part is None else part
+        return getattr(module, ("group_norm" if self.op == "group_norm" else "row_norm") + part)
 
     @property
     def module(self) -> Any:
@@ -154,7 +158,7 @@ def tune(name: str) -> Result:
     """Each candidate's time, fastest first, and that of a copy."""
     case = CASES[name]
     sets = [case.draw() for _ in range(case.sets())]
-    exact = case.call(naive)(*[a.double() if isinstance(a, Tensor) else a for a in sets[0]])
+    exact = case.call(naive)(*pytree.tree_map_only(Tensor, Tensor.double, sets[0]))
     copied, call = copy_ms(case.bytes(), case.sets()), case.call(case.module)
 
     def error(found: tuple[Tensor | None, ...]) -> float:

@@ -4,8 +4,16 @@ from fullstride.jvp.attention.op import attention, attention_dual, attention_var
 from fullstride.jvp.checking.tangents import TangentError, TangentReport, check_tangents
 from fullstride.jvp.checkpointing import checkpoint
 from fullstride.jvp.mixed_transform import partial_jvp
-from fullstride.jvp.norms.explicit import ada_layer_norm_dual, group_norm_dual, layer_norm_dual, rms_norm_dual
-from fullstride.jvp.norms.op import ada_layer_norm, group_norm, layer_norm, rms_norm
+from fullstride.jvp.norms.api import (
+    ada_layer_norm,
+    ada_layer_norm_dual,
+    group_norm,
+    group_norm_dual,
+    layer_norm,
+    layer_norm_dual,
+    rms_norm,
+    rms_norm_dual,
+)
 from fullstride.jvp.prepare import Prepared, prepare
 from fullstride.jvp.transform import jvp
 

@@ -1,4 +1,4 @@
-"""How an op on (primal, tangent) pairs becomes one that PyTorch differentiates, transforms, compiles and captures.
+"""How an op on primals and tangents becomes one that PyTorch differentiates, transforms, compiles and captures.
 
 An op is three functions of plain tensors: forward, backward, and the shapes of what forward returns. Eager calls go
 through an `autograd.Function` with a rule for vmap, calls under `torch.compile` through operators of the library
@@ -7,8 +7,9 @@ through an `autograd.Function` with a rule for vmap, calls under `torch.compile`
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, wraps
 from typing import Any
 
 import torch
@@ -20,9 +21,26 @@ from fullstride.jvp.state import refuse_checkpoint, without_own_modes
 Tensors = Sequence[Tensor | None]
 
 
+def _undisturbed(run: Callable[..., Any]) -> Callable[..., Any]:
+    """A method without autocast, which would cast what the op computes in a precision of its own choice, and out of
+    sight of modes, which would find no tangent in there and take their time at each call.
+    """
+
+    @wraps(run)
+    def called(op: "DualOp", first: Tensor, *args: Any) -> Any:
+        kind = first.device.type
+        autocast = torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
+        with autocast, torch._C.DisableTorchFunction():
+            return run(op, first, *args)
+
+    return called
+
+
 @dataclass(frozen=True, eq=False)
-class PairOp:
-    """An op on pairs.
+class DualOp:
+    """An op on primals and tangents.
+
+    Its functions take tuples in the order of the names; `saved` are the outputs of forward, absent where not kept.
 
     Attributes:
         name: of the operator, unique.
@@ -31,16 +49,17 @@ class PairOp:
         settings: names and schema types of the other arguments. Where the last is "triton", forward and backward take
             fake tensors, too, by which a compiler traces: their kernels are then compiled meanwhile.
         rows: how many tensors beside the output and its tangent forward returns.
-        forward: (*tensors, *settings) -> output, its tangent or None, and the rows' statistics that backward needs.
-        backward: (gradient of the output, of its tangent or None, *tensors, *what forward returned, *settings) -> a
-            gradient or None for each tensor. Where the gradient of the tangent is None, so are all tangents.
-        gradient_like: (first tensor, a tensor) -> that one's gradient, empty, as it lies in memory.
-        seldom: a primal whose gradient backward leaves out, and a function of the same arguments that returns it; it is
-            called only if that gradient is needed.
-        shapes: (*tensors, *settings) -> what forward returns, empty.
+        forward: (primals, tangents, settings) -> output, its tangent or None, and the rows' statistics that backward
+            needs.
+        backward: (gradient of the output, of its tangent or None, primals, tangents, saved, settings) -> a gradient or
+            None for each tensor. Where the gradient of the tangent is None, so are all tangents.
+        shapes: (primals, tangents, settings) -> what forward returns, empty.
         keeps_output: whether backward needs the output and its tangent, too.
         shared: names of the tensors whose first dimension is no batch. Where vmap maps none of them, it is folded into
             the others' batch; else the op runs once for each.
+        gradient_like: (first tensor, a tensor) -> that one's gradient, empty, as it lies in memory.
+        seldom: a primal whose gradient backward leaves out, and a function of the same arguments that returns it; it is
+            called only if that gradient is needed.
 
     """
 
@@ -49,9 +68,9 @@ class PairOp:
     tangents: tuple[str, ...]
     settings: tuple[tuple[str, str], ...]
     rows: int
-    forward: Callable[..., Tensors]
+    forward: Callable[[Tensors, Tensors, Sequence[Any]], Tensors]
     backward: Callable[..., Tensors]
-    shapes: Callable[..., Tensors]
+    shapes: Callable[[Tensors, Tensors, Sequence[Any]], Tensors]
     keeps_output: bool
     shared: tuple[str, ...]
     gradient_like: Callable[[Tensor, Tensor], Tensor] = lambda first, of: torch.empty_like(of)
@@ -88,12 +107,31 @@ class PairOp:
         """
         return self.seldom is not None and needed[self.primals.index(self.seldom[0])]
 
-    def gradients(self, needs_seldom: bool, *args: Any) -> Tensors:
-        """Compute a gradient or None for each tensor, from the arguments of `backward`."""
-        found = list(self.backward(*args))
-        if self.seldom is not None and needs_seldom:
-            name, gradient = self.seldom
-            found[self.primals.index(name)] = gradient(*args)
+    def split(self, args: Sequence[Any]) -> tuple[Sequence[Any], ...]:
+        """Primals, tangents, saved outputs, which forward has none of, and settings of an operator's arguments."""
+        saved = len(args) - len(self.settings)
+        first, second = len(self.primals), len(self.primals) + len(self.tangents)
+        return args[:first], args[first:second], args[second:saved], args[saved:]
+
+    @_undisturbed
+    def run(self, *args: Any) -> Tensors:
+        """Compute what forward returns, from the operator's arguments."""
+        primals, tangents, _, settings = self.split(args)
+        return self.forward(primals, tangents, settings)
+
+    def empty(self, *args: Any) -> Tensors:
+        """Make what forward returns, empty, from the operator's arguments."""
+        primals, tangents, _, settings = self.split(args)
+        return self.shapes(primals, tangents, settings)
+
+    @_undisturbed
+    def gradients(self, gradient: Tensor, of_tangent: Tensor | None, *args: Any) -> Tensors:
+        """Compute a gradient or None for each tensor; the last argument is whether `seldom`'s is needed."""
+        given = gradient, of_tangent, *self.split(args[:-1])
+        found = list(self.backward(*given))
+        if self.seldom is not None and args[-1]:
+            name, compute = self.seldom
+            found[self.primals.index(name)] = compute(*given)
         return found
 
     def kept(self, tensors: Tensors, outputs: Tensors, tangent_grad: bool) -> list[Tensor | None]:
@@ -109,9 +147,9 @@ class Forward(torch.autograd.Function):
     """An op's forward in eager mode."""
 
     @staticmethod
-    def forward(op: PairOp, settings: tuple, tangent_grad: bool, *tensors: Tensor | None) -> tuple:
+    def forward(op: DualOp, settings: tuple, tangent_grad: bool, *tensors: Tensor | None) -> tuple:
         """What the op's forward returns."""
-        return tuple(map(_no_view, op.forward(*tensors, *settings)))
+        return tuple(map(_no_view, op.run(*tensors, *settings)))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
@@ -152,13 +190,13 @@ class Backward(torch.autograd.Function):
     """An op's backward in eager mode, which has no derivative of its own."""
 
     @staticmethod
-    def forward(op: PairOp, settings: tuple, needs_seldom: bool, *tensors: Tensor | None) -> tuple:
+    def forward(op: DualOp, settings: tuple, needs_seldom: bool, *tensors: Tensor | None) -> tuple:
         """What the op's backward returns."""
         gradient, of_tangent, *kept = tensors
         if gradient is None:
             assert of_tangent is not None
             gradient = torch.zeros_like(of_tangent)
-        return tuple(op.gradients(needs_seldom, gradient, of_tangent, *kept, *settings))
+        return tuple(op.gradients(gradient, of_tangent, *kept, *settings, needs_seldom))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
@@ -200,7 +238,7 @@ def _has_batch(x: Tensor | None, dim: int | None) -> bool:
     return x is not None and x.ndim - (dim is not None) > 1
 
 
-def _where_shared(op: PairOp) -> list[bool]:
+def _where_shared(op: DualOp) -> list[bool]:
     return [name in op.shared for name in (*op.primals, *op.tangents)]
 
 

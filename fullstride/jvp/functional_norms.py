@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fullstride.jvp.dual import constant, inside_transform
-from fullstride.jvp.norms import op, written_out
+from fullstride.jvp.norms import api, written_out
 from fullstride.jvp.norms.arguments import check_last
 from fullstride.jvp.norms.written_out import affine, normalised, per_channel
 
@@ -37,7 +37,7 @@ def layer_norm(
     if inside_transform():
         out = written_out.layer_norm(rows, w, b, eps).to(input.dtype)
     else:
-        out = op.layer_norm(rows, w, b, eps)
+        out = api.layer_norm(rows, w, b, eps)
     return out.reshape(input.shape)
 
 
@@ -49,7 +49,7 @@ def rms_norm(
 ) -> Tensor:
     """As `F.rms_norm` and `torch.rms_norm`."""
     rows, w = as_rows(input, normalized_shape, weight)
-    out = written_out.rms_norm(rows, w, eps).to(input.dtype) if inside_transform() else op.rms_norm(rows, w, eps)
+    out = written_out.rms_norm(rows, w, eps).to(input.dtype) if inside_transform() else api.rms_norm(rows, w, eps)
     return out.reshape(input.shape)
 
 
@@ -64,7 +64,7 @@ def group_norm(
     """As `F.group_norm` and `torch.group_norm`."""
     if inside_transform():
         return written_out.group_norm(input, weight, bias, num_groups, eps, None).to(input.dtype)
-    return op.group_norm(input, num_groups, weight, bias, eps)
+    return api.group_norm(input, num_groups, weight, bias, eps)
 
 
 def batch_norm(

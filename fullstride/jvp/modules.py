@@ -10,7 +10,7 @@ from fullstride.jvp.attention.op import attention
 from fullstride.jvp.dual import pack, unpack, unpack_optional
 from fullstride.jvp.functional_norms import as_rows
 from fullstride.jvp.mixed_batch import Batch, Partial
-from fullstride.jvp.norms.op import group_norm, layer_norm, rms_norm
+from fullstride.jvp.norms.api import group_norm, layer_norm, rms_norm
 from fullstride.jvp.reroute import routed
 from fullstride.jvp.state import computes_apart, tangent_grad
 

@@ -1,38 +1,35 @@
-"""The operators of an op on pairs, which `torch.compile` keeps whole."""
+"""The operators of a dual op, which `torch.compile` keeps whole."""
 
-from collections.abc import Callable
-from contextlib import nullcontext
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from fullstride.device.triton_compile import foresee
-from fullstride.jvp.dual_op import PairOp, Tensors
+from fullstride.jvp.dual_op import DualOp, Tensors
 
 
-def register(op: PairOp) -> PairOp:
+def register(op: DualOp) -> DualOp:
     """Make `torch.ops.fullstride.NAME` and `NAME_backward`; an absent tensor that they return is an empty bool."""
-    seldom = None if op.seldom is None else (op.seldom[0], _as_it_comes(op.seldom[1]))
-    op = replace(op, forward=_as_it_comes(op.forward), backward=_as_it_comes(op.backward), seldom=seldom)
     names = [*op.primals, *op.tangents]
     settings = [f"{kind} {name}" for name, kind in op.settings]
     optional = [f"Tensor? {name}" for name in names[1:]]
     count = len(names)
 
     def forward(*args: Any) -> tuple[Tensor, ...]:
-        return _filled(op.forward(*args[:-1]), args[0])
+        return _filled(op.run(*args[:-1]), args[0])
 
     def shapes(*args: Any) -> tuple[Tensor, ...]:
-        _compile_ahead(op.name, op.forward, args[:-1])
-        return _filled(op.shapes(*args[:-1]), args[0])
+        if args[-2] == "triton":
+            foresee(op.name, op.run, args[:-1])
+        return _filled(op.empty(*args[:-1]), args[0])
 
     def backward(*args: Any) -> tuple[Tensor, ...]:
-        return _filled(op.gradients(args[-1], *args[:-1]), args[0])
+        return _filled(op.gradients(*args), args[0])
 
     def gradient_shapes(gradient: Tensor, of_tangent: Tensor | None, *args: Any) -> tuple[Tensor, ...]:
-        _compile_ahead(f"{op.name}_backward", op.backward, (gradient, of_tangent, *args[:-1]))
+        if args[-2] == "triton":
+            foresee(f"{op.name}_backward", op.gradients, (gradient, of_tangent, *args[:-1], False))
         wanted = list(args[:count] if of_tangent is not None else args[: len(op.primals)])
         if op.seldom is not None and not args[-1]:
             wanted[op.primals.index(op.seldom[0])] = None
@@ -45,26 +42,6 @@ def register(op: PairOp) -> PairOp:
     _define(f"{op.name}_backward", [*gradients, "bool needs_seldom"], count, backward, gradient_shapes)
     torch.library.register_autograd(f"fullstride::{op.name}", _backward(op), setup_context=_setup_context(op))
     return op
-
-
-def _compile_ahead(name: str, run: Callable[..., Tensors], args: tuple[Any, ...]) -> None:
-    """The kernels of a call that a compiler traces, if it is made by kernels."""
-    if args[-1] == "triton":
-        foresee(name, run, args)
-
-
-def _as_it_comes(run: Callable[..., Any]) -> Callable[..., Any]:
-    """Without autocast, which would cast what the op computes in a precision of its own choice, and out of sight of
-    modes, which would find no tangent in there and take their time at each call.
-    """
-
-    def called(first: Tensor, *args: Any) -> Any:
-        kind = first.device.type
-        autocast = torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
-        with autocast, torch._C.DisableTorchFunction():
-            return run(first, *args)
-
-    return called
 
 
 def _define(name: str, arguments: list[str], returned: int, run: Any, shapes: Any) -> None:
@@ -82,7 +59,7 @@ def _present(tensors: Tensors) -> list[Tensor | None]:
     return [None if x is None or x.dtype == torch.bool else x for x in tensors]
 
 
-def _setup_context(op: PairOp) -> Any:
+def _setup_context(op: DualOp) -> Any:
     count = len(op.primals) + len(op.tangents)
 
     def setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
@@ -93,7 +70,7 @@ def _setup_context(op: PairOp) -> Any:
     return setup_context
 
 
-def _backward(op: PairOp) -> Any:
+def _backward(op: DualOp) -> Any:
     def backward(ctx: Any, gradient: Tensor, of_tangent: Tensor, *_: Tensor) -> tuple[Any, ...]:
         operator = getattr(torch.ops.fullstride, f"{op.name}_backward")
         needs_seldom = op.needs_seldom(ctx.needs_input_grad)

@@ -16,7 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from fullstride.jvp import attention_dual, jvp, prepare
 from fullstride.jvp.attention import naive
 from fullstride.jvp.attention import torch_sdpa as library
-from fullstride.jvp.attention.cudnn import whole_tiles
+from fullstride.jvp.attention.torch_sdpa import whole_tiles
 from fullstride.jvp.implementation import only_plain
 from fullstride.jvp.norms import naive as naive_norms
 from tests.jvp.attention.math_form import draw, expected_backward, transposed

@@ -16,6 +16,7 @@ from triton.runtime.jit import JITFunction
 from fullstride.jvp.attention import backward
 from fullstride.jvp.attention import launch_forward as forward
 from fullstride.jvp.norms import group_norm, rows
+from fullstride.jvp.norms.closed_form import ROW_NORMS, Affine
 from fullstride.step.torch.ema.lerp_kernel import ManyLerps
 
 META = torch.device("meta")
@@ -96,17 +97,17 @@ def norms() -> None:
     """Rows and images, with and without tangents."""
     x, w, images, c = empty(4, 16, 1152), empty(1152), empty(4, 64, 16, 16), empty(64)
     for t in (x, None):
-        saved: Any = ROWS.layer_norm(x, t, w, w, None, None, 1e-5)[2:]
-        ROWS.layer_norm_backward(x, t, x, t, w, w, None, None, *saved)
-    scale = empty(4, 1152)
-    saved = ROWS.ada_layer_norm(x, x, scale, scale, scale, scale, 1e-5)[2:]
-    ROWS.ada_layer_norm_backward(x, x, x, x, scale, scale, scale, scale, *saved)
+        saved: Any = ROWS.row_norm(ROW_NORMS["layer_norm"], x, t, Affine(w, w), 1e-5)[2:]
+        ROWS.row_norm_backward(ROW_NORMS["layer_norm"], x, t, x, t, Affine(w, w), saved)
+    samples = Affine(*[empty(4, 1152)] * 4)
+    saved = ROWS.row_norm(ROW_NORMS["ada_layer_norm"], x, x, samples, 1e-5)[2:]
+    ROWS.row_norm_backward(ROW_NORMS["ada_layer_norm"], x, x, x, x, samples, saved)
     for last, t in itertools.product((False, True), (True, False)):
         form = torch.channels_last if last else torch.contiguous_format
         image = images.contiguous(memory_format=form)
         tangent = image if t else None
-        saved = IMAGES.group_norm(image, tangent, 16, c, c, None, None, 1e-5, "silu")[2:]
-        IMAGES.group_norm_backward(image, tangent, image, tangent, 16, c, c, None, None, *saved, "silu")
+        saved = IMAGES.group_norm(image, tangent, 16, Affine(c, c), 1e-5, "silu")[2:]
+        IMAGES.group_norm_backward(image, tangent, image, tangent, 16, Affine(c, c), saved, "silu")
 
 
 def averages() -> None:

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.func import grad, vmap
 
 from fullstride.jvp.dual import pack, unpack
-from fullstride.jvp.dual_op import PairOp
+from fullstride.jvp.dual_op import DualOp
 from fullstride.jvp.registration import register
 from fullstride.jvp.state import tangent_grad
 from fullstride.jvp.transform import jvp
@@ -16,8 +16,9 @@ from tests.jvp.derivatives import check_backward, check_forward, check_transform
 CALLS: list[tuple[Any, ...]] = []
 
 
-def forward(x: Tensor, w: Tensor | None, tx: Tensor | None, tw: Tensor | None, power: int) -> tuple:
+def forward(primals: Any, tangents: Any, settings: Any) -> tuple:
     """x^power w, one w for all rows, and what its backward keeps."""
+    (x, w), (tx, tw), (power,) = primals, tangents, settings
     CALLS.append(("forward", *x.shape))
     factor = torch.ones_like(x[0]) if w is None else w
     parts = [] if tx is None else [power * x ** (power - 1) * tx * factor]
@@ -25,15 +26,14 @@ def forward(x: Tensor, w: Tensor | None, tx: Tensor | None, tw: Tensor | None, p
     return x**power * factor, sum(parts[1:], parts[0]) if parts else None, x ** (power - 1)
 
 
-def backward(
-    gy: Tensor, gty: Tensor | None, x: Tensor, w: Any, tx: Any, tw: Any, y: Any, ty: Any, last: Tensor, power: int
-) -> tuple:
+def backward(gy: Tensor, gty: Tensor | None, primals: Any, tangents: Any, saved: Any, settings: Any) -> tuple:
     """By torch on the forward, which is an independent way; checks that only what was asked for was kept."""
+    (x, w), (tx, tw), (y, ty, last), (power,) = primals, tangents, saved, settings
     CALLS.append(("backward", tx is not None, tw is not None, y is not None, ty is not None))
     assert torch.equal(last, x ** (power - 1))
     given: list[Any] = [None if t is None else t.detach().requires_grad_() for t in (x, w, tx, tw)]
     with torch.enable_grad():
-        out = forward(given[0], given[1], given[2], given[3], power)
+        out = forward(given[:2], given[2:], settings)
         total = (out[0] * gy).sum() + (0 if gty is None else (out[1] * gty).sum())
         asked = [t for t in given if t is not None]
         found = iter(torch.autograd.grad(total, asked, allow_unused=True, materialize_grads=True))
@@ -41,19 +41,21 @@ def backward(
     return tuple(of_all if gty is not None else [*of_all[:2], None, None])
 
 
-def shapes(x: Tensor, w: Any, tx: Any, tw: Any, power: int) -> tuple:
+def shapes(primals: Any, tangents: Any, settings: Any) -> tuple:
     """What forward returns, empty."""
-    return torch.empty_like(x), None if tx is None and tw is None else torch.empty_like(x), torch.empty_like(x)
+    x = primals[0]
+    ty = None if all(t is None for t in tangents) else torch.empty_like(x)
+    return torch.empty_like(x), ty, torch.empty_like(x)
 
 
 SETTINGS = (("power", "int"),)
 ALONE = ("w", "tw")
-POWER = PairOp("test_power", ("x", "w"), ("tx", "tw"), SETTINGS, 1, forward, backward, shapes, False, ALONE)
+POWER = DualOp("test_power", ("x", "w"), ("tx", "tw"), SETTINGS, 1, forward, backward, shapes, False, ALONE)
 KEEPING = dataclasses.replace(POWER, name="test_power_keeping", keeps_output=True)
 OPS = {"shared": register(POWER), "keeping": register(KEEPING)}
 
 
-def power_of(op: PairOp):
+def power_of(op: DualOp):
     """The op on duals, cubed."""
 
     def call(x: Tensor, w: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fullstride.jvp.attention.register import ATTENTION
-from fullstride.jvp.dual_op import PairOp
+from fullstride.jvp.dual_op import DualOp
 from fullstride.jvp.norms.register import ADA_LAYER_NORM, GROUP_NORM, LAYER_NORM, RMS_NORM
 
 pytestmark = [
@@ -18,7 +18,7 @@ pytestmark = [
 ]
 
 # Shapes of the primals, which of them the tangents are of, and the settings before the implementation.
-CASES: dict[str, tuple[PairOp, list[tuple[int, ...]], tuple[Any, ...]]] = {
+CASES: dict[str, tuple[DualOp, list[tuple[int, ...]], tuple[Any, ...]]] = {
     "layer_norm": (LAYER_NORM, [(2, 2, 3, 8), (8,), (8,)], (1e-5, None)),
     "rms_norm in bf16": (RMS_NORM, [(3, 2, 8), (8,)], (1e-5, torch.bfloat16)),
     "ada_layer_norm": (ADA_LAYER_NORM, [(2, 3, 8), (2, 8), (2, 8)], (1e-5, None)),
@@ -64,8 +64,8 @@ def test_shapes_have_the_strides_of_the_results(name, layout, implementation):
     primals = [laid(shape, draw.choice(LAYOUTS) if i else layout, draw) for i, shape in enumerate(shapes)]
     tangents = [laid(shape, draw.choice(LAYOUTS), draw) for shape in shapes[: len(op.tangents)]]
     tensors, options = [*primals, *tangents], [*settings, implementation]
-    found = op.forward(*tensors, *options)
-    assert list(map(strides, found)) == list(map(strides, op.shapes(*tensors, *options)))
+    found = op.run(*tensors, *options)
+    assert list(map(strides, found)) == list(map(strides, op.empty(*tensors, *options)))
     of_outputs = [laid(tuple(x.shape), draw.choice(LAYOUTS), draw).to(x.dtype) for x in found[:2] if x is not None]
-    gradients = op.gradients(op.seldom is not None, *of_outputs, *op.kept(tensors, found, True), *options)
+    gradients = op.gradients(*of_outputs, *op.kept(tensors, found, True), *options, op.seldom is not None)
     assert list(map(strides, gradients)) == [strides(op.gradient_like(primals[0], x)) for x in tensors]

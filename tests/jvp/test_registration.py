@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.library import opcheck
 
 from fullstride.jvp.attention.register import ATTENTION, VARLEN
-from fullstride.jvp.dual_op import PairOp
+from fullstride.jvp.dual_op import DualOp
 from fullstride.jvp.norms.register import ADA_LAYER_NORM, GROUP_NORM, LAYER_NORM, RMS_NORM
 
 SCORES = (0.5, True, -1, -1, "", "plain")
@@ -14,7 +14,7 @@ STARTS = torch.tensor([0, 2, 6], dtype=torch.int32)
 ROWS = [(2, 5, 7), (7,), (7,)]
 MASK = torch.ones(2, 4, 5, 5, dtype=torch.bool).tril()
 # The op, the shapes of its tensors or constants that are not differentiated, those of the tangents, its settings.
-CASES: dict[str, tuple[PairOp, list, list, tuple]] = {
+CASES: dict[str, tuple[DualOp, list, list, tuple]] = {
     "attention": (ATTENTION, [(2, 4, 5, 6), (2, 2, 5, 6), (2, 2, 5, 3), MASK], [0, 1, 2], SCORES),
     "attention_window": (
         ATTENTION,
@@ -32,7 +32,7 @@ CASES: dict[str, tuple[PairOp, list, list, tuple]] = {
 ABSENCES = {"all": (), "only first": (1, 2), "no first": (0,), "none": (0, 1, 2)}
 
 
-def arguments(name: str, absent: tuple[int, ...], through: bool, requires_grad: bool) -> tuple[PairOp, list]:
+def arguments(name: str, absent: tuple[int, ...], through: bool, requires_grad: bool) -> tuple[DualOp, list]:
     """The operator's arguments, in order."""
     op, shapes, of, settings = CASES[name]
     g = torch.Generator().manual_seed(0)
@@ -53,9 +53,9 @@ def arguments(name: str, absent: tuple[int, ...], through: bool, requires_grad: 
 def test_the_operator_returns_what_the_op_does(name, absence, through):
     op, args = arguments(name, ABSENCES[absence], through, requires_grad=False)
     found = getattr(torch.ops.fullstride, op.name)(*args)
-    expected = op.forward(*args[:-1])
+    expected = op.run(*args[:-1])
     assert len(found) == len(expected) == 2 + op.rows
-    for x, like, empty in zip(found, expected, op.shapes(*args[:-1]), strict=True):
+    for x, like, empty in zip(found, expected, op.empty(*args[:-1]), strict=True):
         assert (like is None) == (empty is None)
         if like is None:
             assert x.numel() == 0
@@ -97,11 +97,11 @@ def test_its_gradients_are_those_of_the_eager_function(name, through):
 def test_autocast_does_not_reach_inside():
     """bf16 products inside would leave an error of 1e-3."""
     op, args = arguments("attention", (), through=True, requires_grad=False)
-    expected: Any = op.forward(*args[:-1])[0]
+    expected: Any = op.run(*args[:-1])[0]
     args = [x.float() if isinstance(x, Tensor) and x.is_floating_point() else x for x in args]
     with torch.autocast("cpu", torch.bfloat16):
         found = getattr(torch.ops.fullstride, op.name)(*args)[0]
-        also: Any = op.forward(*args[:-1])[0]
+        also: Any = op.run(*args[:-1])[0]
     for x in (found, also):
         assert x.dtype == torch.float32
         assert (x - expected).norm() < 1e-6 * expected.norm()

@@ -17,7 +17,7 @@ from benchmarks.harness.results import CaseResult, Row, at, write_result
 from fullstride.llm.config import ModelConfig, parameter_shapes
 from fullstride.llm.engine import Engine, EngineConfig, wire
 from fullstride.llm.engine.runner import Runner
-from fullstride.llm.engine.wire import Decode, Params
+from fullstride.llm.engine.wire import Decode
 from fullstride.measure.environment import environment, xla_flags
 from fullstride.measure.roofline import Ceilings, floor
 from fullstride.measure.timing import Timing
@@ -102,11 +102,9 @@ def step_samples(runner: Runner, batch: int, context: int) -> Iterator[float]:
 def _stand(runner: Runner, context: int) -> None:
     """Every row is in the middle of an answer, with a context of that length."""
     count = runner.state.last.shape[0]
-    words = np.zeros((count, wire.PARAMS), np.int32)
-    words[:, 0] = runner.sizes.max_length + 1
-    own = Params.of(words)
-    own.numbers[:], own.stops[:] = wire.words(TEMPERATURE, 1.0, 0.0, 1.0, 0.0, 0.0), -1
-    own.key[:] = np.arange(2 * count).reshape(count, 2)
+    words = np.zeros((count, wire.PARAMS.size), np.int32)
+    numbers, keys = wire.words(TEMPERATURE, 1.0, 0.0, 1.0, 0.0, 0.0), np.arange(2 * count).reshape(count, 2)
+    wire.PARAMS.put(words, limit=runner.sizes.max_length + 1, key=keys, numbers=numbers, stops=-1)
     standing = {
         "last": jnp.arange(count, dtype=jnp.int32),
         "length": jnp.full(count, context, jnp.int32),

@@ -18,8 +18,8 @@ from fullstride.jvp.attention.arguments import (
     checked_mask,
     settings,
 )
-from fullstride.jvp.attention.cudnn import may_lose_gradients
 from fullstride.jvp.attention.register import ATTENTION, VARLEN
+from fullstride.jvp.attention.torch_sdpa import may_lose_gradients
 from fullstride.jvp.dual import check_pair, pack, refuse_gradient_inside_jvp, unpack, unpack_optional
 from fullstride.jvp.mixed_batch import Batch, Partial, taken_apart
 from fullstride.jvp.state import gradient_inside, tangent_grad
@@ -49,9 +49,9 @@ def attention(
 ) -> Outputs | Some:
     """softmax(scale q k^T + mask) v (arXiv:1706.03762, equation 1), exact and fused under `jvp`, too.
 
-    The signature of `torch.nn.functional.scaled_dot_product_attention`, which it is where nothing carries a tangent and
-    neither a window nor a precision is given, but for gradients that cuDNN would take wrongly (`cudnn`). The Triton
-    form's memory is linear in the lengths. A query that sees no key gives zeros.
+    The signature of `torch.nn.functional.scaled_dot_product_attention`, which it is if nothing carries a tangent and
+    neither a window nor a precision is given, but for gradients that cuDNN would take wrongly (`torch_sdpa`). The
+    Triton form's memory is linear in the lengths. A query that sees no key gives zeros.
 
     Args:
         q: queries, of any strides: a transposed (B, L, H, D) is not copied.

@@ -1,14 +1,16 @@
-"""The operators of attention on pairs, each by plain operations or by kernels."""
+"""The operators of attention on primals and tangents, each by plain operations or by kernels."""
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fullstride.device.precision import rounds_products
 from fullstride.jvp.attention import naive, naive_varlen
+from fullstride.jvp.attention.arguments import Settings
 from fullstride.jvp.attention.layout import output_like
-from fullstride.jvp.dual_op import PairOp, Tensors
+from fullstride.jvp.dual_op import DualOp, Tensors
 from fullstride.jvp.registration import register
 
 COMMON = (("scale", "float"), ("causal", "bool"), ("left", "int"), ("right", "int"), ("precision", "str"))
@@ -16,68 +18,75 @@ SETTINGS = (*COMMON, ("implementation", "str"))
 TANGENTS = ("tq", "tk", "tv")
 
 
-def _options(settings: tuple[Any, ...]) -> tuple[dict[str, Any], bool]:
-    scale, causal, left, right, precision, implementation = settings
-    options: dict[str, Any] = {"scale": scale, "causal": causal, "window": (left, right)}
-    if implementation != "triton":
+class Saved(NamedTuple):
+    """What forward returns and backward needs; `to` and `mu` are absent without a tangent."""
+
+    o: Tensor
+    to: Tensor | None
+    lse: Tensor
+    mu: Tensor | None
+
+
+def _options(given: Sequence[Any]) -> tuple[dict[str, Any], bool]:
+    """The keywords of an implementation, and whether it is that by kernels."""
+    settings = Settings(*given)
+    options: dict[str, Any] = {"scale": settings.scale, "causal": settings.causal}
+    options["window"] = settings.left, settings.right
+    if settings.implementation != "triton":
         return options, False
-    return options | {"precision": precision or _torchs_precision()}, True
+    return options | {"precision": settings.precision or ("tf32" if rounds_products() else "ieee")}, True
 
 
-def _torchs_precision() -> str:
-    return "tf32" if rounds_products() else "ieee"
-
-
-def _forward(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *rest: Any) -> Tensors:
-    tangents, (options, fused) = rest[:3], _options(rest[3:])
+def _forward(primals: Any, tangents: Any, settings: Sequence[Any]) -> Tensors:
+    *qkv, mask = primals
+    given: tuple[Any, ...] = (*qkv, *tangents)
+    options, fused = _options(settings)
     if fused:
         from fullstride.jvp.attention.launch_forward import forward  # Triton is a GPU's
 
-        return forward(q, k, v, *tangents, mask=mask, **options)
-    return naive.forward(q, k, v, *tangents, mask=mask, **options)
+        return forward(*given, mask=mask, **options)
+    return naive.forward(*given, mask=mask, **options)
 
 
-def _backward(
-    go: Tensor, gto: Tensor | None, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *rest: Any
-) -> Tensors:
-    tangents, outputs, (options, fused) = rest[:3], rest[3:7], _options(rest[7:])
-    given: tuple[Any, ...] = (go, gto, q, k, v, *tangents, *outputs)
-    dq, dk, dv, *of_tangents = (_fused_backward if fused else naive.backward)(*given, mask=mask, **options)
+def _backward(go: Tensor, gto: Any, primals: Any, tangents: Any, saved: Any, settings: Sequence[Any]) -> Tensors:
+    *qkv, mask = primals
+    options, fused = _options(settings)
+    if fused and gto is None and mask is None and max(options["window"]) < 0:
+        from fullstride.jvp.attention.torch_sdpa import backward_of  # Triton is a GPU's
+
+        given: tuple[Any, ...] = (go, *qkv, Saved(*saved).o, Saved(*saved).lse)
+        found = backward_of(*given, scale=options["scale"], causal=options["causal"])
+        if found is not None:
+            return *found, None, None, None, None
+    run: Any = naive.backward
+    if fused:
+        from fullstride.jvp.attention.backward import backward as run
+    dq, dk, dv, *of_tangents = run(go, gto, *qkv, *tangents, *saved, mask=mask, **options)
     return dq, dk, dv, None, *of_tangents
 
 
-def _fused_backward(
-    go: Tensor, gto: Tensor | None, q: Tensor, k: Tensor, v: Tensor, *rest: Any, mask: Tensor | None, **options: Any
-) -> Tensors:
-    from fullstride.jvp.attention.backward import backward  # Triton is a GPU's
-    from fullstride.jvp.attention.torch_sdpa import backward_of
-
-    if gto is None and mask is None and max(options["window"]) < 0:
-        found = backward_of(go, q, k, v, rest[3], rest[5], scale=options["scale"], causal=options["causal"])
-        if found is not None:
-            return *found, None, None, None
-    return backward(go, gto, q, k, v, *rest, mask=mask, **options)
-
-
-def _mask_gradient(go: Tensor, gto: Tensor | None, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, *rest: Any) -> Tensor:
+def _mask_gradient(go: Tensor, gto: Any, primals: Any, tangents: Any, saved: Any, settings: Sequence[Any]) -> Tensor:
     """In plain operations for either implementation: it takes as much memory as the scores however it is computed."""
-    scale, causal, left, right, *_ = rest[7:]
-    return naive.mask_gradient(go, gto, q, k, v, *rest[:7], mask=mask, scale=scale, causal=causal, window=(left, right))
+    *qkv, mask = primals
+    options, _ = _options((*settings[:-1], "plain"))
+    given: tuple[Any, ...] = (go, gto, *qkv, *tangents, *saved)
+    return naive.mask_gradient(*given, mask=mask, **options)
 
 
-def _shapes(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *rest: Any) -> Tensors:
-    return _with_rows(output_like(q, v.shape[-1]), q.shape[:3], rest[:3])
+def _shapes(primals: Any, tangents: Any, settings: Sequence[Any]) -> Tensors:
+    q, _, v, _ = primals
+    return _with_rows(output_like(q, v.shape[-1]), q.shape[:3], tangents)
 
 
-def _with_rows(o: Tensor, rows: tuple[int, ...], tangents: tuple[Tensor | None, ...]) -> Tensors:
+def _with_rows(o: Tensor, rows: tuple[int, ...], tangents: Tensors) -> Tensors:
     lse = o.new_empty(rows, dtype=torch.promote_types(o.dtype, torch.float32))
     if all(t is None for t in tangents):
-        return o, None, lse, None
-    return o, torch.empty_like(o), lse, torch.empty_like(lse)
+        return Saved(o, None, lse, None)
+    return Saved(o, torch.empty_like(o), lse, torch.empty_like(lse))
 
 
 ATTENTION = register(
-    PairOp(
+    DualOp(
         name="attention",
         primals=("q", "k", "v", "mask"),
         tangents=TANGENTS,
@@ -93,37 +102,39 @@ ATTENTION = register(
 )
 
 
-def _forward_varlen(q: Tensor, k: Tensor, v: Tensor, starts_q: Tensor, starts_k: Tensor, *rest: Any) -> Tensors:
-    tangents, (longest_q, longest_k), (options, fused) = rest[:3], rest[3:5], _options(rest[5:])
-    tq, tk, tv = tangents
+def _forward_varlen(primals: Any, tangents: Any, settings: Sequence[Any]) -> Tensors:
+    *qkv, starts_q, starts_k = primals
+    longest_q, longest_k, *common = settings
+    given: tuple[Any, ...] = (*qkv, *tangents, starts_q, starts_k)
+    options, fused = _options(common)
     if fused:
         from fullstride.jvp.attention.launch_forward import forward_varlen  # Triton is a GPU's
 
-        return forward_varlen(q, k, v, tq, tk, tv, starts_q, starts_k, longest_q, longest_k, **options)
-    return naive_varlen.forward_varlen(q, k, v, tq, tk, tv, starts_q, starts_k, **options)
+        return forward_varlen(*given, max_seqlen_q=longest_q, max_seqlen_k=longest_k, **options)
+    return naive_varlen.forward_varlen(*given, **options)
 
 
-def _backward_varlen(
-    go: Tensor, gto: Tensor | None, q: Tensor, k: Tensor, v: Tensor, starts_q: Tensor, starts_k: Tensor, *rest: Any
-) -> Tensors:
-    tangents, outputs, (longest_q, longest_k), (options, fused) = rest[:3], rest[3:7], rest[7:9], _options(rest[9:])
-    given: tuple[Any, ...] = (go, gto, q, k, v, *tangents, *outputs, starts_q, starts_k)
+def _backward_varlen(go: Tensor, gto: Any, primals: Any, tangents: Any, saved: Any, settings: Sequence[Any]) -> Tensors:
+    *qkv, starts_q, starts_k = primals
+    longest_q, longest_k, *common = settings
+    options, fused = _options(common)
+    run: Any = naive_varlen.backward_varlen
     if fused:
-        from fullstride.jvp.attention.backward import backward_varlen  # Triton is a GPU's
+        from fullstride.jvp.attention.backward import backward_varlen as run  # Triton is a GPU's
 
-        dq, dk, dv, *of_tangents = backward_varlen(*given, max_seqlen_q=longest_q, max_seqlen_k=longest_k, **options)
-    else:
-        dq, dk, dv, *of_tangents = naive_varlen.backward_varlen(*given, **options)
+        options |= {"max_seqlen_q": longest_q, "max_seqlen_k": longest_k}
+    dq, dk, dv, *of_tangents = run(go, gto, *qkv, *tangents, *saved, starts_q, starts_k, **options)
     return dq, dk, dv, None, None, *of_tangents
 
 
-def _shapes_varlen(q: Tensor, k: Tensor, v: Tensor, starts_q: Tensor, starts_k: Tensor, *rest: Any) -> Tensors:
+def _shapes_varlen(primals: Any, tangents: Any, settings: Sequence[Any]) -> Tensors:
+    q, _, v, *_ = primals
     total, heads, _ = q.shape
-    return _with_rows(q.new_empty(total, heads, v.shape[-1]), (heads, total), rest[:3])
+    return _with_rows(q.new_empty(total, heads, v.shape[-1]), (heads, total), tangents)
 
 
 VARLEN = register(
-    PairOp(
+    DualOp(
         name="attention_varlen",
         primals=("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k"),
         tangents=TANGENTS,

@@ -36,6 +36,26 @@ class Affine(NamedTuple):
     tbias: Tensor | None = None
 
 
+class RowNorm(NamedTuple):
+    """A norm of the last dimension.
+
+    Attributes:
+        centred: whether the mean is taken off.
+        modulated: each sample has its own scale, which comes on top of one, and shift.
+
+    """
+
+    centred: bool = True
+    modulated: bool = False
+
+
+ROW_NORMS = {
+    "layer_norm": RowNorm(),
+    "rms_norm": RowNorm(centred=False),
+    "ada_layer_norm": RowNorm(modulated=True),
+}
+
+
 class Kind(NamedTuple):
     """Which norm: the dimensions of a group's elements, whether the mean is taken off, whether SiLU follows."""
 

@@ -11,14 +11,15 @@ import torch
 from torch import Tensor
 
 from fullstride.jvp.norms import group_onepass_backward, group_onepass_forward, naive
+from fullstride.jvp.norms.closed_form import Affine
 from fullstride.jvp.norms.group_configs import GroupConfig, Size, group_config
 from fullstride.jvp.norms.group_split import apply_kernel, gradients_kernel, moments_kernel, sums_kernel
 from fullstride.jvp.norms.group_twopass_backward import backward_kernel
 from fullstride.jvp.norms.group_twopass_forward import forward_kernel
 from fullstride.jvp.norms.launch import ceil_div, launch, overlaps, padded
 from fullstride.jvp.norms.layout import format_of, images_like
-from fullstride.jvp.norms.reduce_params import sum_partials
-from fullstride.jvp.norms.shapes import Channels, First, Gradients, GroupMoment, Image
+from fullstride.jvp.norms.reduce_params import partial_sums, summed
+from fullstride.jvp.norms.shapes import First, Gradients, GroupMoment, Image, Moments
 
 LONGEST = 2**31
 
@@ -69,10 +70,7 @@ def group_norm(
     x: Image,
     tx: First | None,
     groups: int,
-    weight: Channels | None,
-    bias: Channels | None,
-    tweight: Channels | None,
-    tbias: Channels | None,
+    affine: Affine,
     eps: float,
     act: str | None = None,
     dtype: torch.dtype | None = None,
@@ -80,20 +78,19 @@ def group_norm(
 ) -> tuple[Image, First | None, GroupMoment, GroupMoment]:
     """See `naive.group_norm`; a tx of fewer samples than x is that of the first ones, which alone have a ty then."""
     if x.numel() == 0:
-        return naive.group_norm(x, tx, groups, weight, bias, tweight, tbias, eps, act, dtype)
+        return naive.group_norm(x, tx, groups, affine, eps, act, dtype)
     silu, layout = _silu(act), format_of(x)
     x, tx = _laid(x, layout), _maybe_laid(tx, layout)
     plan = _plan("forward", x, groups, silu, config)
-    tangents = (tx, tweight, tbias)
     moving = None if tx is None or len(tx) == len(x) else len(tx)
     if moving is not None and not plan.on_chip:
-        y, _, mean, rstd = group_norm(x, None, groups, weight, bias, None, None, eps, act, dtype)
-        _, ty, *_ = group_norm(x[:moving], tx, groups, weight, bias, None, None, eps, act, dtype)
+        y, _, mean, rstd = group_norm(x, None, groups, affine, eps, act, dtype)
+        _, ty, *_ = group_norm(x[:moving], tx, groups, affine, eps, act, dtype)
         return y, ty, mean, rstd
     y = images_like(x, dtype)
-    ty = None if all(t is None for t in tangents) else images_like(x[:moving], dtype)
+    ty = None if all(t is None for t in (tx, affine.tweight, affine.tbias)) else images_like(x[:moving], dtype)
     mean, rstd = (torch.empty((len(x), groups), device=x.device, dtype=torch.float32) for _ in range(2))
-    tensors = (x, tx, weight, bias, tweight, tbias, y, ty, mean, rstd)
+    tensors = (x, tx, *affine, y, ty, mean, rstd)
     stages = plan.config.stages
     if plan.on_chip:
         rest = (moving, plan.blocks, *plan.sizes, eps, *plan.chip_tile, silu)
@@ -114,31 +111,22 @@ def group_norm_backward(
     x: Image,
     tx: Image | None,
     groups: int,
-    weight: Channels | None,
-    bias: Channels | None,
-    tweight: Channels | None,
-    tbias: Channels | None,
-    mean: GroupMoment,
-    rstd: GroupMoment,
+    affine: Affine,
+    moments: Moments,
     act: str | None = None,
     config: GroupConfig | None = None,
 ) -> Gradients:
     """See `naive.group_norm_backward`."""
     if gty is None:
-        tx, tweight, tbias = None, None, None
+        tx, affine = None, Affine(affine.weight, affine.bias)
     if x.numel() == 0:
-        return naive.group_norm_backward(gy, gty, x, tx, groups, weight, bias, tweight, tbias, mean, rstd, act)
+        return naive.group_norm_backward(gy, gty, x, tx, groups, affine, moments, act)
     silu, layout = _silu(act), format_of(x)
     gy, gty, x, tx = _laid(gy, layout), _maybe_laid(gty, layout), _laid(x, layout), _maybe_laid(tx, layout)
     plan = _plan("detached" if gty is None else "full", x, groups, silu, config)
     dx, dtx = images_like(x), None if tx is None else images_like(x)
-    parameters = (weight, bias, tweight, tbias)
-    asked = [p is not None for p in parameters]
-    partial = None
-    if any(asked):
-        size = (1, len(x) * plan.chunks, sum(asked), x.shape[1])
-        partial = torch.empty(size, device=x.device, dtype=torch.float32)
-    inputs = (gy, gty, x, tx, *parameters, mean, rstd)
+    partial, asked = partial_sums(x, affine, 1, len(x) * plan.chunks)
+    inputs = (gy, gty, x, tx, *affine, *moments)
     if plan.on_chip:
         rest = (plan.blocks, *plan.sizes, *asked, *plan.chip_tile, silu, partial is not None and overlaps(x))
         launch(group_onepass_backward.backward_kernel, plan.grid, *inputs, dx, dtx, partial, *rest, **plan.options)
@@ -147,8 +135,7 @@ def group_norm_backward(
         launch(backward_kernel, plan.grid, *inputs, dx, dtx, partial, *rest, **plan.options)
     else:
         _split_backward(inputs, dx, dtx, partial, plan, asked, silu)
-    found = iter([] if partial is None else sum_partials(partial, [p for p in parameters if p is not None]))
-    return (dx, dtx, *(next(found) if a else None for a in asked))
+    return dx, dtx, *summed(partial, affine)
 
 
 def _split_backward(

@@ -60,14 +60,14 @@ def before_silu(gy, gty, xc, tc, scale, b, tscale, tb, TX, TW, TB, FULL: tl.cons
 
 @triton.jit
 @no_type_check
-def gradient_tile(gy, gty, x, t, i: tl.constexpr, mean, mean_t, bend, scale, b, tscale, tb, TX, TW, TB, there, pixels,
+def gradient_tile(gy, gty, x, t, i: tl.constexpr, mean, mean_t, cov_xt, scale, b, tscale, tb, TX, TW, TB, there, pixels,
                   FULL: tl.constexpr, PIECE: tl.constexpr, EXACT: tl.constexpr, SILU: tl.constexpr,
                   STEP: tl.constexpr):  # fmt: skip
     """Piece i of gu, gtu, x - <x> and t'."""
     xc = less(unpacked(x, i, STEP), mean, i, there, pixels, PIECE, EXACT)
     tc = tl.zeros_like(xc)
     if TX is not None:
-        tc = unpacked(t, i, STEP) - mean_t - xc * bend
+        tc = unpacked(t, i, STEP) - mean_t - xc * cov_xt
     gyi = unpacked(gy, i, STEP)
     gtyi = unpacked(gty, i, STEP) if FULL else gyi
     gu, gtu = before_silu(gyi, gtyi, xc, tc, scale, b, tscale, tb, TX, TW, TB, FULL, SILU)
@@ -102,50 +102,51 @@ def backward_kernel(GY, GTY, X, TX, W, B, TW, TB, MEAN, RSTD, DX, DTX, PARTIAL, 
     mean = group_value(MEAN, sample, block, group, there, groups, GROUPS)
     r = group_value(RSTD, sample, block, group, there, groups, GROUPS)
 
-    mean_t, bend = mean, r
+    # dx = r (g - <g> - rc (h - <h>) - d txh - xh (<xh g> + <txh h> - rc d)), rc = r^2 <x t>, in terms of x and t'.
+    mean_t, cov_xt = mean, r
     if TX is not None:
-        mean_t, bend = tangent_moments(x, t, mean, r, there, pixels, count, PAD, GROUPS, PIECE, EXACT)
+        mean_t, cov_xt = tangent_moments(x, t, mean, r, there, pixels, count, PAD, GROUPS, PIECE, EXACT)
     scale, tscale = w * r, tw * r
-    s_gu = tl.zeros(x[0].shape, tl.float32)
-    s_gux, s_gtu, s_gtux = s_gu, s_gu, s_gu
+    sum_gu = tl.zeros(x[0].shape, tl.float32)
+    sum_gux, sum_gtu, sum_gtux = sum_gu, sum_gu, sum_gu
     for i in tl.static_range(PIECES):
         gu, gtu, xc, tc = gradient_tile(
-            gy, gty, x, t, i, mean, mean_t, bend, scale, b, tscale, tb, TX, TW, TB, there, pixels, FULL, PIECE, EXACT,
+            gy, gty, x, t, i, mean, mean_t, cov_xt, scale, b, tscale, tb, TX, TW, TB, there, pixels, FULL, PIECE, EXACT,
             SILU, 1 * PACKED,
         )  # fmt: skip
-        s_gu += gu
-        s_gux += gu * xc
+        sum_gu += gu
+        sum_gux += gu * xc
         if FULL:
-            s_gtu += gtu
-            s_gtux += gtu * xc
+            sum_gtu += gtu
+            sum_gtux += gtu * xc
             if TX is not None:
-                s_gux += gtu * tc
+                sum_gux += gtu * tc
     if FULL:
-        s_gu, s_gux, s_gtu, s_gtux = over_pixels((s_gu, s_gux, s_gtu, s_gtux))
-        g, along, h, d = totals((w * s_gu + tw * s_gtu, w * s_gux + tw * s_gtux, w * s_gtu, w * s_gtux), PAD, GROUPS)
-        h, d = h / count, d * r / count
+        sum_gu, sum_gux, sum_gtu, sum_gtux = over_pixels((sum_gu, sum_gux, sum_gtu, sum_gtux))
+        of_lanes = (w * sum_gu + tw * sum_gtu, w * sum_gux + tw * sum_gtux, w * sum_gtu, w * sum_gtux)
+        mean_g, mean_gx, mean_h, mean_hx = totals(of_lanes, PAD, GROUPS)
+        mean_h, mean_hx = mean_h / count, mean_hx * r / count
     else:
-        s_gu, s_gux = over_pixels((s_gu, s_gux))
-        g, along = totals((w * s_gu, w * s_gux), PAD, GROUPS)
-        h, d = g, g
+        sum_gu, sum_gux = over_pixels((sum_gu, sum_gux))
+        mean_g, mean_gx = totals((w * sum_gu, w * sum_gux), PAD, GROUPS)
+        mean_h, mean_hx = mean_g, mean_g
 
-    # dx = r (g - <g> - rc (h - <h>) - d txh - xh (<xh g> + <txh h> - rc d)), rc = r^2 <x t>, in terms of x and t'.
-    g, along = g / count, along * r / count
+    mean_g, mean_gx = mean_g / count, mean_gx * r / count
     if TX is not None:
-        g -= bend * h
-        along -= bend * d
+        mean_g -= cov_xt * mean_h
+        mean_gx -= cov_xt * mean_hx
     for i in tl.static_range(PIECES):
         gu, gtu, xc, tc = gradient_tile(
-            gy, gty, x, t, i, mean, mean_t, bend, scale, b, tscale, tb, TX, TW, TB, there, pixels, FULL, PIECE, EXACT,
+            gy, gty, x, t, i, mean, mean_t, cov_xt, scale, b, tscale, tb, TX, TW, TB, there, pixels, FULL, PIECE, EXACT,
             SILU, 2 * PACKED,
         )  # fmt: skip
-        dx = scale * gu - r * g - xc * (r * r * along)
+        dx = scale * gu - r * mean_g - xc * (r * r * mean_gx)
         if TW is not None:
             dx += tscale * gtu
         if TX is not None:
             turned = scale * gtu
-            dx -= bend * turned + tc * (r * r * d)
-            dtx = turned - r * h - xc * (r * r * d)
+            dx -= cov_xt * turned + tc * (r * r * mean_hx)
+            dtx = turned - r * mean_h - xc * (r * r * mean_hx)
             store_piece(DTX + base, dtx, i, channel, there, pixels, channels, PIECE, LAST, EXACT)
         store_piece(DX + base, dx, i, channel, there, pixels, channels, PIECE, LAST, EXACT)
 
@@ -153,10 +154,10 @@ def backward_kernel(GY, GTY, X, TX, W, B, TW, TB, MEAN, RSTD, DX, DTX, PARTIAL, 
         COUNT: tl.constexpr = DW + DB + DTW + DTB
         to = PARTIAL + (sample * COUNT).to(tl.int64) * channels + channel
         if DW:
-            tl.store(to, r * s_gux, mask=there)
+            tl.store(to, r * sum_gux, mask=there)
         if DB:
-            tl.store(to + DW * channels, s_gu, mask=there)
+            tl.store(to + DW * channels, sum_gu, mask=there)
         if DTW:
-            tl.store(to + (DW + DB) * channels, r * s_gtux, mask=there)
+            tl.store(to + (DW + DB) * channels, r * sum_gtux, mask=there)
         if DTB:
-            tl.store(to + (DW + DB + DTW) * channels, s_gtu, mask=there)
+            tl.store(to + (DW + DB + DTW) * channels, sum_gtu, mask=there)

@@ -82,7 +82,7 @@ def forward_kernel(X, TX, W, B, TW, TB, Y, TY, MEAN, RSTD, moving, blocks, group
     mean, mean_t = means(x, t, TX, count, PAD, GROUPS)
     variance, covariance = products(x, t, TX, mean, mean_t, there, pixels, count, PAD, GROUPS, PIECE, EXACT, 1 * PACKED)
     r = tl.rsqrt(variance + eps)
-    bend, scale, tscale = covariance * r * r, w * r, tw * r
+    cov_xt, scale, tscale = covariance * r * r, w * r, tw * r
     for i in tl.static_range(PIECES):
         xc = unpacked(x, i, 2 * PACKED) - mean
         y = xc * scale + b
@@ -94,7 +94,7 @@ def forward_kernel(X, TX, W, B, TW, TB, Y, TY, MEAN, RSTD, moving, blocks, group
         if TY is not None:
             ty = tl.zeros_like(y)
             if TX is not None:
-                ty = (unpacked(t, i, 2 * PACKED) - mean_t - xc * bend) * scale
+                ty = (unpacked(t, i, 2 * PACKED) - mean_t - xc * cov_xt) * scale
             if TW is not None:
                 ty += xc * tscale
             if TB is not None:

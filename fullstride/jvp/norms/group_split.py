@@ -100,7 +100,7 @@ def sums_kernel(GY, GTY, X, TX, W, B, TW, TB, MEAN, RSTD, MOMENTS, SUMS, PARTIAL
         )
         rc = r * r * covariance
     base = sample.to(tl.int64) * channels * pixels
-    s_gu, s_gux, s_gtu, s_gtux, s_gtut = gradient_sums(
+    sums = gradient_sums(
         GY + base, None if GTY is None else GTY + base, X + base, None if TX is None else TX + base, TW, TB,
         group_value(MEAN, sample, block, group, there, groups, GROUPS), r, mean_t, rc,
         parameter(W, channel, there, 1), parameter(B, channel, there, 0),
@@ -110,12 +110,9 @@ def sums_kernel(GY, GTY, X, TX, W, B, TW, TB, MEAN, RSTD, MOMENTS, SUMS, PARTIAL
     )  # fmt: skip
     row = sample * chunks + chunk
     to = SUMS + (row * 5).to(tl.int64) * channels + channel
-    tl.store(to, s_gu, mask=there)
-    tl.store(to + channels, s_gux, mask=there)
-    tl.store(to + 2 * channels, s_gtu, mask=there)
-    tl.store(to + 3 * channels, s_gtux, mask=there)
-    tl.store(to + 4 * channels, s_gtut, mask=there)
-    keep_partials(PARTIAL, row, channel, there, channels, s_gu, s_gux, s_gtu, s_gtux, s_gtut, DW, DB, DTW, DTB)
+    for i in tl.static_range(5):
+        tl.store(to + i * channels, sums[i], mask=there)
+    keep_partials(PARTIAL, row, channel, there, channels, sums, DW, DB, DTW, DTB)
 
 
 @triton.jit
@@ -147,21 +144,20 @@ def gradients_kernel(GY, GTY, X, TX, W, B, TW, TB, MEAN, RSTD, MOMENTS, SUMS, DX
             MOMENTS, sample, group, there, samples, groups, chunks, length, pixels, CPG, CHUNKS
         )
         rc = r * r * covariance
-    s_gu = chunk_sum(SUMS, sample, chunks, 0, channel, there, channels, CHUNKS)
-    s_gux = chunk_sum(SUMS, sample, chunks, 1, channel, there, channels, CHUNKS)
-    s_gtu, s_gtux, s_gtut = s_gu, s_gu, s_gu
+    sum_gu = chunk_sum(SUMS, sample, chunks, 0, channel, there, channels, CHUNKS)
+    sum_gux = chunk_sum(SUMS, sample, chunks, 1, channel, there, channels, CHUNKS)
+    sum_gtu, sum_gtux, sum_gtut = sum_gu, sum_gu, sum_gu
     if FULL:
-        s_gtu = chunk_sum(SUMS, sample, chunks, 2, channel, there, channels, CHUNKS)
-        s_gtux = chunk_sum(SUMS, sample, chunks, 3, channel, there, channels, CHUNKS)
-        s_gtut = chunk_sum(SUMS, sample, chunks, 4, channel, there, channels, CHUNKS)
-    g_mean, along, h_mean, d = group_means(
-        s_gu, s_gux, s_gtu, s_gtux, s_gtut, w, tw, rc, CPG * 1.0 * pixels, FULL, PAD, GROUPS
-    )
+        sum_gtu = chunk_sum(SUMS, sample, chunks, 2, channel, there, channels, CHUNKS)
+        sum_gtux = chunk_sum(SUMS, sample, chunks, 3, channel, there, channels, CHUNKS)
+        sum_gtut = chunk_sum(SUMS, sample, chunks, 4, channel, there, channels, CHUNKS)
+    sums = sum_gu, sum_gux, sum_gtu, sum_gtux, sum_gtut
+    means = group_means(sums, w, tw, rc, CPG * 1.0 * pixels, FULL, PAD, GROUPS)
     base = sample.to(tl.int64) * channels * pixels
     gradients(
         GY + base, None if GTY is None else GTY + base, X + base, None if TX is None else TX + base,
         DX + base, None if DTX is None else DTX + base, TW, TB,
-        group_value(MEAN, sample, block, group, there, groups, GROUPS), r, mean_t, rc, g_mean, along, h_mean, d,
+        group_value(MEAN, sample, block, group, there, groups, GROUPS), r, mean_t, rc, means,
         w, b, tw, tb, channel, there, chunk * length, tl.minimum(pixels, chunk * length + length), pixels, channels,
         PIXELS, LAST, SILU, STAGES,
     )  # fmt: skip

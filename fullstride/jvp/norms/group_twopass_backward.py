@@ -32,63 +32,64 @@ def before_silu(gy, gty, TW, TB, xh, txh, w, b, tw, tb, FULL: tl.constexpr, SILU
     """gu and gtu."""
     gu, gtu = gy, gty
     if SILU:
-        _, slope, bend = silu(xh * w + b)
+        _, slope, curvature = silu(xh * w + b)
         gu = gy * slope
         if FULL:
-            gu += gty * tangent(xh, txh, w, tw, tb, TW, TB) * bend
+            gu += gty * tangent(xh, txh, w, tw, tb, TW, TB) * curvature
             gtu = gty * slope
     return gu, gtu
 
 
 @triton.jit
 @no_type_check
-def group_means(s_gu, s_gux, s_gtu, s_gtux, s_gtut, w, tw, rc, count, FULL: tl.constexpr, PAD: tl.constexpr,
-                GROUPS: tl.constexpr):  # fmt: skip
+def group_means(sums, w, tw, rc, count, FULL: tl.constexpr, PAD: tl.constexpr, GROUPS: tl.constexpr):
     """<g>, what xh is taken times from g, <h> and d, from the sums of each lane; rc is r <xh t>."""
+    sum_gu, sum_gux, sum_gtu, sum_gtux, sum_gtut = sums
     if FULL:
-        g = over_groups(w * s_gu + tw * s_gtu, PAD, GROUPS) / count
-        d = over_groups(w * s_gtux, PAD, GROUPS) / count
-        h = over_groups(w * s_gtu, PAD, GROUPS) / count
-        along = over_groups(w * (s_gux + s_gtut) + tw * s_gtux, PAD, GROUPS) / count - rc * d
+        mean_g = over_groups(w * sum_gu + tw * sum_gtu, PAD, GROUPS) / count
+        mean_hx = over_groups(w * sum_gtux, PAD, GROUPS) / count
+        mean_h = over_groups(w * sum_gtu, PAD, GROUPS) / count
+        mean_gx = over_groups(w * (sum_gux + sum_gtut) + tw * sum_gtux, PAD, GROUPS) / count - rc * mean_hx
     else:
-        g = over_groups(w * s_gu, PAD, GROUPS) / count
-        along = over_groups(w * s_gux, PAD, GROUPS) / count
-        h, d = along, along
-    return g, along, h, d
+        mean_g = over_groups(w * sum_gu, PAD, GROUPS) / count
+        mean_gx = over_groups(w * sum_gux, PAD, GROUPS) / count
+        mean_h, mean_hx = mean_gx, mean_gx
+    return mean_g, mean_gx, mean_h, mean_hx
 
 
 @triton.jit
 @no_type_check
-def write_gradients(DX, DTX, TW, at, inside, gu, gtu, xh, txh, w, tw, r, rc, g_mean, along, h_mean, d,
-                    FULL: tl.constexpr):  # fmt: skip
+def write_gradients(DX, DTX, TW, at, inside, gu, gtu, xh, txh, w, tw, r, rc, means, FULL: tl.constexpr):
     """dx and dtx of a tile."""
-    dx = gu * w - g_mean - xh * along
+    mean_g, mean_gx, mean_h, mean_hx = means
+    dx = gu * w - mean_g - xh * mean_gx
     if FULL:
         if TW is not None:
             dx += gtu * tw
         if DTX is not None:
-            h = gtu * w - h_mean
-            dx -= rc * h + d * txh
-            tl.store(DTX + at, (r * (h - xh * d)).to(DTX.dtype.element_ty), mask=inside)
+            h = gtu * w - mean_h
+            dx -= rc * h + mean_hx * txh
+            tl.store(DTX + at, (r * (h - xh * mean_hx)).to(DTX.dtype.element_ty), mask=inside)
     tl.store(DX + at, (r * dx).to(DX.dtype.element_ty), mask=inside)
 
 
 @triton.jit
 @no_type_check
-def keep_partials(PARTIAL, row, channel, there, channels, s_gu, s_gux, s_gtu, s_gtux, s_gtut, DW: tl.constexpr,
-                  DB: tl.constexpr, DTW: tl.constexpr, DTB: tl.constexpr):  # fmt: skip
+def keep_partials(PARTIAL, row, channel, there, channels, sums, DW: tl.constexpr, DB: tl.constexpr,
+                  DTW: tl.constexpr, DTB: tl.constexpr):  # fmt: skip
     """A row's shares of dw, db, dtw, dtb: PARTIAL (rows, DW + DB + DTW + DTB, channels)."""
+    sum_gu, sum_gux, sum_gtu, sum_gtux, sum_gtut = sums
     if PARTIAL is not None:
         COUNT: tl.constexpr = DW + DB + DTW + DTB
         to = PARTIAL + (row * COUNT).to(tl.int64) * channels + channel
         if DW:
-            tl.store(to, s_gux + s_gtut, mask=there)
+            tl.store(to, sum_gux + sum_gtut, mask=there)
         if DB:
-            tl.store(to + DW * channels, s_gu, mask=there)
+            tl.store(to + DW * channels, sum_gu, mask=there)
         if DTW:
-            tl.store(to + (DW + DB) * channels, s_gtux, mask=there)
+            tl.store(to + (DW + DB) * channels, sum_gtux, mask=there)
         if DTB:
-            tl.store(to + (DW + DB + DTW) * channels, s_gtu, mask=there)
+            tl.store(to + (DW + DB + DTW) * channels, sum_gtu, mask=there)
 
 
 @triton.jit
@@ -99,7 +100,7 @@ def gradient_sums(GY, GTY, X, TX, TW, TB, mean, r, mean_t, rc, w, b, tw, tb, cha
     """The five sums of each lane over the pixels from first_pixel to end."""
     FULL: tl.constexpr = GTY is not None
     zero = tl.zeros([PIXELS, LANES], tl.float32)
-    s_gu, s_gux, s_gtu, s_gtux, s_gtut = zero, zero, zero, zero, zero
+    sum_gu, sum_gux, sum_gtu, sum_gtux, sum_gtut = zero, zero, zero, zero, zero
     for start in tl.range(first_pixel, end, PIXELS, num_stages=STAGES):
         pixel = start + tl.arange(0, PIXELS)[:, None]
         inside = (pixel < end) & there
@@ -112,19 +113,19 @@ def gradient_sums(GY, GTY, X, TX, TW, TB, mean, r, mean_t, rc, w, b, tw, tb, cha
         if TX is not None:
             txh = r * (fetch(TX + at, inside) - mean_t) - xh * rc
         gu, gtu = before_silu(gy, gty, TW, TB, xh, txh, w, b, tw, tb, FULL, SILU)
-        s_gu += gu
-        s_gux += gu * xh
+        sum_gu += gu
+        sum_gux += gu * xh
         if FULL:
-            s_gtu += gtu
-            s_gtux += gtu * xh
+            sum_gtu += gtu
+            sum_gtux += gtu * xh
             if TX is not None:
-                s_gtut += gtu * txh
-    return over_pixels(s_gu), over_pixels(s_gux), over_pixels(s_gtu), over_pixels(s_gtux), over_pixels(s_gtut)
+                sum_gtut += gtu * txh
+    return over_pixels(sum_gu), over_pixels(sum_gux), over_pixels(sum_gtu), over_pixels(sum_gtux), over_pixels(sum_gtut)
 
 
 @triton.jit
 @no_type_check
-def gradients(GY, GTY, X, TX, DX, DTX, TW, TB, mean, r, mean_t, rc, g_mean, along, h_mean, d, w, b, tw, tb, channel,
+def gradients(GY, GTY, X, TX, DX, DTX, TW, TB, mean, r, mean_t, rc, means, w, b, tw, tb, channel,
               there, first_pixel, end, pixels, channels, PIXELS: tl.constexpr, LAST: tl.constexpr, SILU: tl.constexpr,
               STAGES: tl.constexpr):  # fmt: skip
     """dx and dtx of the pixels from first_pixel to end."""
@@ -141,7 +142,7 @@ def gradients(GY, GTY, X, TX, DX, DTX, TW, TB, mean, r, mean_t, rc, g_mean, alon
         if TX is not None:
             txh = r * (fetch(TX + at, inside) - mean_t) - xh * rc
         gu, gtu = before_silu(gy, gty, TW, TB, xh, txh, w, b, tw, tb, FULL, SILU)
-        write_gradients(DX, DTX, TW, at, inside, gu, gtu, xh, txh, w, tw, r, rc, g_mean, along, h_mean, d, FULL)
+        write_gradients(DX, DTX, TW, at, inside, gu, gtu, xh, txh, w, tw, r, rc, means, FULL)
 
 
 @triton.jit
@@ -169,13 +170,13 @@ def backward_kernel(GY, GTY, X, TX, W, B, TW, TB, MEAN, RSTD, DX, DTX, PARTIAL, 
             x_at, tx_at, channel, there, 0, pixels, pixels, channels, CPG, PAD, GROUPS, PIXELS, LAST, STAGES
         )
         rc = r * r * products / count
-    s_gu, s_gux, s_gtu, s_gtux, s_gtut = gradient_sums(
+    sums = gradient_sums(
         gy_at, gty_at, x_at, tx_at, TW, TB, mean, r, mean_t, rc, w, b, tw, tb, channel, there, 0, pixels, pixels,
         channels, GROUPS * PAD, PIXELS, LAST, SILU, STAGES,
     )  # fmt: skip
-    g_mean, along, h_mean, d = group_means(s_gu, s_gux, s_gtu, s_gtux, s_gtut, w, tw, rc, count, FULL, PAD, GROUPS)
+    means = group_means(sums, w, tw, rc, count, FULL, PAD, GROUPS)
     gradients(
-        gy_at, gty_at, x_at, tx_at, dx_at, dtx_at, TW, TB, mean, r, mean_t, rc, g_mean, along, h_mean, d, w, b, tw,
+        gy_at, gty_at, x_at, tx_at, dx_at, dtx_at, TW, TB, mean, r, mean_t, rc, means, w, b, tw,
         tb, channel, there, 0, pixels, pixels, channels, PIXELS, LAST, SILU, STAGES,
     )  # fmt: skip
-    keep_partials(PARTIAL, sample, channel, there, channels, s_gu, s_gux, s_gtu, s_gtux, s_gtut, DW, DB, DTW, DTB)
+    keep_partials(PARTIAL, sample, channel, there, channels, sums, DW, DB, DTW, DTB)

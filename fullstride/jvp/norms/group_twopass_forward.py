@@ -80,9 +80,9 @@ def write(Y, TY, TW, TB, at, inside, xh, txh, w, b, tw, tb, SILU: tl.constexpr):
 
 @triton.jit
 @no_type_check
-def apply(X, TX, Y, TY, TW, TB, mean, r, mean_t, along, w, b, tw, tb, channel, there, first_pixel, end, pixels,
+def apply(X, TX, Y, TY, TW, TB, mean, r, mean_t, mean_xt, w, b, tw, tb, channel, there, first_pixel, end, pixels,
           channels, PIXELS: tl.constexpr, LAST: tl.constexpr, SILU: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
-    """y and ty of the pixels from first_pixel to end; `along` is <xh t>."""
+    """y and ty of the pixels from first_pixel to end; `mean_xt` is <xh t>."""
     for start in tl.range(first_pixel, end, PIXELS, num_stages=STAGES):
         pixel = start + tl.arange(0, PIXELS)[:, None]
         inside = (pixel < end) & there
@@ -90,7 +90,7 @@ def apply(X, TX, Y, TY, TW, TB, mean, r, mean_t, along, w, b, tw, tb, channel, t
         xh = (fetch(X + at, inside) - mean) * r
         txh = tl.zeros_like(xh)
         if TX is not None:
-            txh = r * (fetch(TX + at, inside) - mean_t - xh * along)
+            txh = r * (fetch(TX + at, inside) - mean_t - xh * mean_xt)
         write(Y, TY, TW, TB, at, inside, xh, txh, w, b, tw, tb, SILU)
 
 

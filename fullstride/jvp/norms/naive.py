@@ -9,132 +9,43 @@ tweight and tbias get none.
 import torch
 from torch import Tensor
 
-from fullstride.jvp.norms.closed_form import Affine, Kind, backward, forward
+from fullstride.jvp.norms.closed_form import Affine, Kind, RowNorm, backward, forward
 from fullstride.jvp.norms.layout import images_like, row_major
-from fullstride.jvp.norms.shapes import (
-    Channels,
-    Gradients,
-    GroupMoment,
-    Image,
-    Modulation,
-    Row,
-    RowMoment,
-    Rows,
-    SampleMoment,
-    Samples,
-)
+from fullstride.jvp.norms.shapes import Gradients, GroupMoment, Image, Moments, Rows
 
 Shape = tuple[int, ...]
-ROWS = Kind(dims=(-1,))
 
 
-def layer_norm(
-    x: Rows,
-    tx: Rows | None,
-    weight: Row | None,
-    bias: Row | None,
-    tweight: Row | None,
-    tbias: Row | None,
-    eps: float,
-    dtype: torch.dtype | None = None,
-) -> tuple[Rows, Rows | None, RowMoment, RowMoment]:
-    """Layer normalisation of the last dimension (arXiv:1607.06450) with its tangent: y, ty, mean, rstd."""
-    affine = _affine(weight, bias, tweight, tbias, x.shape[-1:])
-    y, ty, mean, rstd = forward(_full(x), _maybe_full(tx), affine, ROWS, eps)
-    return _shaped(y, row_major(x, dtype)), _rows(ty, x, dtype), mean.squeeze(-1), rstd.squeeze(-1)
+def row_norm(
+    norm: RowNorm, x: Rows, tx: Rows | None, affine: Affine, eps: float, dtype: torch.dtype | None = None
+) -> tuple[Rows, Rows | None, *Moments]:
+    """A norm of the last dimension with its tangent: y, ty, mean (if the norm takes it off), rstd.
 
-
-def layer_norm_backward(
-    gy: Rows,
-    gty: Rows | None,
-    x: Rows,
-    tx: Rows | None,
-    weight: Row | None,
-    bias: Row | None,
-    tweight: Row | None,
-    tbias: Row | None,
-    mean: RowMoment,
-    rstd: RowMoment,
-) -> Gradients:
-    """Gradients of `layer_norm`'s (x, tx, weight, bias, tweight, tbias)."""
-    inputs = (x, tx, weight, bias, tweight, tbias)
-    return _gradients(gy, gty, inputs, x.shape[-1:], ROWS, mean[..., None], rstd[..., None])
-
-
-def rms_norm(
-    x: Rows,
-    tx: Rows | None,
-    weight: Row | None,
-    tweight: Row | None,
-    eps: float,
-    dtype: torch.dtype | None = None,
-) -> tuple[Rows, Rows | None, RowMoment]:
-    """Root-mean-square normalisation of the last dimension (arXiv:1910.07467) with its tangent: y, ty, rstd."""
-    affine = _affine(weight, None, tweight, None, x.shape[-1:])
-    y, ty, _, rstd = forward(_full(x), _maybe_full(tx), affine, ROWS._replace(centred=False), eps)
-    return _shaped(y, row_major(x, dtype)), _rows(ty, x, dtype), rstd.squeeze(-1)
-
-
-def rms_norm_backward(
-    gy: Rows,
-    gty: Rows | None,
-    x: Rows,
-    tx: Rows | None,
-    weight: Row | None,
-    tweight: Row | None,
-    rstd: RowMoment,
-) -> Gradients:
-    """Gradients of `rms_norm`'s (x, tx, weight, tweight)."""
-    inputs, rstd, kind = (x, tx, weight, None, tweight, None), rstd[..., None], ROWS._replace(centred=False)
-    dx, dtx, dweight, _, dtweight, _ = _gradients(gy, gty, inputs, x.shape[-1:], kind, torch.zeros_like(rstd), rstd)
-    return dx, dtx, dweight, dtweight
-
-
-def ada_layer_norm(
-    x: Samples,
-    tx: Samples | None,
-    scale: Modulation,
-    shift: Modulation,
-    tscale: Modulation | None,
-    tshift: Modulation | None,
-    eps: float,
-    dtype: torch.dtype | None = None,
-) -> tuple[Samples, Samples | None, SampleMoment, SampleMoment]:
-    """(1 + scale) layer_norm(x) + shift, each sample with its own (arXiv:2212.09748): y, ty, mean, rstd.
-
-    x is (B, N, D) or (B, D); scale, shift and their tangents are (B, D) or (B, 1, D).
+    Layer normalisation (arXiv:1607.06450), root-mean-square normalisation (arXiv:1910.07467) or the adaptive one
+    (arXiv:2212.09748), (1 + scale) layer_norm(x) + shift of x (B, N, D) or (B, D) and parameters (B, D) or (B, 1, D).
     """
-    affine = _affine(1 + _full(scale), shift, tscale, tshift, _one_a_sample(x))
-    y, ty, mean, rstd = forward(_full(x), _maybe_full(tx), affine, ROWS, eps)
-    return _shaped(y, row_major(x, dtype)), _rows(ty, x, dtype), mean.squeeze(-1), rstd.squeeze(-1)
+    kind = Kind((-1,), norm.centred)
+    y, ty, mean, rstd = forward(_full(x), _maybe_full(tx), _broadcast(_scale(norm, affine), _shape(norm, x)), kind, eps)
+    moments = (mean.squeeze(-1), rstd.squeeze(-1)) if norm.centred else (rstd.squeeze(-1),)
+    return _shaped(y, row_major(x, dtype)), _rows(ty, x, dtype), *moments
 
 
-def ada_layer_norm_backward(
-    gy: Samples,
-    gty: Samples | None,
-    x: Samples,
-    tx: Samples | None,
-    scale: Modulation,
-    shift: Modulation,
-    tscale: Modulation | None,
-    tshift: Modulation | None,
-    mean: SampleMoment,
-    rstd: SampleMoment,
+def row_norm_backward(
+    norm: RowNorm, gy: Rows, gty: Rows | None, x: Rows, tx: Rows | None, affine: Affine, moments: Moments
 ) -> Gradients:
-    """Gradients of `ada_layer_norm`'s (x, tx, scale, shift, tscale, tshift)."""
-    inputs = (x, tx, 1 + _full(scale), shift, tscale, tshift)
-    found = _gradients(gy, gty, inputs, _one_a_sample(x), ROWS, mean[..., None], rstd[..., None])
-    return (*found[:2], _rows(found[2], scale), *found[3:])
+    """Gradients of `row_norm`'s x, tx and parameters."""
+    rstd = moments[-1][..., None]
+    mean = moments[0][..., None] if norm.centred else torch.zeros_like(rstd)
+    kind, given = Kind((-1,), norm.centred), _scale(norm, affine)
+    found = _gradients(gy, gty, x, tx, given, _shape(norm, x), kind, mean, rstd)
+    return *found[:2], *map(_rows, found[2:], affine)
 
 
 def group_norm(
     x: Image,
     tx: Image | None,
     groups: int,
-    weight: Channels | None,
-    bias: Channels | None,
-    tweight: Channels | None,
-    tbias: Channels | None,
+    affine: Affine,
     eps: float,
     act: str | None = None,
     dtype: torch.dtype | None = None,
@@ -143,10 +54,9 @@ def group_norm(
 
     The outputs keep x's memory format.
     """
-    affine = _affine(weight, bias, tweight, tbias, _one_a_channel(x, groups))
-    kind = _group_kind(x, act)
+    broadcast, kind = _broadcast(affine, _one_a_channel(x, groups)), _group_kind(x, act)
     tangent = None if tx is None else _grouped(_full(tx), groups)
-    y, ty, mean, rstd = forward(_grouped(_full(x), groups), tangent, affine, kind, eps)
+    y, ty, mean, rstd = forward(_grouped(_full(x), groups), tangent, broadcast, kind, eps)
     return _shaped(y, images_like(x, dtype)), _images(ty, x, dtype), mean.flatten(1), rstd.flatten(1)
 
 
@@ -156,20 +66,15 @@ def group_norm_backward(
     x: Image,
     tx: Image | None,
     groups: int,
-    weight: Channels | None,
-    bias: Channels | None,
-    tweight: Channels | None,
-    tbias: Channels | None,
-    mean: GroupMoment,
-    rstd: GroupMoment,
+    affine: Affine,
+    moments: Moments,
     act: str | None = None,
 ) -> Gradients:
-    """Gradients of `group_norm`'s (x, tx, weight, bias, tweight, tbias)."""
+    """Gradients of `group_norm`'s x, tx and parameters."""
     gty_grouped, tx_grouped = (None if a is None else _grouped(a, groups) for a in (gty, tx))
-    inputs = (_grouped(x, groups), tx_grouped, weight, bias, tweight, tbias)
-    shape, kind, one_a_group = _one_a_channel(x, groups), _group_kind(x, act), (*mean.shape, *[1] * (x.dim() - 1))
-    moments = mean.view(one_a_group), rstd.view(one_a_group)
-    dx, dtx, *rest = _gradients(_grouped(gy, groups), gty_grouped, inputs, shape, kind, *moments)
+    given = _grouped(gy, groups), gty_grouped, _grouped(x, groups), tx_grouped
+    mean, rstd = (moment[(..., *[None] * (x.dim() - 1))] for moment in moments)
+    dx, dtx, *rest = _gradients(*given, affine, _one_a_channel(x, groups), _group_kind(x, act), mean, rstd)
     return (_images(dx, x), _images(dtx, x), *rest)
 
 
@@ -197,31 +102,38 @@ def _images(a: Tensor | None, model: Tensor, dtype: torch.dtype | None = None) -
     return None if a is None else _shaped(a, images_like(model, dtype))
 
 
-def _affine(
-    weight: Tensor | None, bias: Tensor | None, tweight: Tensor | None, tbias: Tensor | None, shape: Shape
-) -> Affine:
+def _scale(norm: RowNorm, affine: Affine) -> Affine:
+    """The parameters as factors and summands."""
+    if not norm.modulated or affine.weight is None:
+        return affine
+    return affine._replace(weight=1 + _full(affine.weight))
+
+
+def _broadcast(affine: Affine, shape: Shape) -> Affine:
     """The parameters in full precision, in a shape that broadcasts to x's."""
-    return Affine(*[None if p is None else _full(p).reshape(shape) for p in (weight, bias, tweight, tbias)])
+    return Affine(*[None if p is None else _full(p).reshape(shape) for p in affine])
 
 
 def _gradients(
     gy: Tensor,
     gty: Tensor | None,
-    inputs: tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None],
+    x: Tensor,
+    tx: Tensor | None,
+    affine: Affine,
     shape: Shape,
     kind: Kind,
     mean: Tensor,
     rstd: Tensor,
 ) -> Gradients:
-    """The gradients of the inputs, each like its input; the parameters broadcast as `shape`."""
-    x, tx, weight, bias, tweight, tbias = inputs
-    affine = _affine(weight, bias, tweight, tbias, shape)
-    found = backward(_full(gy), _maybe_full(gty), _full(x), _maybe_full(tx), affine, kind, mean, rstd)
-    return tuple(_rows(gradient, of) for gradient, of in zip(found, inputs, strict=True))
+    """The gradients of x, tx and the parameters, each like its own; the parameters broadcast as `shape`."""
+    tensors = (_full(gy), _maybe_full(gty), _full(x), _maybe_full(tx))
+    found = backward(*tensors, _broadcast(affine, shape), kind, mean, rstd)
+    return tuple(map(_rows, found, (x, tx, *affine)))
 
 
-def _one_a_sample(x: Tensor) -> Shape:
-    return (x.shape[0], *[1] * (x.dim() - 2), x.shape[-1])
+def _shape(norm: RowNorm, x: Tensor) -> Shape:
+    """That of parameters as they broadcast: one row for all, or one a sample."""
+    return (x.shape[0], *[1] * (x.dim() - 2), x.shape[-1]) if norm.modulated else x.shape[-1:]
 
 
 def _one_a_channel(x: Tensor, groups: int) -> Shape:

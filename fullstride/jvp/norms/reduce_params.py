@@ -8,6 +8,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_wait
 
+from fullstride.jvp.norms.closed_form import Affine
 from fullstride.jvp.norms.launch import ceil_div, launch, overlaps, padded
 
 # At least 64 bytes of a row, and so many rows at once that few steps follow one another; few rows take more columns.
@@ -33,6 +34,20 @@ def sum_kernel(PARTIAL, OUTS, parts, D, DEPTH: tl.constexpr, COLUMNS: tl.constex
     for i in tl.static_range(len(OUTS)):
         if k == i:
             tl.store(OUTS[i] + b.to(tl.int64) * D + col, result.to(OUTS[i].dtype.element_ty), mask=col < D)
+
+
+def partial_sums(x: Tensor, affine: Affine, batches: int, parts: int) -> tuple[Tensor | None, list[bool]]:
+    """Memory for the parameters' gradients of each part, None where there is no parameter; and which there are."""
+    asked = [p is not None for p in affine]
+    width = next((p.shape[-1] for p in affine if p is not None), 0)
+    size = batches, parts, sum(asked), width
+    return (torch.empty(size, device=x.device, dtype=torch.float32) if any(asked) else None), asked
+
+
+def summed(partial: Tensor | None, affine: Affine) -> tuple[Tensor | None, ...]:
+    """The gradients of the parameters that there are."""
+    found = iter([] if partial is None else sum_partials(partial, [p for p in affine if p is not None]))
+    return tuple(None if p is None else next(found) for p in affine)
 
 
 def sum_partials(partial: Tensor, models: list[Tensor]) -> list[Tensor]:

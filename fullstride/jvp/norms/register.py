@@ -1,19 +1,19 @@
-"""The operators of the norms on pairs, each by plain operations or by kernels."""
+"""The operators of the norms on primals and tangents, each by plain operations or by kernels."""
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fullstride.jvp.dual_op import PairOp, Tensors
+from fullstride.jvp.dual_op import DualOp, Tensors
 from fullstride.jvp.norms import naive
+from fullstride.jvp.norms.closed_form import ROW_NORMS, Affine
 from fullstride.jvp.norms.layout import images_like, row_major
 from fullstride.jvp.registration import register
 
-ROWS = (("eps", "float"), ("dtype", "ScalarType?"), ("implementation", "str"))
-GROUPS = (("groups", "int"), ("eps", "float"), ("act", "str"), ("dtype", "ScalarType?"), ("implementation", "str"))
+SETTINGS = (("dtype", "ScalarType?"), ("implementation", "str"))
 
 
 def _rows(implementation: str) -> ModuleType:
@@ -32,121 +32,98 @@ def _groups(implementation: str) -> ModuleType:
     return group_norm
 
 
-def _row_gradient(x: Tensor, of: Tensor) -> Tensor:
-    return row_major(of)
+def _row_op(name: str, *parameters: str) -> DualOp:
+    norm = ROW_NORMS[name]
+    statistics = 2 if norm.centred else 1
 
+    def forward(primals: Tensors, tangents: Tensors, settings: Sequence[Any]) -> Tensors:
+        eps, dtype, implementation = settings
+        return _rows(implementation).row_norm(norm, *_taken(primals, tangents), eps, dtype)
 
-def _row_op(name: str, parameters: tuple[str, ...], statistics: int, shared: bool) -> PairOp:
-    """An op whose plain and fused functions are `name` and `name_backward`, on (x, tx, parameters, their tangents)."""
-    count = 1 + len(parameters)
+    def backward(gy: Tensor, gty: Any, primals: Tensors, tangents: Tensors, saved: Tensors, settings: Any) -> Tensors:
+        run = _rows(settings[-1]).row_norm_backward
+        return _primals_first(run(norm, gy, gty, *_taken(primals, tangents), saved[2:]), len(parameters))
 
-    def forward(*args: Any) -> Tensors:
-        (x, *p), (tx, *tp), (eps, dtype, implementation) = args[:count], args[count : 2 * count], args[2 * count :]
-        return getattr(_rows(implementation), name)(x, tx, *p, *tp, eps, dtype)
+    def shapes(primals: Any, tangents: Tensors, settings: Sequence[Any]) -> Tensors:
+        x, (_, dtype, _) = primals[0], settings
+        return _with_statistics(row_major(x, dtype), tangents, x.shape[:-1], statistics, x)
 
-    def backward(gy: Tensor, gty: Tensor | None, *args: Any) -> Tensors:
-        (x, *p), (tx, *tp), rest = args[:count], args[count : 2 * count], args[2 * count :]
-        moments, implementation = rest[2 : 2 + statistics], rest[-1]
-        run = getattr(_rows(implementation), f"{name}_backward")
-        return _primals_first(run(gy, gty, x, tx, *p, *tp, *moments))
-
-    def shapes(x: Tensor, *args: Any) -> Tensors:
-        tangents = args[count - 1 : 2 * count - 1]
-        return _with_statistics(row_major(x, args[-2]), tangents, x.shape[:-1], statistics, _full(x))
-
-    tangents = tuple(f"t{name}" for name in ("x", *parameters))
-    alone = tuple(f"{t}{name}" for name in parameters for t in ("", "t")) if shared else ()
-    return _registered(
-        name, ("x", *parameters), tangents, ROWS, statistics, forward, backward, shapes, alone, _row_gradient
-    )
-
-
-def _registered(
-    name: str,
-    primals: tuple[str, ...],
-    tangents: tuple[str, ...],
-    settings: tuple[tuple[str, str], ...],
-    rows: int,
-    forward: Callable[..., Tensors],
-    backward: Callable[..., Tensors],
-    shapes: Callable[..., Tensors],
-    shared: tuple[str, ...],
-    gradient_like: Callable[[Tensor, Tensor], Tensor],
-) -> PairOp:
+    of_all = tuple(name for parameter in parameters for name in (parameter, f"t{parameter}"))
     return register(
-        PairOp(
-            name,
-            primals,
-            tangents,
-            settings,
-            rows,
-            forward,
-            backward,
-            shapes,
+        DualOp(
+            name=name,
+            primals=("x", *parameters),
+            tangents=tuple(f"t{name}" for name in ("x", *parameters)),
+            settings=(("eps", "float"), *SETTINGS),
+            rows=statistics,
+            forward=forward,
+            backward=backward,
+            shapes=shapes,
             keeps_output=False,
-            shared=shared,
-            gradient_like=gradient_like,
+            shared=() if norm.modulated else of_all,
+            gradient_like=lambda x, of: row_major(of),
         )
     )
 
 
-def _primals_first(gradients: Tensors) -> Tensors:
-    """(x, tx, parameters, their tangents) in the operator's order: (x, parameters, tx, tangents)."""
+def _taken(primals: Any, tangents: Any) -> tuple[Any, Tensor | None, Affine]:
+    """The tensor, its tangent, and the parameters, of which the last may not be there."""
+    (x, weight, bias), (tx, tweight, tbias) = (*primals, None)[:3], (*tangents, None)[:3]
+    return x, tx, Affine(weight, bias, tweight, tbias)
+
+
+def _primals_first(gradients: Tensors, parameters: int) -> Tensors:
+    """The gradients of (x, tx, weight, bias, tweight, tbias) in the operator's order."""
     dx, dtx, *rest = gradients
-    half = len(rest) // 2
-    return dx, *rest[:half], dtx, *rest[half:]
+    return dx, *rest[:parameters], dtx, *rest[2 : 2 + parameters]
 
 
-def _with_statistics(
-    y: Tensor, tangents: tuple[Any, ...], rows: tuple[int, ...], statistics: int, full: torch.dtype
-) -> Tensors:
+def _with_statistics(y: Tensor, tangents: Tensors, rows: tuple[int, ...], statistics: int, x: Tensor) -> Tensors:
     ty = None if all(t is None for t in tangents) else torch.empty_like(y)
+    full = torch.promote_types(x.dtype, torch.float32)
     return y, ty, *(y.new_empty(rows, dtype=full) for _ in range(statistics))
 
 
-def _full(x: Tensor) -> torch.dtype:
-    return torch.promote_types(x.dtype, torch.float32)
+LAYER_NORM = _row_op("layer_norm", "weight", "bias")
+RMS_NORM = _row_op("rms_norm", "weight")
+ADA_LAYER_NORM = _row_op("ada_layer_norm", "scale", "shift")
 
 
-LAYER_NORM = _row_op("layer_norm", ("weight", "bias"), 2, shared=True)
-RMS_NORM = _row_op("rms_norm", ("weight",), 1, shared=True)
-ADA_LAYER_NORM = _row_op("ada_layer_norm", ("scale", "shift"), 2, shared=False)
-
-
-def _group_forward(x, weight, bias, tx, tweight, tbias, groups, eps, act, dtype, implementation) -> Tensors:
-    run = _groups(implementation).group_norm
-    return run(x, tx, groups, weight, bias, tweight, tbias, eps, act or None, dtype)
+def _group_forward(primals: Tensors, tangents: Tensors, settings: Sequence[Any]) -> Tensors:
+    groups, eps, act, dtype, implementation = settings
+    x, tx, affine = _taken(primals, tangents)
+    return _groups(implementation).group_norm(x, tx, groups, affine, eps, act or None, dtype)
 
 
 def _group_backward(
-    gy, gty, x, weight, bias, tx, tweight, tbias, _, __, mean, rstd, groups, eps, act, _dtype, implementation
+    gy: Tensor, gty: Tensor | None, primals: Tensors, tangents: Tensors, saved: Tensors, settings: Sequence[Any]
 ) -> Tensors:
+    groups, _, act, _, implementation = settings
+    x, tx, affine = _taken(primals, tangents)
     run = _groups(implementation).group_norm_backward
-    return _primals_first(run(gy, gty, x, tx, groups, weight, bias, tweight, tbias, mean, rstd, act or None))
+    return _primals_first(run(gy, gty, x, tx, groups, affine, saved[2:], act or None), 2)
 
 
-def _group_shapes(x, weight, bias, tx, tweight, tbias, groups, *settings) -> Tensors:
-    y = images_like(x, settings[-2])
-    y, ty, *moments = _with_statistics(y, (tx, tweight, tbias), (x.shape[0], groups), 2, _full(x))
-    if ty is not None and tx is not None and tx.shape[0] != x.shape[0]:
-        ty = images_like(x[: tx.shape[0]], settings[-2])  # that of the first samples
+def _group_shapes(primals: Any, tangents: Tensors, settings: Sequence[Any]) -> Tensors:
+    (x, *_), (groups, _, _, dtype, _) = primals, settings
+    y, ty, *moments = _with_statistics(images_like(x, dtype), tangents, (x.shape[0], groups), 2, x)
+    if (tx := tangents[0]) is not None and tx.shape[0] != x.shape[0]:
+        ty = images_like(x[: tx.shape[0]], dtype)  # that of the first samples
     return y, ty, *moments
 
 
-def _group_gradient(x: Tensor, of: Tensor) -> Tensor:
-    return images_like(x) if of.ndim > 1 else row_major(of)
-
-
-PARAMETERS = ("weight", "bias", "tweight", "tbias")
-GROUP_NORM = _registered(
-    "group_norm",
-    ("x", "weight", "bias"),
-    ("tx", "tweight", "tbias"),
-    GROUPS,
-    2,
-    _group_forward,
-    _group_backward,
-    _group_shapes,
-    PARAMETERS,
-    _group_gradient,
+GROUP_NORM = register(
+    DualOp(
+        name="group_norm",
+        primals=("x", "weight", "bias"),
+        tangents=("tx", "tweight", "tbias"),
+        settings=(("groups", "int"), ("eps", "float"), ("act", "str"), *SETTINGS),
+        rows=2,
+        forward=_group_forward,
+        backward=_group_backward,
+        shapes=_group_shapes,
+        keeps_output=False,
+        shared=("weight", "bias", "tweight", "tbias"),
+        gradient_like=lambda x, of: images_like(x) if of.ndim > 1 else row_major(of),
+    )
 )

@@ -131,21 +131,22 @@ def backward_kernel(GY, GTY, X, TX, W, TW, MEAN, RSTD, DX, DTX, PARTIAL, n, chun
         if TW is not None:
             g = plus(g, weighted(gty, TW, batch, tw_step, tw, 0.0, KEEP, ROWS, D, WIDTH))
 
-        g_mean, h_mean, rc, d = 0.0, 0.0, 0.0, 0.0
+        mean_g, mean_h, rc, mean_hx = 0.0, 0.0, 0.0, 0.0
         if TX is not None:
             if MEAN is not None:
-                along, g_mean, d, h_mean, t_mean = means((dot(xh, g), summed(g), dot(xh, h), summed(h), summed(t)), D)
-                h, t = less(h, h_mean, D, WIDTH), less(t, t_mean, D, WIDTH)
+                products = (dot(xh, g), summed(g), dot(xh, h), summed(h), summed(t))
+                mean_gx, mean_g, mean_hx, mean_h, mean_t = means(products, D)
+                h, t = less(h, mean_h, D, WIDTH), less(t, mean_t, D, WIDTH)
             else:
-                along, d = means((dot(xh, g), dot(xh, h)), D)
-            rc, products = means((dot(xh, t), dot(h, t)), D)
+                mean_gx, mean_hx = means((dot(xh, g), dot(xh, h)), D)
+            rc, mean_ht = means((dot(xh, t), dot(h, t)), D)
             rc *= r
-            along += r * products - 2 * rc * d
+            mean_gx += r * mean_ht - 2 * rc * mean_hx
             t = plus(times(t, r), times(xh, -rc))
         elif MEAN is not None:
-            along, g_mean = means((dot(xh, g), summed(g)), D)
+            mean_gx, mean_g = means((dot(xh, g), summed(g)), D)
         else:
-            (along,) = means((dot(xh, g),), D)
+            (mean_gx,) = means((dot(xh, g),), D)
 
         if DW:
             dw = plus_product(dw, gy, xh)
@@ -158,10 +159,10 @@ def backward_kernel(GY, GTY, X, TX, W, TW, MEAN, RSTD, DX, DTX, PARTIAL, n, chun
         if DTB:
             dtb = plus(dtb, gty)
         for i in tl.static_range((D + WIDTH - 1) // WIDTH):
-            dx = g[i] - g_mean - xh[i] * along
+            dx = g[i] - mean_g - xh[i] * mean_gx
             if TX is not None:
-                dx -= rc * h[i] + d * t[i]
-                store_piece(DTX + at, r * (h[i] - xh[i] * d), there, i, D, WIDTH)
+                dx -= rc * h[i] + mean_hx * t[i]
+                store_piece(DTX + at, r * (h[i] - xh[i] * mean_hx), there, i, D, WIDTH)
             store_piece(DX + at, r * dx, there, i, D, WIDTH)
 
     if PARTIAL is not None:

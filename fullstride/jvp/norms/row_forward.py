@@ -26,21 +26,21 @@ from fullstride.jvp.norms.row_tiles import (
 @no_type_check
 def normalise(x, t, TX, MEAN, eps, D: tl.constexpr, WIDTH: tl.constexpr):
     """x and t less their means (not for RMSNorm), the mean, r and r^2 <x t>: xh = r x, txh = r (t - r^2 <x t> x)."""
-    centre, bend = 0.0, 0.0
+    centre, cov_xt = 0.0, 0.0
     if TX is not None:
         if MEAN is not None:
             centre, centre_t = means((summed(x), summed(t)), D)
             x, t = less(x, centre, D, WIDTH), less(t, centre_t, D, WIDTH)
         squares, products = means((dot(x, x), dot(x, t)), D)
         r = tl.rsqrt(squares + eps)
-        bend = products * r * r
+        cov_xt = products * r * r
     else:
         if MEAN is not None:
             (centre,) = means((summed(x),), D)
             x = less(x, centre, D, WIDTH)
         (squares,) = means((dot(x, x),), D)
         r = tl.rsqrt(squares + eps)
-    return x, t, centre, r, bend
+    return x, t, centre, r, cov_xt
 
 
 @triton.jit
@@ -82,7 +82,7 @@ def forward_kernel(X, TX, W, B, TW, TB, Y, TY, MEAN, RSTD, n, chunks, length, w_
         t = x
         if TX is not None:
             t = load_rows(TX + at, there, D, WIDTH)
-        x, t, centre, r, bend = normalise(x, t, TX, MEAN, eps, D, WIDTH)
+        x, t, centre, r, cov_xt = normalise(x, t, TX, MEAN, eps, D, WIDTH)
         if MEAN is not None:
             tl.store(MEAN + row_at, centre, mask=there)
         tl.store(RSTD + row_at, r, mask=there)
@@ -99,7 +99,7 @@ def forward_kernel(X, TX, W, B, TW, TB, Y, TY, MEAN, RSTD, n, chunks, length, w_
             if TY is not None:
                 ty = tl.zeros_like(y)
                 if TX is not None:
-                    ty = (t[i] - x[i] * bend) * scale
+                    ty = (t[i] - x[i] * cov_xt) * scale
                 if TW is not None:
                     ty += x[i] * (parameter_piece(TW, tw, batch, tw_step, i, KEEP, ROWS, D, WIDTH) * r)
                 if TB is not None:

@@ -8,12 +8,11 @@ import numpy as np
 from fullstride.llm.engine import wire
 from fullstride.llm.engine.programs import Out
 from fullstride.llm.engine.runner import Runner
-from fullstride.llm.engine.sampling_needs import Wishes, asks
 from fullstride.llm.engine.scheduler import Chunk, Plan
 from fullstride.llm.engine.sequence import Sequence
 from fullstride.llm.engine.shapes import Sizes
-from fullstride.llm.engine.state import BIASES
 from fullstride.llm.engine.wire import Decode, Mixed, Params
+from fullstride.llm.kernels.sampling_needs import Wishes, asks
 from fullstride.llm.sampling_params import SMALLEST
 
 # Below it the most probable token is all that a temperature leaves, but for logits that fp32 cannot divide by it.
@@ -41,8 +40,9 @@ def dispatch(runner: Runner, plan: Plan) -> Flight:
             runner.set_history(_history(sequence, runner.sizes))
     for sequence in [*plan.decodes, *(chunk.sequence for chunk in plan.chunks if chunk.last)]:
         if sequence.matcher is not None:
-            mask = np.asarray(sequence.mask, np.uint32).view(np.int32)
-            runner.set_mask(np.concatenate([np.asarray([sequence.row], np.int32), mask]))
+            packed = np.empty(wire.MASK.size + len(sequence.mask), np.int32)
+            wire.MASK.put(packed, row=sequence.place, bits=np.asarray(sequence.mask, np.uint32).view(np.int32))
+            runner.set_mask(packed)
     width = max(len(sequence.blocks) for sequence in plan.sequences)
     width = next(size for size in runner.sizes.widths if size >= width)
     out = _mixed(runner, plan, width) if plan.chunks else _decode(runner, plan, width)
@@ -110,24 +110,27 @@ def _chunk(host: Mixed, row: int, first: int, chunk: Chunk, sizes: Sizes) -> int
 
 def params(sequence: Sequence) -> np.ndarray:
     """The row's words; see `Params`."""
-    asked, packed = sequence.request.params, np.zeros(wire.PARAMS, np.int32)
-    own = Params.of(packed)
-    early = len(sequence.request.prompt) + asked.min_tokens
-    wanted = wishes(sequence)
+    asked, wanted, packed = sequence.request.params, wishes(sequence), np.full(wire.PARAMS.size, -1, np.int32)
+    numbers = {
+        "temperature": wanted.temperature,
+        "top_p": wanted.top_p,
+        "min_p": wanted.min_p,
+        "repetition": asked.repetition_penalty,
+        "presence": asked.presence_penalty,
+        "frequency": asked.frequency_penalty,
+    }
     flags = wire.SPECIAL * wanted.special | wire.MASKED * (sequence.matcher is not None)
-    flags |= wire.WANTED * wanted.wanted
-    packed[[0, 1, 2, 11]] = sequence.request.limit, early, wanted.top_k, flags
-    own.key[:] = np.asarray(sequence.key, np.uint32).view(np.int32)
-    own.numbers[:] = wire.words(
-        wanted.temperature,
-        wanted.top_p,
-        wanted.min_p,
-        asked.repetition_penalty,
-        asked.presence_penalty,
-        asked.frequency_penalty,
+    wire.PARAMS.put(
+        packed,
+        limit=sequence.request.limit,
+        min_until=len(sequence.request.prompt) + asked.min_tokens,
+        top_k=wanted.top_k,
+        flags=flags | wire.WANTED * wanted.wanted,
+        key=np.asarray(sequence.key, np.uint32).view(np.int32),
+        numbers=wire.words(*(numbers[name] for name in wire.NUMBERS)),
     )
-    own.stops[:] = -1
-    own.stops[: len(sequence.request.stops)] = sequence.request.stops
+    stops = sequence.request.stops
+    Params.of(packed).stops[: len(stops)] = stops
     return packed
 
 
@@ -159,10 +162,10 @@ def _is_special(sequence: Sequence) -> bool:
 def _history(sequence: Sequence, sizes: Sizes) -> np.ndarray:
     """See `state.set_history`."""
     bias = sequence.request.params.logit_bias or {}
-    packed = np.full(2 + 2 * BIASES + sizes.max_length, -1, np.int32)
-    packed[:2] = [sequence.place, len(sequence.request.prompt)]
-    packed[2 : 2 + len(bias)] = list(bias)
-    packed[2 + BIASES : 2 + 2 * BIASES] = 0
-    packed[2 + BIASES : 2 + BIASES + len(bias)] = wire.words(*bias.values())
-    packed[2 + 2 * BIASES :][: len(sequence.tokens)] = sequence.tokens
+    packed = np.full(wire.HISTORY.size + sizes.max_length, -1, np.int32)
+    wire.HISTORY.put(packed, row=sequence.place, prompt=len(sequence.request.prompt), bias=0)
+    parts = wire.HISTORY.of(packed)
+    parts["bias_ids"][: len(bias)] = list(bias)
+    parts["bias"][: len(bias)] = wire.words(*bias.values())
+    parts["tokens"][: len(sequence.tokens)] = sequence.tokens
     return packed

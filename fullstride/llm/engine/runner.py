@@ -11,8 +11,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceShardin
 
 from fullstride.device.select import cores
 from fullstride.llm.engine.programs import Out, Programs
-from fullstride.llm.engine.state import BIASES, State, set_history, set_mask, shapes
-from fullstride.llm.engine.wire import Decode, Mixed
+from fullstride.llm.engine.state import State, set_history, set_mask, shapes
+from fullstride.llm.engine.wire import HISTORY, MASK, Decode, Mixed
 from fullstride.llm.models.parameters import Weights
 from fullstride.llm.models.tensor_parallel import POOL, mesh_of
 from fullstride.llm.progress import OnProgress
@@ -119,10 +119,10 @@ class Runner:
         kind, rows, tiles, width = key
         sizes, programs, tree = self.sizes, self.programs, self._tree
         if kind == "history":
-            words = 2 + 2 * BIASES + sizes.max_length
+            words = HISTORY.size + sizes.max_length
             return self._lower(set_history, 0, self.state, self._words(words))
         if kind == "mask":
-            words = 1 + self.state.masks.shape[1]
+            words = MASK.size + self.state.masks.shape[1]
             return self._lower(set_mask, 0, self.state, self._words(words))
 
         def step(leaves, state, packed):

@@ -10,8 +10,8 @@ from fullstride.llm.engine.pool import pool_blocks
 from fullstride.llm.kernels import FP8_POOL, Kernels
 
 
-class Default(NamedTuple):
-    """By platform: tokens of a step, sequences, steps a dispatch, tokens of a tile."""
+class BatchLimits(NamedTuple):
+    """Attributes: tokens of a step, sequences, steps a dispatch, tokens of a tile."""
 
     budget: int
     rows: int
@@ -19,7 +19,10 @@ class Default(NamedTuple):
     tile: int
 
 
-DEFAULTS = {"cpu": Default(256, 8, 4, 32), "other": Default(2048, 256, 8, 64)}
+DEFAULTS = {
+    "cpu": BatchLimits(budget=256, rows=8, steps=4, tile=32),
+    "other": BatchLimits(budget=2048, rows=256, steps=8, tile=64),
+}
 # Between the sizes of a grid: rows of a decode step on a CPU and elsewhere, tiles, blocks of a table.
 CPU_ROWS, ROWS, TILES, WIDTHS = 8, 2, 4, 4
 # Tokens of the smallest mixed step.
@@ -86,20 +89,21 @@ def check(config: EngineConfig, model: ModelConfig, platform: str, dtype: str) -
             block.
 
     """
-    _batch(config, platform)
+    _batch_limits(config, platform)
     longest = _longest(config, model)
     if config.kv_memory:
         pool_blocks(config, model, pool_for(config, dtype), (), longest)
 
 
-def _batch(config: EngineConfig, platform: str) -> Default:
-    budget, rows, steps, tile = DEFAULTS["cpu" if platform == "cpu" else "other"]
-    rows = config.max_sequences or rows
+def _batch_limits(config: EngineConfig, platform: str) -> BatchLimits:
+    default = DEFAULTS["cpu" if platform == "cpu" else "other"]
+    rows = config.max_sequences or default.rows
     # Where all rows but one decode, that one's prompt needs a token, too.
-    budget = config.max_tokens_per_step or max(budget, rows + tile)
+    budget = config.max_tokens_per_step or max(default.budget, rows + default.tile)
     if budget <= rows:
         raise ConfigError(f"max_tokens_per_step={budget}: expected more than max_sequences, which is {rows}")
-    return Default(budget, rows, config.steps_per_dispatch or steps, min(tile, budget))
+    steps = config.steps_per_dispatch or default.steps
+    return BatchLimits(budget=budget, rows=rows, steps=steps, tile=min(default.tile, budget))
 
 
 def _longest(config: EngineConfig, model: ModelConfig) -> int:
@@ -117,7 +121,7 @@ def sizes(config: EngineConfig, model: ModelConfig, kernels: Kernels, *devices: 
 
     """
     device = devices[0]
-    budget, rows, steps, tile = _batch(config, device.platform)
+    limits = _batch_limits(config, device.platform)
     dtype = dtype_for(config, device.platform, model.dtype)
     pool = pool_for(config, dtype)
     longest = _longest(config, model)
@@ -126,19 +130,21 @@ def sizes(config: EngineConfig, model: ModelConfig, kernels: Kernels, *devices: 
     holds = blocks * config.block_size + 1
     longest = longest if config.max_length else min(longest, holds)
     widest = -(-longest // config.block_size)
+    least_tiles = max(1, min(LEAST_CHUNK, limits.budget) // limits.tile)
+    least_width = -(-LEAST_CONTEXT // config.block_size)
     return Sizes(
-        rows,
-        _grid(1, rows, CPU_ROWS if device.platform == "cpu" else ROWS),
-        tile,
-        _grid(max(1, min(LEAST_CHUNK, budget) // tile), max(1, budget // tile), TILES),
-        (widest,) if kernels.dynamic else _grid(-(-LEAST_CONTEXT // config.block_size), widest, WIDTHS),
-        budget,
-        steps,
-        config.block_size,
-        blocks,
-        longest,
-        dtype,
-        pool,
+        rows=limits.rows,
+        row_buckets=_grid(1, limits.rows, CPU_ROWS if device.platform == "cpu" else ROWS),
+        tile=limits.tile,
+        tile_buckets=_grid(least_tiles, max(1, limits.budget // limits.tile), TILES),
+        widths=(widest,) if kernels.dynamic else _grid(least_width, widest, WIDTHS),
+        budget=limits.budget,
+        steps=limits.steps,
+        block=config.block_size,
+        blocks=blocks,
+        max_length=longest,
+        dtype=dtype,
+        pool=pool,
     )
 
 

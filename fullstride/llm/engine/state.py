@@ -7,13 +7,10 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int, Num, UInt32
 
 from fullstride.llm.config import ModelConfig
+from fullstride.llm.engine import wire
 from fullstride.llm.engine.shapes import Sizes
-from fullstride.llm.engine.wire import MASKED, PARAMS, SPECIAL, WANTED, Params
 from fullstride.llm.kernels import Sampler
 from fullstride.llm.kernels.xla.sampling import PROMPT
-
-# Entries of logit_bias that a request may have, as many as OpenAI's API takes.
-BIASES = 300
 
 
 class State(NamedTuple):
@@ -51,54 +48,40 @@ def shapes(model: ModelConfig, sizes: Sizes) -> dict[str, tuple[tuple[int, ...],
         "last": ((rows,), "int32"),
         "length": ((rows,), "int32"),
         "alive": ((rows,), "bool"),
-        "params": ((rows, PARAMS), "int32"),
+        "params": ((rows, wire.PARAMS.size), "int32"),
         "counts": ((rows, vocab), "int32"),
-        "bias_ids": ((rows, BIASES), "int32"),
-        "bias": ((rows, BIASES), "float32"),
+        "bias_ids": ((rows, wire.BIASES), "int32"),
+        "bias": ((rows, wire.BIASES), "float32"),
         "masks": ((rows, -(-vocab // 32)), "uint32"),
     }
 
 
 def sampler(state: State, slots: Int[Array, " D"], position: Int[Array, " D"]) -> Sampler:
     """What the choice of these rows depends on; the new token will be at `position`."""
-    words = state.params[slots]
-    own = Params.of(words)
+    own = wire.Params.of(state.params[slots])
     numbers = lax.bitcast_convert_type(own.numbers, jnp.float32)
-    temperature, top_p, min_p, repetition, presence, frequency = (numbers[:, i] for i in range(6))
     return Sampler(
         position=position,
         key=lax.bitcast_convert_type(own.key, jnp.uint32),
-        temperature=temperature,
         top_k=own.top_k,
-        top_p=top_p,
-        min_p=min_p,
-        special=own.flags & SPECIAL > 0,
-        repetition=repetition,
-        presence=presence,
-        frequency=frequency,
+        special=own.flags & wire.SPECIAL > 0,
         stops=own.stops,
         min_until=own.min_until,
         slots=slots,
         counts=state.counts,
         bias_ids=state.bias_ids,
         bias=state.bias,
-        masked=own.flags & MASKED > 0,
+        masked=own.flags & wire.MASKED > 0,
         masks=state.masks,
-        wanted=own.flags & WANTED > 0,
+        wanted=own.flags & wire.WANTED > 0,
+        **{name: numbers[:, i] for i, name in enumerate(wire.NUMBERS)},
     )
 
 
 def set_history(state: State, packed: Any) -> State:
-    """A row's counts and biases, for requests that are `special`.
-
-    Args:
-        state: of the engine.
-        packed: the row, how many tokens the prompt has, the bias's ids and bits, the tokens (-1 is padding).
-
-    """
-    slot, prompt, ids, bias, tokens = (
-        packed[0], packed[1], packed[2 : 2 + BIASES], packed[2 + BIASES : 2 + 2 * BIASES], packed[2 + 2 * BIASES :],
-    )  # fmt: skip
+    """Set a row's counts and biases, for requests that are `special`; `packed` is laid out as `HISTORY`."""
+    given = wire.HISTORY.of(packed)
+    slot, prompt, tokens = given["row"], given["prompt"], given["tokens"]
     place = jnp.arange(tokens.shape[0])
     vocab = state.counts.shape[1]
     known = jnp.where(tokens < 0, vocab, tokens)
@@ -106,12 +89,13 @@ def set_history(state: State, packed: Any) -> State:
     seen = jnp.zeros(vocab, jnp.int32).at[jnp.where(place < prompt, known, vocab)].set(PROMPT, mode="drop")
     return state._replace(
         counts=state.counts.at[slot].set(said + seen),
-        bias_ids=state.bias_ids.at[slot].set(ids),
-        bias=state.bias.at[slot].set(lax.bitcast_convert_type(bias, jnp.float32)),
+        bias_ids=state.bias_ids.at[slot].set(given["bias_ids"]),
+        bias=state.bias.at[slot].set(lax.bitcast_convert_type(given["bias"], jnp.float32)),
     )
 
 
 def set_mask(state: State, packed: Any) -> State:
-    """A row's mask: the row, then the words."""
-    mask = lax.bitcast_convert_type(packed[1:], jnp.uint32)
-    return state._replace(masks=state.masks.at[packed[0]].set(mask))
+    """Set a row's mask; `packed` is laid out as `MASK`."""
+    given = wire.MASK.of(packed)
+    mask = lax.bitcast_convert_type(given["bits"], jnp.uint32)
+    return state._replace(masks=state.masks.at[given["row"]].set(mask))

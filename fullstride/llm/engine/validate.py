@@ -12,9 +12,8 @@ from fullstride.llm.config import ModelConfig
 from fullstride.llm.engine.programs import TOP
 from fullstride.llm.engine.sequence import Request, Sequence
 from fullstride.llm.engine.shapes import Sizes
-from fullstride.llm.engine.state import BIASES
 from fullstride.llm.engine.stop_text import Text
-from fullstride.llm.engine.wire import STOPS
+from fullstride.llm.engine.wire import BIASES, STOPS
 from fullstride.llm.sampling_params import SamplingParams
 
 SEED_BYTES = 16

@@ -1,19 +1,59 @@
 """What the host tells the device at each step: one small array of int32, whose parts have names on both sides.
 
-The same slices are writable views of a numpy array and values of a traced one.
+A `Layout` is read by both: its parts are writable views of a numpy array, and values of a traced one.
 """
 
 from typing import Any, NamedTuple
 
 import numpy as np
 
+
+class Layout:
+    """Consecutive parts of an array's last axis, by name.
+
+    Attributes:
+        size: words of all of them, without those of an open part.
+
+    """
+
+    def __init__(self, *numbers: str, **widths: int | None):
+        """Name what is one number first, then what has so many words; None, for the last one, is all that is left."""
+        self._at: dict[str, int | slice] = {name: at for at, name in enumerate(numbers)}
+        self.size = len(numbers)
+        for name, width in widths.items():
+            start, self.size = self.size, self.size + (width or 0)
+            self._at[name] = slice(start, None if width is None else self.size)
+
+    def of(self, words: Any) -> dict[str, Any]:
+        """The parts of an array."""
+        return {name: words[..., at] for name, at in self._at.items()}
+
+    def put(self, words: np.ndarray, /, **values: Any) -> None:
+        """Write parts of an array."""
+        for name, value in values.items():
+            words[..., self._at[name]] = value
+
+
 # Token ids that end a request; its own and the model's.
 STOPS = 16
-# A row's parameters in words: see `Params`.
-PARAMS = 12 + STOPS
+# Entries of logit_bias that a request may have, as many as OpenAI's API takes.
+BIASES = 300
 SPECIAL, MASKED, WANTED = 1, 2, 4
 # What a row does in a mixed step.
 IDLE, DECODE, CHUNK, LAST_CHUNK = range(4)
+# A row's floats, bit by bit.
+NUMBERS = ("temperature", "top_p", "min_p", "repetition", "presence", "frequency")
+PARAMS = Layout("limit", "min_until", "top_k", "flags", key=2, numbers=len(NUMBERS), stops=STOPS)
+DECODE_ROW = Layout("slots", "capacity", tables=None)
+MIXED_ROW = Layout("slots", "kinds", "capacity", "at", "length", params=PARAMS.size, tables=None)
+# Of a row with penalties, biases or a grammar, to count and to be masked by; padding of the tokens is -1.
+HISTORY = Layout("row", "prompt", bias_ids=BIASES, bias=BIASES, tokens=None)
+MASK = Layout("row", bits=None)
+
+
+def tile_layout(tile: int) -> Layout:
+    """The parts of one of a mixed step's tiles."""
+    return Layout("tile_rows", "tile_starts", "tile_counts", tokens=tile, targets=tile)
 
 
 class Params(NamedTuple):
@@ -22,9 +62,9 @@ class Params(NamedTuple):
     Attributes:
         limit: tokens that the sequence may have in all.
         min_until: position before which no stop may be chosen.
-        key: two words.
-        numbers: temperature, top_p, min_p, penalties for repetition, presence and frequency.
         flags: SPECIAL, MASKED, WANTED.
+        key: two words.
+        numbers: those of `NUMBERS`.
         stops: ids, -1 for none.
 
     """
@@ -32,17 +72,15 @@ class Params(NamedTuple):
     limit: Any
     min_until: Any
     top_k: Any
+    flags: Any
     key: Any
     numbers: Any
-    flags: Any
     stops: Any
 
     @classmethod
     def of(cls, words: Any) -> "Params":
-        """Parts of an array whose last axis has PARAMS words."""
-        one = (words[..., i] for i in (0, 1, 2, 11))
-        limit, min_until, top_k, flags = one
-        return cls(limit, min_until, top_k, words[..., 3:5], words[..., 5:11], flags, words[..., 12:])
+        """Parts of an array whose last axis is laid out as `PARAMS`."""
+        return cls(**PARAMS.of(words))
 
 
 class Decode(NamedTuple):
@@ -64,13 +102,12 @@ class Decode(NamedTuple):
     @classmethod
     def of(cls, packed: Any, rows: int) -> "Decode":
         """Parts of the array."""
-        body = packed[2:].reshape(rows, -1)
-        return cls(packed[:2], body[:, 0], body[:, 1], body[:, 2:])
+        return cls(packed[:2], **DECODE_ROW.of(packed[2:].reshape(rows, -1)))
 
     @staticmethod
     def size(rows: int, width: int) -> int:
         """Words of the array."""
-        return 2 + rows * (2 + width)
+        return 2 + rows * (DECODE_ROW.size + width)
 
 
 class Mixed(NamedTuple):
@@ -106,18 +143,14 @@ class Mixed(NamedTuple):
     @classmethod
     def of(cls, packed: Any, rows: int, tiles: int, tile: int) -> "Mixed":
         """Parts of the array."""
-        each = packed[: tiles * (3 + 2 * tile)].reshape(tiles, -1)
-        body = packed[tiles * (3 + 2 * tile) :].reshape(rows, -1)
-        slots, kinds, capacity, at, length = (body[:, i] for i in range(5))
-        params, tables = body[:, 5 : 5 + PARAMS], body[:, 5 + PARAMS :]
-        owners, starts, counts = (each[:, i] for i in range(3))
-        tokens, targets = each[:, 3 : 3 + tile], each[:, 3 + tile :]
-        return cls(slots, kinds, capacity, at, length, params, tables, owners, starts, counts, tokens, targets)
+        layout = tile_layout(tile)
+        each, body = packed[: tiles * layout.size], packed[tiles * layout.size :]
+        return cls(**MIXED_ROW.of(body.reshape(rows, -1)), **layout.of(each.reshape(tiles, -1)))
 
     @staticmethod
     def size(rows: int, tiles: int, tile: int, width: int) -> int:
         """Words of the array."""
-        return tiles * (3 + 2 * tile) + rows * (5 + PARAMS + width)
+        return tiles * tile_layout(tile).size + rows * (MIXED_ROW.size + width)
 
 
 def words(*numbers: float) -> np.ndarray:

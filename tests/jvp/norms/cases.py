@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fullstride.jvp.norms.closed_form import ROW_NORMS, Affine
+
 EPS = 1e-3
 NAMES = {
     "layer_norm": ("weight", "bias"),
@@ -96,6 +98,11 @@ class Inputs:
         return both[::2] if self.case.op == "rms_norm" else both
 
     @property
+    def affine(self) -> Affine:
+        """The same as the norms' functions take them."""
+        return Affine(self.weight, self.bias, self.tweight, self.tbias)
+
+    @property
     def primals(self) -> tuple[Tensor | None, ...]:
         """x, weight, bias."""
         return (self.x, self.weight, self.bias)
@@ -110,20 +117,22 @@ class Inputs:
         there = {k: a.to(dtype) for k, a in vars(self).items() if isinstance(a, Tensor)}
         return replace(self, **there)
 
-    def forward(self, module, eps: float = EPS, **kwargs):
+    def forward(self, module: Any, eps: float = EPS, **kwargs: Any) -> Any:
         """The op of a module on these inputs."""
-        extra = {"act": self.case.act} if self.case.op == "group_norm" else {}
-        groups = (self.case.groups,) if self.case.op == "group_norm" else ()
-        op = getattr(module, self.case.op)
-        return op(self.x, self.tx, *groups, *self.parameters, eps, **extra, **kwargs)
+        if self.case.op == "group_norm":
+            given: Any = (self.x, self.tx, self.case.groups, self.affine, eps, self.case.act)
+            return module.group_norm(*given, **kwargs)
+        return module.row_norm(ROW_NORMS[self.case.op], self.x, self.tx, self.affine, eps, **kwargs)
 
-    def backward(self, module, moments: Sequence[Tensor], detached: bool = False, **kwargs):
+    def backward(self, module: Any, moments: Sequence[Tensor], detached: bool = False, **kwargs: Any) -> Any:
         """The op's gradients, from (mean, rstd) or (rstd,)."""
-        extra = {"act": self.case.act} if self.case.op == "group_norm" else {}
-        groups = (self.case.groups,) if self.case.op == "group_norm" else ()
-        op = getattr(module, self.case.op + "_backward")
-        gty = None if detached else self.gty
-        return op(self.gy, gty, self.x, self.tx, *groups, *self.parameters, *moments, **extra, **kwargs)
+        given = (self.gy, None if detached else self.gty, self.x, self.tx)
+        if self.case.op == "group_norm":
+            given = (*given, self.case.groups, self.affine, tuple(moments), self.case.act)
+            return module.group_norm_backward(*given, **kwargs)
+        norm = ROW_NORMS[self.case.op]
+        found = module.row_norm_backward(norm, *given, self.affine, tuple(moments), **kwargs)
+        return (*found[:3], found[4]) if self.case.op == "rms_norm" else found
 
 
 def written_out_layer_norm(

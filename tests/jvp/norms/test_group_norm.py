@@ -1,10 +1,10 @@
 import dataclasses
-from typing import Any
 
 import pytest
 import torch
 
 from fullstride.jvp.norms import group_norm, naive
+from fullstride.jvp.norms.closed_form import Affine
 from fullstride.jvp.norms.group_configs import GroupConfig, Size, group_config
 from tests.jvp.norms.cases import EPS, Case, reference_dual, reference_gradients, relative_error
 
@@ -130,7 +130,7 @@ def test_few_large_groups_are_split():
 
 def test_what_does_not_fit_is_refused(seed):
     with pytest.raises(ValueError, match="groups of 4097 channels, expected at most 4096"):
-        group_norm.group_norm(torch.zeros(1, 4097, 2), None, 1, None, None, None, None, 1e-5)
+        group_norm.group_norm(torch.zeros(1, 4097, 2), None, 1, Affine(), 1e-5)
     with pytest.raises(ValueError, match="act is 'gelu', expected None or 'silu'"):
         Case("group_norm", (2, 4, 3), 2, "gelu").draw(seed).forward(group_norm)
 
@@ -139,10 +139,9 @@ def test_what_does_not_fit_is_refused(seed):
 @pytest.mark.parametrize(("shape", "groups", "last"), [((5, 8, 8, 8), 4, True), ((5, 6, 5, 7), 3, False)])
 def test_a_tangent_of_the_first_samples_alone(shape, groups, last, launch, seed):
     inputs = Case("group_norm", shape, groups, "silu", last, frozenset({"tweight", "tbias"})).draw(seed, torch.float32)
-    (weight, bias), config = inputs.parameters[:2], LAUNCHES[launch]
     assert inputs.tx is not None
     y, ty, *moments = group_norm.group_norm(
-        inputs.x, inputs.tx[:2], groups, weight, bias, None, None, EPS, "silu", config=config
+        inputs.x, inputs.tx[:2], groups, Affine(*inputs.parameters[:2]), EPS, "silu", config=LAUNCHES[launch]
     )
     whole, whole_ty = reference_dual(inputs.to(torch.float64))
     assert ty is not None
@@ -158,12 +157,12 @@ def test_a_tangent_of_the_first_samples_alone(shape, groups, last, launch, seed)
 def test_nothing_to_normalise(shape, absent):
     x, tx = torch.ones(shape), None if "tx" in absent else torch.ones(shape)
     weight, tweight = torch.ones(4), None if "tweight" in absent else torch.ones(4)
-    y, ty, *moments = group_norm.group_norm(x, tx, 2, weight, weight, tweight, tweight, EPS, "silu")
+    affine = Affine(weight, weight, tweight, tweight)
+    y, ty, *moments = group_norm.group_norm(x, tx, 2, affine, EPS, "silu")
     assert y.shape == shape
     assert (None if ty is None else ty.shape) == (None if tx is None else shape)
     assert all(m.shape == (shape[0], 2) for m in moments)
-    given: Any = (x, tx, 2, weight, weight, tweight, tweight, *moments, "silu")
-    dx, dtx, *of_parameters = group_norm.group_norm_backward(x, tx, *given)
+    dx, dtx, *of_parameters = group_norm.group_norm_backward(x, tx, x, tx, 2, affine, tuple(moments), "silu")
     assert dx is not None
     assert dx.shape == shape
     assert (None if dtx is None else dtx.shape) == (None if tx is None else shape)

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from fullstride.jvp.norms import naive
+from fullstride.jvp.norms.closed_form import ROW_NORMS, Affine
 from tests.jvp.norms.cases import EPS, Case, reference_dual, reference_gradients, relative_error
 
 NO_TANGENT = frozenset({"tx", "tweight", "tbias"})
@@ -115,12 +116,12 @@ def test_scale_and_shift_may_be_strided_views_of_three_dimensions(seed):
     case = Case("ada_layer_norm", (3, 5, 7))
     inputs = case.draw(seed)
     packed = torch.stack([p for p in inputs.parameters if p is not None], 1)[:, :, None]
-    scale, shift, tscale, tshift = packed.unbind(1)
-    y, ty, mean, rstd = naive.ada_layer_norm(inputs.x, inputs.tx, scale, shift, tscale, tshift, EPS)
+    affine = Affine(*packed.unbind(1))
+    y, ty, *moments = naive.row_norm(ROW_NORMS["ada_layer_norm"], inputs.x, inputs.tx, affine, EPS)
     for got, want in zip((y, ty), reference_dual(inputs), strict=True):
         assert_equal(got, want)
     gradients, x = (inputs.gy, inputs.gty), (inputs.x, inputs.tx)
-    found = naive.ada_layer_norm_backward(*gradients, *x, scale, shift, tscale, tshift, mean, rstd)
+    found = naive.row_norm_backward(ROW_NORMS["ada_layer_norm"], *gradients, *x, affine, tuple(moments))
     for got, want in zip(found[2:], reference_gradients(inputs)[2:], strict=True):
         assert got is not None
         assert want is not None

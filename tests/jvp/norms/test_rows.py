@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from fullstride.jvp.norms import naive, rows
+from fullstride.jvp.norms.closed_form import ROW_NORMS, Affine
 from fullstride.jvp.norms.row_configs import RowConfig
 from tests.jvp.norms.cases import Case, reference_dual, reference_gradients, relative_error
 
@@ -137,4 +138,4 @@ def test_a_mean_a_thousand_times_the_deviation(op, seed):
 def test_rows_that_do_not_fit_are_refused():
     x = torch.zeros(1, 16385)
     with pytest.raises(ValueError, match="rows of 16385 elements, expected at most 16384"):
-        rows.layer_norm(x, None, None, None, None, None, 1e-5)
+        rows.row_norm(ROW_NORMS["layer_norm"], x, None, Affine(), 1e-5)

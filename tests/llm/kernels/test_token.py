@@ -1,3 +1,4 @@
+import subprocess
 from functools import partial
 
 import jax
@@ -92,3 +93,38 @@ def test_any_number_of_rows(rows):
 
 def test_steps_follow_one_another_as_contexts_come_and_go():
     check(QWEN, [180, 3], 8, steps=3, seed=5)
+
+
+# The parts of a block's shared memory and the words between blocks, by the source's own constants.
+CONSTANTS = {
+    "sums": "2 * SUMS_FLOATS",
+    "heads": "HEAD_WORDS",
+    "squares": "2 * SQUARES_FLOATS",
+    "mix": "MIX_FLOATS",
+    "angles": "ANGLE_FLOATS",
+    "norms": "NORM_FLOATS",
+    "residual": "RESIDUAL_FLOATS",
+    "table": "TABLE_WORDS",
+    "scratch": "HEADER_WORDS + 2 * SET_WORDS",
+    "slot": "SLOT",
+}
+
+
+@pytest.mark.parametrize(("config", "rows", "blocks"), [(QWEN, 3, 132), (LLAMA, 16, 7), (BIASED, 8, 20)])
+def test_sizes_of_memory_are_those_of_the_source(config, rows, blocks, tmp_path):
+    sizes = token.Sizes(rows, BLOCK, 640, blocks)
+    made = token.kernel(config, sizes)
+    shown = "".join(f'std::printf("{name} %d\\n", int({value}));' for name, value in CONSTANTS.items())
+    headers = [(emulation.HERE / name).read_text() for name in ("fibers.h", "device_on_host.h")]
+    text = "\n".join(["#include <cstdio>", *headers, made.body, f"int main() {{ {shown} }}"])
+    (tmp_path / "sizes.cpp").write_text(text)
+    command = ["g++", "-std=c++17", "-O0", "-w", str(tmp_path / "sizes.cpp"), "-o", str(tmp_path / "sizes")]
+    subprocess.run(command, check=True, capture_output=True)
+    lines = subprocess.run([tmp_path / "sizes"], check=True, capture_output=True, text=True).stdout.splitlines()
+    found = {name: int(value) for name, value in map(str.split, lines)}
+    words, slot = token.shared_words(config, sizes), found.pop("slot") + token.BARRIERS
+    assert found.pop("scratch") == token.scratch_words(config, rows, blocks)
+    # Last is the layer's number, a word that 16 bytes are kept for.
+    assert [*found, "layer"] == [*words]
+    assert found == {name: words[name] for name in found}
+    assert made.shared == dict(made.defines)["RING"] * slot + 4 * sum(words.values()) <= token.SHARED

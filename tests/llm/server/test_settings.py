@@ -3,7 +3,7 @@ import pytest
 from fullstride.errors import ConfigError
 from fullstride.llm.engine.config import EngineConfig
 from fullstride.llm.engine.programs import TOP
-from fullstride.llm.engine.state import BIASES
+from fullstride.llm.engine.wire import BIASES
 from fullstride.llm.server.limits import ROOM, Limits
 from fullstride.llm.server.settings import parsed
 

@@ -24,6 +24,8 @@ WARPS, UNIT, MOST_UNITS, MOST_SPLITS = 8, 8, 6, 16
 THREADS, HEADER_WORDS, TABLE_WORDS = 384, 32, 1024
 # Bytes of a block's shared memory on a Hopper GPU, and of a block of threads' own use.
 SHARED = 227 << 10
+# Bytes of the two barriers of a slot of the ring.
+BARRIERS = 16
 # What stands where nothing has been written: no arithmetic gives it.
 NOT_YET = 0xFFFFFFFF
 
@@ -155,20 +157,30 @@ def matrices(config: ModelConfig) -> dict[str, tuple[int, int]]:
     }
 
 
+def shared_words(config: ModelConfig, sizes: Sizes) -> dict[str, int]:
+    """Words of the parts of a block's shared memory behind the ring, in the order of `make_block` in `token.cu`."""
+    group, units = config.heads // config.kv_heads, -(-config.hidden_size // UNIT)
+    return {
+        "sums": 2 * WARPS * MOST_UNITS * sizes.rows * UNIT,  # two, by turns
+        "heads": (group + 2) * config.head_dim // 2,
+        "squares": 2 * WARPS * sizes.rows,  # two, by turns
+        "mix": WARPS * group * (2 + 9 * config.head_dim // 8),
+        "angles": sizes.rows * config.head_dim,
+        "norms": 2 * config.head_dim,
+        "residual": -(-units // sizes.blocks) * sizes.rows * UNIT,
+        "table": TABLE_WORDS,
+        "layer": 4,
+    }
+
+
 def kernel(config: ModelConfig, sizes: Sizes) -> Kernel:
     """The kernel with as long a ring as there is room for."""
-    slot = max(chunk_steps(inputs) * 256 for inputs, _ in matrices(config).values())
-    group, row = config.heads // config.kv_heads, sizes.rows
-    floats = 2 * WARPS * MOST_UNITS * row * UNIT + 2 * WARPS * row + (group + 2) * config.head_dim // 2
-    floats += (
-        WARPS * group * (2 + 9 * config.head_dim // 8) + row * config.head_dim + 2 * config.head_dim + TABLE_WORDS + 4
-    )
-    floats += -(-config.hidden_size // UNIT // sizes.blocks) * row * UNIT
-    ring = (SHARED - 4 * floats) // (slot + 16)
-    shared = ring * (slot + 16) + 4 * floats
+    slot = max(chunk_steps(inputs) * 256 for inputs, _ in matrices(config).values()) + BARRIERS
+    fixed = 4 * sum(shared_words(config, sizes).values())
+    ring = (SHARED - fixed) // slot
     constants = defines(config, sizes) | {"RING": ring}
     files = tuple(f"token_{file}" for file in FILES)
-    return Kernel("token", (*files, "silu.cuh", "token.cu"), tuple(constants.items()), THREADS, shared)
+    return Kernel("token", (*files, "silu.cuh", "token.cu"), tuple(constants.items()), THREADS, ring * slot + fixed)
 
 
 def scratch_words(config: ModelConfig, rows: int, blocks: int) -> int:

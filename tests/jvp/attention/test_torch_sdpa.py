@@ -6,9 +6,9 @@ import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fullstride.jvp import attention
-from fullstride.jvp.attention import cudnn, op
+from fullstride.jvp.attention import op
 from fullstride.jvp.attention import torch_sdpa as library
-from fullstride.jvp.attention.cudnn import may_lose_gradients
+from fullstride.jvp.attention.torch_sdpa import may_lose_gradients
 from tests.jvp.attention.cases import draw
 from tests.jvp.derivatives import close
 
@@ -17,7 +17,7 @@ BF16 = torch.bfloat16
 
 @pytest.fixture
 def hopper(monkeypatch):
-    monkeypatch.setattr(cudnn, "_sdpa_takes_cudnn", lambda: True)
+    monkeypatch.setattr(library, "_sdpa_takes_cudnn", lambda: True)
 
 
 def risky(queries=64, keys=64, dim=64, dtype=BF16, device="cuda", grad=True, mask=None, **shapes: Any) -> bool:
@@ -48,7 +48,7 @@ def test_nothing_is_at_risk_without_a_gradient_a_fused_kernel_or_cudnn(hopper, m
     assert not risky(device="cpu")
     assert not risky(dim=320)
     assert not risky(batch=1)
-    monkeypatch.setattr(cudnn, "_sdpa_takes_cudnn", lambda: False)
+    monkeypatch.setattr(library, "_sdpa_takes_cudnn", lambda: False)
     assert not risky()
 
 
@@ -68,4 +68,4 @@ def test_gradients_at_risk_are_the_ops_own(monkeypatch, seed):
 def test_the_backward_pass_past_the_tangent_is_cudnns_only_of_full_tiles(length, taken, monkeypatch):
     monkeypatch.setattr(torch.backends.cuda, "cudnn_sdp_enabled", lambda: True)
     q = torch.empty(1, 1, length, 64, dtype=BF16)
-    assert (library._choose(q, q, q, False) is library._cudnn) == taken
+    assert (library._choose(q, q, q, causal=False, hopper=True) is library._cudnn) == taken

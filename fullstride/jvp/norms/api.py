@@ -1,0 +1,239 @@
+"""Norms on tensors and duals, and, by the names that end in `_dual`, on explicit primals and tangents.
+
+A norm whose arguments carry a tangent runs as this package's op; one of which none does is torch's own, unless another
+`implementation` is asked for. Statistics are fp32 or better.
+"""
+
+import torch
+from jaxtyping import Float
+
+from fullstride.jvp.dual import pack, unpack_optional
+from fullstride.jvp.mixed_batch import Batch, Partial, taken_apart
+from fullstride.jvp.norms import dispatch
+from fullstride.jvp.norms.dispatch import Dtype, Given, Norm
+from fullstride.jvp.norms.shapes import Channels, Image, Modulation, Row, Rows, Samples
+from fullstride.jvp.state import gradient_inside, tangent_grad, without_own_modes
+
+RowsOf = Float[Batch, "*s d"]
+SamplesOf = Float[Batch, "b *n d"]
+ModulationOf = Float[Batch, "b *one d"]
+ImagesOf = Float[Batch, "b c *s"]
+
+
+def layer_norm(
+    x: RowsOf,
+    weight: Row | None = None,
+    bias: Row | None = None,
+    eps: float = 1e-5,
+    *,
+    dtype: Dtype = None,
+    implementation: str = "auto",
+) -> RowsOf:
+    """(x - mean) / sqrt(var + eps) * weight + bias over the last dimension (arXiv:1607.06450), fused under `jvp`.
+
+    Args:
+        x: rows, in any float format; statistics are fp32 or better.
+        weight: scale of each column; None is one.
+        bias: shift of each column; None is zero.
+        eps: added to the variance.
+        dtype: of the result, and x is then not cast under autocast either; None is x's.
+        implementation: `auto`, the kernels where they run and x carries a tangent; `fused`, also where it carries none;
+            or `plain` or `triton`.
+
+    Returns:
+        The normalised rows, in `dtype`, or else in x's format (under CUDA's autocast in fp32, as
+        `torch.nn.functional.layer_norm`).
+
+    Raises:
+        ValueError: for parameters of another width, or an implementation that there is not.
+        RuntimeError: under a jvp of a jvp or of a vmap, and of a gradient of what is not torch's own op.
+
+    """
+    return _apply(dispatch.layer_norm, (x,), (weight, bias), (eps,), dtype, implementation)
+
+
+def rms_norm(
+    x: RowsOf,
+    weight: Row | None = None,
+    eps: float | None = None,
+    *,
+    dtype: Dtype = None,
+    implementation: str = "auto",
+) -> RowsOf:
+    """X / sqrt(mean(x^2) + eps) * weight over the last dimension (arXiv:1910.07467), fused under `jvp`.
+
+    As `layer_norm`, but `eps` is added to the mean square, and None is the smallest step of x's format, as in
+    `torch.nn.functional.rms_norm`.
+    """
+    return _apply(dispatch.rms_norm, (x,), (weight,), (eps,), dtype, implementation)
+
+
+def ada_layer_norm(
+    x: SamplesOf,
+    scale: ModulationOf,
+    shift: ModulationOf,
+    eps: float = 1e-6,
+    *,
+    dtype: Dtype = None,
+    implementation: str = "auto",
+) -> SamplesOf:
+    """(1 + scale) layer_norm(x) + shift, each sample with its own (arXiv:2212.09748), fused under `jvp`.
+
+    As `layer_norm`, of x (B, N, D) or (B, D), and of a scale and a shift (B, D) or (B, 1, D).
+    """
+    return _apply(dispatch.ada_layer_norm, (x, scale, shift), (), (eps,), dtype, implementation)
+
+
+def group_norm(
+    x: ImagesOf,
+    groups: int,
+    weight: Channels | None = None,
+    bias: Channels | None = None,
+    eps: float = 1e-5,
+    act: str | None = None,
+    *,
+    dtype: Dtype = None,
+    implementation: str = "auto",
+) -> ImagesOf:
+    """Group normalisation (arXiv:1803.08494), with SiLU behind it if asked for, fused under `jvp`.
+
+    Args:
+        x: images (B, C, ...), contiguous or channels_last; the output keeps the memory format.
+        groups: how many groups of equally many channels.
+        weight: scale of each channel; None is one.
+        bias: shift of each channel; None is zero.
+        eps: added to the variance.
+        act: None, or "silu".
+        dtype: see `layer_norm`.
+        implementation: see `layer_norm`.
+
+    Returns:
+        The normalised images, in `dtype`, or else in x's format (under CUDA's autocast in fp32).
+
+    Raises:
+        ValueError: for a number of groups that does not divide the channels, another act; and as `layer_norm`.
+        RuntimeError: see `layer_norm`.
+
+    """
+    return _apply(dispatch.group_norm, (x,), (weight, bias), (groups, eps, act), dtype, implementation)
+
+
+def layer_norm_dual(
+    x: Rows,
+    weight: Row | None = None,
+    bias: Row | None = None,
+    tx: Rows | None = None,
+    tweight: Row | None = None,
+    tbias: Row | None = None,
+    *,
+    eps: float = 1e-5,
+    dtype: Dtype = None,
+    implementation: str = "auto",
+    tangent_grad: bool = True,
+) -> tuple[Rows, Rows | None]:
+    """`layer_norm` of explicit primals and tangents, for code that carries its tangents itself.
+
+    Args:
+        x: as in `layer_norm`, and so all that is not named here.
+        weight: scale of each column.
+        bias: shift of each column.
+        tx: tangent of x; an absent one is zero, and its work is left out.
+        tweight: tangent of the weight.
+        tbias: tangent of the bias.
+        eps: added to the variance.
+        dtype: of the results.
+        implementation: `auto`, `fused`, `plain` or `triton`.
+        tangent_grad: whether gradients may be taken through the output's tangent; if not, nothing of it is kept.
+
+    Returns:
+        The output and its tangent, None without any tangent given; the output is made of torch's own ops then.
+
+    Raises:
+        ValueError: as `layer_norm`, and for a tangent that is not like its primal.
+
+    """
+    given = (x, weight, bias), (tx, tweight, tbias)
+    return dispatch.layer_norm(*given, (eps,), dtype, implementation, tangent_grad)
+
+
+def rms_norm_dual(
+    x: Rows,
+    weight: Row | None = None,
+    tx: Rows | None = None,
+    tweight: Row | None = None,
+    *,
+    eps: float | None = None,
+    dtype: Dtype = None,
+    implementation: str = "auto",
+    tangent_grad: bool = True,
+) -> tuple[Rows, Rows | None]:
+    """`rms_norm` of explicit primals and tangents; see `layer_norm_dual`."""
+    return dispatch.rms_norm((x, weight), (tx, tweight), (eps,), dtype, implementation, tangent_grad)
+
+
+def ada_layer_norm_dual(
+    x: Samples,
+    scale: Modulation,
+    shift: Modulation,
+    tx: Samples | None = None,
+    tscale: Modulation | None = None,
+    tshift: Modulation | None = None,
+    *,
+    eps: float = 1e-6,
+    dtype: Dtype = None,
+    implementation: str = "auto",
+    tangent_grad: bool = True,
+) -> tuple[Samples, Samples | None]:
+    """`ada_layer_norm` of explicit primals and tangents, those of the primals' shapes; see `layer_norm_dual`."""
+    given = (x, scale, shift), (tx, tscale, tshift)
+    return dispatch.ada_layer_norm(*given, (eps,), dtype, implementation, tangent_grad)
+
+
+def group_norm_dual(
+    x: Image,
+    groups: int,
+    weight: Channels | None = None,
+    bias: Channels | None = None,
+    tx: Image | None = None,
+    tweight: Channels | None = None,
+    tbias: Channels | None = None,
+    *,
+    eps: float = 1e-5,
+    act: str | None = None,
+    dtype: Dtype = None,
+    implementation: str = "auto",
+    tangent_grad: bool = True,
+) -> tuple[Image, Image | None]:
+    """`group_norm` of explicit primals and tangents; see `layer_norm_dual`."""
+    given = (x, weight, bias), (tx, tweight, tbias)
+    return dispatch.group_norm(*given, (groups, eps, act), dtype, implementation, tangent_grad)
+
+
+def _apply(
+    norm: Norm, samples: tuple[Batch, ...], parameters: Given, settings: tuple, dtype: Dtype, implementation: str
+) -> Batch:
+    """The norm of tensors, of duals or of a batch some of whose samples carry a tangent."""
+    if any(isinstance(x, Partial) for x in samples):
+        return _of_some(norm, samples, parameters, settings, dtype, implementation)
+    if gradient_inside():
+        return norm.written_out(*samples, *parameters, *settings).to(dtype or samples[0].dtype)
+    primals, tangents = zip(*map(unpack_optional, (*samples, *parameters)), strict=True)
+    with without_own_modes():
+        return pack(*norm(primals, tangents, settings, dtype, implementation, tangent_grad()))
+
+
+def _of_some(
+    norm: Norm, samples: tuple[Batch, ...], parameters: Given, settings: tuple, dtype: Dtype, implementation: str
+) -> Partial:
+    """All primals at once as ever; the norm again, for the tangent of some alone, where no kernel takes both."""
+    primals, heads, tangents = taken_apart(samples)
+    still = (None,) * len(parameters)
+    both = norm.first((*primals, *parameters), tangents[0], settings, dtype, implementation)
+    if both is None:
+        of_all = (*primals, *parameters), (None,) * len(primals) + still
+        out, _ = norm(*of_all, settings, dtype, implementation, False)
+        with torch.no_grad():
+            of_some = (*heads, *parameters), (*tangents, *still)
+            both = out, norm(*of_some, settings, dtype, implementation, False)[1]
+    assert both[1] is not None
+    return Partial(both[0], both[1])
