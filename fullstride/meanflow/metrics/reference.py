@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-from jaxtyping import Float, Float64
+from jaxtyping import Float
 from torch import Tensor
 
 from fullstride.errors import ConfigError
@@ -17,7 +17,7 @@ from fullstride.meanflow.data.dataset import Dataset, Split
 from fullstride.meanflow.metrics.cache import Entry, cache_key, kept, reference_folder
 from fullstride.meanflow.metrics.classifier import FeatureClassifier, train_classifier
 from fullstride.meanflow.metrics.features import Features
-from fullstride.meanflow.metrics.frechet import Moments, frechet_from_moments
+from fullstride.meanflow.metrics.frechet import frechet_distance
 from fullstride.meanflow.metrics.kernel import kernel_distance
 from fullstride.meanflow.metrics.precision_recall import precision_recall
 from fullstride.runs.atomic_files import note
@@ -57,20 +57,16 @@ class FeatureScore:
 
 @dataclass(frozen=True)
 class Reference:
-    """Features of real images and their moments, on the CPU.
+    """Features of real images.
 
     Attributes:
         label: of the Frechet distance on these features.
-        features: in fp32.
-        mean: of the features.
-        covariance: unbiased.
+        features: in fp32, on the CPU.
 
     """
 
     label: str
     features: Float[Tensor, "n d"]
-    mean: Float64[Tensor, " d"]
-    covariance: Float64[Tensor, "d d"]
 
     def score(self, features: Float[Tensor, "m d"]) -> FeatureScore:
         """Score features of the same extractor, on their device.
@@ -81,12 +77,7 @@ class Reference:
         """
         real = self.features.to(features.device)
         precision, recall = precision_recall(features, real, NEIGHBOURS)
-        moments = Moments.of(features)
-        device = moments.mean.device
-        frechet = frechet_from_moments(
-            moments.mean, moments.covariance, self.mean.to(device), self.covariance.to(device)
-        )
-        kernel = kernel_distance(features, real)
+        frechet, kernel = frechet_distance(features, real), kernel_distance(features, real)
         return FeatureScore(self.label, frechet, kernel, precision, recall, len(features), len(real))
 
 
@@ -139,18 +130,15 @@ def reference(
 
     def make() -> Entry:
         found, floor = _measured(data, extractor, num, num_floor)
-        tensors = {"features": found.features, "mean": found.mean, "covariance": found.covariance}
         about = {"data": data.name, "fingerprint": data.fingerprint, "features": extractor.identity}
-        return tensors, about | {"floor": asdict(floor)}
+        return {"features": found.features}, about | {"floor": asdict(floor)}
 
     tensors, values = kept(folder, key, make)
-    return Reference(extractor.label, **tensors), FeatureScore(**values["floor"])
+    return Reference(extractor.label, tensors["features"]), FeatureScore(**values["floor"])
 
 
 def _measured(data: Dataset, extractor: Features, num: int, num_floor: int) -> tuple[Reference, FeatureScore]:
-    features = split_features(data, data.test, num, extractor)
-    moments = Moments.of(features)
-    found = Reference(extractor.label, features, moments.mean, moments.covariance)
+    found = Reference(extractor.label, split_features(data, data.test, num, extractor))
     return found, found.score(split_features(data, data.train, num_floor, extractor))
 
 
