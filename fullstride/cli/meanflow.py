@@ -214,70 +214,49 @@ def sample(
     )
 
 
-@app.command(sections=SCORING)
-def evaluate(
-    checkpoint: Checkpoint,
-    num_samples: NumSamples = 0,
-    device: Device = "auto",
-    ema: AverageDecay = None,
-    features: FeatureNames = None,
-    inception_weights: InceptionWeights = None,
-    data_path: DataPath = "",
-    precision: ScoredPrecision = None,
-    batch_size: ScoredBatch = None,
-    backend: ScoredBackend = None,
-) -> None:
-    """Score MeanFlow samples beside the floor."""
-    from fullstride.meanflow.evaluation.checkpoint import evaluate_command
+def _add_scoring(name: str, about: str, **fixed: bool) -> None:
+    """Add a command that scores a checkpoint."""
 
-    announce(device)
-    evaluate_command(
-        checkpoint,
-        num_samples=num_samples,
-        device=device,
-        ema=ema,
-        features=features,
-        inception_weights=inception_weights,
-        data_path=data_path,
-        precision=precision,
-        batch_size=batch_size,
-        backend=backend,
-    )
+    def score(
+        checkpoint: Checkpoint,
+        num_samples: NumSamples = 0,
+        device: Device = "auto",
+        ema: AverageDecay = None,
+        features: FeatureNames = None,
+        inception_weights: InceptionWeights = None,
+        data_path: DataPath = "",
+        precision: ScoredPrecision = None,
+        batch_size: ScoredBatch = None,
+        backend: ScoredBackend = None,
+    ) -> None:
+        from fullstride.meanflow.evaluation.checkpoint import evaluate_command
+
+        announce(device)
+        evaluate_command(
+            checkpoint,
+            **fixed,
+            num_samples=num_samples,
+            device=device,
+            ema=ema,
+            features=features,
+            inception_weights=inception_weights,
+            data_path=data_path,
+            precision=precision,
+            batch_size=batch_size,
+            backend=backend,
+        )
+
+    score.__doc__ = about
+    app.command(name, sections=SCORING)(score)
 
 
-@app.command(sections=SCORING)
-def consistency(
-    checkpoint: Checkpoint,
-    num_samples: NumSamples = 0,
-    device: Device = "auto",
-    ema: AverageDecay = None,
-    features: FeatureNames = None,
-    inception_weights: InceptionWeights = None,
-    data_path: DataPath = "",
-    precision: ScoredPrecision = None,
-    batch_size: ScoredBatch = None,
-    backend: ScoredBackend = None,
-) -> None:
-    """Score one step beside the ODE solvers.
-
-    Euler and RK4 solve with the same weights: does one MeanFlow step land where they do?
-    """
-    from fullstride.meanflow.evaluation.checkpoint import evaluate_command
-
-    announce(device)
-    evaluate_command(
-        checkpoint,
-        consistency=True,
-        num_samples=num_samples,
-        device=device,
-        ema=ema,
-        features=features,
-        inception_weights=inception_weights,
-        data_path=data_path,
-        precision=precision,
-        batch_size=batch_size,
-        backend=backend,
-    )
+_add_scoring("evaluate", "Score MeanFlow samples beside the floor.")
+_add_scoring(
+    "consistency",
+    "Score one step beside the ODE solvers.\n\nEuler and RK4 solve with the same weights: does one MeanFlow step land "
+    "where they do?",
+    consistency=True,
+)
 
 
 @app.command()

@@ -78,7 +78,7 @@ class Key(NamedTuple):
 def walk(config: Any, prefix: str = "") -> Iterator[Key]:
     """Every field of a configuration, those of its groups by dotted names."""
     hints = typing.get_type_hints(type(config), include_extras=True)
-    for field in fields(config):
+    for field in (each for each in fields(config) if each.init):
         name, value, hint = prefix + field.name, getattr(config, field.name), hints[field.name]
         if is_dataclass(value):
             yield from walk(value, f"{name}.")

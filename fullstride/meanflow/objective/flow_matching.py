@@ -7,6 +7,7 @@ from fullstride.meanflow.config.schema import LossConfig
 from fullstride.meanflow.objective.loss import MeanFlowLoss
 from fullstride.meanflow.objective.times import times_of
 from fullstride.settings.conflicts import Conflict
+from fullstride.settings.fields import NotNegative, Share
 from fullstride.step.torch import Averages
 
 
@@ -14,8 +15,8 @@ from fullstride.step.torch import Averages
 class FlowMatching(MeanFlowLoss):
     """Flow matching."""
 
-    ratio: float = 0.0
-    weighting_power: float = 0.0
+    ratio: Share = 0.0
+    weighting_power: NotNegative = 0.0
 
     # It has none of them: a value given here would be ignored.
     conflicts: ClassVar[tuple[Conflict, ...]] = (

@@ -7,7 +7,6 @@ arXiv:2505.13447, section 4.2 and appendix B.1: the velocity of a class-conditio
 whose effective scale is omega / (1 - kappa). Dropped labels train the velocity of 'no class' that it needs.
 """
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -19,16 +18,12 @@ from fullstride.meanflow.models.mode import evaluating
 from fullstride.meanflow.objective.derivative import Conditions, Velocity
 from fullstride.meanflow.objective.shapes import like, over_elements
 from fullstride.settings.conflicts import Conflict
+from fullstride.settings.fields import BelowOne, Finite, Share, check
 
 CONFLICTS = (
     Conflict(
-        "loss.omega loss.kappa",
-        lambda c: c.loss.guided and not c.model.class_conditional,
-        "model.class_conditional=true beside guidance",
-    ),
-    Conflict(
-        "loss.label_dropout",
-        lambda c: c.loss.label_dropout > 0 and not c.model.class_conditional,
+        "loss.omega loss.kappa loss.label_dropout",
+        lambda c: (c.loss.guided or c.loss.label_dropout > 0) and not c.model.class_conditional,
         "model.class_conditional=true beside guidance",
     ),
     Conflict(
@@ -59,11 +54,11 @@ class Guidance:
     """
 
     num_classes: int
-    omega: float = 1.0
-    kappa: float = 0.0
-    start: float = 0.0
-    end: float = 1.0
-    label_dropout: float = 0.1
+    omega: Finite = 1.0
+    kappa: BelowOne = 0.0
+    start: Share = 0.0
+    end: Share = 1.0
+    label_dropout: Share = 0.1
 
     def __post_init__(self) -> None:
         """Check what can be checked without a batch.
@@ -74,16 +69,9 @@ class Guidance:
         """
         if not self.num_classes >= 1:
             raise ValueError(f"num_classes is {self.num_classes}, expected at least 1; without classes guidance=None")
-        ranges = {
-            "omega": (math.isfinite(self.omega), "a finite number"),
-            "kappa": (0 <= self.kappa < 1, "a number in [0, 1), as the effective scale is omega / (1 - kappa)"),
-            "start": (0 <= self.start <= self.end, "a time in [0, 1] that is not above the end"),
-            "end": (self.start <= self.end <= 1, "a time in [0, 1] that is not below the start"),
-            "label_dropout": (0 <= self.label_dropout <= 1, "a probability in [0, 1]"),
-        }
-        for name, (holds, expected) in ranges.items():
-            if not holds:
-                raise ValueError(f"{name} is {getattr(self, name)}, expected {expected}")
+        check(self)
+        if self.start > self.end:
+            raise ValueError(f"start is {self.start}, end {self.end}: expected a start that is not above the end")
 
     def drop(self, label: Int[Tensor, " b"], generator: torch.Generator | None = None) -> Int[Tensor, " b"]:
         """Labels of which a binomial number became 'no class': the last ones.

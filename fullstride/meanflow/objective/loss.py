@@ -5,13 +5,13 @@ Data x sits at t = 0, noise e at t = 1, and z_t = (1 - t) x + t e moves between 
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from fullstride.meanflow.config.objectives import OBJECTIVES, SPLITS
+from fullstride.meanflow.config.objectives import OBJECTIVES, SPLITS, WEIGHTINGS
 from fullstride.meanflow.config.schema import LossConfig
 from fullstride.meanflow.objective import derivative, guidance
 from fullstride.meanflow.objective.derivative import (
@@ -26,6 +26,7 @@ from fullstride.meanflow.objective.split import can_share
 from fullstride.meanflow.objective.times import LogitNormalV0, TimeLaw, meanflow_count, times_of
 from fullstride.meanflow.objective.weighting import weighting_of
 from fullstride.settings.conflicts import Conflict
+from fullstride.settings.fields import Names, NotNegative, Positive, Share, check
 from fullstride.settings.import_path import is_import_path, load_object
 from fullstride.step.torch import Averages
 
@@ -107,16 +108,16 @@ class MeanFlowLoss:
     # Forward passes without gradient of each sample that is differentiated, beside guidance's.
     more_passes: ClassVar[int] = 0
 
-    ratio: float = 0.25
+    ratio: Share = 0.25
     times: TimeLaw = field(default_factory=LogitNormalV0)
-    weighting_power: float = 1.0
-    weighting_eps: float = 1e-2
-    split: str = "auto"
+    weighting_power: NotNegative = 1.0
+    weighting_eps: Positive = 1e-2
+    split: Annotated[str, Names(SPLITS)] = "auto"
     backend: str = "func"
     guidance: Guidance | None = None
     chunk: int = 0
     precision: str | None = None
-    weighting: str = "adaptive"
+    weighting: Annotated[str, Names(WEIGHTINGS)] = "adaptive"
     _weigh: Callable[..., Tensor] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -127,10 +128,8 @@ class MeanFlowLoss:
                 derivative so.
 
         """
-        meanflow_count(self.ratio, 1)
+        check(self)
         object.__setattr__(self, "_weigh", weighting_of(self.weighting).weigh)
-        if self.split not in SPLITS:
-            raise ValueError(f"split is {self.split!r}, expected one of {', '.join(SPLITS)}")
         if self.split == "shared" and not self._derives_in_the_pass:
             given = f"jvp_backend={self.backend} jvp_chunk={self.chunk} jvp_precision={self.precision or 'same'}"
             raise ValueError(

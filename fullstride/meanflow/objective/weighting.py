@@ -28,14 +28,7 @@ class Weighting:
 
 
 def weighting_of(name: str) -> Weighting:
-    """The weighting of a name.
-
-    Raises:
-        ValueError: for another name.
-
-    """
-    if name not in WEIGHTINGS:
-        raise ValueError(f"weighting is {name!r}, expected one of {', '.join(WEIGHTINGS)}")
+    """The weighting of a name of `WEIGHTINGS`."""
     return load_object(WEIGHTINGS[name], "loss.weighting")
 
 
