@@ -34,8 +34,7 @@ def pull(
 ) -> None:
     """Fetch a known model into the cache."""
     from fullstride.errors import one_of
-    from fullstride.llm.weights.loading import find
-    from fullstride.llm.weights.names import MODELS
+    from fullstride.llm.weights.loading import MODELS, find
 
     one_of("model", name, MODELS)
     typer.echo(find(name))

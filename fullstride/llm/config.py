@@ -2,9 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Literal
 
-Architecture = Literal["llama", "qwen2", "qwen3"]
 # Of weights.
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -72,17 +70,18 @@ class ModelConfig:
     """Sizes and constants of a model; all of the supported ones are pre-norm, RMSNorm, SwiGLU, RoPE, GQA decoders.
 
     Attributes:
+        architecture: name of its family, a row of `fullstride.llm.families`.
         head_dim: width of one head; not always hidden_size / heads.
         max_position: longest sequence that the model was made for, in tokens.
         tied: the output projection is the embedding.
-        qk_norm: queries and keys are normalised over head_dim before RoPE (Qwen3).
-        qkv_bias: the three projections have biases (Qwen2).
+        qk_norm: queries and keys are normalised over head_dim before RoPE.
+        qkv_bias: the three projections have biases.
         eos: token ids that end a sequence.
         dtype: the weights' own, as numpy and ml_dtypes name it.
 
     """
 
-    architecture: Architecture
+    architecture: str
     vocab_size: int
     hidden_size: int
     intermediate_size: int

@@ -24,7 +24,7 @@ def test_files_and_links_of_a_page_exist(page):
 
 def test_names_in_the_page_of_additions_are_in_their_files():
     text = (ROOT / "docs" / "adding.md").read_text()
-    names = r"[A-Z_]+|build_\w+|corpus_of|choose|register|LossConfig|Architecture"
+    names = r"[A-Z_]+|build_\w+|corpus_of|choose|register|LossConfig"
     named = re.findall(rf"`({names})` in `([\w./]+\.py)`", text)
     assert len(named) > 7
     assert [(name, file) for name, file in named if name not in (ROOT / file).read_text()] == []
@@ -40,7 +40,7 @@ OWN = {"huber": 1, "imf_ema": 0, "multiclass": 1, "dit_b4": 0}
 def test_the_page_of_additions_names_every_file_that_knows_the_things_of_a_kind(name):
     text = (ROOT / "docs" / "adding.md").read_text()
     files = [file for file in (ROOT / TOLD[name]).rglob("*.py") if name in file.read_text()]
-    assert len(files) > 2
+    assert len(files) > 1
     named = [file.relative_to(ROOT).as_posix() for file in files if file.stem != name.strip('"')]
     assert [file for file in named if file not in text] == []
 

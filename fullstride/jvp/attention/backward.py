@@ -48,33 +48,10 @@ def backward(
     precision: str = "ieee",
     config: Config | None = None,
 ) -> Gradients:
-    """The gradients of `forward`, from its inputs and outputs; `naive` has the equations.
+    """The gradients of `forward`, from its inputs and outputs: see `naive.backward`. The same in every run.
 
-    Args:
-        go: gradient of o, of any strides.
-        gto: gradient of to, or None where the tangent was detached.
-        q: as given to `forward`, and so the other inputs.
-        k: keys.
-        v: values.
-        tq: tangent of q, or None.
-        tk: tangent of k, or None.
-        tv: tangent of v, or None.
-        o: as `forward` returned it, and so the other outputs.
-        to: tangent of o; unused where gto is None, and so is mu.
-        lse: logsumexp of the scores.
-        mu: mean of the scores' tangent.
-        scale: as given to `forward`, and so the rest.
-        mask: mask. A row all of which is hidden by a large negative number, and not by -inf, has inexact gradients,
-            as its weights cannot be told from lse.
-        causal: causal.
-        window: window.
-        precision: of fp32 products: "ieee", "tf32x3" or "tf32".
-        config: tile sizes; None takes the table's.
-
-    Returns:
-        dq, dk, dv, dtq, dtk, dtv, each in the dtype and layout of its input; those of absent tangents are None, and
-        those of all tangents where gto is None. The same in every run.
-
+    A row all of which a mask hides by a large negative number, and not by -inf, has inexact gradients, as its weights
+    cannot be told from lse. `config` replaces the table's tile sizes.
     """
     sizes = q.shape[0], (q.shape[1], k.shape[1]), (q.shape[2], k.shape[2])
     options = scale, band(causal, window, q.shape[2] + k.shape[2]), precision
@@ -105,34 +82,10 @@ def backward_varlen(
     precision: str = "ieee",
     config: Config | None = None,
 ) -> PackedGradients:
-    """`backward` for sequences packed one after the other.
+    """`backward` for sequences packed one after the other: see `naive_varlen.backward_varlen`.
 
-    Args:
-        go: gradient of o, of any strides.
-        gto: gradient of to, or None where the tangent was detached.
-        q: as given to `forward_varlen`, and so the other inputs.
-        k: keys.
-        v: values.
-        tq: tangent of q, or None.
-        tk: tangent of k, or None.
-        tv: tangent of v, or None.
-        o: as `forward_varlen` returned it, and so the other outputs.
-        to: tangent of o.
-        lse: logsumexp of the scores.
-        mu: mean of the scores' tangent.
-        cu_seqlens_q: as given to `forward_varlen`, and so the rest.
-        cu_seqlens_k: starts of the keys.
-        max_seqlen_q: queries of the longest sequence; more is harmless, less leaves gradients at zero.
-        max_seqlen_k: keys of the longest sequence.
-        scale: scale.
-        causal: causal.
-        window: window.
-        precision: as in `backward`.
-        config: as in `backward`.
-
-    Returns:
-        dq, dk, dv, dtq, dtk, dtv: as `backward`, packed; zeros behind the last sequence.
-
+    Args beside its: max_seqlen_q and max_seqlen_k, rows of the longest sequence; more is harmless, less leaves
+    gradients at zero, as they are behind the last sequence.
     """
     packed = cu_seqlens_q, cu_seqlens_k
     sizes = cu_seqlens_q.shape[0] - 1, (q.shape[1], k.shape[1]), (max_seqlen_q, max_seqlen_k)

@@ -40,15 +40,23 @@ def key_gradients(q, k, v, tq, tk, tv, go, gto, lse, mu, delta, d2, mask, dk, dv
     q_strides = aligned(q_strides, STEP)
     k_strides = aligned(k_strides, STEP)
     v_strides = aligned(v_strides, STEP)
-    tq_strides = aligned(tq_strides, STEP)
-    tk_strides = aligned(tk_strides, STEP)
-    tv_strides = aligned(tv_strides, STEP)
+    if tq is not None:
+        tq_strides = aligned(tq_strides, STEP)
+    if tk is not None:
+        tk_strides = aligned(tk_strides, STEP)
+    if tv is not None:
+        tv_strides = aligned(tv_strides, STEP)
     go_strides = aligned(go_strides, STEP)
-    gto_strides = aligned(gto_strides, STEP)
-    dk_strides = aligned(dk_strides, STEP)
-    dv_strides = aligned(dv_strides, STEP)
-    dtk_strides = aligned(dtk_strides, STEP)
-    dtv_strides = aligned(dtv_strides, STEP)
+    if gto is not None:
+        gto_strides = aligned(gto_strides, STEP)
+    if dk is not None:
+        dk_strides = aligned(dk_strides, STEP)
+    if dv is not None:
+        dv_strides = aligned(dv_strides, STEP)
+    if dtk is not None:
+        dtk_strides = aligned(dtk_strides, STEP)
+    if dtv is not None:
+        dtv_strides = aligned(dtv_strides, STEP)
     if PARTS == 0:
         k_tile = load_rows(k, k_strides, b, kv, first, end_k, QK, BLOCK_N, TMA, True, INDEX)
         if TS and tk is not None:

@@ -58,13 +58,19 @@ def query_gradients(q, k, v, tq, tk, tv, go, gto, lse, mu, delta, d2, mask, dq, 
     q_strides = aligned(q_strides, STEP)
     k_strides = aligned(k_strides, STEP)
     v_strides = aligned(v_strides, STEP)
-    tq_strides = aligned(tq_strides, STEP)
-    tk_strides = aligned(tk_strides, STEP)
-    tv_strides = aligned(tv_strides, STEP)
+    if tq is not None:
+        tq_strides = aligned(tq_strides, STEP)
+    if tk is not None:
+        tk_strides = aligned(tk_strides, STEP)
+    if tv is not None:
+        tv_strides = aligned(tv_strides, STEP)
     go_strides = aligned(go_strides, STEP)
-    gto_strides = aligned(gto_strides, STEP)
-    dq_strides = aligned(dq_strides, STEP)
-    dtq_strides = aligned(dtq_strides, STEP)
+    if gto is not None:
+        gto_strides = aligned(gto_strides, STEP)
+    if dq is not None:
+        dq_strides = aligned(dq_strides, STEP)
+    if dtq is not None:
+        dtq_strides = aligned(dtq_strides, STEP)
     kv = h // group
     lse2 = load_lse2(lse, at, first, end_q, BLOCK_M)[:, None]
     if PARTS == 0:

@@ -101,11 +101,15 @@ def dual_forward(q, k, v, tq, tk, tv, mask, o, to, lse, mu, cu_q, cu_k, q_stride
     q_strides = aligned(q_strides, STEP)
     k_strides = aligned(k_strides, STEP)
     v_strides = aligned(v_strides, STEP)
-    tq_strides = aligned(tq_strides, STEP)
-    tk_strides = aligned(tk_strides, STEP)
-    tv_strides = aligned(tv_strides, STEP)
+    if tq is not None:
+        tq_strides = aligned(tq_strides, STEP)
+    if tk is not None:
+        tk_strides = aligned(tk_strides, STEP)
+    if tv is not None:
+        tv_strides = aligned(tv_strides, STEP)
     o_strides = aligned(o_strides, STEP)
-    to_strides = aligned(to_strides, STEP)
+    if to is not None:
+        to_strides = aligned(to_strides, STEP)
     block = tl.program_id(0) % blocks
     if RIGHT:
         block = blocks - 1 - block  # the longest first: the last to start are then short

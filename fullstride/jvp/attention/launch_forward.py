@@ -45,25 +45,9 @@ def forward(
     precision: str = "ieee",
     config: Config | SpecialisedConfig | None = None,
 ) -> tuple[Outputs, Outputs | None, Rows, Rows | None]:
-    """Attention and its derivative along the tangents; an absent tangent is zero, and its work is not done.
+    """Attention and its derivative along the tangents: see `naive.forward`, but that lse and mu are fp32.
 
-    Args:
-        q: queries, of any strides; head h of H uses key head h // (H / Hk).
-        k: keys.
-        v: values.
-        tq: tangent of q, or None.
-        tk: tangent of k, or None.
-        tv: tangent of v, or None.
-        scale: of the scores.
-        mask: true where a query sees a key, or what is added to the scores (-inf hides); expanded to full size.
-        causal: key j is seen by query i if j <= i.
-        window: (left, right): key j is seen by query i if i - left <= j <= i + right; negative is without limit.
-        precision: of fp32 products: "ieee", "tf32x3" or "tf32".
-        config: tile sizes; None takes the table's, and with it the kernel for the shape.
-
-    Returns:
-        o, to, lse, mu: o and to in q's dtype, lse = logsumexp of the scores and mu = the mean of their tangent in fp32.
-        to and mu are None without any tangent. A row that sees no key has o = to = mu = 0 and lse = -inf.
+    Tensors may have any strides. `config` replaces the table's tile sizes, and the choice of the kernel for the shape.
 
     Raises:
         ValueError: if the configuration is of the warp-specialised kernel, which does not take these inputs.
@@ -104,28 +88,10 @@ def forward_varlen(
     precision: str = "ieee",
     config: Config | None = None,
 ) -> tuple[Float[Tensor, "tq h dv"], Float[Tensor, "tq h dv"] | None, PackedRows, PackedRows | None]:
-    """`forward` for sequences packed one after the other.
+    """`forward` for sequences packed one after the other: see `naive_varlen.forward_varlen`.
 
-    Args:
-        q: queries of all sequences, of any strides.
-        k: keys.
-        v: values.
-        tq: tangent of q, or None.
-        tk: tangent of k, or None.
-        tv: tangent of v, or None.
-        cu_seqlens_q: where each sequence's queries start, and their number at the end; a sequence may be empty.
-        cu_seqlens_k: the same of the keys.
-        max_seqlen_q: queries of the longest sequence; more is harmless, less leaves rows unwritten.
-        max_seqlen_k: keys of the longest sequence.
-        scale: of the scores.
-        causal: key j of a sequence is seen by its query i if j <= i.
-        window: as in `forward`, within a sequence.
-        precision: of fp32 products: "ieee", "tf32x3" or "tf32".
-        config: tile sizes; None takes the table's.
-
-    Returns:
-        o, to, lse, mu: as `forward`, packed; o and to are zeros behind the last sequence.
-
+    Args beside its: max_seqlen_q and max_seqlen_k, rows of the longest sequence; more is harmless, less leaves rows
+    unwritten. o and to are zeros behind the last sequence.
     """
     total, heads, _ = q.shape
     tangents = tq is not None or tk is not None or tv is not None

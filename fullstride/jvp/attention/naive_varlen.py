@@ -50,24 +50,9 @@ def forward_varlen(
     causal: bool = False,
     window: tuple[int, int] | None = None,
 ) -> tuple[Outputs, Outputs | None, Rows, Rows | None]:
-    """`naive.forward` of each sequence.
+    """`naive.forward` of each sequence: tensors are packed one after the other, (T, H, D).
 
-    Args:
-        q: queries of all sequences, one after the other.
-        k: keys.
-        v: values.
-        tq: tangent of q, or None.
-        tk: tangent of k, or None.
-        tv: tangent of v, or None.
-        cu_seqlens_q: sequence i has the queries from cu_seqlens_q[i] to cu_seqlens_q[i + 1].
-        cu_seqlens_k: the same of its keys.
-        scale: of the scores.
-        causal: as in `naive.forward`, counted from each sequence's start.
-        window: likewise.
-
-    Returns:
-        o, to, lse, mu: as `naive.forward`, packed.
-
+    Sequence i has the rows from cu_seqlens[i] to cu_seqlens[i + 1]; causal and window count from each one's start.
     """
     full = torch.promote_types(q.dtype, torch.float32)
     o, to = (q.new_zeros(*q.shape[:2], v.shape[2]) for _ in range(2))
@@ -105,31 +90,7 @@ def backward_varlen(
     causal: bool = False,
     window: tuple[int, int] | None = None,
 ) -> Gradients:
-    """`naive.backward` of each sequence.
-
-    Args:
-        go: gradient of o.
-        gto: gradient of to, or None where the tangent was detached.
-        q: as given to `forward_varlen`, and so the other inputs.
-        k: keys.
-        v: values.
-        tq: tangent of q, or None.
-        tk: tangent of k, or None.
-        tv: tangent of v, or None.
-        o: as `forward_varlen` returned it, and so the other outputs.
-        to: tangent of o.
-        lse: logsumexp of the scores.
-        mu: mean of the scores' tangent.
-        cu_seqlens_q: as given to `forward_varlen`, and so the rest.
-        cu_seqlens_k: starts of the keys.
-        scale: scale.
-        causal: causal.
-        window: window.
-
-    Returns:
-        dq, dk, dv, dtq, dtk, dtv: as `naive.backward`, packed.
-
-    """
+    """`naive.backward` of each sequence, packed as in `forward_varlen`."""
     primal = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
     dtq, dtk, dtv = (None if x is None or gto is None else torch.zeros_like(x) for x in (tq, tk, tv))
     for at, keys in _spans(cu_seqlens_q, cu_seqlens_k, len(q), len(k)):

@@ -28,9 +28,7 @@ def pieces(dim: int) -> tuple[int, int, int]:
 @no_type_check
 def aligned(strides, STEP: tl.constexpr):
     """The strides, multiples of STEP, in a form that says so: rows of 72 are else read two bytes at a time."""
-    if strides is not None:
-        strides = strides[0] // STEP * STEP, strides[1] // STEP * STEP, strides[2] // STEP * STEP, strides[3]
-    return strides
+    return strides[0] // STEP * STEP, strides[1] // STEP * STEP, strides[2] // STEP * STEP, strides[3]
 
 
 @triton.jit

@@ -8,6 +8,7 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from tokenizers import Tokenizer as Backend
 
 from fullstride.errors import ConfigError, in_a_line
+from fullstride.llm.families import FAMILIES, Words
 from fullstride.llm.text.chat_template import ChatTemplate
 from fullstride.llm.text.tokenizer import Tokenizer
 
@@ -20,7 +21,7 @@ ROLES = {
     "pad_token": "padding_token_id",
 }
 # Besides the end token, these end a turn or a text in one model or other; llama.cpp stops at them, too.
-ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|endoftext|>", "<|end_of_text|>")
+ENDS = frozenset(mark for family in FAMILIES.values() for mark in family.ends)
 # How Qwen2 and Llama 3 cut a text into words (their tokenizer.json); they differ in how many digits go together.
 WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}DIGITS"
@@ -28,32 +29,18 @@ WORDS = (
 )
 
 
-def _gpt2() -> pre_tokenizers.PreTokenizer:
-    return pre_tokenizers.ByteLevel(add_prefix_space=False)
+# Each by the name that llama.cpp gives it.
+PRE = {"gpt-2": Words(), **{name: words for family in FAMILIES.values() for name, words in family.words.items()}}
 
 
-def _single_digits() -> pre_tokenizers.PreTokenizer:
-    return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), _gpt2()])
-
-
-def _words(digits: str) -> pre_tokenizers.PreTokenizer:
-    cut = pre_tokenizers.Split(Regex(WORDS.replace("DIGITS", digits)), "isolated")
-    return pre_tokenizers.Sequence([cut, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
-
-
-def _three_digits() -> pre_tokenizers.PreTokenizer:
-    return _words("{1,3}")
-
-
-LLAMA3 = ("llama-bpe", "llama3", "llama-v3")
-# Each by the name that llama.cpp gives it; Qwen3's is Qwen2's.
-PRE: dict[str, Callable[[], pre_tokenizers.PreTokenizer]] = {
-    "gpt-2": _gpt2,
-    "smollm": _single_digits,
-    "qwen2": lambda: _words(""),
-    "deepseek-r1-qwen": lambda: _words(""),
-    **dict.fromkeys(LLAMA3, _three_digits),
-}
+def _pre_tokenizer(words: Words) -> pre_tokenizers.PreTokenizer:
+    if words.digits is not None:
+        cut = pre_tokenizers.Split(Regex(WORDS.replace("DIGITS", words.digits)), "isolated")
+        return pre_tokenizers.Sequence([cut, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    gpt2 = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    if not words.single_digits:
+        return gpt2
+    return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), gpt2])
 
 
 def read_tokenizer(path: Path, metadata: Mapping[str, Any]) -> Tokenizer:
@@ -83,7 +70,9 @@ def _build(path: Path, own: Mapping[str, Any]) -> Tokenizer:
     backend.add_tokens([AddedToken(text, special=special, normalized=False) for text, special in marks])
     roles = {role: own[key] for role, key in ROLES.items() if own.get(key) is not None}
     bos = roles.get("bos_token")
-    if bos is not None and own.get("add_bos_token", own.get("pre") in LLAMA3 or own["model"] == "llama"):
+    if bos is not None and own.get(
+        "add_bos_token", PRE.get(str(own.get("pre")), Words()).begins or own["model"] == "llama"
+    ):
         first = [(tokens[bos], bos)]
         backend.post_processor = processors.TemplateProcessing(single=f"{tokens[bos]} $A", special_tokens=first)
     named, template = {role: tokens[token] for role, token in roles.items()}, own.get("tokenizer.chat_template")
@@ -102,10 +91,10 @@ def _byte_level(path: Path, own: Mapping[str, Any]) -> Backend:
         raise ConfigError(f"{path}: tokenizer.ggml.pre={pre}: expected one of {', '.join(PRE)}, with merges")
     pairs = [tuple(merge.split(" ", 1)) for merge in merges]
     vocabulary = {text: token for token, text in enumerate(own["tokens"]) if own["token_type"][token] != UNUSED}
-    backend = Backend(models.BPE(vocabulary, pairs, ignore_merges=pre in LLAMA3))
-    backend.pre_tokenizer = PRE[pre]()
+    backend = Backend(models.BPE(vocabulary, pairs, ignore_merges=PRE[pre].ignore_merges))
+    backend.pre_tokenizer = _pre_tokenizer(PRE[pre])
     backend.decoder = decoders.ByteLevel()
-    if pre == "qwen2":
+    if PRE[pre].composed:
         backend.normalizer = normalizers.NFC()
     return backend
 

@@ -1,13 +1,11 @@
 """A GGUF's metadata as a configuration."""
 
 import math
-from typing import get_args
 
 import numpy as np
 
 from fullstride.errors import ConfigError
 from fullstride.llm.config import (
-    Architecture,
     LinearRope,
     Llama3Rope,
     ModelConfig,
@@ -16,6 +14,7 @@ from fullstride.llm.config import (
     reach,
     yarn_magnitude,
 )
+from fullstride.llm.families import family_of
 from fullstride.llm.weights.canonical import check_heads
 from fullstride.llm.weights.gguf_file import GgufFile
 from fullstride.llm.weights.settings import Settings, shortened, shortest
@@ -53,8 +52,8 @@ def read_config(file: GgufFile) -> ModelConfig:
         rope_scaling=scaling,
         rms_eps=sizes.decimal("attention.layer_norm_rms_epsilon"),
         tied="output.weight" not in file.tensors,
-        qk_norm=sizes.architecture == "qwen3",
-        qkv_bias=sizes.architecture == "qwen2",
+        qk_norm=sizes.family.qk_norm,
+        qkv_bias=sizes.family.qkv_bias,
         dtype=_dtype(file),
     )
     check_heads(file.path, config)
@@ -64,12 +63,9 @@ def read_config(file: GgufFile) -> ModelConfig:
 class _Sizes(Settings):
     """The keys that start with the architecture's name."""
 
-    architecture: Architecture
-
     def __init__(self, file: GgufFile):
-        name, kinds = file.metadata.get("general.architecture", ""), get_args(Architecture)
-        if name not in kinds:
-            raise ConfigError(f"{file.path}: general.architecture={name}: expected one of {', '.join(kinds)}")
+        name = file.metadata.get("general.architecture", "")
+        self.family = family_of(file.path, "general.architecture", name)
         # What was joined has a count of 0.
         parts = file.metadata.get("split.count", 0)
         if not isinstance(parts, int) or isinstance(parts, bool):

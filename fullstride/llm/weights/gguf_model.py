@@ -8,6 +8,7 @@ import numpy as np
 
 from fullstride.errors import ConfigError, in_a_line
 from fullstride.llm.config import ModelConfig
+from fullstride.llm.families import FAMILIES
 from fullstride.llm.text.gguf_tokenizer import read_tokenizer
 from fullstride.llm.text.tokenizer import Tokenizer
 from fullstride.llm.weights import suggested
@@ -25,11 +26,6 @@ INNER = {
     "attn_k.weight": "k",
     "attn_v.weight": "v",
     "attn_output.weight": "o",
-    "attn_q.bias": "q_bias",
-    "attn_k.bias": "k_bias",
-    "attn_v.bias": "v_bias",
-    "attn_q_norm.weight": "q_norm",
-    "attn_k_norm.weight": "k_norm",
     "ffn_gate.weight": "gate",
     "ffn_up.weight": "up",
     "ffn_down.weight": "down",
@@ -88,18 +84,22 @@ def load_gguf(path: Path) -> tuple[ModelConfig, dict[str, Stored], Tokenizer, di
 def _loaded(path: Path) -> tuple[ModelConfig, dict[str, Stored], Tokenizer, dict[str, int | float]]:
     file = open_gguf(path)
     config = read_config(file)
+    family = FAMILIES[config.architecture]
+    inner = {**INNER, **family.gguf_tensors}
     found: dict[str, Stored] = {}
     for name, packed in file.tensors.items():
-        ours = canonical(name, LAYERS, INNER, OUTER)
+        ours = canonical(name, LAYERS, inner, OUTER)
         if name != FREQUENCIES:
-            found[ours] = PackedRows(packed, _order(ours, packed.shape, config))
+            found[ours] = PackedRows(
+                packed, _order(ours, packed.shape, config.head_dim) if family.interleaved else None
+            )
     stored, tokenizer = in_order(path, config, found), read_tokenizer(path, file.metadata)
     return config, stored, tokenizer, suggested.of_gguf(path, file.metadata)
 
 
-def _order(name: str, shape: tuple[int, ...], config: ModelConfig) -> np.ndarray | None:
-    """llama.cpp rotates neighbours in Llama's heads, so there the two halves of a head lie interleaved."""
-    if config.architecture != "llama" or not name.endswith((".q", ".k")) or shape[0] % config.head_dim:
+def _order(name: str, shape: tuple[int, ...], head_dim: int) -> np.ndarray | None:
+    """llama.cpp rotates neighbours in some families' heads, so there the two halves of a head lie interleaved."""
+    if not name.endswith((".q", ".k")) or shape[0] % head_dim:
         return None
-    rows = np.arange(shape[0]).reshape(-1, config.head_dim // 2, 2)
+    rows = np.arange(shape[0]).reshape(-1, head_dim // 2, 2)
     return rows.swapaxes(1, 2).reshape(-1)

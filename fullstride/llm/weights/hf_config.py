@@ -1,13 +1,23 @@
-"""config.json of Llama, Qwen2 and Qwen3 models, as transformers writes it before and since version 5."""
+"""config.json of a model, as transformers writes it before and since version 5."""
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from fullstride.errors import ConfigError, one_of
-from fullstride.llm.config import DTYPES, Architecture, ModelConfig, reach
+from fullstride.llm.config import (
+    DTYPES,
+    LinearRope,
+    Llama3Rope,
+    ModelConfig,
+    RopeScaling,
+    YarnRope,
+    reach,
+    yarn_magnitude,
+)
+from fullstride.llm.families import Family, family_of
 from fullstride.llm.text.tokenizer_folder import read_json
 from fullstride.llm.weights.canonical import check_heads
-from fullstride.llm.weights.hf_rope import read_rope
 from fullstride.llm.weights.settings import Settings, shortened
 
 # What other values would change the arithmetic: a key, and what it may be if it is there.
@@ -30,8 +40,9 @@ def read_config(folder: Path) -> ModelConfig:
     """
     file, ends = folder / "config.json", folder / "generation_config.json"
     settings = Settings(file, read_json(file))
-    _check(settings)
     raw = settings.raw
+    family = family_of(file, "model_type", raw.get("model_type"))
+    _check(settings, family)
     theta, scaling = read_rope(settings)
     heads, hidden = settings.size("num_attention_heads"), settings.size("hidden_size")
     bos = settings.ids("bos_token_id")
@@ -49,8 +60,8 @@ def read_config(folder: Path) -> ModelConfig:
         rope_scaling=scaling,
         rms_eps=settings.decimal("rms_norm_eps", 1e-6),
         tied=bool(raw.get("tie_word_embeddings", False)),
-        qk_norm=raw["model_type"] == "qwen3",
-        qkv_bias=raw["model_type"] == "qwen2",
+        qk_norm=family.qk_norm,
+        qkv_bias=family.qkv_bias,
         eos=Settings(ends, read_json(ends)).ids("eos_token_id") or settings.ids("eos_token_id"),
         bos=bos[0] if bos else None,
         dtype=str(raw.get("dtype") or raw.get("torch_dtype") or ""),
@@ -61,11 +72,75 @@ def read_config(folder: Path) -> ModelConfig:
     return config
 
 
-def _check(settings: Settings) -> None:
-    file, raw, kinds = settings.file, settings.raw, get_args(Architecture)
-    if raw.get("model_type") not in kinds:
-        raise ConfigError(f"{file}: model_type={raw.get('model_type')}: expected one of {', '.join(kinds)}")
-    for key, allowed in FIXED.items():
-        if raw.get(key, allowed[0]) not in allowed:
-            found = shortened(raw[key])
-            raise ConfigError(f"{file}: {key}={found}: models with it are not supported, only {allowed[0]}")
+def _check(settings: Settings, family: Family) -> None:
+    for key, allowed in {**FIXED, **family.fixed}.items():
+        if settings.raw.get(key, allowed[0]) not in allowed:
+            found = shortened(settings.raw[key])
+            raise ConfigError(f"{settings.file}: {key}={found}: models with it are not supported, only {allowed[0]}")
+
+
+def read_rope(settings: Settings) -> tuple[float, RopeScaling | None]:
+    """The base theta, and how frequencies are scaled.
+
+    Raises:
+        ConfigError: for a kind of scaling that is not supported, or numbers that cannot be.
+
+    """
+    new, old = settings.inner("rope_parameters"), settings.inner("rope_scaling")
+    length = settings.size("max_position_embeddings")
+    theta = new.decimal("rope_theta", old.decimal("rope_theta", settings.decimal("rope_theta", 10_000.0)))
+    scaling = _scaling(new if new.raw else old, length)
+    if new.raw and old.raw and (theta, scaling) != (old.decimal("rope_theta", theta), _scaling(old, length)):
+        raise ConfigError(
+            f"{settings.file}: rope_parameters={shortened(new.raw)} and rope_scaling={shortened(old.raw)}: expected one"
+            " of them, or two that say the same: keep the one that is meant"
+        )
+    return theta, scaling
+
+
+def _scaling(rope: Settings, length: int) -> RopeScaling | None:
+    kind = str(rope.raw.get("rope_type") or rope.raw.get("type") or "default")
+    if kind not in ROPES:
+        raise ConfigError(f"{rope.file}: rope_type={kind}: expected one of {', '.join(ROPES)}")
+    if rope.raw.get("partial_rotary_factor") not in (None, 1):
+        raise ConfigError(f"{rope.file}: partial_rotary_factor={rope.raw['partial_rotary_factor']}: expected 1")
+    return ROPES[kind](rope, length)
+
+
+def _llama3(rope: Settings, _: int) -> Llama3Rope:
+    names = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+    if missing := [name for name in names if rope.raw.get(name) is None]:
+        raise ConfigError(f"{rope.file}: the llama3 rope lacks {missing[0]}")
+    low, high = rope.decimal("low_freq_factor"), rope.decimal("high_freq_factor")
+    if low >= high:
+        raise ConfigError(f"{rope.file}: low_freq_factor={low}: expected less than high_freq_factor, which is {high}")
+    return Llama3Rope(rope.decimal("factor"), low, high, rope.size("original_max_position_embeddings"))
+
+
+def _yarn(rope: Settings, length: int) -> YarnRope:
+    factor = rope.decimal("factor")
+    return YarnRope(
+        factor,
+        rope.size("original_max_position_embeddings", length),
+        fast=rope.decimal("beta_fast", 32.0),
+        slow=rope.decimal("beta_slow", 1.0),
+        magnitude=rope.decimal("attention_factor", _magnitude(rope, factor)),
+        whole=bool(rope.raw.get("truncate", True)),
+    )
+
+
+def _magnitude(rope: Settings, factor: float) -> float:
+    """YaRN's own, or DeepSeek's quotient of two of it."""
+    keys = ("mscale", "mscale_all_dim")
+    if all(rope.raw.get(key) for key in keys):
+        above, below = (yarn_magnitude(factor, rope.decimal(key)) for key in keys)
+        return above / below
+    return yarn_magnitude(factor)
+
+
+ROPES: dict[str, Callable[[Settings, int], RopeScaling | None]] = {
+    "default": lambda rope, length: None,
+    "linear": lambda rope, length: LinearRope(rope.decimal("factor")),
+    "llama3": _llama3,
+    "yarn": _yarn,
+}

@@ -6,6 +6,7 @@ from pathlib import Path, PurePosixPath
 
 from fullstride.errors import ConfigError
 from fullstride.llm.config import ModelConfig
+from fullstride.llm.families import FAMILIES
 from fullstride.llm.text.tokenizer import Tokenizer
 from fullstride.llm.text.tokenizer_folder import read_json
 from fullstride.llm.weights import suggested
@@ -26,11 +27,6 @@ INNER = {
     "self_attn.k_proj.weight": "k",
     "self_attn.v_proj.weight": "v",
     "self_attn.o_proj.weight": "o",
-    "self_attn.q_proj.bias": "q_bias",
-    "self_attn.k_proj.bias": "k_bias",
-    "self_attn.v_proj.bias": "v_bias",
-    "self_attn.q_norm.weight": "q_norm",
-    "self_attn.k_norm.weight": "k_norm",
     "mlp.gate_proj.weight": "gate",
     "mlp.up_proj.weight": "up",
     "mlp.down_proj.weight": "down",
@@ -49,11 +45,12 @@ def load_folder(folder: Path) -> tuple[ModelConfig, dict[str, Stored], Tokenizer
 
     """
     config = read_config(folder)
+    inner = {**INNER, **FAMILIES[config.architecture].tensors}
     found: dict[str, Stored] = {}
     for file in _files(folder):
         for name, tensor in open_safetensors(file).items():
             if not (name.endswith(DERIVED) or (config.tied and name == "lm_head.weight")):
-                found[canonical(name, LAYERS, INNER, OUTER)] = tensor
+                found[canonical(name, LAYERS, inner, OUTER)] = tensor
     stored = in_order(folder, config, found)
     config = replace(config, dtype=config.dtype or DTYPES[stored["embed"].kind])
     return config, stored, Tokenizer.from_folder(folder), suggested.of_folder(folder)

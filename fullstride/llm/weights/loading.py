@@ -11,9 +11,10 @@ from fullstride.llm.config import DTYPES, ModelConfig
 from fullstride.llm.text.tokenizer import Tokenizer
 from fullstride.llm.weights.gguf_model import load_gguf
 from fullstride.llm.weights.hf_folder import load_folder
-from fullstride.llm.weights.names import MODELS
 from fullstride.llm.weights.parameters import Parameters
 
+# Models that are known by a name: the asset that each is.
+MODELS = {"smollm2": "smollm2/gguf"}
 # Characters; several names of tensors fit.
 MOST_OF_AN_ERROR = 1200
 # What Hugging Face's hub calls its models: NAME or OWNER/NAME.
