@@ -30,7 +30,7 @@ QUICK := $(wildcard tests/test_[elr]*.py) $(addprefix tests/, \
   meanflow/config meanflow/checkpoints meanflow/models/test_dit.py meanflow/objective/test_times.py \
   meanflow/objective/test_weighting.py meanflow/objective/test_loss.py bert/model bert/data \
   llm/text llm/weights llm/engine/test_blocks.py llm/engine/test_pool.py llm/server/test_schemas.py llm/server/tools \
-  benchmarks/harness benchmarks/report/test_history.py benchmarks/report/test_reading.py)
+  benchmarks/harness benchmarks/report/test_staleness.py benchmarks/report/test_frame.py)
 SLOW := $(addprefix tests/, \
   device/test_memory.py process/test_watchdog.py test_extras.py llm/text/test_chat_template.py llm/weights/test_smollm2.py \
   benchmarks/harness/test_stop_requests.py)
@@ -42,8 +42,9 @@ lint: $(DEV)
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 
-# The pages as a site, strictly: a link that leads nowhere fails.
+# The pages as a site, strictly: a link that leads nowhere fails, and so does a table that is not that of the results.
 docs: $(DEV)
+	$(BIN)/python -m benchmarks report tables --check
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
 install: $(DEV)

@@ -89,6 +89,7 @@ AREAS = (
     Area("benchmarks.cases.bert", "jax"),
     Area("benchmarks.experiments.bert", "jax"),
     Area("benchmarks.cases.llm", "serve"),
+    Area("benchmarks.report", "report", ("jinja2", "matplotlib", "pandas")),
     Area("benchmarks", "torch"),
     Area("fullstride", "torch", ("torch",)),
 )

@@ -27,7 +27,7 @@ COMMANDS = {
     "llm inspect x": "llm",
     "llm serve --model x": "llm.server",
     "benchmarks llm": "benchmarks.cases.llm",
-    "benchmarks report": "benchmarks",
+    "benchmarks report runs x": "benchmarks.report",
     "launch modal -- llm serve": "launch",
     "launch slurm -- llm serve": "launch",
     "launch skypilot -- llm serve": "launch",

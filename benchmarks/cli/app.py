@@ -18,7 +18,7 @@ app = App(
 )
 for group in (cases.app, experiments.app):
     app.registered_commands.extend(group.registered_commands)
-app.command("report")(report)
+app.add_typer(report, name="report")
 
 
 @app.command("outputs", hidden=True, context_settings=ANYTHING)

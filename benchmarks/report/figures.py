@@ -1,165 +1,104 @@
-"""Figures of the page: dots by label, lines over numbers, curves, grids of images."""
+"""Figures of cases, as declarations: which rows of the data frame, what labels and colours tell, and which number."""
 
-import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
-import matplotlib
-import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator
+import pandas as pd
 
-from benchmarks.report.drawing import (
-    COLOURS,
-    MARKED,
-    STYLE,
-    WIDTH,
-    Series,
-    blank,
-    legend,
-    log_ticks,
-    look,
-    plain_ticks,
-)
-
-# Characters that a row of dots has room for.
-LABEL = 63
+from benchmarks.report import plots
+from benchmarks.report.plots import Drawn, Series
+from benchmarks.report.tables import Compute, fill
 
 
-def dots(
-    series: Sequence[Series],
-    xlabel: str,
-    log: bool = False,
-    marks: Mapping[str, float] | None = None,
-    joined: bool = False,
-    notes: Mapping[str, str] | None = None,
-    from_zero: bool = True,
-) -> Figure:
-    """Rows of dots, each row's label above it; `marks` are vertical lines, `joined` draws a line along each row.
+@dataclass(frozen=True)
+class Figure:
+    """Dots or lines over a case's rows."""
 
-    Rows are in the order in which labels first appear; `notes` are written at the right end of their rows. What is told
-    apart by small differences needs no zero.
-    """
-    labels = list(dict.fromkeys(label for one in series for label in one.values))
-    with matplotlib.rc_context(STYLE):
-        figure, axes = blank(0.95 + 0.1 * len(series) + 0.36 * len(labels))
-        for row, label in enumerate(labels):
-            _row(axes, row, label, (notes or {}).get(label, ""))
-            values = [one.values[label] for one in series if label in one.values]
-            if joined:
-                axes.plot([min(values), max(values)], [row, row], color=COLOURS["muted"], linewidth=1.6, zorder=1)
-        for place, one in enumerate(series):
-            rows = [labels.index(label) for label in one.values]
-            axes.scatter(
-                list(one.values.values()),
-                rows,
-                label=one.name,
-                **look(place, one.bound),
-                s=55 if one.bound else 30,
-                zorder=3,
-            )
-        for name, value in (marks or {}).items():
-            axes.axvline(value, color=COLOURS["ink"], linewidth=1, linestyle=(0, (4, 3)), label=name, zorder=2)
-        _finish(axes, len(labels), xlabel, log, from_zero)
-        legend(figure, [*(one.name for one in series), *(marks or {})])
-    return figure
+    caption: str  # a template over the first row
+    axes: tuple[str, ...]  # the axis's name of dots, both of lines
+    at: str  # of dots a template of labels, of lines the column of positions
+    values: Mapping[str, str]  # columns of numbers, by templates of what their series are called
+    where: str = "metric == 'ms'"  # which rows, as pandas' `query` has it
+    names: str = ""  # a pattern of rows' names whose groups become columns
+    compute: Compute = field(default_factory=dict)
+    bound: str = ""  # the column of what the numbers cannot pass
+    each: bool = False  # whether each file has a figure of its own
+    options: Mapping[str, Any] = field(default_factory=dict)  # of the plot
 
+    def drawn(self, name: str, frame: pd.DataFrame) -> list[Drawn]:
+        """The figures of a case's rows; none where there is nothing to draw."""
+        if self.names:
+            frame = frame.assign(**frame.row.str.extract(f"^{self.names}$"))
+        found = frame.query(self.where)
+        found = found.assign(machine=found.machine.str.removeprefix("NVIDIA ")).assign(**self.compute)
+        groups = [rows for _, rows in found.groupby("file", sort=False)] if self.each else [found]
+        made = (self._figure(f"{name}-{place}", rows.to_dict("records")) for place, rows in enumerate(groups))
+        return [one for one in made if one]
 
-def cut(label: str, room: int) -> str:
-    """A label of at most so many characters; what is left out stands before the machine in its last brackets."""
-    start = label.rfind(" (")
-    end = label[start:] if start > 0 and len(label) - start <= room // 2 else ""
-    return textwrap.shorten(label[: len(label) - len(end)], room - len(end), placeholder=" ...") + end
+    def _figure(self, name: str, rows: list[dict[Any, Any]]) -> Drawn | None:
+        dotted = len(self.axes) == 1
+        series: dict[str, dict[Any, float]] = {}
+        bounds: dict[str, dict[Any, float]] = {}
+        for row in rows:
+            at = fill(self.at, row) if dotted else row[self.at]
+            for template, column in self.values.items():
+                if row[column] == row[column]:
+                    series.setdefault(told := fill(template, row), {})[at] = row[column]
+                    if self.bound:
+                        bounds.setdefault("bound" if dotted else told, {})[at] = row[self.bound]
+        if not series or (not dotted and max(map(len, series.values())) < 2):
+            return None
+        shown = [Series(told, values, not dotted and bounds.get(told, False)) for told, values in series.items()]
+        shown += [Series("bound", bounds["bound"], bound=True)] if dotted and bounds else []
+        plot = plots.dots if dotted else plots.lines
+        return Drawn(name, fill(self.caption, rows[0]), plot(shown, *self.axes, **self.options))
 
 
-def _row(axes: Axes, row: int, label: str, note: str) -> None:
-    """Its line, its label, cut where it would be in the note's way, and the note."""
-    axes.axhline(row, color=COLOURS["grid"], linewidth=0.8, zorder=0)
-    beside = axes.get_yaxis_transform()
-    axes.text(
-        0,
-        row - 0.42,
-        cut(label, LABEL - len(note)),
-        transform=beside,
-        va="center",
-        fontsize=9,
-        color=COLOURS["ink"],
-    )
-    axes.text(1, row - 0.42, note, transform=beside, va="center", ha="right", fontsize=9, color=COLOURS["muted"])
-
-
-def _finish(axes: Axes, rows: int, xlabel: str, log: bool, from_zero: bool) -> None:
-    axes.set_ylim(rows - 0.4, -0.85)
-    axes.set_yticks([])
-    axes.spines["left"].set_visible(False)
-    axes.set_xlabel(xlabel)
-    if log:
-        axes.set_xscale("log")
-        axes.xaxis.set_major_locator(log_ticks(*axes.get_xlim()))
-    elif from_zero:
-        axes.set_xlim(left=0)
-    plain_ticks(axes.xaxis)
-    axes.grid(axis="x", linewidth=0.6)
-
-
-def lines(series: Sequence[Series], xlabel: str, ylabel: str, bound: Series | None = None, log: bool = False) -> Figure:
-    """A line with markers for each series over numbers; `bound` is dashed; `log` takes base 2 across, 10 upwards."""
-    with matplotlib.rc_context(STYLE):
-        figure, axes = blank(4.2)
-        for place, one in enumerate(series):
-            axes.plot(
-                list(one.values),
-                list(one.values.values()),
-                label=one.name,
-                markersize=5.5,
-                clip_on=False,
-                **look(place),
-            )
-        if bound:
-            xs, ys = list(bound.values), list(bound.values.values())
-            axes.plot(xs, ys, color=COLOURS["ink"], linewidth=1, linestyle=(0, (4, 3)), label=bound.name)
-        axes.set(xlabel=xlabel, ylabel=ylabel)
-        if log:
-            axes.set_yscale("log")
-            axes.set_xscale("symlog", base=2, linthresh=1)
-            axes.set_xlim(left=-0.2)
-        axes.set_xticks(sorted({x for one in series for x in one.values}))
-        plain_ticks(axes.xaxis)
-        plain_ticks(axes.yaxis)
-        axes.grid(linewidth=0.6)
-        legend(figure, [one.name for one in (*series, *([bound] if bound else []))])
-    return figure
-
-
-def curves(series: Sequence[Series], xlabel: str, ylabel: str, log_x: bool = False, log_y: bool = False) -> Figure:
-    """Lines over numbers of any distance, with markers where there are few of them."""
-    with matplotlib.rc_context(STYLE):
-        figure, axes = blank(3.6)
-        for place, one in enumerate(series):
-            chosen = look(place)
-            if len(one.values) > MARKED:
-                chosen = {"color": chosen["color"], "linewidth": 1.2}
-            axes.plot(list(one.values), list(one.values.values()), label=one.name, markersize=5, **chosen)
-        axes.set(xlabel=xlabel, ylabel=ylabel)
-        for axis, log in ((axes.xaxis, log_x), (axes.yaxis, log_y)):
-            if log:
-                (axes.set_xscale if axis is axes.xaxis else axes.set_yscale)("log")
-                axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-            plain_ticks(axis)
-        axes.grid(linewidth=0.6)
-        legend(figure, [one.name for one in series])
-    return figure
-
-
-def grid(pixels: np.ndarray, rows: Sequence[str] = ()) -> Figure:
-    """A picture, grey (h, w) or in colours (h, w, 3), each pixel as it is; its rows of images with their names."""
-    height, width = pixels.shape[:2]
-    with matplotlib.rc_context(STYLE):
-        figure, axes = blank(WIDTH * height / width + 0.1)
-        axes.imshow(pixels, cmap="gray", vmin=0, vmax=255, interpolation="nearest")
-        axes.spines[:].set_visible(False)
-        axes.set_xticks([])
-        places = [(place + 0.5) * height / len(rows) - 0.5 for place in range(len(rows))]
-        axes.set_yticks(places, list(rows))
-        axes.tick_params(length=0)
-    return figure
+LOG, LOGS = {"log": True}, {"log_x": True, "log_y": True}
+FIGURES: Mapping[str, tuple[Figure, ...]] = {
+    "meanflow-step": (
+        Figure("Steps beside their bounds, compiled and recorded.", ("ms a step (log)",),
+               "{at_model} {at_precision}, batch {batch:.0f} ({machine})", {"{name}": "median"}, bound="bound",
+               options=LOG, where="name in ('FM MSE', 'MeanFlow 100%') and backend == 'compile+graph' and batch < 512"),
+        Figure("MeanFlow over flow matching, each by the fastest backend of its run: the U-Net, batch 64.",
+               ("percent of the samples in the JVP", "MeanFlow / flow matching"), "percent",
+               {"{at_precision}, {backend}, {machine}": "over_flow_matching"}, names="MeanFlow (?P<of>\\d+)%, .*",
+               where="of.notna() and at_model == 'unet' and flow_matching_by == backend and batch == 64",
+               compute={"percent": lambda t: t.of.astype(int)}),
+    ),
+    "jvp-attention": (
+        Figure("Forward pass of attention, {at_precision}, {machine}; output and tangent together take three times the "
+               "products of the primal alone.", ("TFLOP/s",), "{shape}", {"{kind}, {who}": "rate"}, each=True,
+               where="kind in ('forward', 'primal') and gflop > 1",
+               compute={"rate": lambda t: t.gflop / t["median"]}),
+    ),
+    "jvp-norms": (
+        Figure("Share of the copy rate, {at_precision}, {machine}.", ("percent of the copy rate",), "{shape}",
+               {"{kind}": "share"}, each=True, where="who == 'ours' and bytes >= 16777216",
+               compute={"share": lambda t: 100 / t.over}, options={"marks": {"a copy of as many bytes": 100.0}}),
+    ),
+    "train-step": (
+        Figure("Processor time of the host for calling one step on a tree of BERT's shape, which itself does next to "
+               "nothing.", ("ms a call (log)",), "{row}", {"{machine}": "median"}, options=LOG,
+               where="at_section == 'host' and over_flat_ratio.notna()"),
+    ),
+    "llm": (
+        Figure("Tokens a second of whole workloads, beside what reading weights and caches at the copy rate allows.",
+               ("tokens a second (log)",), "{at_model}, {at_section}, {kernels}: {machine}",
+               {"{row}": "tokens_per_second"}, where="at_section in ('small', 'large')", bound="limit", options=LOG,
+               compute={"limit": lambda t: t.tokens_per_second * t.over,
+                        "kernels": lambda t: t.at_kernels.fillna("plain")}),
+        Figure("Decode steps, dashed what reading the weights and each context once would allow: {at_model}, kernels "
+               "{at_kernels}, {machine}.", ("sequences in a step", "tokens a second (log)"), "batch",
+               {"context {context:,.0f}": "tokens_per_second"}, bound="limit", each=True, options=LOGS,
+               where="at_section == 'sweep' and metric == 'ms'",
+               compute={"limit": lambda t: t.tokens_per_second * t.over}),
+    ),
+    "paged-attention": (
+        Figure("Share of the copy rate: {at_model}, {at_section}, {machine}.", ("rows", "percent of the copy rate"),
+               "rows", {"{way}": "share"}, names="batch (?P<rows>\\d+): (?P<way>.*)", each=True,
+               compute={"rows": lambda t: t.rows.astype(int), "share": lambda t: 100 * t.share_of_copy_rate},
+               options={"log_x": True, "marks": {"a copy of as many bytes": 100.0}}),
+    ),
+}  # fmt: skip

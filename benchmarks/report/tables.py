@@ -1,56 +1,24 @@
-"""Tables as data: text, numbers as they are written, and where each row comes from."""
+"""Tables as declarations: a query of the data frame, a pivot, and a template a cell; written as Markdown."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+import string
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
+import pandas as pd
+
 from benchmarks.harness.experiment_table import places_of
-from benchmarks.report.history import Freshness
-from benchmarks.report.reading import UNKNOWN, Measurement, Result, Source
+from benchmarks.report.frame import Results
+from fullstride.errors import ConfigError
 from fullstride.measure.roofline import marked
 
-Cell = str | Freshness
-# Of every row whose table holds several files.
-ORIGIN = ("measured on", "versions", "commit", "date", "status")
-# Conditions that are no choices: what was found, and what is told apart.
-ELSEWHERE = ("left_out", "targets", "fits", "ready_seconds", "parameters")
-Judge = Callable[[Source], Freshness]
-
-
-@dataclass(frozen=True)
-class Table:
-    """Rows of one width.
-
-    Attributes:
-        caption: what they are, with conditions.
-        header: the columns' names.
-        rows: their cells.
-        text: how many columns from the left are text; the others are numbers, and `ORIGIN` text again.
-        note: where all rows come from, if from one file.
-
-    """
-
-    caption: str
-    header: tuple[str, ...]
-    rows: list[list[Cell]]
-    text: int = 1
-    note: str = ""
-
-
-def without_empty(table: Table) -> Table:
-    """The table without columns in which nothing is written."""
-    kept = [i for i in range(len(table.header)) if i == 0 or any(row[i] != "" for row in table.rows) or not table.rows]
-    return replace(
-        table,
-        header=tuple(table.header[i] for i in kept),
-        rows=[[row[i] for i in kept] for row in table.rows],
-        text=sum(i < table.text for i in kept),
-    )
+Row = tuple[tuple[str, ...], tuple[str, ...]]  # cells, and the names of their files
+Compute = Mapping[str, Callable[[pd.DataFrame], Any]]  # columns that follow from others
 
 
 def number(value: float | None, digits: int = 4) -> str:
     """A number in so many significant digits, thousands apart; with an exponent below 1e-6; nothing for None."""
-    if value is None:
+    if value is None or value != value:
         return ""
     if value != 0 and abs(value) < 1e-6:  # what rounding leaves of zero
         return f"{value:.1e}"
@@ -60,146 +28,112 @@ def number(value: float | None, digits: int = 4) -> str:
     return f"{value:.{places_of(rounded, digits)}f}"
 
 
-def gib(size: int | None, places: int = 2) -> str:
-    """Bytes as GiB; nothing where they are not known."""
-    return "" if size is None else f"{size / 2**30:.{places}f}"
+class _Template(string.Formatter):
+    """Format strings with specifications of their own: `n3` is three significant digits, `over` a bound's multiple."""
+
+    def format_field(self, value: Any, format_spec: str) -> str:
+        if format_spec == "over":
+            return marked(number(value, 3), value)
+        if format_spec[:1] == "n":
+            return number(value, int(format_spec[1:]))
+        return super().format_field(value, format_spec)
 
 
-def megabytes(size: int | None) -> str:
-    """Bytes in 10^6; nothing where they are not known."""
-    return number(None if size is None else size / 1e6, 3)
+def fill(template: str, values: Mapping[str, Any]) -> str:
+    """Write a template with a row's values; where one is missing why it is, or nothing; ConfigError of no column."""
+    names = [name for _, name, _, _ in string.Formatter().parse(template) if name]
+    if lacking := [name for name in names if name not in values]:
+        raise ConfigError(f"no {', '.join(lacking)} in the result; measure it again, or take it out of the table")
+    if all(values[name] is not None and values[name] == values[name] for name in names):
+        return _Template().vformat(template, (), values)
+    why = values.get(f"{names[0].rpartition('_')[0]}_why", values.get("why"))
+    return why.partition(":")[0] if isinstance(why, str) and why != "left out" else ""
 
 
-def beside(value: float, limit: float, places: int = 0) -> str:
-    """A number with as many decimals as it takes, `places` at least, to stand on its own side of a limit."""
-    shown = f"{value:.{places}f}"
-    if (value < limit) == (float(shown) < limit) or places > 9:
-        return shown
-    return beside(value, limit, places + 1)
+@dataclass(frozen=True)
+class Rows:
+    """Rows of a table: measurements as they are, or spread so that several stand in one row."""
+
+    files: str | Mapping[str, str]  # a pattern of names, see `Results.newest`; several by what column `of` calls them
+    cells: tuple[str, ...]  # templates over the columns, as `{median:.2f}`
+    names: str = ""  # a pattern of rows' names whose groups become columns; what it does not match is left out
+    column: str = "row"  # what it is matched with
+    where: str = ""  # which rows, as pandas' `query` has it
+    first: str = ""  # where several fall together, that of the least of this column, or with `-` of the greatest
+    index: tuple[str, ...] = ()  # what tells rows of the table apart once others are spread; none if all is one row
+    by: tuple[str, ...] = ("row",)  # columns whose values, joined by a blank, are spread
+    across: Mapping[str, str] = field(default_factory=dict)  # these by the prefix of their columns, as `{flow_median}`
+    optional: tuple[str, ...] = ()  # prefixes of values that need not be there
+    compute: Compute = field(default_factory=dict)
+    having: str = ""  # which rows stay in the end
+
+    def frame(self, results: Results, machine: str = "") -> pd.DataFrame:
+        """The table's rows, before they are written."""
+        files = {"": self.files} if isinstance(self.files, str) else self.files
+        frames = [results.of(results.newest(file, machine)).assign(of=of) for of, file in files.items()]
+        found = pd.concat(frames, ignore_index=True)
+        if self.names:
+            named = found[self.column].str.extract(f"^{self.names}$")
+            found = found.assign(**named)[named.notna().any(axis=1)]
+        found = found.query(self.where) if self.where else found
+        if self.first:
+            found = found.sort_values(self.first.removeprefix("-"), ascending=self.first[0] != "-", kind="stable")
+        found = (self._spread(found) if self.across else found).assign(**self.compute)
+        return found.query(self.having) if self.having else found
+
+    def _spread(self, found: pd.DataFrame) -> pd.DataFrame:
+        index = list(self.index) or ["all"]
+        key = found[list(self.by)].map(str).agg(" ".join, axis=1)
+        names, found = (
+            ", ".join(found["file"].unique()),
+            found.assign(all="", key=key)[key.isin(self.across.values())].drop_duplicates([*index, "key"]),
+        )
+        needed = {value for prefix, value in self.across.items() if prefix not in self.optional}
+        if lacking := needed - {*found["key"]}:
+            raise ConfigError(f"{names}: no row {', '.join(lacking)}; measure it again")
+        order = found.sort_index()[index].drop_duplicates()
+        columns = found.columns.difference([*index, "key"])
+        every = [(column, value) for column in columns for value in self.across.values()]
+        spread = found.set_index([*index, "key"]).unstack("key").reindex(columns=pd.MultiIndex.from_tuples(every))
+        prefixes = {value: prefix for prefix, value in self.across.items()}
+        spread.columns = [f"{prefixes[value]}_{column}" for column, value in every]
+        return order.merge(spread.reset_index(), on=index)
+
+    def written(self, results: Results, machine: str = "") -> Iterator[Row]:
+        """Cells, and files that they are of: of a row that is spread all of the block's, unless it is of one file."""
+        found = self.frame(results, machine)
+        columns = [f"{prefix}_file" for prefix in self.across] or ["file"]
+        every = found[columns].to_numpy().ravel()
+        for record in found.to_dict("records"):
+            own = [record[column] for column in columns] if "of" in self.index or not self.across else every
+            files = tuple(dict.fromkeys(file for file in own if isinstance(file, str)))
+            yield tuple(fill(cell, record) for cell in self.cells), files
 
 
-def origin(source: Source, judge: Judge, packages: tuple[str, ...]) -> list[Cell]:
-    """The cells under `ORIGIN`."""
-    return [source.machine, source.versions(packages), source.commit_text, source.date, judge(source)]
+@dataclass(frozen=True)
+class Table:
+    """A table of the documentation; one more column, the numbers of its sources, if rows are of different files."""
 
+    header: tuple[str, ...]
+    # Blocks of rows, or a function of the results and a machine's name that makes them and a note below.
+    rows: Sequence[Rows] | Callable[[Results, str], tuple[list[Row], str]]
+    packages: tuple[str, ...] = ("torch", "jax")  # whose versions the sources are told with
 
-def origin_line(source: Source, judge: Judge, packages: tuple[str, ...]) -> str:
-    """The same in one line, for a table of one file; what is not recorded is named."""
-    cells = [str(cell) for cell in origin(source, judge, packages)]
-    missing = [name for name, cell in zip(ORIGIN, cells, strict=True) if cell == UNKNOWN]
-    known = [cell for cell in cells if cell != UNKNOWN]
-    return " · ".join([*known, f"not recorded: {', '.join(missing)}"] if missing else known)
-
-
-def plain(value: object) -> str:
-    """A condition as text: lists of more than six by their length, pairs with their names."""
-    if isinstance(value, dict):
-        return ", ".join(f"{key} {plain(v)}" for key, v in value.items())
-    if isinstance(value, list):
-        return f"{len(value)} of them" if len(value) > 6 else ", ".join(plain(v) for v in value)
-    if isinstance(value, float):
-        shown = number(value)
-        return shown.rstrip("0").rstrip(".") if "." in shown and "e" not in shown else shown
-    return str(value)
-
-
-def conditions(result: Result) -> str:
-    """Every condition, in one line."""
-    chosen = {key: value for key, value in result.conditions.items() if key not in ELSEWHERE}
-    return "; ".join(f"{key} {plain(value)}" for key, value in chosen.items() if value not in ("", None, [], {}))
-
-
-def left_out(result: Result) -> str:
-    """What was not measured, and why."""
-    told = result.conditions.get("left_out", [])
-    found = [one if isinstance(one, str) else ", ".join(map(str, one.values())) for one in _listed(told)]
-    return f" Left out: {'; '.join(found)}." if found else ""
-
-
-def _listed(told: str | list[Any]) -> list[Any]:
-    """Cases name one thing, or several, each with its reason or without."""
-    return [told] if isinstance(told, str) else told
-
-
-def over_bound(m: Measurement) -> str:
-    """A time over its roofline bound, marked if it is below it."""
-    return marked(number(m.over_floor, 3), m.over_floor)
-
-
-def all_rows(result: Result, bounded: bool = True) -> Table:
-    """Every row with its time and spread; with its roofline bound if that is of the same work."""
-    rows: list[list[Cell]] = [_row(m, bounded) for m in result.rows]
-    header = ("row", "median ms", "p10", "p90", "bound ms", "bound by", "x bound")
-    by = f" By: {result.command}" if result.command else ""
-    return Table(f"{conditions(result)}.{left_out(result)}{by}", header, rows)
-
-
-def _row(m: Measurement, bounded: bool) -> list[Cell]:
-    times = [number(value) for value in (m.median, m.p10, m.p90)]
-    return [m.name, *times, *([number(m.floor), m.bound, over_bound(m)] if bounded else [""] * 3)]
-
-
-def pivot(
-    result: Result, columns: Sequence[tuple[str, str, str, Callable[[Measurement], str]]]
-) -> tuple[tuple[str, ...], list[list[Cell]]]:
-    """Header and rows, one a shape; each column is a name, a kind of pass, who runs it, and what to write of it.
-
-    What did not run at any shape has no column.
-    """
-    found = {(m.extra.get("shape"), m.extra.get("kind"), m.extra.get("who")): m for m in result.rows}
-    ran = {each[1:] for each in found}
-    columns = [column for column in columns if column[1:3] in ran]
-    shapes = dict.fromkeys(shape for shape, _, _ in found if shape is not None)
-    rows: list[list[Cell]] = []
-    for shape in shapes:
-        taken = [(found.get((shape, kind, who)), write) for _, kind, who, write in columns]
-        rows.append([str(shape), *(write(m) if m else "" for m, write in taken)])
-    return ("shape", *(name for name, *_ in columns)), rows
-
-
-def every_row(result: Result) -> Sequence[Measurement]:
-    """All of them."""
-    return result.rows
-
-
-def one_each(
-    results: Sequence[Result],
-    judge: Judge,
-    packages: tuple[str, ...],
-    header: tuple[str, ...],
-    caption: Callable[[Result], str],
-    cells: Callable[[Measurement], list[Cell]],
-    rows: Callable[[Result], Sequence[Measurement]] = every_row,
-    text: int = 1,
-) -> list[Table]:
-    """A table for each result, whose origin is said once.
-
-    Args:
-        results: of a case.
-        judge: of their freshness.
-        packages: whose versions matter.
-        header: the columns' names.
-        caption: of a result's table.
-        cells: of a row.
-        rows: of a result that are shown.
-        text: columns from the left that are text.
-
-    """
-    return [
-        Table(caption(r), header, [cells(row) for row in rows(r)], text, origin_line(r, judge, packages))
-        for r in results
-    ]
-
-
-def all_in_one(
-    results: Sequence[Result],
-    judge: Judge,
-    packages: tuple[str, ...],
-    header: tuple[str, ...],
-    caption: str,
-    cells: Callable[[Result, Measurement], list[Cell]],
-    rows: Callable[[Result], Sequence[Measurement]] = every_row,
-) -> list[Table]:
-    """One table of all results, whose rows each say where they come from; two columns of text. None without rows."""
-    found = [[*cells(r, row), *origin(r, judge, packages)] for r in results for row in rows(r)]
-    return [Table(caption, (*header, *ORIGIN), found, text=2)] if found else []
+    def markdown(self, results: Results, machine: str = "") -> str:
+        """The table with a list of its sources; ConfigError if a result or a row that it needs is not there."""
+        if callable(self.rows):
+            rows, note = self.rows(results, machine)
+        else:
+            rows, note = [row for block in self.rows for row in block.written(results, machine)], ""
+        files = list(dict.fromkeys(file for _, every in rows for file in every))
+        several = len({every for _, every in rows}) > 1
+        lines = [[*self.header, *["source"] * several]]
+        lines.append(["---", *["---:"] * (len(self.header) - 1)] + ["---"] * several)
+        for cells, every in rows:
+            lines.append([*cells, *[", ".join(f"[{files.index(file) + 1}]" for file in every)] * several])
+        text = [f"| {' | '.join(cells)} |" for cells in lines] + (["", note] if note else [])
+        if files:
+            text += ["", "Sources (commit+: with changes beside it):", ""]
+        for place, file in enumerate(files, 1):
+            text.append(f"{place}. `benchmarks/results/{file}`: {results.sources[file].origin(self.packages)}")
+        return "\n".join(text)

@@ -19,7 +19,8 @@ def test_files_and_links_of_a_page_exist(page):
     named = re.findall(r"`((?:fullstride|tests|docs|benchmarks)/[\w./-]+)`", text)
     assert [name for name in named if not (ROOT / name).exists()] == []
     links = re.findall(r"\]\((?!https?:|#)([^)#]+)", text)
-    assert [link for link in links if not (page.parent / link).exists()] == []
+    # Pages of results are made when the site is, which is built strictly.
+    assert [link for link in links if not ((page.parent / link).exists() or "results/" in link)] == []
 
 
 def test_names_in_the_page_of_additions_are_in_their_files():

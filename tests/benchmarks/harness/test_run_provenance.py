@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.harness import run_provenance as origins
 from benchmarks.harness.run_provenance import expect_here, of_run, of_runs
-from benchmarks.report.reading import Source
+from benchmarks.report.frame import Source
 from fullstride.errors import ConfigError
 from fullstride.measure.code_digest import loaded
 from fullstride.measure.environment import environment
@@ -76,9 +76,9 @@ def test_commits_and_versions_that_differ_stand_beside_each_other(kept):
     found = of_runs([later, with_(kept, dirty=True)], "cuda")
     assert found["versions"] == {"torch": "2.11.0, 2.12.0", "numpy": "2.1", "triton": "3.6.0"}
     assert found["commits"] == ["aaaaaaa+", "bbbbbbb"]
-    assert Source("r.json", {"environment": found}).commit_text == "aaaaaaa+, bbbbbbb"
+    assert Source("r.json", {"environment": found}).origin().endswith("commit aaaaaaa+, bbbbbbb, 2026-01-03")
     unknown = of_runs([kept, with_(later, commit=None, dirty=None)], "cuda")
-    assert Source("r.json", {"environment": unknown}).commit_text == "aaaaaaa, unknown"
+    assert Source("r.json", {"environment": unknown}).origin().endswith("commit aaaaaaa, unknown, 2026-01-03")
 
 
 def test_runs_that_kept_none_are_of_this_machine():

@@ -8,8 +8,7 @@ from typing import Any
 
 from benchmarks.harness.results import CaseResult, Row, write_result
 from benchmarks.harness.seeds import ExperimentResult, Outcome, PartResult, write_experiment
-from benchmarks.report.reading import Folder, read_folder
-from benchmarks.report.tables import number
+from benchmarks.report.frame import Results, read_results
 from fullstride.measure.roofline import Ceilings, Floor
 from fullstride.measure.timing import Timing
 
@@ -37,11 +36,6 @@ def row(name: str, /, **extra: Any) -> Row:
     """A row whose three samples surround its median."""
     time = ms()
     return Row(name, Timing(4 * time, (0.5 * time, time, 2 * time), None), Floor(ms(), ms()), extra)
-
-
-def marked(ratio: float) -> str:
-    """A time over its roofline bound, as tables show it: one below 1 has a mark."""
-    return f"{number(ratio, 3)}{' (!)' if ratio < 1 else ''}"
 
 
 def _steps() -> list[Row]:
@@ -139,7 +133,7 @@ def write_rows(
     gpu: str = "a GPU",
     date: str = "2026-11-01T00:00:00+00:00",
     **conditions: Any,
-) -> Folder:
+) -> Results:
     """Write a result of these rows, of a GPU unless the device is cpu, and read the whole folder.
 
     Args:
@@ -155,7 +149,7 @@ def write_rows(
     machine = {"cpu": "a CPU", "cores": 2, "date": date, "gpu": None if device == "cpu" else {"name": gpu}}
     ceilings = Ceilings(1e12, 1e12, "a product", 1, [1.0], [1.0])
     write_result(CaseResult(case, device, conditions, {}, ceilings, rows, machine), folder)
-    return read_folder(folder)
+    return read_results(folder)
 
 
 def write_parts(
@@ -166,7 +160,7 @@ def write_parts(
     missing: list[str] | None = None,
     environment: dict[str, Any] | None = None,
     **conditions: Any,
-) -> Folder:
+) -> Results:
     """Write an experiment with the rows of each part, and read the whole folder.
 
     Args:
@@ -185,4 +179,4 @@ def write_parts(
     device = "cuda" if scale == "gpu" else "cpu"
     result = ExperimentResult(experiment, "A title", "About it.", scale, device, conditions, shown, machine)
     write_experiment(replace(result, missing=missing or []), folder)
-    return read_folder(folder)
+    return read_results(folder)

@@ -75,19 +75,6 @@ def addresses(text: str) -> set[str]:
     return {found for found in re.findall(r"(?:https?:)?//[\w.]+[^\"' <)]*", text) if "www.w3.org" not in found}
 
 
-def cells_of(table: object, first: str) -> list[str]:
-    """The cells behind the first one, of the only row of a Markdown table that begins with it.
-
-    Args:
-        table: as Markdown, or what `str` makes Markdown of.
-        first: the row's first cell, or several with ` | ` between them.
-
-    """
-    start = f"| {first} |"
-    (line,) = [line for line in str(table).splitlines() if line.startswith(start)]
-    return _split(line.removeprefix(start))
-
-
 def cells_by_row(table: object) -> dict[str, list[str]]:
     """The cells behind the first one, of every row of a Markdown table by its first cell, the header among them."""
     lines = [_split(line.removeprefix("|")) for line in str(table).splitlines() if line.startswith("|")]

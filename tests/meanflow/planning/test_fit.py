@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.report.doc_tables.tables import tables
-from benchmarks.report.markdown import fill_pages
+from benchmarks.report.places import fill_pages, makers
 from fullstride.meanflow.planning.cost import memory_bytes, step_ms
 from fullstride.meanflow.planning.fit import KEPT_FILE, fitted, write_fitted
 from fullstride.meanflow.planning.measured import CHANGES, measured, work_for
@@ -44,7 +43,7 @@ def test_the_kept_factors_are_those_of_the_results(tmp_path):
 
 def test_the_planning_page_has_the_predictions():
     page = RESULTS.parents[1] / "docs" / "planning.md"
-    assert fill_pages([page], tables(RESULTS), check=True) == [], "run: python -m benchmarks report readme"
+    assert fill_pages([page], makers(RESULTS), check=True) == [], "run: python -m benchmarks report tables"
 
 
 @pytest.mark.parametrize("row", [row for row in ROWS if row.name == "FM MSE"], ids=_name)

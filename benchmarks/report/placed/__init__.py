@@ -1,0 +1,1 @@
+"""Tables of the README and of the pages, by their names."""

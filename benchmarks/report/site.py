@@ -1,0 +1,29 @@
+"""A hook of mkdocs: pages of results beside the documentation's, made when the site is."""
+
+import sys
+from pathlib import Path
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT))  # this clone's code, whichever is installed
+
+from benchmarks.report.frame import read_results  # noqa: E402
+from benchmarks.report.pages import pages, title_of  # noqa: E402
+
+_made: dict[str, str] = {}
+
+
+def on_config(config: MkDocsConfig) -> None:
+    """Make the pages, and give them the last place in the navigation but one."""
+    _made.clear()
+    _made.update(pages(read_results(Path(config.extra.get("results") or ROOT / "benchmarks" / "results"))))
+    entries = [{"All" if name == "index" else title_of(name): f"results/{name}.md"} for name in _made]
+    (config.nav or []).insert(-4, {"Every result": entries})
+
+
+def on_files(files: Files, config: MkDocsConfig) -> None:
+    """Add the pages to the site's files."""
+    for name, text in _made.items():
+        files.append(File.generated(config, f"results/{name}.md", content=text))

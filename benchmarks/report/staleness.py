@@ -1,0 +1,79 @@
+"""Whether the code that a result measured, or what measured it, is another one now."""
+
+import json
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from fnmatch import fnmatch
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple
+
+from benchmarks.report.frame import Source
+from fullstride.measure.code_digest import digest_of
+from fullstride.measure.environment import FOLDER
+
+ROOT = Path(__file__).parents[2]
+CURRENT, HARNESS, CHANGED, UNKNOWN = "current", "harness changed", "code under test changed", "not known"
+# Where files went, by the paths that older results know them by.
+MOVES: dict[str, str] = json.loads(Path(__file__).with_name("moves.json").read_text())
+CASES: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_name("cases.toml").read_text())
+# Commands by the names that they had in older results, and what a race is told, which gathers finished runs unasked.
+OLD = re.compile(r"(?P<launcher>torchrun .*-m )?fullstride (?:bench|experiment) ")
+RACE = f" --gpus N,N --official {FOLDER}py-meanflow"
+KEPT = "# what is finished in its folder of runs is not run again, so remove that, or give other --runs: "
+
+
+class State(NamedTuple):
+    """How a result stands to the present code: current, code under test changed, not known where nothing tells, or
+    harness changed: what measures, launches or surrounds that code.
+    """
+
+    name: str
+    why: str  # the files that changed, or what was found
+
+
+def covers(paths: Iterable[str], file: str) -> bool:
+    """Whether a file is as one of the patterns or lies below one."""
+    return any(fnmatch(file, path) or file.startswith(f"{path}/") for path in paths)
+
+
+def code_of(source: Source) -> list[str]:
+    """What is under test in a result, files and folders relative to the root of a clone."""
+    return CASES.get(source.case, {}).get("code", [])
+
+
+def state(source: Source, root: Path = ROOT, moves: Mapping[str, str] = MOVES) -> State:
+    """The state of a result, by the digests that it has of all files that were loaded when it was measured."""
+    recorded, code = source.recorded("code", dict), code_of(source)
+    if not recorded or not code:
+        return State(UNKNOWN, "no digests of its code were recorded" if code else "no case says which code it is of")
+    here = {moves.get(file, file): kept for file, kept in recorded.items()}
+    changed = [file for file, kept in here.items() if digest_of(root / file) != kept]
+    own = [file for file in here if covers(code, file)]
+    for name, files in ((CHANGED, [file for file in changed if file in own]), (HARNESS, changed)):
+        if files:
+            return State(name, PurePosixPath(files[0]).name + f" and {len(files) - 1} more" * (len(files) > 1))
+    return State(CURRENT, "all that was loaded is what it was") if own else State(UNKNOWN, "its code is not recorded")
+
+
+def script(found: Iterable[tuple[Source, State]]) -> str:
+    """A shell script: a comment a file, and below it, once, the command that measures it anew.
+
+    A command is commented out where somebody must see to it first.
+    """
+    files: dict[str, list[str]] = {}
+    for source, its in found:
+        told = f"# {source.name} ({source.machine}, {source.moment[:10]}): {its.name}: {its.why}"
+        files.setdefault(_command(source), []).append(told)
+    ordered = sorted(files.items(), key=lambda item: not item[0])
+    return "\n".join("\n".join((*names, command or "# its command was not recorded")) for command, names in ordered)
+
+
+def _command(source: Source) -> str:
+    command = source.recorded("command", str) or ""
+    command = OLD.sub(lambda found: f"{found['launcher'] or 'python -m '}benchmarks ", command)
+    if "torchrun --nnodes=" in command:
+        return f"# start it on every node, with a rendezvous: {command}"
+    if source.kind == "experiment" and command:
+        return KEPT + command.replace(" --collect", RACE if "time-to-quality" in source.case else "")
+    return f"# put folders for {FOLDER}: {command}" if FOLDER in command else command
