@@ -13,6 +13,7 @@ from benchmarks.report.pages import pages
 from benchmarks.report.plots import COLOURS, SERIES, Drawn, Series, cut, dots, lines, look
 from benchmarks.report.staleness import ROOT
 from benchmarks.report.tables import number
+from fullstride.measure.code_digest import digest_of
 from tests.benchmarks.report.made import RANDOM, SEED, write_all, write_other, write_rows
 from tests.benchmarks.report.made import row as made_row
 from tests.benchmarks.report.markup import Page
@@ -76,11 +77,11 @@ def test_what_was_left_out_stands_among_the_rows(made_pages):
 
 def test_changed_code_under_test_alone_is_a_warning(tmp_path):
     data = json.loads(next((ROOT / "benchmarks" / "results").glob("jvp-norms--*h200.json")).read_text())
-    for name, file in (("a", "fullstride/jvp/norms/row_forward.py"), ("b", "benchmarks/cases/jvp/norms.py")):
-        data["environment"]["code"] |= {file: "another"}
+    kernel, harness = "fullstride/jvp/norms/row_forward.py", "benchmarks/cases/jvp/norms.py"
+    now = {file: digest_of(ROOT / file) for file in (kernel, harness)}
+    for name, file in (("a", kernel), ("b", harness)):
+        data["environment"]["code"] = now | {file: "another"}
         (tmp_path / f"jvp-norms--{name}--h.json").write_text(json.dumps(data))
-        data["environment"]["code"] = dict(data["environment"]["code"])
-        del data["environment"]["code"][file]
     text = pages(read_results(tmp_path))["jvp-norms"]
     (warning,) = re.findall(r"!!! warning.*?\n\n(?=\S)", text, re.DOTALL)
     assert "row_forward.py" in warning

@@ -18,7 +18,7 @@ from tests.benchmarks.report.made import made
 RESULTS = ROOT / "benchmarks" / "results"
 KERNEL, GLUE, HARNESS = (
     "fullstride/jvp/norms/row_forward.py",
-    "fullstride/jvp/norms/op.py",
+    "fullstride/jvp/norms/api.py",
     "benchmarks/cases/jvp/norms.py",
 )
 NOW = {file: digest_of(ROOT / file) for file in (KERNEL, GLUE, HARNESS)}
@@ -34,7 +34,7 @@ def _state(code, root: Path = ROOT, moves=MOVES, case: str = "jvp-norms"):
     [
         ({}, "current", "all that was loaded is what it was"),
         ({HARNESS: "x"}, "harness changed", "norms.py"),
-        ({GLUE: "x", HARNESS: "x"}, "harness changed", "op.py and 1 more"),
+        ({GLUE: "x", HARNESS: "x"}, "harness changed", "api.py and 1 more"),
         ({KERNEL: "x", HARNESS: "x"}, "code under test changed", "row_forward.py"),
         ({"fullstride/jvp/norms/row_gone.py": "x"}, "code under test changed", "row_gone.py"),
     ],
