@@ -51,7 +51,7 @@ class Figure:
             return None
         shown = [Series(told, values, not dotted and bounds.get(told, False)) for told, values in series.items()]
         shown += [Series("bound", bounds["bound"], bound=True)] if dotted and bounds else []
-        plot = plots.dots if dotted else plots.lines
+        plot: Any = plots.dots if dotted else plots.lines
         return Drawn(name, fill(self.caption, rows[0]), plot(shown, *self.axes, **self.options))
 
 

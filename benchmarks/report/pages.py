@@ -55,7 +55,7 @@ def _anchor(file: str) -> str:
 
 
 def _page(case: str, sections: list[dict[str, Any]], results: Results) -> str:
-    frame = results.frame[results.frame.case == case].dropna(axis=1, how="all")
+    frame = results.frame.query("case == @case").dropna(axis=1, how="all")
     figures, wrong = list[Drawn](), list[str]()
     for place, figure in enumerate(FIGURES.get(case, ())):
         try:
@@ -96,10 +96,10 @@ def _cell(value: Any) -> str:
 def _rows(found: pd.DataFrame) -> pd.DataFrame:
     """Every row of a file with its times and whatever else its case keeps; not errors of the gate, and conditions."""
     columns = [column for column in found if column not in ORIGIN and not column.startswith(("at_", "errors_"))]
-    table = found[sorted(columns, key=[*FIRST, *columns].index)].dropna(axis=1, how="all")
+    table: Any = found[sorted(columns, key=[*FIRST, *columns].index)].dropna(axis=1, how="all")
     if "peak_bytes" in table:
         table = table.assign(peak_bytes=table.peak_bytes.astype(float) / 2**30)
-    return table.map(_cell).rename(columns=lambda column: SHOWN.get(column, column.replace("_", " ")))
+    return table.map(_cell).rename(columns={column: SHOWN.get(column, column.replace("_", " ")) for column in table})
 
 
 def _records(found: pd.DataFrame) -> dict[str, pd.DataFrame]:

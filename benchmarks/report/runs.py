@@ -49,10 +49,12 @@ def _rank(name: str) -> int:
 def drawings(found: pd.DataFrame) -> tuple[list[Drawn], list[str]]:
     """Figures of what varies, the most telling first, and the names of what is too much."""
     varied = found[found.groupby(["name", "run"]).step.transform("nunique") > 1]
-    names, made = sorted(varied.name.unique(), key=_rank), []
+    names, made = sorted(dict.fromkeys(varied["name"]), key=_rank), []
     for place, name in enumerate(names[:MOST]):
-        rows = found[found.name == name]
-        series = [Series(run, dict(zip(of.step, of.value, strict=True))) for run, of in rows.groupby("run", sort=False)]
+        rows = found[found["name"] == name]
+        series = [
+            Series(str(run), dict(zip(of.step, of.value, strict=True))) for run, of in rows.groupby("run", sort=False)
+        ]
         wide = bool(rows.value.min() > 0 and rows.value.max() > WIDE * rows.value.min())
         figure = lines(series, "optimizer steps", f"{name.split()[-1]}{' (log)' * wide}", log_y=wide)
         made.append(Drawn(f"curve-{place}", f"{name} by optimizer step.", figure))
@@ -65,7 +67,7 @@ def write_runs(given: Sequence[Path], out: Path) -> tuple[Path, int]:
     figures, left = drawings(found)
     if not figures:
         raise ConfigError(f"{', '.join(runs)}: nothing in {METRICS} was written at two steps yet")
-    last = found[found.name.map(_rank) < len(FIRST)].assign(value=lambda t: t.value.map("{:.4g}".format))
+    last = found[found["name"].map(_rank) < len(FIRST)].assign(value=lambda t: t.value.map("{:.4g}".format))
     table = last.pivot_table(index="run", columns="name", values="value", aggfunc="last", sort=False).fillna("")
     table.insert(0, "steps", found.groupby("run").step.max().map("{:,.0f}".format))
     out.mkdir(parents=True, exist_ok=True)

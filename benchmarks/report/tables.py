@@ -71,7 +71,7 @@ class Rows:
         """The table's rows, before they are written."""
         files = {"": self.files} if isinstance(self.files, str) else self.files
         frames = [results.of(results.newest(file, machine)).assign(of=of) for of, file in files.items()]
-        found = pd.concat(frames, ignore_index=True)
+        found: Any = pd.concat(frames, ignore_index=True)
         if self.names:
             named = found[self.column].str.extract(f"^{self.names}$")
             found = found.assign(**named)[named.notna().any(axis=1)]
@@ -81,7 +81,7 @@ class Rows:
         found = (self._spread(found) if self.across else found).assign(**self.compute)
         return found.query(self.having) if self.having else found
 
-    def _spread(self, found: pd.DataFrame) -> pd.DataFrame:
+    def _spread(self, found: Any) -> pd.DataFrame:
         index = list(self.index) or ["all"]
         key = found[list(self.by)].map(str).agg(" ".join, axis=1)
         names, found = (

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pandas as pd
 
@@ -118,7 +119,7 @@ def predicted(results: Results, machine: str) -> tuple[list[Row], str]:
         memory = memory_bytes(work, step, kept.costs) / row.memory - 1 if row.memory else 0.0
         key = (row.model, step.precision, step.backend, f"{step.batch}{', whole step' * step.whole}")
         rows.append({"key": key, "time": time, "memory": memory, "fitted": row.fitted})
-    groups = pd.DataFrame(rows).groupby("key", sort=False)
+    groups: Any = pd.DataFrame(rows).groupby("key", sort=False)
     return [((*key, str(len(of)), str(of.fitted.sum()), off(of.time), off(of.memory)), ()) for key, of in groups], ""
 
 

@@ -1,5 +1,6 @@
 import json
 import re
+from typing import Any
 
 import pytest
 
@@ -52,7 +53,8 @@ def test_every_measurement_is_a_row_with_the_numbers_of_its_json(tmp_path):
     frame = read_results(tmp_path).frame
     times = frame[frame.metric == "ms"]
     assert len(times) == sum(len(result.rows) for result in results.values())
-    for found in times.itertuples():
+    every: list[Any] = list(times.itertuples())
+    for found in every:
         row = next(row for row in results[found.file].rows if row.name == found.row)
         assert found.median == row.timing.median_ms, f"seed {SEED}"
         assert (found.p10, found.p90) == (row.timing.quantile(0.1), row.timing.quantile(0.9))
@@ -60,7 +62,7 @@ def test_every_measurement_is_a_row_with_the_numbers_of_its_json(tmp_path):
         assert found.case == results[found.file].case
         assert (found.machine, found.date) in (("NVIDIA H200", "2031-02-03"), ("AMD EPYC, 2 cores", "2031-02-03"))
     ours = times[(times.case == "jvp-attention") & (times.who == "ours")]
-    assert set(ours.kind) == {"forward", "through"}
+    assert set(ours["kind"]) == {"forward", "through"}
     assert frame[frame.why.notna()].why.tolist() == ["no memory"]
 
 
@@ -78,7 +80,8 @@ def test_metrics_and_claims_of_an_experiment_and_objects_of_other_files_are_rows
     other = {"what": "x", "steps": 3, "runs": {"a": {"ms": 1.5, "score": {"right": 0.5}, "all": [1]}, "b": {"ms": 2.5}}}
     (tmp_path / "other.json").write_text(json.dumps(other))
     results = read_results(tmp_path)
-    (metric,) = results.of("experiment-phase2--gpu--a-gpu.json").itertuples()
+    rows: list[Any] = list(results.of("experiment-phase2--gpu--a-gpu.json").itertuples())
+    (metric,) = rows
     assert (metric.part, metric.training, metric.metric, metric.median) == ("overfit", "a", "distance", 1.5)
     assert metric.seeds == {0: 1.0, 2: 2.0}
     found = results.of("other.json").set_index("path")

@@ -1,6 +1,7 @@
 import json
 import re
 import sys
+from typing import Any
 
 import pytest
 from mkdocs.commands.build import build
@@ -167,9 +168,9 @@ def test_every_series_of_a_figure_looks_like_no_other():
 def test_figures_draw_the_numbers_that_they_are_given():
     values = {"a": RANDOM.uniform(1, 9), "b": RANDOM.uniform(1, 9)}
     drawn = dots([Series("x", values), Series("bound", {"a": 0.5}, bound=True)], "ms", marks={"best": 2.0})
-    points = drawn.axes[0].collections[0].get_offsets()
+    points: Any = drawn.axes[0].collections[0].get_offsets()
     assert [tuple(point) for point in points] == [(values["a"], 0.0), (values["b"], 1.0)]
     assert [text.get_text() for text in drawn.legends[0].get_texts()] == ["x", "bound", "best"]
-    line = lines([Series("x", {4: 1.0, 1: 2.0}, {4: 3.0, 1: 3.0})], "n", "y", log_x=True).axes[0].lines
+    line: Any = lines([Series("x", {4: 1.0, 1: 2.0}, {4: 3.0, 1: 3.0})], "n", "y", log_x=True).axes[0].lines
     assert [one.get_xydata().tolist() for one in line] == [[[1.0, 2.0], [4.0, 1.0]], [[1.0, 3.0], [4.0, 3.0]]]
     assert line[0].get_color() == line[1].get_color()
