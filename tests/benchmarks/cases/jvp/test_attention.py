@@ -1,5 +1,6 @@
 import sys
 from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -191,7 +192,7 @@ def test_what_does_not_fit_is_left_out_and_said(quick, monkeypatch, tmp_path, ca
     monkeypatch.setattr(
         "benchmarks.cases.jvp.attention_ways.MATRICES", {"forward": 1 << 40, "detached": 0, "through": 0}
     )
-    options = {"device": "cpu", "precision": "fp32", "implementation": "auto", "shapes": "small"}
+    options: Any = {"device": "cpu", "precision": "fp32", "implementation": "auto", "shapes": "small"}
     result = read_result(BENCH.run(AttentionOptions(**options, seconds=60.0), tmp_path))
     assert [(r["extra"]["kind"], r["extra"]["who"]) for r in result["rows"]] == [p for p in PASSES if p != PASSES[1]]
     name = {"shape": "a B2 H3 L33 D16", "kind": "forward", "who": "vanilla"}
