@@ -40,13 +40,13 @@ class _Template(string.Formatter):
 
 
 def fill(template: str, values: Mapping[str, Any]) -> str:
-    """Write a template with a row's values; where one is missing why it is, or nothing; ConfigError of no column."""
+    """Write a template with a row's values; of a time that is missing why it is; ConfigError of no column."""
     names = [name for _, name, _, _ in string.Formatter().parse(template) if name]
     if lacking := [name for name in names if name not in values]:
         raise ConfigError(f"no {', '.join(lacking)} in the result; measure it again, or take it out of the table")
     if all(values[name] is not None and values[name] == values[name] for name in names):
         return _Template().vformat(template, (), values)
-    why = values.get(f"{names[0].rpartition('_')[0]}_why", values.get("why"))
+    why = values.get(f"{names[0].removesuffix('median')}why")
     return why.partition(":")[0] if isinstance(why, str) and why != "left out" else ""
 
 

@@ -266,7 +266,7 @@ def test_numbers_have_four_digits_and_an_exponent_only_where_rounding_is_all_the
 
 def test_a_time_below_its_bound_is_marked_and_what_is_missing_says_why():
     assert fill("{x:over} x", {"x": 0.5}) == "0.500 (!) x"
-    assert fill("{x:.1f} ms", {"x": float("nan"), "why": "no memory: of 80 GB"}) == "no memory"
-    assert fill("{a_x:.1f}", {"a_x": None, "a_why": "left out"}) == ""
+    assert fill("{median:.1f} ms", {"median": float("nan"), "why": "no memory: of 80 GB"}) == "no memory"
+    assert fill("{a_median:.1f}", {"a_median": None, "a_why": "left out"}) == ""
     with pytest.raises(ConfigError, match="no y in the result"):
         fill("{y}", {"x": 1})
