@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from fullstride.meanflow.objective.derivative import JVP_BACKENDS
 from fullstride.meanflow.objective.guidance import Guidance
+from fullstride.meanflow.objective.improved import ImprovedMeanFlow
 from fullstride.meanflow.objective.loss import MeanFlowLoss
 from fullstride.meanflow.objective.weighting import adaptive_weight
 from fullstride.meanflow.sampling.samplers import SAMPLERS, sample
@@ -73,12 +74,11 @@ def test_the_loss_of_any_rank_is_that_of_its_samples_one_by_one(shape, split, ra
 
 
 @pytest.mark.parametrize("backend", JVP_BACKENDS)
-@pytest.mark.parametrize("tangent", ["conditional", "predicted"])
-def test_every_backend_takes_any_rank(backend, tangent):
+@pytest.mark.parametrize("objective", [MeanFlowLoss, ImprovedMeanFlow])
+def test_every_backend_takes_any_rank(backend, objective):
     net, x = Wave(1), torch.randn(3, 3, 5, dtype=torch.float64)
-    given = {"ratio": 0.7, "tangent": tangent, "weighting": "huber"}
     values = [
-        MeanFlowLoss(**given, backend=name)(net, x, generator=torch.Generator().manual_seed(2))[0]
+        objective(ratio=0.7, weighting="huber", backend=name)(net, x, generator=torch.Generator().manual_seed(2))[0]
         for name in ("func", backend)
     ]
     torch.testing.assert_close(*values, rtol=1e-5, atol=1e-6)
