@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -136,9 +136,9 @@ def make_setup(options: StepOptions, known: tuple[Ceilings, int] | None = None) 
 
 
 def _network(options: StepOptions, shape: tuple[int, int, int]) -> nn.Module:
-    config: Any = MODELS[options.model]()
-    if hasattr(config, "dropout") and not options.dropout:
-        config.dropout = 0.0
+    config = MODELS[options.model]()
+    if "dropout" in vars(config) and not options.dropout:
+        config = replace(config, dropout=0.0)
     # Layers that start as good as zero would hide a wrong derivative behind them.
     return awake(build_model(config, shape, num_classes=0), torch.Generator().manual_seed(0))
 
