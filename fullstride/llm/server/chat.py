@@ -15,12 +15,11 @@ from fullstride.llm.server.context import Reply, Server, server_of
 from fullstride.llm.server.errors import BadRequestError
 from fullstride.llm.server.job import Prompt
 from fullstride.llm.server.logprobs import chat_logprobs
-from fullstride.llm.server.merge import merge
 from fullstride.llm.server.messages import chat_prompt, template_tools
-from fullstride.llm.server.responses import GENERATING
 from fullstride.llm.server.sampling import at_most, check_limits, few_template_arguments, sampling_params
 from fullstride.llm.server.schemas.chat import ChatCompletion, ChatRequest
 from fullstride.llm.server.served_model import Served
+from fullstride.llm.server.streaming import GENERATING, merge
 from fullstride.llm.server.tools.parsers import Reader
 from fullstride.llm.server.tools.plan import Asked
 from fullstride.llm.server.tools.structured import structured

@@ -12,10 +12,10 @@ from fullstride.llm.server.bodies import ReadsBesideLoop
 from fullstride.llm.server.context import Reply, Server, server_of
 from fullstride.llm.server.job import Prompt
 from fullstride.llm.server.logprobs import CompletionLogprobsWriter
-from fullstride.llm.server.responses import GENERATING
 from fullstride.llm.server.sampling import at_most, check_limits, sampling_params
 from fullstride.llm.server.schemas.completion import Completion, CompletionRequest
 from fullstride.llm.server.served_model import Served
+from fullstride.llm.server.streaming import GENERATING
 from fullstride.llm.server.tools.structured import structured
 from fullstride.llm.text.utf8_stream import goes_on
 

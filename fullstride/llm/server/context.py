@@ -14,16 +14,13 @@ from starlette.responses import Response
 from fullstride.errors import ConfigError
 from fullstride.llm.outputs import Delta
 from fullstride.llm.sampling_params import Structured
-from fullstride.llm.server.disconnect import while_connected
 from fullstride.llm.server.job import Job, Prompt
 from fullstride.llm.server.limits import Limits
-from fullstride.llm.server.merge import merge
 from fullstride.llm.server.metrics import Metrics
 from fullstride.llm.server.request_manager import Bridge
-from fullstride.llm.server.responses import json_response
 from fullstride.llm.server.schemas.base import SamplingRequest, StreamOptions
 from fullstride.llm.server.served_model import Served
-from fullstride.llm.server.sse import EventStream, event
+from fullstride.llm.server.streaming import EventStream, event, json_response, merge, while_connected
 from fullstride.llm.server.tools.conformance import Check, check_of, refused
 from fullstride.llm.server.tools.shapes import Shapes
 

@@ -11,11 +11,11 @@ from fullstride.llm.server.bodies import ReadsBesideLoop
 from fullstride.llm.server.context import Server, server_of
 from fullstride.llm.server.errors import UnavailableError
 from fullstride.llm.server.messages import chat_prompt, template_tools
-from fullstride.llm.server.responses import errors, json_response
 from fullstride.llm.server.sampling import at_most, few_template_arguments
 from fullstride.llm.server.schemas.models import Model, Models, Status
 from fullstride.llm.server.schemas.tokens import Detokenized, DetokenizeRequest, Tokenized, TokenizeRequest
 from fullstride.llm.server.served_model import Served
+from fullstride.llm.server.streaming import errors, json_response
 
 router = APIRouter(route_class=ReadsBesideLoop)
 Endpoint = Callable[..., Any]

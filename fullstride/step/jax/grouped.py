@@ -1,4 +1,7 @@
-"""Leaves of one shape and one treatment in one buffer: fewer buffers to hand over, and fewer kernels to update them."""
+"""How the leaves of a state lie in buffers: each in its own, or those of one shape and one treatment in one.
+
+Fewer buffers are fewer to hand over, and fewer kernels update them.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -32,6 +35,16 @@ class Grouped:
     groups: Groups
     trainable: int
 
+    @classmethod
+    def flat(cls, leaves: int, trainable: int) -> "Grouped":
+        """One buffer for each leaf."""
+        return cls(tuple((i,) for i in range(leaves)), trainable)
+
+    @property
+    def is_flat(self) -> bool:
+        """Whether the buffers are the leaves themselves."""
+        return all(len(group) == 1 for group in self.groups)
+
     def pack(self, leaves: Sequence[Any]) -> tuple[Any, ...]:
         """The buffers of these leaves."""
         return tuple(_together([leaves[i] for i in group]) for group in self.groups)
@@ -46,10 +59,12 @@ class Grouped:
 
     def unpack_eagerly(self, buffers: Sequence[Any]) -> tuple[Any, ...]:
         """The same outside of one."""
-        return _unpacked(self, tuple(buffers))
+        return tuple(buffers) if self.is_flat else _unpacked(self, tuple(buffers))
 
     def update(self, function: Update, buffers: Sequence[Any], grads: Sequence[Any], loss: Any) -> Any:
         """The new buffers, and the report, of an update that is written for leaves."""
+        if self.is_flat:
+            return function(buffers, grads, loss)
         batched = Batched()
         new, report = self.evaluated(batched, function, buffers, grads, loss)
         return tuple(_gathered(batched, [new[i] for i in group]) for group in self.groups), report

@@ -8,13 +8,13 @@ import jax
 import jax.numpy as jnp
 
 from fullstride.errors import ConfigError, one_of
+from fullstride.step.jax.grouped import Grouped
 from fullstride.step.jax.grouping import grouped_layout
 from fullstride.step.jax.loss import describe, split_key
 from fullstride.step.jax.metrics import gathered
 from fullstride.step.jax.retrace import Retraces
 from fullstride.step.jax.state import Blueprint, State
 from fullstride.step.jax.trainable import checked_like, partitioned
-from fullstride.step.jax.trees.layout import Flat
 from fullstride.step.jax.trees.ownership import is_committed, owned, strong
 from fullstride.step.jax.trees.structure import Structure, split
 from fullstride.step.jax.update import Recipe, differentiate, update
@@ -49,13 +49,13 @@ class Program:
         structure, params, fixed = partitioned(model, wrt)
         carry = eqx.filter_eval_shape(recipe.start, params)
         shape, (leaves,) = split(carry, lambda x: isinstance(x, jax.ShapeDtypeStruct))
-        self.blueprint = Blueprint(structure, shape, Flat(), len(jax.tree.leaves(params)))
+        trainable = len(jax.tree.leaves(params))
+        self.blueprint = Blueprint(structure, shape, Grouped.flat(len(leaves), trainable), trainable)
         self.leaves = tuple(map(self._placed, shape.names(), leaves))
         self.fixed = tuple(map(self._copied, fixed))
         if layout == "grouped":
             change = partial(changed, recipe, self.blueprint, jax.tree.structure(params))
             loss = jax.ShapeDtypeStruct((), jnp.float32)
-            trainable = self.blueprint.trainable
             self.blueprint.layout = grouped_layout(shape.paths(), self.leaves, trainable, change, loss)
         self.buffers = self._buffers()
         out = None if self.sharding is None else (tuple(b.sharding for b in self.buffers), None)

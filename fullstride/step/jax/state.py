@@ -6,8 +6,8 @@ import jax
 import jax.tree_util as jtu
 
 from fullstride.errors import ConfigError
+from fullstride.step.jax.grouped import Grouped
 from fullstride.step.jax.metrics import NOTHING_YET, Metrics
-from fullstride.step.jax.trees.layout import Layout
 from fullstride.step.jax.trees.ownership import gone, private, settled
 from fullstride.step.jax.trees.structure import Structure
 from fullstride.step.jax.update import Carry
@@ -28,7 +28,7 @@ class Blueprint:
 
     __slots__ = ("carry", "layout", "model", "trainable")
 
-    def __init__(self, model: Structure, carry: Structure, layout: Layout, trainable: int):
+    def __init__(self, model: Structure, carry: Structure, layout: Grouped, trainable: int):
         """Keep the parts."""
         self.model, self.carry, self.layout, self.trainable = model, carry, layout, trainable
 

@@ -1,4 +1,7 @@
-"""Paged attention in plain JAX: a walk over the block tables with a running softmax (arXiv:2205.14135)."""
+"""RMSNorm, rotary embedding, and paged attention in plain JAX.
+
+Attention is a walk over the block tables with a running softmax (arXiv:2205.14135).
+"""
 
 import jax.numpy as jnp
 import numpy as np
@@ -6,7 +9,6 @@ from jax import lax
 from jaxtyping import Array, Float, Int, Num, Shaped
 
 from fullstride.llm.kernels.interface import FP8_POOL, Batch, QKNorm, Shape
-from fullstride.llm.kernels.xla.norm import rms_norm, rotate
 
 Pool = Num[Array, "layers 2 slots kv_heads head_dim"]
 # Tokens of context that one step of the walk reads: its length never changes what a row's softmax sums, nor in what
@@ -14,6 +16,22 @@ Pool = Num[Array, "layers 2 slots kv_heads head_dim"]
 WALK = 256
 # Largest number of e4m3.
 MOST = 448.0
+
+
+def rms_norm(x: Float[Array, "*rows width"], weight: Float[Array, " width"], eps: float) -> Float[Array, "*rows width"]:
+    """x / rms(x) * weight; the mean is fp32, and the quotient is rounded before it is scaled, as the models' own is."""
+    wide = x.astype(jnp.float32)
+    normal = wide * lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + eps)
+    return weight * normal.astype(x.dtype)
+
+
+def rotate(
+    x: Float[Array, "T heads head_dim"], cos: Float[Array, "T half"], sin: Float[Array, "T half"]
+) -> Float[Array, "T heads head_dim"]:
+    """Rotary embedding (arXiv:2104.09864) in the half-split order: element i turns with element i + head_dim / 2."""
+    a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    cos, sin = cos[:, None], sin[:, None]
+    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x.dtype)
 
 
 def attention(

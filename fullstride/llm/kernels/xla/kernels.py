@@ -8,8 +8,7 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from fullstride.llm.kernels.interface import Kernels
-from fullstride.llm.kernels.xla.attention import attention
-from fullstride.llm.kernels.xla.norm import rms_norm
+from fullstride.llm.kernels.xla.attention import attention, rms_norm
 from fullstride.llm.kernels.xla.sampling import sample, score
 
 

@@ -1,4 +1,4 @@
-from fullstride.llm.server.merge import merge
+from fullstride.llm.server.streaming import merge
 
 
 def test_pieces_become_a_whole():
