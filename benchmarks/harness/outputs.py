@@ -16,9 +16,12 @@ def outputs(app: Any, words: Sequence[str]) -> list[Place]:
         words: the command; what is wrong about it is refused by the command itself.
 
     """
-    if not words or (command := app.commands.get(words[0])) is None:
+    command, rest = app, list(words)
+    while rest and rest[0] in getattr(command, "commands", {}):
+        command, rest = command.commands[rest[0]], rest[1:]
+    if hasattr(command, "commands"):  # a group alone, or no command at all
         return []
-    context = command.make_context(words[0], list(words[1:]), resilient_parsing=True)
+    context = command.make_context(command.name, rest, resilient_parsing=True)
     # The --runs of others are what they read, or a number.
     options = ("out", "profile", *(["runs"] if words[0] in EXPERIMENTS else []))
     given = [name for name in options if getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"]

@@ -112,7 +112,10 @@ def test_a_run_must_land_where_it_stays():
         ("benchmarks bert data.path=/data/text", r"--out benchmarks/results \(the default\)"),
         ("benchmarks time-to-quality --gpus 0,1 --code official", r"--out benchmarks/results \(the default\)"),
         ("benchmarks time-to-quality --collect optimizer.decay=cosine ema.decays=[0.9]", "--out benchmarks/results"),
-        ("benchmarks report --out page", "give --out runs/page or name a folder in one that stays: /fullstride/runs"),
+        (
+            "benchmarks report site --out page",
+            "give --out runs/page or name a folder in one that stays: /fullstride/runs",
+        ),
     ],
 )
 def test_what_a_command_makes_must_land_where_it_stays(command, message):
@@ -137,7 +140,7 @@ def test_what_a_command_makes_must_land_where_it_stays(command, message):
         "benchmarks bert --minutes 1",
         "benchmarks bert data.path=/data/text seed=3",
         "benchmarks time-to-quality --code fullstride --seed 0",
-        "benchmarks report --runs elsewhere",
+        "benchmarks report runs elsewhere",
         "benchmarks llm --runs 3 --out runs/results",  # a number
         "benchmarks jvp-norms --help --out runs/results",
         "benchmarks",
