@@ -4,14 +4,15 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from benchmarks.cases.llm import case as bench
 from benchmarks.cases.llm import devices as bench_devices
 from benchmarks.cases.llm import latency as bench_latency
-from benchmarks.cases.llm import options as bench
 from benchmarks.cases.llm import replicas as bench_replicas
 from benchmarks.cases.llm import serve as bench_serve
 from benchmarks.cases.llm import sweep as bench_sweep
 from benchmarks.cases.llm.dense import Dense
 from benchmarks.cases.llm.gate import gate
+from benchmarks.cases.llm.options import WORKLOADS
 from benchmarks.cases.llm.work import Work
 from benchmarks.cli.app import app
 from fullstride.llm.engine import Engine, EngineConfig
@@ -96,7 +97,7 @@ def test_what_is_not_a_number_fails(one_layer, monkeypatch):
         gate(*engine, LENGTHS, 3)
 
 
-@pytest.mark.parametrize("workload", bench.WORKLOADS)
+@pytest.mark.parametrize("workload", WORKLOADS)
 def test_every_workload_is_gated(one_layer, tmp_path, monkeypatch, broken, workload):
     monkeypatch.setattr(bench_latency, "_starts", lambda *_: [dict.fromkeys(bench_latency.PHASES, 1.0)])
     monkeypatch.setattr(bench, "large", lambda *_: Work([[5] * 20, [6] * 9], [4, 8]))
