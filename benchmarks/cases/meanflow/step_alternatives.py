@@ -9,7 +9,7 @@ where a run takes all together. What is said to be impossible is tried all the s
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any
 
@@ -46,7 +46,12 @@ class LossBy(MeanFlowLoss):
 
 def by(way: Callable[[], Way]) -> Make:
     """The loss in a way that is made for it."""
-    return lambda setup, loss: plain_loss(setup, LossBy(**dict[str, Any](vars(loss), way=way())))
+
+    def make(setup: Setup, loss: MeanFlowLoss) -> StepLoss:
+        given = {each.name: getattr(loss, each.name) for each in fields(loss) if each.init}
+        return plain_loss(setup, LossBy(**given, way=way()))
+
+    return make
 
 
 def torch_jvp(model: nn.Module, z: Tensor, r: Tensor, t: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
