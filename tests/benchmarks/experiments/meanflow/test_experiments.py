@@ -209,10 +209,11 @@ def test_a_part_that_overrides_cannot_be_of_keeps_no_other_from_being_gathered(t
     asked = Asked("smoke", ("objective-labels",), (0,), runs=tmp_path, overrides=("loss.label_dropout=0.1",))
     found = json.loads(run("phase5", asked, tmp_path / "results").read_text())
     assert {part["name"]: len(part["rows"]) for part in found["parts"] if part["rows"]} == {"objective-labels": 13}
-    why = "not with these overrides (loss.label_dropout: expected model.class_conditional=true beside guidance)"
+    given = "loss.omega=1.0 loss.kappa=0.0 loss.label_dropout=0.1"
+    why = f"not with these overrides ({given}: expected model.class_conditional=true beside guidance)"
     names = [part.name for part in PHASE5.parts if part.name != "objective-labels"]
     assert found["missing"] == [f"{name}: {why}" for name in names]
-    with pytest.raises(ConfigError, match="loss.label_dropout: expected model.class_conditional=true"):
+    with pytest.raises(ConfigError, match="loss.label_dropout=0.1: expected model.class_conditional=true"):
         run("phase5", dataclasses.replace(asked, parts=()), tmp_path / "results")
 
 
