@@ -19,14 +19,14 @@ SETTINGS = {
 }
 PROGRAM = """
 import os, torch
-from fullstride.jvp.attention.register import _torchs_precision
+from fullstride.jvp.attention.register import _options
 from fullstride.device.precision import formats, rounds_convolutions, rounds_products, treated
 
 def check(setting, expected):
     exec(setting)
     before, device = (rounds_products(), rounds_convolutions()), torch.device("cpu")
     assert before == expected, before
-    assert _torchs_precision() == ("tf32" if before[0] else "ieee")
+    assert _options((1.0, False, -1, -1, "", "triton"))[0]["precision"] == ("tf32" if before[0] else "ieee")
     with treated("fp32", device):
         assert not rounds_products() and not rounds_convolutions()
         assert torch.get_float32_matmul_precision() == "highest" and not torch.backends.cudnn.allow_tf32
