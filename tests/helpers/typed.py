@@ -82,7 +82,8 @@ def _form(x: Any) -> Any:
 @functools.cache
 def _is_array(kind: type) -> bool:
     """Whether it inherits from an array of a library; classes of the package answer by code that is checked itself."""
-    return hasattr(kind, "dtype") and any(base.__module__.partition(".")[0] in LIBRARIES for base in kind.__mro__)
+    has_both = hasattr(kind, "shape") and hasattr(kind, "dtype")  # a network may have a dtype
+    return has_both and any(base.__module__.partition(".")[0] in LIBRARIES for base in kind.__mro__)
 
 
 def _names_array(hint: Any) -> bool:

@@ -13,8 +13,13 @@ from uv import find_uv_bin
 from fullstride import __version__
 
 ROOT = Path(__file__).parents[2]
-PYTHONS = "3.11.2", "3.12", "3.13"  # the first is Debian 12's
-PLATFORMS = "x86_64-manylinux_2_28", "aarch64-manylinux_2_28"
+# Each Python and each processor; the first Python is Debian 12's.
+TARGETS = [
+    ("3.11.2", "x86_64-manylinux_2_28"),
+    ("3.11.2", "aarch64-manylinux_2_28"),
+    ("3.12", "x86_64-manylinux_2_28"),
+    ("3.13", "aarch64-manylinux_2_28"),
+]
 # What would change where packages come from: settings of this machine.
 LOCAL = "PIP_FIND_LINKS", "PIP_CONSTRAINT", "UV_FIND_LINKS", "UV_CONSTRAINT"
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name not in LOCAL}
@@ -64,8 +69,7 @@ def test_pip_resolves_what_make_installs_with_this_interpreter(index, tmp_path):
     assert {"torch", "triton", "jax", "pytest"} <= found.keys()
 
 
-@pytest.mark.parametrize("platform", PLATFORMS)
-@pytest.mark.parametrize("python", PYTHONS)
+@pytest.mark.parametrize(("python", "platform"), TARGETS)
 def test_one_set_of_pins_holds_for_every_python_and_processor(python, platform, index):
     target = "--python-version", python, "--python-platform", platform
     options = "--quiet", "--all-extras", "--no-annotate", "--no-header", "--no-config", "-c", "constraints.txt"

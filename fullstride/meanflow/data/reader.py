@@ -73,11 +73,14 @@ def _from_living(steps: Iterator[Any]) -> Iterator[Any]:
             step = next(steps)
         except StopIteration:
             return
-        except RuntimeError as error:
-            if not (found := DEAD_WORKER.search(str(error))):
+        except (RuntimeError, OSError, EOFError) as error:
+            found = DEAD_WORKER.search(str(error))
+            if isinstance(error, RuntimeError) and not found:
                 raise
+            # What a store raises comes as a `_Failure`: other errors are of a worker that died as it handed over a step.
+            who = f"the data's worker process {found[1]}" if found else "a worker process of the data"
             raise ReadError(
-                f"the data's worker process {found[1]} has died, killed from outside, for want of memory, or by a disk "
+                f"{who} has died, killed from outside, for want of memory, or by a disk "
                 "that went away while it read; with fewer data.workers less memory is used"
             ) from None
         yield step

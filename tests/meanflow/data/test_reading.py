@@ -21,6 +21,7 @@ from fullstride.meanflow.checkpoints.format import read_group
 from fullstride.meanflow.config.networks import UNetConfig
 from fullstride.meanflow.config.schema import DataConfig, GuardConfig, TrainConfig
 from fullstride.meanflow.data import reading
+from fullstride.meanflow.data.reader import _from_living
 from fullstride.meanflow.data.reading import read_again
 from fullstride.meanflow.data.sources import image_folder
 from fullstride.meanflow.data.sources.image_files import ImageFiles
@@ -176,7 +177,10 @@ class Forbidden(ImageFiles):
 
 @pytest.mark.parametrize(
     ("store", "said"),
-    [(Deadly, r"the data's worker process \d+ has died, "), (Forbidden, r"\S+png: cannot be read \(.*denied\)")],
+    [
+        (Deadly, r"(the data's worker process \d+|a worker process of the data) has died, "),
+        (Forbidden, r"\S+png: cannot be read \(.*denied\)"),
+    ],
 )
 def test_what_befalls_a_worker_is_a_line_and_costs_no_step(folder, monkeypatch, store, said):
     monkeypatch.setattr(_MultiProcessingDataLoaderIter._try_get_data, "__defaults__", (0.2,))
@@ -186,6 +190,20 @@ def test_what_befalls_a_worker_is_a_line_and_costs_no_step(folder, monkeypatch, 
     with pytest.raises(ReadError, match=rf"^{said}.*saved \S+step_0000000[123];") as caught:
         trainer.run_to_end()
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("error", [ConnectionRefusedError(errno.ECONNREFUSED, "refused"), EOFError()])
+def test_a_worker_that_dies_as_it_hands_over_a_step_is_a_line(error):
+    """Its pictures are in shared memory, which it hands over by a socket of its own."""
+
+    def steps():
+        yield 1
+        raise error
+
+    living = _from_living(steps())
+    assert next(living) == 1
+    with pytest.raises(ReadError, match=r"^a worker process of the data has died, .*data.workers"):
+        next(living)
 
 
 def test_the_end_of_a_run_reads_nothing_more(folder):
