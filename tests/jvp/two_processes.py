@@ -1,7 +1,6 @@
 """Derivatives on two processes, whose mean gradients are those of one with the samples of both; started by torchrun."""
 
 import os
-import os
 from collections.abc import Callable
 from typing import Any
 

@@ -77,7 +77,7 @@ def _from_living(steps: Iterator[Any]) -> Iterator[Any]:
             found = DEAD_WORKER.search(str(error))
             if isinstance(error, RuntimeError) and not found:
                 raise
-            # What a store raises comes as a `_Failure`: other errors are of a worker that died as it handed over a step.
+            # What a store raises comes as a `_Failure`: others are of a worker that died as it handed over a step.
             who = f"the data's worker process {found[1]}" if found else "a worker process of the data"
             raise ReadError(
                 f"{who} has died, killed from outside, for want of memory, or by a disk "
