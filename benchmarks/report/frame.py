@@ -122,7 +122,7 @@ def _measured(row: Record) -> Record:
 
 
 def _asked(conditions: Record) -> Iterator[Record]:
-    """What was wanted of ratios, and what was not measured, which cases name with its reason or without."""
+    """Ratios that were wanted, and rows that were not measured, which cases name with their reason or without."""
     for one in conditions.get("targets") or []:
         yield flat(one) | {"row": f"{one['name']} / {one['against']}", "metric": "target"}
     told = conditions.get("left_out") or []

@@ -20,7 +20,7 @@ Makers = Mapping[str, Callable[[str], str]]
 
 
 def makers(folder: Path) -> Makers:
-    """What makes each table out of a folder of results."""
+    """Makers of the tables, by name, out of a folder of results."""
     results = read_results(folder)
 
     def make(name: str, machine: str) -> str:

@@ -1,4 +1,4 @@
-"""Whether the code that a result measured, or what measured it, is another one now."""
+"""Changes since a result was measured: of the code under test, or of what measured it."""
 
 import json
 import re
@@ -33,12 +33,12 @@ class State(NamedTuple):
 
 
 def covers(paths: Iterable[str], file: str) -> bool:
-    """Whether a file is as one of the patterns or lies below one."""
+    """Tell whether a file matches one of the patterns or lies below one."""
     return any(fnmatch(file, path) or file.startswith(f"{path}/") for path in paths)
 
 
 def code_of(source: Source) -> list[str]:
-    """What is under test in a result, files and folders relative to the root of a clone."""
+    """Code under test in a result: files and folders relative to the root of a clone."""
     return CASES.get(source.case, {}).get("code", [])
 
 

@@ -59,7 +59,7 @@ class Problem:
         return dict(zip(NAMES, backward(*tensors, scale=self.scale, config=config), strict=True))
 
     def calls(self, config: Config) -> list[Call]:
-        """Of a captured graph."""
+        """Time a captured graph."""
         return [partial(self.gradients, config)] * (1 if self.go.numel() > 1e7 else 10)
 
     def error(self, found: dict[str, Any]) -> float:

@@ -149,7 +149,7 @@ CASES = {
 
 
 def copy_ms(size: int, sets: int) -> float:
-    """Of a copy that reads and writes `size` bytes together."""
+    """Time of a copy that reads and writes `size` bytes together."""
     pairs = [[torch.empty(size // 2, dtype=torch.uint8, device="cuda") for _ in range(2)] for _ in range(sets)]
     return time_ms([partial(a.copy_, b) for a, b in pairs])["ms"]
 

@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 
 def _parts(x: Any) -> dict[Any, Any] | None:
-    """What a container holds by name, of those that pytree takes for a leaf; None for a leaf."""
+    """Contents by name of a container that pytree takes for a leaf; None for a leaf."""
     if isinstance(x, UserDict):
         return x.data
     if dataclasses.is_dataclass(x) and not isinstance(x, type):

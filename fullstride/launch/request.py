@@ -1,4 +1,4 @@
-"""What is asked of a machine: one class of options for each backend.
+"""Requests for a machine: one class of options for each backend.
 
 A field's annotation holds its help on the command line, and what stands there for its value.
 """

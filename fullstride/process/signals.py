@@ -58,7 +58,7 @@ class _Block:
         self._sending = threading.Lock()
 
     def ends_by_raising(self, frame: FrameType | None) -> bool:
-        """Whether what a signal's handler raises there can end the block; if it has not, a SIGTERM comes later."""
+        """Tell whether what a signal's handler raises there can end the block; if it has not, a SIGTERM comes later."""
         dropped = _is_dropped(frame)
         timer = threading.Timer(SOON if dropped else LOST, self._send)
         timer.daemon = True

@@ -49,7 +49,7 @@ def span(seconds: float) -> str:
 
 
 class Clocks:
-    """What has not happened for how long; told how much time has passed, never asking a clock, by any thread.
+    """Times since each thing last happened; told how much time has passed, never asking a clock, by any thread.
 
     Attributes:
         silent: seconds since something moved.

@@ -1,4 +1,4 @@
-"""What the fields of a configuration may be: each says on its own line which values it takes.
+"""Types of a configuration's fields: each says on its own line which values it takes.
 
 lr: Positive = 1e-4
 decay: Annotated[str, Names(("constant", "cosine"))] = "constant"
@@ -16,7 +16,7 @@ from fullstride.runs.atomic_files import is_folder_name
 
 @dataclass(frozen=True)
 class Rule:
-    """What a value must be, in words and as a predicate, which NaN must fail."""
+    """Requirement on a value, in words and as a predicate, which NaN must fail."""
 
     expected: str
     holds: Callable[[Any], bool]

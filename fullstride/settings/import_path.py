@@ -8,7 +8,7 @@ from fullstride.errors import ConfigError, in_a_line, one_of
 
 
 def is_import_path(name: str) -> bool:
-    """Whether a name is an import path, and no name of a registry."""
+    """Tell whether a name is an import path, and no name of a registry."""
     return re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", name) is not None
 
 

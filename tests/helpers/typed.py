@@ -71,7 +71,7 @@ def _once_a_form(fn: Callable, checked: Callable) -> Callable:
 
 
 def _form(x: Any) -> Any:
-    """What a check depends on: an array's type, shape and dtype, a text, a sequence's items, else the type."""
+    """Form that a check depends on: an array's type, shape and dtype, a text, a sequence's items, else the type."""
     if isinstance(x, str):
         return x
     if isinstance(x, tuple | list):
@@ -81,7 +81,7 @@ def _form(x: Any) -> Any:
 
 @functools.cache
 def _is_array(kind: type) -> bool:
-    """Whether it inherits from an array of a library; classes of the package answer by code that is checked itself."""
+    """Tell whether it inherits from a library's array; classes of the package answer by code that is checked itself."""
     has_both = hasattr(kind, "shape") and hasattr(kind, "dtype")  # a network may have a dtype
     return has_both and any(base.__module__.partition(".")[0] in LIBRARIES for base in kind.__mro__)
 

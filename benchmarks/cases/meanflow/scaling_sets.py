@@ -22,7 +22,7 @@ COMPILING = 0.75
 
 @dataclass
 class Found:
-    """What a team has measured so far, and why not all.
+    """Measurements of a team so far, and why not all.
 
     Attributes:
         job: the team's.

@@ -25,7 +25,7 @@ def middle(seeds: Seeds) -> float:
 
 
 def in_words(seeds: Seeds | None, form: str) -> str:
-    """As in `0.0612 ± 0.0018`; the mean alone of one seed, nothing where there is none."""
+    """Mean and deviation as in `0.0612 ± 0.0018`; the mean alone of one seed, nothing if there is none."""
     if not seeds:
         return ""
     deviation = spread([*seeds.values()])
@@ -98,7 +98,7 @@ def _solvers(results: Results, machine: str, *, scale: str) -> Made:
 
 
 def _bert(results: Results, machine: str, *, scale: str) -> Made:
-    """What each model has learned."""
+    """Tables of what each model has learned."""
     file, found = part_of(results, f"bert--{scale}", "learned", machine, "model")
     models = dict.fromkeys(model for model, *_ in found)
     cells = ((model, *(in_words(found[model, name, ""], form) for name, form in LEARNED.items())) for model in models)

@@ -19,7 +19,7 @@ TANGENTS = ("tq", "tk", "tv")
 
 
 class Saved(NamedTuple):
-    """What forward returns and backward needs; `to` and `mu` are absent without a tangent."""
+    """Results of the forward pass that backward needs; `to` and `mu` are absent without a tangent."""
 
     o: Tensor
     to: Tensor | None

@@ -24,12 +24,12 @@ CUDNN_FROM = 512
 
 
 def whole_tiles(queries: int, keys: int) -> bool:
-    """Whether such lengths leave no tile half empty, so that nothing is to be hidden."""
+    """Tell whether such lengths leave no tile half empty, so that nothing is to be hidden."""
     return queries % TILE == 0 and keys % TILE == 0
 
 
 def may_lose_gradients(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> bool:
-    """Whether a gradient is wanted for which `scaled_dot_product_attention` may take cuDNN in half-empty tiles.
+    """Tell whether a gradient is wanted for which `scaled_dot_product_attention` may take cuDNN in half-empty tiles.
 
     Of a mask that learns, and of shapes that no fused kernel takes, it takes something else.
     """

@@ -65,7 +65,7 @@ class Norm:
     def first(
         self, primals: Given, tangent: Tensor | None, settings: tuple, dtype: Dtype, implementation: str
     ) -> Pair | None:
-        """The same with the tangent of x's first samples, in one kernel; None where there is none that does so."""
+        """The norm with the tangent of x's first samples, in one kernel; None if there is none that does so."""
         x = _present(primals[0])
         if self.op is not GROUP_NORM or tangent is None or self.implementation(x, settings, implementation) != "triton":
             return None

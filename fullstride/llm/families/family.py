@@ -1,4 +1,4 @@
-"""What models of one family have of their own; all of them are pre-norm, RMSNorm, SwiGLU, RoPE, GQA decoders."""
+"""A family's own layers, names and words; all families are pre-norm, RMSNorm, SwiGLU, RoPE, GQA decoders."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class ErrorDetail(BaseModel):
-    """What went wrong."""
+    """The error that ended it."""
 
     message: str
     type: str

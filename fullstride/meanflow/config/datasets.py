@@ -53,7 +53,7 @@ DATASETS: dict[str, DatasetRow] = {
 
 
 def row_of(name: str) -> DatasetRow:
-    """What is known of a data set; of one by its import path, nothing."""
+    """The row of a data set; of one by its import path, a row that knows nothing."""
     return DatasetRow(name) if is_import_path(name) else DATASETS[name]
 
 

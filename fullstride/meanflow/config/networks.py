@@ -15,7 +15,7 @@ Sizes = Annotated[list[int], Rule("numbers of at least 1", lambda xs: all(x >= 1
 
 @dataclass
 class ModelConfig:
-    """What every network has; each family adds its own keys.
+    """Keys of every network; each family adds its own.
 
     Attributes:
         network: import path of the class, which is made as `Network(channels, image_size, num_classes=0, **keys)`.

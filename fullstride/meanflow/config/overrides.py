@@ -127,7 +127,7 @@ def _check_names(names: list[str], given: str) -> None:
 
 
 def _sweeps(override: Override) -> bool:
-    """Whether an override lists values of which a run takes one; a list may only lack its brackets."""
+    """Tell whether an override lists values of which a run takes one; a list may only lack its brackets."""
     if override.key == "run_name" or getattr(KEYS.get(override.key), "kind", None) in ELEMENTS:
         return False
     return len(listed(override.text)) > 1

@@ -110,7 +110,7 @@ class LossConfig:
 
     @property
     def guided(self) -> bool:
-        """Whether the network's own velocities enter the target."""
+        """Tell whether the network's own velocities enter the target."""
         return self.omega != 1 or self.kappa != 0
 
 
@@ -147,7 +147,7 @@ class EmaConfig:
 
 @dataclass
 class GuardConfig:
-    """What a training run does about what would harm it."""
+    """Checks and guards of a training run."""
 
     # a gradient longer than this many running averages is scaled to one; 0 leaves all as they are
     spike: NeverOrAboveOne = 20.0
@@ -172,7 +172,7 @@ class WatchConfig:
 
 @dataclass
 class EvalConfig:
-    """What `eval_every` and `fullstride meanflow evaluate` compute."""
+    """Scores that `eval_every` and `fullstride meanflow evaluate` compute."""
 
     # generated images; 0 means as many as the held-out half has
     num_samples: Annotated[int, Rule("0 (as many as were held out), or at least 4", lambda x: x == 0 or x >= 4)] = 0

@@ -1,4 +1,4 @@
-"""Whether a configuration can be: each value by its field, then what the components say that excludes what."""
+"""Checks of a configuration: each value by its field, then what the components say that excludes what."""
 
 from collections.abc import Iterator
 

@@ -33,7 +33,7 @@ class _Failure:
 
 
 class _Records(Dataset):
-    """What a worker reads from, as `read_records`."""
+    """Source that a worker reads from, as `read_records`."""
 
     def __init__(self, stores: list[Store], labels: Tensor | None):
         self.stores, self.labels = stores, labels

@@ -20,7 +20,7 @@ from fullstride.runs.atomic_files import file_sha256
 
 @dataclass(frozen=True)
 class Features:
-    """What turns images into features: one function, applied batch by batch on one device.
+    """Extractor of features: one function of images, applied batch by batch on one device.
 
     Attributes:
         name: one of `FEATURES`.

@@ -40,5 +40,5 @@ class FlowMatching(MeanFlowLoss):
     def build(
         cls, config: LossConfig, num_classes: int = 0, averages: Averages | None = None, **own: Any
     ) -> "MeanFlowLoss":
-        """As `MeanFlowLoss.build`; only the times are read."""
+        """Build as `MeanFlowLoss.build`; only the times are read."""
         return cls(times=times_of(config), **own)

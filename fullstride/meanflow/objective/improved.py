@@ -54,7 +54,7 @@ class AverageMeanFlow(ImprovedMeanFlow):
     def build(
         cls, config: LossConfig, num_classes: int = 0, averages: Averages | None = None, **own: Any
     ) -> "MeanFlowLoss":
-        """As `MeanFlowLoss.build`.
+        """Build as `MeanFlowLoss.build`.
 
         Raises:
             ValueError: without averages.

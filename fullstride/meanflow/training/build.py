@@ -96,7 +96,7 @@ def augment_dim(config: DataConfig) -> int:
 
 
 def build_objective(config: TrainConfig, data: Dataset, averages: Averages) -> Objective:
-    """What a run minimises on its batches."""
+    """Build the function that a run minimises on its batches."""
     return Objective(
         build_loss(config.loss, data.num_classes, averages),
         data.decode,

@@ -1,4 +1,4 @@
-"""What a run needs, asked for before anything of it is made: every check of it, and nothing that it would leave."""
+"""Every check of a run, made before anything of it is, and without leaving anything."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +23,7 @@ from fullstride.step.torch import ALONE, Processes
 
 @dataclass(frozen=True)
 class Plan:
-    """What is known of a run that can begin.
+    """Facts about a run that can begin.
 
     Attributes:
         device: that it trains on.

@@ -31,7 +31,7 @@ def schedule(config: OptimizerConfig, total: int) -> Schedule | None:
 
 @dataclass(frozen=True)
 class Objective:
-    """What a run minimises on batches of raw records; all randomness comes from a generator.
+    """Function that a run minimises on batches of raw records; all randomness comes from a generator.
 
     Attributes:
         meanflow: the loss of what is drawn.
@@ -92,7 +92,7 @@ def build_step(config: TrainConfig, objective: Objective, state: RunState, rates
 
 
 def _awaken(seed: int) -> Callable[[nn.Module], nn.Module]:
-    """The same on all processes; the run's own random numbers stay as they are."""
+    """Change a network alike on all processes; the run's own random numbers stay as they are."""
 
     def change(model: nn.Module) -> nn.Module:
         return awake(model, torch.Generator(next(model.parameters()).device).manual_seed(seed))

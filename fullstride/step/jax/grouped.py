@@ -42,7 +42,7 @@ class Grouped:
 
     @property
     def is_flat(self) -> bool:
-        """Whether the buffers are the leaves themselves."""
+        """Tell whether the buffers are the leaves themselves."""
         return all(len(group) == 1 for group in self.groups)
 
     def pack(self, leaves: Sequence[Any]) -> tuple[Any, ...]:

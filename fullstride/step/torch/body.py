@@ -231,7 +231,7 @@ class Runner:
 
     @property
     def compiles(self) -> bool:
-        """Whether steps of the expected shapes are compiled."""
+        """Tell whether steps of the expected shapes are compiled."""
         return self.body is not self.eager
 
     def form(self, expected: bool) -> str:

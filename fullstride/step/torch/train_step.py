@@ -231,7 +231,7 @@ class TrainStep:
         return metrics
 
     def _observe(self, batch: Any) -> bool:
-        """Whether a batch is one that steps are made for."""
+        """Tell whether a batch is one that steps are made for."""
         match observation := self._tracker.observe(batch):
             case Observation.EXPECTED:
                 return True

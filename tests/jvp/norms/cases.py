@@ -99,7 +99,7 @@ class Inputs:
 
     @property
     def affine(self) -> Affine:
-        """The same as the norms' functions take them."""
+        """Arguments as the norms' functions take them."""
         return Affine(self.weight, self.bias, self.tweight, self.tbias)
 
     @property

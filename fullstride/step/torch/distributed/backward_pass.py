@@ -54,7 +54,7 @@ class BackwardPass:
         self.give(parameter, gradient)
 
     def _arrive_again(self, parameter: nn.Parameter, gradient: Tensor) -> None:
-        """What was handed over early; autograd copies it where it still waits to be sent."""
+        """Gradients that were handed over early; autograd copies those that still wait to be sent."""
         if parameter not in self._waiting and self._early[parameter] != gradient.data_ptr():
             raise RuntimeError(
                 f"{self._names[parameter]}: the compiled backward pass has handed over another gradient than it "

@@ -55,12 +55,12 @@ class Processes(Hosts):
 
     @property
     def shared_bytes(self) -> int:
-        """Of memory that processes share, which PyTorch's statistics do not count."""
+        """Bytes of memory that processes share, which PyTorch's statistics do not count."""
         return self.transfer.bytes
 
     @property
     def transfers(self) -> str:
-        """What gradients travel by: none, gloo, nccl or copies."""
+        """Name of what gradients travel by: none, gloo, nccl or copies."""
         return self.transfer.name
 
     def total(self, values: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""What gradients and weights travel by between processes: collectives, or copies into memory that GPUs share."""
+"""Transfers of gradients and weights between processes: collectives, or copies into memory that GPUs share."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -46,7 +46,7 @@ class Transfer:
 
     @property
     def bytes(self) -> int:
-        """Of memory that processes share, which PyTorch's statistics do not count."""
+        """Bytes of memory that processes share, which PyTorch's statistics do not count."""
         return 0
 
     def carrier(self, tensor: Tensor) -> dist.ProcessGroup | None:

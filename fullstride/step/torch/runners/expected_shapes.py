@@ -49,7 +49,7 @@ class _Value:
 
 
 class Observation(Enum):
-    """What a batch is beside those before it."""
+    """Kinds of a batch beside those before it."""
 
     FIRST = "the first one, whose shapes are the expected ones"
     EXPECTED = "of the expected shapes, where the loss reads the expected numbers"
@@ -59,7 +59,7 @@ class Observation(Enum):
 
 
 class Seen(NamedTuple):
-    """What a step is made for: the shapes of a batch, and the Python numbers that its loss reads."""
+    """Tracker of what a step is made for: the shapes of a batch, and the Python numbers that its loss reads."""
 
     shapes: list[Any]
     numbers: list[Any]
@@ -105,7 +105,7 @@ class ShapeTracker:
         self.differing = ""
 
     def observe(self, batch: Any) -> Observation:
-        """What this batch, the next one of the training, is."""
+        """Observe the next batch of the training."""
         if self._constants is None and self._look is not None:
             self._constants = self._look()
         self.shapes = shapes(batch)

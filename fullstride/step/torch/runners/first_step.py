@@ -21,7 +21,7 @@ from fullstride.step.torch.runners.isolated import CannotCopyError
 
 @dataclass(frozen=True)
 class Checks:
-    """What a first step is held against eager fp32 by.
+    """Settings by which a first step is held against eager fp32.
 
     Attributes:
         gate: compare it at all.
