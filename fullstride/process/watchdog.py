@@ -58,7 +58,9 @@ class Watchdog(Clocks):
 
         """
         super().__init__(limits, step())
-        self._ask_step, self._tell, self._busy = step, tell, busy
+        self._ask_step = step
+        self._tell = tell
+        self._busy = busy
         given = limits.first_step, limits.step, limits.evaluation, limits.gpu_idle, limits.shown
         least = limits.checkpoint_least or 1.0 if limits.checkpoint_factor else 0.0
         self._times = [seconds for seconds in (*given, least) if seconds]

@@ -74,19 +74,27 @@ class Clocks:
     def train(self) -> None:
         """Steps are made from here on."""
         with self._lock:
-            self._training, self._limit, self.silent, self._idle = True, self.limits.step, 0.0, 0.0
+            self._training = True
+            self._limit = self.limits.step
+            self.silent = 0.0
+            self._idle = 0.0
 
     def wait_for(self, what: str, limit: float) -> None:
         """Something else than steps is done from here on, for `limit` seconds at most; 0 is for ever."""
         with self._lock:
-            self._training, self._what, self._limit, self.silent = False, what, limit, 0.0
+            self._training = False
+            self._what = what
+            self._limit = limit
+            self.silent = 0.0
 
     def expect_checkpoint(self, ahead: int) -> None:
         """A checkpoint was made, or refused and told; the next one is `ahead` steps away."""
         with self._lock:
             if self._made and self._unsaved:
                 self._pace, self._first = max(0.0 if self._first else self._pace, self._unsaved / self._made), False
-            self._ahead, self._unsaved, self._made = ahead, 0.0, 0
+            self._ahead = ahead
+            self._unsaved = 0.0
+            self._made = 0
             self.overdue = False
 
     def pass_time(self, seconds: float, step: int, busy: bool | None) -> Verdict | None:

@@ -24,7 +24,10 @@ class BackwardPass:
         processes: Processes,
     ):
         """Wait for the gradients of these buckets."""
-        self._buckets, self._names, self._parameter_of, self._processes = buckets, names, parameter_of, processes
+        self._buckets = buckets
+        self._names = names
+        self._parameter_of = parameter_of
+        self._processes = processes
         self._bucket_of = {p: bucket for bucket in buckets for p in bucket.parameters}
         self._missing = {bucket: len(bucket.parameters) for bucket in buckets}
         self._sent = 0

@@ -28,7 +28,9 @@ class Auto:
         self, candidates: dict[str, Callable[[], Runner]], device: torch.device, agree: Callable[[float], float]
     ):
         """Take what makes each candidate's runner, and what makes of a time that of all processes."""
-        self._candidates, self._device, self._agree = candidates, device, agree
+        self._candidates = candidates
+        self._device = device
+        self._agree = agree
         self._waiting = list(candidates)
         self.milliseconds: dict[str, float] = {}
         self.refused: dict[str, str] = {}

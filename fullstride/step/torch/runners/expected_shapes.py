@@ -126,7 +126,9 @@ class ShapeTracker:
         self.differing = self._difference(self._expected, seen)
         if self._streak.alike < AGAIN:
             return Observation.LOST
-        self._expected, self._came, self._streak = seen, AGAIN, Streak()
+        self._expected = seen
+        self._came = AGAIN
+        self._streak = Streak()
         return Observation.SWITCHED
 
     def _difference(self, before: Seen, now: Seen) -> str:

@@ -48,7 +48,10 @@ class FirstSteps:
         """Take who knows the batch's shapes, what to compare with, whether to announce a compile, and where to log."""
         self.made = set[str]()
         self.errors: dict[str, float] = {}
-        self._tracker, self._checks, self._announce, self._say = tracker, checks, announce, say
+        self._tracker = tracker
+        self._checks = checks
+        self._announce = announce
+        self._say = say
         self._known = list[Any]()
 
     def make(self, runner: Runner, batch: Any, made: int, *, expected: bool) -> Metrics:
