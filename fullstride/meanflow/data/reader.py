@@ -66,7 +66,7 @@ def _start_worker(_: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def _from_living(steps: Iterator[Any]) -> Iterator[Any]:
+def _from_living(steps: Iterator[Any], workers: int) -> Iterator[Any]:
     """The steps; a worker that has died is one line."""
     while True:
         try:
@@ -75,9 +75,11 @@ def _from_living(steps: Iterator[Any]) -> Iterator[Any]:
             return
         except (RuntimeError, OSError, EOFError) as error:
             found = DEAD_WORKER.search(str(error))
-            if isinstance(error, RuntimeError) and not found:
+            # What a store raised in a worker torch raises again, and says so first. Any other error of this kind is of
+            # a worker that died as it handed over a step.
+            stores = str(error).startswith("Caught ") or not workers
+            if not found and (isinstance(error, RuntimeError) or stores):
                 raise
-            # What a store raises comes as a `_Failure`: others are of a worker that died as it handed over a step.
             who = f"the data's worker process {found[1]}" if found else "a worker process of the data"
             raise ReadError(
                 f"{who} has died, killed from outside, for want of memory, or by a disk "
@@ -144,7 +146,7 @@ class StepReader:
 
         """
         self._steps.orders = orders
-        return map(self._whole, _from_living(iter(self._loader)))
+        return map(self._whole, _from_living(iter(self._loader), self._loader.num_workers))
 
     def _whole(self, step: tuple[Tensor, list[str]] | _Failure) -> Tensor:
         if isinstance(step, _Failure):

@@ -21,7 +21,7 @@ from fullstride.meanflow.checkpoints.format import read_group
 from fullstride.meanflow.config.networks import UNetConfig
 from fullstride.meanflow.config.schema import DataConfig, GuardConfig, TrainConfig
 from fullstride.meanflow.data import reading
-from fullstride.meanflow.data.reader import _from_living
+from fullstride.meanflow.data.reader import StepReader, _from_living
 from fullstride.meanflow.data.reading import read_again
 from fullstride.meanflow.data.sources import image_folder
 from fullstride.meanflow.data.sources.image_files import ImageFiles
@@ -200,10 +200,28 @@ def test_a_worker_that_dies_as_it_hands_over_a_step_is_a_line(error):
         yield 1
         raise error
 
-    living = _from_living(steps())
+    living = _from_living(steps(), 1)
     assert next(living) == 1
     with pytest.raises(ReadError, match=r"^a worker process of the data has died, .*data.workers"):
         next(living)
+
+
+class Truncated(torch.utils.data.Dataset):
+    """A store whose file ends too soon, as a compressed one does."""
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        raise EOFError("the file ends before its end-of-stream marker")
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_error_of_a_store_is_not_taken_for_a_dead_worker(workers):
+    reader = StepReader([Truncated()], workers, pinned=False)
+    with pytest.raises(EOFError, match="end-of-stream"):
+        next(reader.read(iter([torch.arange(4).reshape(1, 1, 4)])))
+    reader.close()
 
 
 def test_the_end_of_a_run_reads_nothing_more(folder):
