@@ -80,7 +80,10 @@ def error(found: list[Tensor], exact: list[Tensor]) -> list[float]:
 def no_plain_forms():
     """The plain forms raise: what runs are the kernels."""
     with pytest.MonkeyPatch.context() as patch:
-        for module, names in ((naive, ("forward", "backward")), (naive_norms, ("layer_norm", "group_norm"))):
+        for module, names in (
+            (naive, ("forward", "backward")),
+            (naive_norms, ("row_norm", "row_norm_backward", "group_norm", "group_norm_backward")),
+        ):
             for name in names:
                 patch.setattr(module, name, lambda *_, **__: pytest.fail("a plain form ran"))
         yield
