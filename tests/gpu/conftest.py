@@ -12,14 +12,6 @@ if "fullstride" not in sys.modules:
     sys.meta_path[:] = [finder for finder in sys.meta_path if "jaxtyping" not in type(finder).__module__]
 
 
-def pytest_collection_modifyitems(items):
-    """A process whose first product is in a backward pass is warned by PyTorch, which then does what is right."""
-    for item in items:
-        item.add_marker(
-            pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS, but there was no current CUDA context")
-        )
-
-
 @pytest.fixture(autouse=True)
 def _formats_of_products():
     """What a test or a bench sets for the process is the process's: the next test starts from PyTorch's defaults."""
