@@ -19,11 +19,15 @@ def on_config(config: MkDocsConfig) -> None:
     """Make the pages, and give them the last place in the navigation but one."""
     _made.clear()
     _made.update(pages(read_results(Path(config.extra.get("results") or ROOT / "benchmarks" / "results"))))
-    entries = [{"All" if name == "index" else title_of(name): f"results/{name}.md"} for name in _made]
+    entries = [{"All" if name == "index" else title_of(name): _path(name)} for name in _made]
     (config.nav or []).insert(-4, {"Every result": entries})
 
 
 def on_files(files: Files, config: MkDocsConfig) -> None:
     """Add the pages to the site's files."""
     for name, text in _made.items():
-        files.append(File.generated(config, f"results/{name}.md", content=text))
+        files.append(File.generated(config, _path(name), content=text))
+
+
+def _path(name: str) -> str:
+    return "results/every-result.md" if name == "index" else f"results/{name}.md"

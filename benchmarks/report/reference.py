@@ -1,0 +1,69 @@
+"""A hook of mkdocs: reference pages that are made from the code, and equations as MathML."""
+
+import html
+import re
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+import latex2mathml.converter
+import typer
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from typer.cli import get_docs_for_click
+from typer.main import get_command
+
+sys.path.insert(0, str(Path(__file__).parents[2]))  # this clone's code, whichever is installed
+
+from fullstride.bert.training.settings import TrainSettings
+from fullstride.cli.app import app
+from fullstride.cli.meanflow_settings import settings as meanflow_settings
+from fullstride.cli.settings import Setting, settings_in
+
+EQUATION = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)
+SETTINGS = """# Settings
+
+Every key that `fullstride meanflow train` and `fullstride bert train` accept as `key=value`, with its default.
+`fullstride meanflow keys` and `fullstride bert keys` print the same lists.
+
+## MeanFlow
+
+{meanflow}
+
+## BERT
+
+{bert}
+"""
+
+
+def on_files(files: Files, config: MkDocsConfig) -> None:
+    """Add the pages of commands and of settings."""
+    made = {"command-line": command_line(), "settings": settings()}
+    for name, text in made.items():
+        files.append(File.generated(config, f"reference/{name}.md", content=text))
+
+
+def on_page_content(text: str, **_: object) -> str:
+    """Typeset equations: MathML needs neither a script nor a font, and every current browser shows it."""
+    return EQUATION.sub(_typeset, text)
+
+
+def command_line() -> str:
+    """The Markdown of every command and its options, as `--help` has them."""
+    command = get_command(app)
+    return get_docs_for_click(obj=command, ctx=typer.Context(command), name="fullstride", title="Command line")
+
+
+def settings() -> str:
+    """The Markdown of every setting of the two commands that train."""
+    return SETTINGS.format(meanflow=_table(meanflow_settings()), bert=_table(settings_in(TrainSettings())))
+
+
+def _table(settings: Iterable[Setting]) -> str:
+    rows = "".join(f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in setting)}</tr>" for setting in settings)
+    return f"<table><thead><tr><th>key<th>default<th>meaning</tr></thead><tbody>{rows}</tbody></table>"
+
+
+def _typeset(found: re.Match[str]) -> str:
+    kind, equation = found.groups()
+    return latex2mathml.converter.convert(html.unescape(equation), display="inline" if kind == "span" else "block")
