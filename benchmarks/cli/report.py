@@ -33,14 +33,17 @@ def write_tables(
     results: Results = RESULTS,
     check: Annotated[bool, typer.Option("--check", help="Change nothing, fail if a table is old.")] = False,
 ) -> None:
-    """Write the tables of pages, between `<!-- table: NAME -->` and `<!-- end of table -->`, anew."""
+    """Rewrite the pages' tables, between `<!-- table: NAME -->` and `<!-- end of table -->`, and the README's chart."""
+    from benchmarks.report.headline_chart import write_chart
     from benchmarks.report.places import fill_pages, makers
 
     chosen = [*(pages or []), *(also or [])] or [Path("README.md"), *sorted(Path("docs").rglob("*.md"))]
     found = fill_pages(chosen, makers(results), check)
+    if not pages:
+        found += write_chart(results, Path("docs/images/headlines.svg"), check)
     if check and found:
         names = ", ".join(str(page) for page in found)
-        raise ConfigError(f"{names}: tables that are not those of {results}; run: python -m benchmarks report tables")
+        raise ConfigError(f"{names}: not what {results} has; run: python -m benchmarks report tables")
     typer.echo(f"{len(chosen)} pages, {len(found)} changed")
 
 

@@ -55,7 +55,7 @@ def test_a_component_is_known_to_its_file_and_its_row(name):
 
 
 def test_the_page_of_versions_has_the_numbers_of_the_formats():
-    text = (ROOT / "docs" / "versions.md").read_text()
+    text = (ROOT / "docs" / "reference" / "versions.md").read_text()
     assert f"`format` in `manifest.json` ({FORMAT})" in text
     assert f"`schema` ({SCHEMA})" in text
 
