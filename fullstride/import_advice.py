@@ -1,9 +1,11 @@
-"""An import within this package that fails for want of an optional package says which extra brings it."""
+"""Imports within this package: one that lacks an optional package names its extra, and old names are found."""
 
 import sys
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from types import ModuleType
 from typing import Any
+
+from fullstride.renamed import add_old_names
 
 
 class _Loader(SourceFileLoader):
@@ -15,6 +17,7 @@ class _Loader(SourceFileLoader):
 
             error.msg = advice(error) or error.msg
             raise
+        add_old_names(module)
 
 
 class _Finder:

@@ -1,4 +1,4 @@
-"""Modules by the names that the documentation gave them before; they go with the next release."""
+"""Modules, and names in them, that the documentation gave before; they go with the next release."""
 
 import sys
 import warnings
@@ -24,6 +24,28 @@ RENAMED = {
     "fullstride.meanflow.samplers": "fullstride.meanflow.sampling.samplers",
     "fullstride.meanflow.times": "fullstride.meanflow.objective.times",
 }
+# Names in a module: old, new.
+NAMES = {
+    "fullstride.measure.roofline": {"Floor": "RooflineBound", "floor": "roofline_bound"},
+    "fullstride.measure.timing": {"Plan": "TimingPlan"},
+    "fullstride.step.torch": {
+        "ALONE": "SINGLE", "Late": "LateMetrics", "Sent": "HostCopy", "joined": "join_processes",
+    },
+}  # fmt: skip
+
+
+def add_old_names(module: ModuleType) -> None:
+    """Give a module the names that some of its contents had."""
+    names = NAMES.get(module.__name__, {})
+
+    def __getattr__(name: str) -> Any:  # noqa: N807
+        if name not in names:
+            raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}")
+        warnings.warn(f"{module.__name__}.{name} is now {names[name]}", DeprecationWarning, stacklevel=2)
+        return getattr(module, names[name])
+
+    if names:
+        module.__dict__["__getattr__"] = __getattr__
 
 
 class _Finder:

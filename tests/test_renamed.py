@@ -7,7 +7,7 @@ import warnings
 
 import pytest
 
-from fullstride.renamed import RENAMED
+from fullstride.renamed import NAMES, RENAMED
 
 
 @pytest.mark.parametrize(("old", "new"), RENAMED.items())
@@ -22,6 +22,15 @@ def test_an_old_name_is_the_new_module_and_says_so(old, new):
     assert found.__name__ == new
     assert found.__spec__ is not None
     assert found.__spec__.name == new
+
+
+@pytest.mark.parametrize(("module", "old", "new"), [(m, *pair) for m, own in NAMES.items() for pair in own.items()])
+def test_an_old_name_in_a_module_is_the_new_one_and_says_so(module, old, new):
+    found = importlib.import_module(module)
+    with pytest.warns(DeprecationWarning, match=f"{old} is now {new}"):
+        assert getattr(found, old) is getattr(found, new)
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        found.nothing  # noqa: B018
 
 
 def test_what_the_pages_showed_imports_as_it_did():

@@ -19,8 +19,42 @@ from fullstride.bert.training.settings import TrainSettings
 from fullstride.cli.app import app
 from fullstride.cli.meanflow_settings import settings as meanflow_settings
 from fullstride.cli.settings import Setting, settings_in
+from fullstride.llm.vllm_names import SAMPLING_BEFORE
+from fullstride.renamed import NAMES, RENAMED
 
 EQUATION = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)
+WORDS = """# Old and new names
+
+Old names work for one release and raise a `DeprecationWarning` that gives the new one.
+
+## Commands
+
+| old | new |
+|---|---|
+| `fullstride bench CASE` | `python -m benchmarks CASE` |
+| `fullstride experiment NAME` | `python -m benchmarks NAME` |
+| `phase2` to `phase6` | `overfit`, `sanity`, `ablations`, `objectives`, `weightings` |
+| `fullstride report` | `python -m benchmarks report` |
+| `fullstride launch --backend NAME -- COMMAND` | `fullstride launch NAME -- COMMAND` |
+
+## Modules
+
+| old | new |
+|---|---|
+{modules}
+
+## Names in modules
+
+| module | old | new |
+|---|---|---|
+{names}
+
+## Keywords
+
+| class | old | new |
+|---|---|---|
+{keywords}
+"""
 SETTINGS = """# Settings
 
 Every key that `fullstride meanflow train` and `fullstride bert train` accept as `key=value`, with its default.
@@ -37,8 +71,8 @@ Every key that `fullstride meanflow train` and `fullstride bert train` accept as
 
 
 def on_files(files: Files, config: MkDocsConfig) -> None:
-    """Add the pages of commands and of settings."""
-    made = {"command-line": command_line(), "settings": settings()}
+    """Add the pages of commands, of settings and of old names."""
+    made = {"command-line": command_line(), "settings": settings(), "words": words()}
     for name, text in made.items():
         files.append(File.generated(config, f"reference/{name}.md", content=text))
 
@@ -57,6 +91,14 @@ def command_line() -> str:
 def settings() -> str:
     """The Markdown of every setting of the two commands that train."""
     return SETTINGS.format(meanflow=_table(meanflow_settings()), bert=_table(settings_in(TrainSettings())))
+
+
+def words() -> str:
+    """The Markdown of every public name that is another one now."""
+    modules = [f"| `{old}` | `{new}` |" for old, new in RENAMED.items()]
+    names = [f"| `{module}` | `{old}` | `{new}` |" for module, own in NAMES.items() for old, new in own.items()]
+    keywords = [f"| `SamplingParams` | `{old}` | `{new}` |" for old, new in SAMPLING_BEFORE.items()]
+    return WORDS.format(modules="\n".join(modules), names="\n".join(names), keywords="\n".join(keywords))
 
 
 def _table(settings: Iterable[Setting]) -> str:
