@@ -10,7 +10,7 @@ from fullstride.llm.server.limits import Limits
 from fullstride.llm.server.sampling import at_most
 from fullstride.llm.server.schemas.chat import ChatRequest, Tool
 from fullstride.llm.server.schemas.messages import Message
-from fullstride.llm.server.schemas.tokens import TokenizeRequest
+from fullstride.llm.server.schemas.routes import TokenizeRequest
 from fullstride.llm.server.served_model import Served
 from fullstride.llm.text.chat_template import NoPlaceForToolsError
 from fullstride.llm.text.messages import MessageError, plain_messages

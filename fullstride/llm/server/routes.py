@@ -12,8 +12,15 @@ from fullstride.llm.server.context import Server, server_of
 from fullstride.llm.server.errors import UnavailableError
 from fullstride.llm.server.messages import chat_prompt
 from fullstride.llm.server.sampling import at_most
-from fullstride.llm.server.schemas.models import Model, Models, Status
-from fullstride.llm.server.schemas.tokens import Detokenized, DetokenizeRequest, Tokenized, TokenizeRequest
+from fullstride.llm.server.schemas.routes import (
+    Detokenized,
+    DetokenizeRequest,
+    Model,
+    Models,
+    Status,
+    Tokenized,
+    TokenizeRequest,
+)
 from fullstride.llm.server.streaming import errors, json_response
 
 router = APIRouter(route_class=ReadsBesideLoop)
