@@ -2,12 +2,13 @@
 
 import os
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
-from fullstride.errors import ConfigError
+from fullstride.errors import ConfigError, one_of
 
+T = TypeVar("T")
 KEYS_VARIABLE = "FULLSTRIDE_API_KEY"
 Names = Annotated[
     list[str] | None,
@@ -71,7 +72,6 @@ def serve(
     from fullstride.llm.engine.config import EngineConfig
     from fullstride.llm.server.launch import serve as run
     from fullstride.llm.server.limits import Limits
-    from fullstride.llm.server.settings import parsed
 
     own = {"tensor_parallel_size": tensor_parallel_size, "kv_cache_dtype": kv_cache_dtype}
     named = [f"{key}={value}" for key, value in own.items() if value is not None]
@@ -88,6 +88,28 @@ def serve(
         data_parallel_size=data_parallel_size,
         generation_config=generation_config,
     )
+
+
+def parsed(option: str, kind: type[T], given: Sequence[str]) -> T:
+    """An instance of a dataclass of settings, with each `KEY=VALUE` in place of a default.
+
+    Raises:
+        ConfigError: for a key that it does not have, or a value that is not of the key's type.
+
+    """
+    from pydantic import TypeAdapter, ValidationError
+
+    hints, values = get_type_hints(kind), dict[str, Any]()
+    for item in given:
+        key, equals, text = item.partition("=")
+        if not equals:
+            raise ConfigError(f"{option} {item}: expected KEY=VALUE, with one of the keys {', '.join(hints)}")
+        one_of(option, key, hints)
+        try:
+            values[key] = TypeAdapter(hints[key]).validate_strings(text)
+        except ValidationError as error:
+            raise ConfigError(f"{option} {item}: {error.errors()[0]['msg'].lower()}") from None
+    return kind(**values)
 
 
 def _keys(given: list[str] | None) -> Sequence[str]:

@@ -10,7 +10,7 @@ import pytest
 
 from fullstride.llm.config import ModelConfig, parameter_shapes
 from fullstride.llm.engine import Engine, EngineConfig
-from fullstride.llm.engine.compiles import compiles
+from fullstride.llm.engine.runner import compiles
 from fullstride.llm.sampling_params import SamplingParams
 from tests.llm import reference
 from tests.llm.engine.conftest import finish, run

@@ -18,7 +18,7 @@ PROCESSORS = 132
 
 @pytest.fixture(autouse=True, scope="module")
 def _hopper():
-    if reason := refusal(QWEN, "bfloat16", 16, jax.devices()[0]):
+    if reason := refusal("paged", QWEN, "bfloat16", 16, jax.devices()[0]):
         pytest.skip(reason)
 
 

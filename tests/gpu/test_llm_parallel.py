@@ -14,7 +14,7 @@ from benchmarks.harness.budget import say
 from fullstride.errors import ConfigError
 from fullstride.llm.config import ModelConfig
 from fullstride.llm.engine import Engine, EngineConfig
-from fullstride.llm.engine.compiles import compiles
+from fullstride.llm.engine.runner import compiles
 from fullstride.llm.kernels import choose
 from tests.gpu.test_llm import random_model
 from tests.llm.engine.conftest import run

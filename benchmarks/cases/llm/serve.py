@@ -25,8 +25,8 @@ from benchmarks.harness.results import CaseResult, Row, write_result
 from fullstride.errors import ConfigError
 from fullstride.llm.engine import Engine, EngineConfig
 from fullstride.llm.server.app import create_app
+from fullstride.llm.server.launch import background
 from fullstride.llm.server.limits import Limits
-from fullstride.llm.server.run import background
 from fullstride.llm.server.served_model import Served
 from fullstride.llm.text.tokenizer import Tokenizer
 from fullstride.measure.environment import environment

@@ -33,14 +33,6 @@ class Model(Protocol):
     def tokenizer(self) -> Any: ...
 
 
-class Chosen(NamedTuple):
-    """Attributes: the devices, the dtype of the weights, and the kernels."""
-
-    devices: tuple[Any, ...]
-    dtype: str
-    kernels: Kernels
-
-
 class Parts(NamedTuple):
     """Attributes: the devices, the kernels chosen for them, the weights on them, and the shapes to compile."""
 
@@ -50,7 +42,9 @@ class Parts(NamedTuple):
     sizes: Sizes
 
 
-def chosen(model: ModelConfig, config: EngineConfig, devices: Sequence[Any] | None = None) -> Chosen:
+def chosen(
+    model: ModelConfig, config: EngineConfig, devices: Sequence[Any] | None = None
+) -> tuple[tuple[Any, ...], str, Kernels]:
     """What an engine will run on and with; nothing is read, put on a device or compiled.
 
     Args:
@@ -58,16 +52,25 @@ def chosen(model: ModelConfig, config: EngineConfig, devices: Sequence[Any] | No
         config: settings.
         devices: of JAX's, `tensor_parallel_size` of them; None for the first ones.
 
+    Returns:
+        The devices, the dtype of the weights, and the kernels.
+
     Raises:
-        ConfigError: if there are too few devices, the model cannot be split among them, or the set of kernels cannot
-            run it on them; and as `fullstride.llm.engine.shapes.check`.
+        ConfigError: if there are too few devices, or others than so many were given, the model cannot be split among
+            them, or the set of kernels cannot run it on them; and as `fullstride.llm.engine.shapes.check`.
 
     """
-    found = _devices(model, config.tensor_parallel_size, devices)
+    count = config.tensor_parallel_size
+    found = tuple(jax.devices()[:count] if devices is None else devices)
+    if len(found) != count:
+        there = f"there are {len(found)} devices" if devices is None else f"{len(found)} devices are given"
+        raise ConfigError(f"tensor_parallel_size={count}: {there}; expected as many devices as share the model")
+    if (reason := refusal(model, count)) is not None:
+        raise ConfigError(f"tensor_parallel_size={count}: {reason}")
     dtype = dtype_for(config, found[0].platform, model.dtype)
     check(config, model, found[0].platform, dtype)
     pool = pool_for(config, dtype)
-    return Chosen(found, dtype, choose(config.kernels, model, dtype, config.block_size, found[0], len(found), pool))
+    return found, dtype, choose(config.kernels, model, dtype, config.block_size, found[0], count, pool)
 
 
 def parts_of(
@@ -106,19 +109,3 @@ def _say(config: EngineConfig, model: ModelConfig, made: Sizes) -> None:
         logger.warning("%s: the model is for %d tokens; %s", said, model.max_position, advice)
     else:
         logger.info("%s", said)
-
-
-def _devices(model: ModelConfig, count: int, given: Sequence[Any] | None) -> tuple[Any, ...]:
-    """As many as are to share the model.
-
-    Raises:
-        ConfigError: if there are fewer, others than so many were given, or the model cannot be split so.
-
-    """
-    found = tuple(jax.devices()[:count] if given is None else given)
-    if len(found) != count:
-        there = f"there are {len(found)} devices" if given is None else f"{len(found)} devices are given"
-        raise ConfigError(f"tensor_parallel_size={count}: {there}; expected as many devices as share the model")
-    if (reason := refusal(model, count)) is not None:
-        raise ConfigError(f"tensor_parallel_size={count}: {reason}")
-    return found

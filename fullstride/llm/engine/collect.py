@@ -8,7 +8,6 @@ import numpy as np
 
 from fullstride.errors import ConfigError, in_a_line
 from fullstride.llm.engine.dispatch import Flight
-from fullstride.llm.engine.scheduler import Chunk
 from fullstride.llm.engine.sequence import Sequence
 from fullstride.llm.kernels import Sampled
 from fullstride.llm.outputs import Delta, FinishReason, Logprob
@@ -118,24 +117,17 @@ def _take(draft: Draft, token: int, values: Any, step: int, row: int) -> None:
         draft.end("stop", stop)
     elif len(sequence.tokens) >= request.limit:
         draft.end("length")
-    else:
-        _advance(draft, token)
-
-
-def _advance(draft: Draft, token: int) -> None:
-    sequence = draft.sequence
-    if sequence.matcher is None:
-        return
-    try:
-        if not sequence.matcher.advance(token):
-            raise RuntimeError(f"the grammar does not allow token {token}, which was chosen under its mask")
-        sequence.mask = sequence.matcher.mask()
-    except ConfigError as error:
-        logger.warning("%s", error)
-        draft.end("error", error=str(error), refused=True)
-    except Exception as error:
-        logger.exception("a grammar failed, and its request")
-        draft.end("error", error=in_a_line(error))
+    elif sequence.matcher is not None:
+        try:
+            if not sequence.matcher.advance(token):
+                raise RuntimeError(f"the grammar does not allow token {token}, which was chosen under its mask")
+            sequence.mask = sequence.matcher.mask()
+        except ConfigError as error:
+            logger.warning("%s", error)
+            draft.end("error", error=str(error), refused=True)
+        except Exception as error:
+            logger.exception("a grammar failed, and its request")
+            draft.end("error", error=in_a_line(error))
 
 
 def logprobs(values: Any, at: tuple[int, int], count: int) -> tuple[Logprob, ...]:
@@ -153,18 +145,14 @@ def _read_prompts(flight: Flight) -> None:
     found = _on_host(flight.out.prompt)
     tile, first = found.token.shape[1], 0
     for chunk in flight.plan.chunks:
-        if chunk in chunks:
-            _place(chunk, found, first, tile)
+        request, places = chunk.sequence.request, chunk.sequence.prompt_logprobs
+        if chunk in chunks and places is not None:
+            for i in range(min(chunk.count, len(request.prompt) - chunk.start - 1)):
+                asked = request.params.prompt_logprobs or 0
+                places[chunk.start + i + 1] = logprobs(found, (first + i // tile, i % tile), asked)
         first += -(-chunk.count // tile)
 
 
 def _on_host(sampled: Sampled) -> Any:
     """The same with numpy's arrays."""
     return sampled._replace(**{name: np.asarray(value) for name, value in sampled._asdict().items()})
-
-
-def _place(chunk: Chunk, found: Any, first: int, tile: int) -> None:
-    request, places = chunk.sequence.request, chunk.sequence.prompt_logprobs
-    for i in range(chunk.count):
-        if (place := chunk.start + i + 1) < len(request.prompt) and places is not None:
-            places[place] = logprobs(found, (first + i // tile, i % tile), request.params.prompt_logprobs or 0)

@@ -12,7 +12,7 @@ from fullstride.llm.engine.scheduler import Chunk, Plan
 from fullstride.llm.engine.sequence import Sequence
 from fullstride.llm.engine.shapes import Sizes
 from fullstride.llm.engine.wire import Decode, Mixed, Params
-from fullstride.llm.kernels.sampling_needs import Wishes, asks
+from fullstride.llm.kernels.interface import Wishes, asks
 from fullstride.llm.sampling_params import SMALLEST
 
 # Below it the most probable token is all that a temperature leaves, but for logits that fp32 cannot divide by it.
@@ -26,18 +26,19 @@ class Flight:
     plan: Plan
     out: Out
 
-    def send_back(self) -> None:
-        """Start to copy what will be read."""
-        wanted = any(sequence.request.params.logprobs is not None for sequence in self.plan.sequences)
-        for array in self.out.sampled if wanted else self.out.sampled[:1]:
-            array.copy_to_host_async()
-
 
 def dispatch(runner: Runner, plan: Plan) -> Flight:
     """Send a plan off."""
     for sequence in plan.admitted:
         if _is_special(sequence):
-            runner.set_history(_history(sequence, runner.sizes))
+            bias, prompt = sequence.request.params.logit_bias or {}, sequence.request.prompt
+            packed = np.full(wire.HISTORY.size + runner.sizes.max_length, -1, np.int32)
+            wire.HISTORY.put(packed, row=sequence.place, prompt=len(prompt), bias=0)
+            parts = wire.HISTORY.of(packed)
+            parts["bias_ids"][: len(bias)] = list(bias)
+            parts["bias"][: len(bias)] = wire.words(*bias.values())
+            parts["tokens"][: len(sequence.tokens)] = sequence.tokens
+            runner.set_history(packed)
     for sequence in [*plan.decodes, *(chunk.sequence for chunk in plan.chunks if chunk.last)]:
         if sequence.matcher is not None:
             packed = np.empty(wire.MASK.size + len(sequence.mask), np.int32)
@@ -46,9 +47,11 @@ def dispatch(runner: Runner, plan: Plan) -> Flight:
     width = max(len(sequence.blocks) for sequence in plan.sequences)
     width = next(size for size in runner.sizes.widths if size >= width)
     out = _mixed(runner, plan, width) if plan.chunks else _decode(runner, plan, width)
-    flight = Flight(plan, out)
-    flight.send_back()
-    return flight
+    # What will be read is on its way to the host as soon as it is there.
+    wanted = any(sequence.request.params.logprobs is not None for sequence in plan.sequences)
+    for array in out.sampled if wanted else out.sampled[:1]:
+        array.copy_to_host_async()
+    return Flight(plan, out)
 
 
 def _decode(runner: Runner, plan: Plan, width: int) -> Out:
@@ -157,15 +160,3 @@ def _is_special(sequence: Sequence) -> bool:
     asked = sequence.request.params
     penalties = (asked.repetition_penalty, asked.presence_penalty, asked.frequency_penalty)
     return penalties != (1, 0, 0) or bool(asked.logit_bias or sequence.matcher is not None or asked.min_tokens)
-
-
-def _history(sequence: Sequence, sizes: Sizes) -> np.ndarray:
-    """See `state.set_history`."""
-    bias = sequence.request.params.logit_bias or {}
-    packed = np.full(wire.HISTORY.size + sizes.max_length, -1, np.int32)
-    wire.HISTORY.put(packed, row=sequence.place, prompt=len(sequence.request.prompt), bias=0)
-    parts = wire.HISTORY.of(packed)
-    parts["bias_ids"][: len(bias)] = list(bias)
-    parts["bias"][: len(bias)] = wire.words(*bias.values())
-    parts["tokens"][: len(sequence.tokens)] = sequence.tokens
-    return packed

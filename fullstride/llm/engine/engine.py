@@ -9,11 +9,10 @@ from fullstride.errors import ConfigError, in_a_line
 from fullstride.llm.engine.blocks import BlockManager, block_names
 from fullstride.llm.engine.build import Model, parts_of
 from fullstride.llm.engine.collect import Draft, read
-from fullstride.llm.engine.compiles import compiles, keep
 from fullstride.llm.engine.config import EngineConfig
 from fullstride.llm.engine.dispatch import Flight, dispatch
 from fullstride.llm.engine.programs import Programs
-from fullstride.llm.engine.runner import Runner
+from fullstride.llm.engine.runner import Runner, compiles, keep
 from fullstride.llm.engine.scheduler import Plan, Scheduler
 from fullstride.llm.engine.sequence import Sequence as Running
 from fullstride.llm.engine.validate import Intake
@@ -132,9 +131,15 @@ class Engine:
 
         """
         self._scheduler.started.clear()
-        plan = None if self.dead is not None else self._dispatch()
-        if self._flights and (plan is None or len(self._flights) >= DEPTH):
-            self._read()
+        sent = self.dead is None and self._dispatch()
+        if self._flights and (not sent or len(self._flights) >= DEPTH):
+            flight = self._flights.popleft()
+            try:
+                for delta in read(flight, self._leave, self._computed):
+                    self._generated += len(delta.token_ids)
+                    self._outbox.append(delta)
+            except Exception as error:
+                self._fail(flight.plan, error)
         deltas, self._outbox = self._outbox, []
         return deltas
 
@@ -189,26 +194,17 @@ class Engine:
             generated_tokens=self._generated,
         )
 
-    def _dispatch(self) -> Plan | None:
-        plan = self._scheduler.plan()
-        if plan is None:
-            return None
+    def _dispatch(self) -> bool:
+        """Send the next step off; whether there is one."""
+        if (plan := self._scheduler.plan()) is None:
+            return False
         try:
             self._flights.append(dispatch(self._runner, plan))
         except Exception as error:
-            self._fail([plan], error)
-            return None
+            self._fail(plan, error)
+            return False
         self._steps += 1
-        return plan
-
-    def _read(self) -> None:
-        flight = self._flights.popleft()
-        try:
-            for delta in read(flight, self._leave, self._computed):
-                self._generated += len(delta.token_ids)
-                self._outbox.append(delta)
-        except Exception as error:
-            self._fail([flight.plan], error)
+        return True
 
     def _computed(self, sequence: Running) -> None:
         self._scheduler.name(sequence, len(sequence.tokens) - 1)
@@ -226,11 +222,11 @@ class Engine:
         if (delta := draft.delta()) is not None:
             self._outbox.append(delta)
 
-    def _fail(self, plans: list[Plan], error: Exception) -> None:
+    def _fail(self, plan: Plan, error: Exception) -> None:
         """A step failed, and the state with it: its requests end; the others start over with what they have."""
         why = in_a_line(error)
         logger.exception("a step failed, and the requests in it: %s", why)
-        plans += [flight.plan for flight in self._flights]
+        plans = [plan, *(flight.plan for flight in self._flights)]
         self._flights.clear()
         for sequence in {id(s): s for plan in plans for s in plan.sequences}.values():
             sequence.flights = sequence.pending = 0
@@ -240,17 +236,13 @@ class Engine:
             self._restart()
         except Exception as worse:
             logger.exception("the engine is dead: its state could not be made anew")
-            self._die(in_a_line(worse))
+            self.dead = in_a_line(worse)
+            for sequence in [sequence for sequences in self._live.values() for sequence in sequences]:
+                if sequence.finish is None:
+                    self._end(sequence, "error", f"the engine is dead: {self.dead}")
 
     def _restart(self) -> None:
         for sequence in self._scheduler.running[::-1]:
             self._scheduler.preempt(sequence)
         self._runner.reset()
         self._scheduler = self._scheduler.anew(BlockManager(self.sizes.blocks, self._caching))
-
-    def _die(self, why: str) -> None:
-        self.dead = why
-        for sequences in list(self._live.values()):
-            for sequence in sequences:
-                if sequence.finish is None:
-                    self._end(sequence, "error", f"the engine is dead: {why}")

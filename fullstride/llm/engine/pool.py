@@ -1,6 +1,10 @@
 """How large the pool of keys and values is, where the settings do not say how many blocks it has."""
 
-from collections.abc import Sequence
+import operator
+import os
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
@@ -8,13 +12,22 @@ import numpy as np
 from fullstride.errors import ConfigError
 from fullstride.llm.config import ModelConfig
 from fullstride.llm.engine.config import EngineConfig
-from fullstride.llm.engine.host_memory import free_host_memory
 
 # Of the free memory: what accelerators give, and the most that a length asked for takes. The rest is for temporaries.
 SHARE = 0.8
 # On a CPU: bytes that are taken for sequences to share, and what of the free memory a pool that nobody asked for has at
 # most, since the machine has other work.
 CPU_POOL, CPU_SHARE = 512 << 20, 0.25
+
+CGROUPS, MINE = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+# Of both versions of Linux's control groups, by the controller with which a process's own group is listed (the newer
+# has none): where groups lie, and of one the limit, what is used, and the statistics.
+LIMITS = {
+    "": (".", "memory.max", "memory.current", "memory.stat"),
+    "memory": ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "memory.stat"),
+}
+# Of what is used: files that were read, which give way.
+CACHES = ("inactive_file", "total_inactive_file")
 
 
 def block_bytes(model: ModelConfig, dtype: str, block: int) -> int:
@@ -56,17 +69,12 @@ def _memory(config: EngineConfig, devices: Sequence[Any], one: int) -> int:
     wanted = max(CPU_POOL, one)
     if free is None:
         return wanted
-    usual = min(wanted, int(CPU_SHARE * free))
-    return max(usual, _asked(config.max_length, one, free)) if config.max_length else usual
-
-
-def _asked(length: int, one: int, free: int) -> int:
-    if one > SHARE * free:
+    if config.max_length and one > SHARE * free:
         raise ConfigError(
-            f"max_length={length}: its keys and values take {one / 1e9:.1f} GB; {free / 1e9:.1f} GB are free, of which"
-            f" they may take {SHARE:.0%}: ask for less, or take kv_cache_dtype=fp8"
+            f"max_length={config.max_length}: its keys and values take {one / 1e9:.1f} GB; {free / 1e9:.1f} GB are"
+            f" free, of which they may take {SHARE:.0%}: ask for less, or take kv_cache_dtype=fp8"
         )
-    return one
+    return max(min(wanted, int(CPU_SHARE * free)), one if config.max_length else 0)
 
 
 def _free(devices: Sequence[Any]) -> int | None:
@@ -75,3 +83,43 @@ def _free(devices: Sequence[Any]) -> int | None:
     if not all(stats):
         return None
     return min(each["bytes_limit"] - each["bytes_in_use"] for each in stats) * len(devices)
+
+
+def free_host_memory() -> int | None:
+    """Bytes; None where the system does not tell."""
+    return min((*_of_machine(), *_of_container()), default=None)
+
+
+def _of_machine() -> Iterator[int]:
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        yield from (1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, ValueError, IndexError):
+        try:
+            yield os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        except (AttributeError, ValueError, OSError):
+            return
+
+
+def _of_container() -> Iterator[int]:
+    """Of the process's group and of those around it, each of which has a limit of its own."""
+    for controller, (top, limit, used, statistics) in LIMITS.items():
+        # Where a container sees the host's path, its mount begins at its own group: the rest of the path is not there.
+        for group in accumulate(_own_group(controller).parts, operator.truediv, initial=CGROUPS / top):
+            try:
+                most, now = (int((group / name).read_text()) for name in (limit, used))
+                stat = dict(line.split() for line in (group / statistics).read_text().splitlines())
+            except (OSError, ValueError):  # there is none, or its limit is "max"
+                continue
+            cache = max(int(stat.get(name, 0)) for name in CACHES)
+            yield max(0, most - now + cache)
+
+
+def _own_group(controller: str) -> PurePosixPath:
+    """The process's group, below the top one."""
+    try:
+        paths = {names: path for _, names, path in (line.split(":", 2) for line in MINE.read_text().splitlines())}
+    except (OSError, ValueError):  # not Linux
+        paths = {}
+    found = (path for names, path in paths.items() if controller in names.split(","))
+    return PurePosixPath(next(found, "").lstrip("/"))

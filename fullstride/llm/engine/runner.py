@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from fullstride.device.select import cores
@@ -22,8 +23,35 @@ from fullstride.llm.progress import OnProgress
 OPTIONS: dict[str, dict[str, int]] = {"gpu": {"xla_gpu_memory_limit_slop_factor": 1000}}
 # Between two calls of `progress` while no further program is ready.
 TICK_SECONDS = 1.0
+# What takes less is compiled anew.
+CACHED_SECONDS = 0.5
+_EVENT = "/jax/core/compile/backend_compile_duration"
+_count = 0
 # A program by what it is for: its kind, rows, tiles, and blocks of a table.
 Key = tuple[str, int, int, int]
+
+
+def _listen(event: str, duration_secs: float, **_: str | int) -> None:
+    global _count
+    _count += event == _EVENT
+
+
+jax.monitoring.register_event_duration_secs_listener(_listen)
+
+
+def compiles() -> int:
+    """Programs that were compiled, or taken from the persistent cache, since this module was first imported."""
+    return _count
+
+
+def keep() -> None:
+    """Keep compiled programs on disk in fullstride's cache, unless JAX was told already where to keep them."""
+    if jax.config.values["jax_compilation_cache_dir"] is None:
+        from fullstride.step.jax.compile_cache import keep_compiled
+
+        keep_compiled(seconds=CACHED_SECONDS)
+        # JAX looks for a cache once: at the first compile, which may have been before this.
+        compilation_cache.reset_cache()
 
 
 class Runner:
@@ -85,8 +113,7 @@ class Runner:
 
     def places(self) -> State:
         """Where each part of the state lies."""
-        whole = self._whole()
-        every = jax.tree.map(lambda _: whole, jax.eval_shape(self._blank))
+        every = jax.tree.map(lambda _: self._whole(), jax.eval_shape(self._blank))
         return every if self.mesh is None else every._replace(pool=NamedSharding(self.mesh, POOL))
 
     def keys(self) -> list[Key]:

@@ -190,10 +190,7 @@ class Scheduler:
             self._admissions += 1
             self.started.append(sequence.request.name)
             self.queries, self.hits = self.queries + len(sequence.request.prompt), self.hits + sequence.computed
-        self._enter(sequence)
-        return True
-
-    def _enter(self, sequence: Sequence) -> None:
-        """Among the running ones by age: one that comes back is no newcomer."""
+        # Among the running ones by age: one that comes back is no newcomer.
         place = next((i for i, other in enumerate(self.running) if other.order > sequence.order), len(self.running))
         self.running.insert(place, sequence)
+        return True

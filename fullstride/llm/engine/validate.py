@@ -10,9 +10,8 @@ from typing import Any
 from fullstride.errors import ConfigError
 from fullstride.llm.config import ModelConfig
 from fullstride.llm.engine.programs import TOP
-from fullstride.llm.engine.sequence import Request, Sequence
+from fullstride.llm.engine.sequence import Request, Sequence, Text
 from fullstride.llm.engine.shapes import Sizes
-from fullstride.llm.engine.stop_text import Text
 from fullstride.llm.engine.wire import BIASES, STOPS
 from fullstride.llm.sampling_params import SamplingParams
 
@@ -35,7 +34,7 @@ class Intake:
         """
         tokens = list(map(operator.index, prompt))
         _check_ids("prompt", tokens, self.model.vocab_size)
-        limit = _limit(len(tokens), params, self.sizes)
+        limit = self._limit(len(tokens), params)
         if params.min_tokens > limit - len(tokens):
             raise ConfigError(
                 f"min_tokens={params.min_tokens}: after a prompt of {len(tokens)} tokens there is room for"
@@ -55,7 +54,13 @@ class Intake:
         seed = os.urandom(SEED_BYTES) if params.seed is None else str(params.seed).encode()[:64]
         found = []
         for index in range(params.n):
-            sequence = Sequence(request, index, list(request.prompt), key(seed, index), self._text(request))
+            detokenizer = None
+            if self.tokenizer is not None:
+                from fullstride.llm.text.tokenizer import Detokenizer
+
+                detokenizer = Detokenizer(self.tokenizer, after=request.prompt)
+            text = Text(detokenizer, params.stop or (), params.include_stop)
+            sequence = Sequence(request, index, list(request.prompt), key(seed, index), text)
             if params.structured is not None:
                 sequence.matcher = self.grammars.matcher(params.structured)
                 sequence.mask = sequence.matcher.mask()
@@ -64,13 +69,15 @@ class Intake:
             found.append(sequence)
         return found
 
-    def _text(self, request: Request) -> Text:
-        if self.tokenizer is None:
-            return Text(None)
-        from fullstride.llm.text.tokenizer import Detokenizer
-
-        detokenizer = Detokenizer(self.tokenizer, after=request.prompt)
-        return Text(detokenizer, request.params.stop or (), request.params.include_stop)
+    def _limit(self, prompt: int, params: SamplingParams) -> int:
+        """Tokens that the sequence may have, which the pool has to hold, too."""
+        wanted = length(prompt, params.max_tokens, self.sizes.max_length)
+        holds = self.sizes.blocks * self.sizes.block + 1
+        if params.max_tokens is None:
+            wanted = min(wanted, holds)
+        if wanted > holds or prompt >= wanted:
+            raise ConfigError(f"{max(wanted, prompt + 1)} tokens in all never fit: the engine's pool holds {holds}")
+        return wanted
 
     @cached_property
     def grammars(self) -> Any:
@@ -112,17 +119,6 @@ def length(prompt: int, max_tokens: int | None, most: int) -> int:
         raise ConfigError(
             f"{prompt} tokens of prompt and max_tokens={max_tokens} are {wanted}: expected at most {most} in all"
         )
-    return wanted
-
-
-def _limit(prompt: int, params: SamplingParams, sizes: Sizes) -> int:
-    """Tokens that the sequence may have, which the pool has to hold, too."""
-    wanted = length(prompt, params.max_tokens, sizes.max_length)
-    holds = sizes.blocks * sizes.block + 1
-    if params.max_tokens is None:
-        wanted = min(wanted, holds)
-    if wanted > holds or prompt >= wanted:
-        raise ConfigError(f"{max(wanted, prompt + 1)} tokens in all never fit: the engine's pool holds {holds}")
     return wanted
 
 

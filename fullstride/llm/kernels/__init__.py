@@ -1,74 +1,18 @@
 """The four operations that a step is made of, behind one interface; a named set of them runs or raises."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from fullstride.errors import ConfigError, one_of
 from fullstride.llm.config import ModelConfig, parameter_count
-from fullstride.llm.kernels.interface import (
-    AXIS,
-    FP8_POOL,
-    Batch,
-    Kernels,
-    Layers,
-    QKNorm,
-    Sampled,
-    Sampler,
-    Shape,
-    Whole,
-)
+from fullstride.llm.kernels.interface import AXIS, FP8_POOL, Batch, Kernels, QKNorm, Sampled, Sampler, Shape
 
-__all__ = [
-    "AXIS",
-    "FP8_POOL",
-    "Batch",
-    "Kernels",
-    "Layers",
-    "QKNorm",
-    "Sampled",
-    "Sampler",
-    "Shape",
-    "Whole",
-    "choose",
-    "shared",
-]
+__all__ = ["AXIS", "FP8_POOL", "Batch", "Kernels", "QKNorm", "Sampled", "Sampler", "Shape", "choose", "shared"]
 logger = logging.getLogger("fullstride.llm.kernels")
 
-
-def _plain(model: ModelConfig, dtype: str, block: int, device: Any) -> Kernels | str:
-    from fullstride.llm.kernels.xla.kernels import plain
-
-    return plain(dynamic=device.platform == "cpu")
-
-
-def _paged(model: ModelConfig, dtype: str, block: int, device: Any) -> Kernels | str:
-    from fullstride.llm.kernels.cuda.sets import paged, refusal
-
-    return refusal(model, dtype, block, device) or paged()
-
-
-def _chained(model: ModelConfig, dtype: str, block: int, device: Any) -> Kernels | str:
-    from fullstride.llm.kernels.cuda.sets import chained, refusal
-
-    return refusal(model, dtype, block, device) or chained(model)
-
-
-def _token(model: ModelConfig, dtype: str, block: int, device: Any) -> Kernels | str:
-    from fullstride.llm.kernels.cuda import token
-    from fullstride.llm.kernels.cuda.sets import crowding, refusal, with_token
-
-    reason = refusal(model, dtype, block, device) or token.refusal(model) or crowding(model, device)
-    return reason or with_token(model, device.core_count)
-
-
-# Fastest first. Each gives a set, or says why it cannot run.
-SETS: dict[str, Callable[[ModelConfig, str, int, Any], Kernels | str]] = {
-    "token": _token,
-    "chained": _chained,
-    "paged": _paged,
-    "plain": _plain,
-}
+# Fastest first.
+SETS = ("token", "chained", "paged", "plain")
 # Bytes of weights from which `auto` passes over the set: 8B's shape in bf16 was no faster with it, for a second copy
 # of its weights; 0.6B's was.
 MOST_WEIGHTS = {"token": 8e9}
@@ -108,12 +52,23 @@ def choose(
     for candidate in SETS if name == "auto" else (name,):
         if name == "auto" and weights > MOST_WEIGHTS.get(candidate, weights):
             continue
-        found = _barred(candidate, devices, pool) or SETS[candidate](model, dtype, block, device)
+        found = _barred(candidate, devices, pool) or _made(candidate, model, dtype, block, device)
         if not isinstance(found, str):
             return found if devices == 1 else found._replace(axis=AXIS)
         logger.info("kernels=%s: not %s: %s", name, candidate, found)
     # The plain set runs everything, so one that was named is what cannot.
     raise ConfigError(f"kernels={name}: {found}; take kernels=auto")
+
+
+def _made(name: str, model: ModelConfig, dtype: str, block: int, device: Any) -> Kernels | str:
+    """A set, or why it cannot run."""
+    if name == "plain":
+        from fullstride.llm.kernels.xla.kernels import plain
+
+        return plain(dynamic=device.platform == "cpu")
+    from fullstride.llm.kernels.cuda import sets
+
+    return sets.refusal(name, model, dtype, block, device) or sets.made(name, model, device)
 
 
 def shared(kernels: Kernels, devices: Sequence[Any]) -> Kernels:

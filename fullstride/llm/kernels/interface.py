@@ -101,6 +101,39 @@ class Sampled(NamedTuple):
     top_logprobs: Float[Array, "D K"]
 
 
+class Wishes(NamedTuple):
+    """What a row's choice takes, on the host; `Sampler` has fields of the same names, one element a row.
+
+    By one rule the host decides which program runs, and the device what that program leaves out: they have to agree.
+
+    Attributes:
+        special: penalties, biases, a mask or min_tokens apply.
+        wanted: logprobs are asked for.
+        temperature: 0 is greedy.
+        top_k: 0 keeps all.
+        top_p: 1 keeps all.
+        min_p: 0 keeps all.
+
+    """
+
+    special: bool
+    wanted: bool
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+
+
+def asks(s: Any) -> Any:
+    """Whether a row wants more than a temperature; of `Wishes`, or elementwise of a `Sampler`."""
+    return s.special | s.wanted | ((s.temperature > 0) & cuts(s))
+
+
+def cuts(s: Any) -> Any:
+    """Whether tokens are left out, if they are drawn at all."""
+    return (s.top_k > 0) | (s.top_p < 1) | (s.min_p > 0)
+
+
 class Project(Protocol):
     """x W^T: after an RMSNorm if `norm`, a SwiGLU (x holds gate and up) if `gated`; plus `bias`, plus `residual`."""
 

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from typing import Any
 
 from fastapi import FastAPI
 from starlette.middleware import Middleware
@@ -12,8 +13,7 @@ from fullstride.llm.server.context import Server
 from fullstride.llm.server.engine_thread import Steps
 from fullstride.llm.server.limits import Limits
 from fullstride.llm.server.metrics import Metrics
-from fullstride.llm.server.middleware import ApiKeys, BodyLimit, KnownHosts, RequestLog, check_keys
-from fullstride.llm.server.openapi import describe
+from fullstride.llm.server.middleware import OPEN_PATHS, ApiKeys, BodyLimit, KnownHosts, RequestLog, check_keys
 from fullstride.llm.server.request_manager import Bridge
 from fullstride.llm.server.served_model import Served
 from fullstride.llm.server.tools.shapes import Shapes
@@ -74,5 +74,27 @@ def create_app(
     errors.install(app, metrics.refused)
     for module in (chat, completions, routes):
         app.include_router(module.router)
-    describe(app, guarded=bool(api_keys))
+    _describe(app, guarded=bool(api_keys))
     return app
+
+
+def _describe(app: FastAPI, guarded: bool) -> None:
+    """Let /openapi.json say what FastAPI does not know: validation errors are 400s, and some routes need a key."""
+    generate = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is not None:
+            return app.openapi_schema
+        schema = generate()  # which FastAPI keeps
+        for name in ("HTTPValidationError", "ValidationError"):
+            schema["components"]["schemas"].pop(name, None)
+        if guarded:
+            schema["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+        for path, methods in schema["paths"].items():
+            for operation in methods.values():
+                operation["responses"].pop("422", None)
+                if guarded and path not in OPEN_PATHS:
+                    operation["security"] = [{"key": []}]
+        return schema
+
+    app.openapi = openapi

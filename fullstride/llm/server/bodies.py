@@ -30,16 +30,13 @@ class ReadsBesideLoop(APIRoute):
 
         async def read_first(request: Request) -> Response:
             model: Any = self.body_field.field_info.annotation if self.body_field else None
-            if model is not None and len(body := await request.body()) > INLINE and _is_json(request):
+            kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+            is_json = kind == "application/json" or (kind.startswith("application/") and kind.endswith("+json"))
+            if model is not None and is_json and len(body := await request.body()) > INLINE:
                 request._json = await anyio.to_thread.run_sync(_read, model, body, limiter=server_of(request).reading)
             return await handle(request)
 
         return read_first
-
-
-def _is_json(request: Request) -> bool:
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    return kind.startswith("application/") and (kind == "application/json" or kind.endswith("+json"))
 
 
 def _whole(text: str) -> int:
@@ -76,16 +73,10 @@ def _read(model: type[BaseModel], body: bytes) -> BaseModel:
 
 def _check_containers(text: str) -> None:
     """Count lists, objects and keys before any is made; texts may hold as many brackets and colons as they like."""
-    if _marks(text) <= MOST_CONTAINERS:
+    if sum(map(text.count, "[{:")) <= MOST_CONTAINERS:
         return
-    outside = text.replace("\\\\", "").replace('\\"', "").split('"')[::2]
-    found = sum(map(_marks, outside))
+    outside = "".join(text.replace("\\\\", "").replace('\\"', "").split('"')[::2])
+    found = sum(map(outside.count, "[{:"))
     if found > MOST_CONTAINERS:
-        message = (
-            f"The body has {found} lists, objects and keys; expected at most {MOST_CONTAINERS}. Send less at once."
-        )
-        raise BadRequestError(message, code="too_many_containers")
-
-
-def _marks(text: str) -> int:
-    return sum(map(text.count, "[{:"))
+        message = f"The body has {found} lists, objects and keys; expected at most {MOST_CONTAINERS}."
+        raise BadRequestError(f"{message} Send less at once.", code="too_many_containers")

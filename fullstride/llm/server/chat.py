@@ -15,8 +15,8 @@ from fullstride.llm.server.context import Reply, Server, server_of
 from fullstride.llm.server.errors import BadRequestError
 from fullstride.llm.server.job import Prompt
 from fullstride.llm.server.logprobs import chat_logprobs
-from fullstride.llm.server.messages import chat_prompt, template_tools
-from fullstride.llm.server.sampling import at_most, check_limits, few_template_arguments, sampling_params
+from fullstride.llm.server.messages import chat_prompt
+from fullstride.llm.server.sampling import at_most, check_limits, sampling_params
 from fullstride.llm.server.schemas.chat import ChatCompletion, ChatRequest
 from fullstride.llm.server.served_model import Served
 from fullstride.llm.server.streaming import GENERATING, merge
@@ -43,44 +43,31 @@ def _read(body: ChatRequest, server: Server) -> tuple[Asked, str, Prompt, str]:
     """Return what the chat asks for, the parameter of its shape, the engine's prompt, and that as text."""
     asked = Asked.of(body, server.limits)
     param, params = _params(body, server, asked)
-    text = _prompt(body, server, asked)
+    text = chat_prompt(body, server.served, server.limits, asked.shown, forced=asked.shape is not None)
     ids = server.served.encode(text, "messages", special=False)
     ids = server.served.fitting(ids, "messages", params.max_tokens or 1)
     return asked, param, Prompt(ids, params), text
 
 
 def _params(body: ChatRequest, server: Server, asked: Asked) -> tuple[str, SamplingParams]:
-    limits = server.limits
-    check_limits(body, limits)
-    at_most("top_logprobs", body.top_logprobs, limits.logprobs)
+    check_limits(body, server.limits)
+    at_most("top_logprobs", body.top_logprobs, server.limits.logprobs)
     if body.top_logprobs and not body.logprobs:
         raise BadRequestError("'top_logprobs' needs 'logprobs' to be true.", param="top_logprobs")
-    param, shape = structured(body, limits.schema_bytes)
+    param, shape = structured(body, server.limits.schema_bytes)
     if shape is not None and asked.shape is not None:
         raise BadRequestError("A forced tool call has a shape of its own; ask for no other.", param="tool_choice")
+    most = {value for value in (body.max_tokens, body.max_completion_tokens) if value is not None}
+    if len(most) > 1:
+        message = "max_tokens and max_completion_tokens differ; send the latter only."
+        raise BadRequestError(message, param="max_completion_tokens")
     return param or "tools", sampling_params(
         body,
         server.served,
-        max_tokens=_max_tokens(body),
+        max_tokens=max(1, most.pop()) if most else None,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         shape=shape or asked.shape,
     )
-
-
-def _max_tokens(body: ChatRequest) -> int | None:
-    given = {value for value in (body.max_tokens, body.max_completion_tokens) if value is not None}
-    if len(given) > 1:
-        message = "max_tokens and max_completion_tokens differ; send the latter only."
-        raise BadRequestError(message, param="max_completion_tokens")
-    return max(1, given.pop()) if given else None
-
-
-def _prompt(body: ChatRequest, server: Server, asked: Asked) -> str:
-    at_most("messages", len(body.messages), server.limits.messages, " messages")
-    kwargs = few_template_arguments(body.chat_template_kwargs, server.limits)
-    tools = template_tools(asked.shown)
-    forced = asked.shape is not None
-    return chat_prompt(server.served, body.messages, tools, body.add_generation_prompt, kwargs, forced)
 
 
 class ChatAnswer:

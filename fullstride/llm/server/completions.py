@@ -6,8 +6,7 @@ import anyio.to_thread
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from fullstride.llm.outputs import Delta, Logprob
-from fullstride.llm.sampling_params import SamplingParams
+from fullstride.llm.outputs import Delta
 from fullstride.llm.server.bodies import ReadsBesideLoop
 from fullstride.llm.server.context import Reply, Server, server_of
 from fullstride.llm.server.job import Prompt
@@ -37,43 +36,35 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
 
 def _read(body: CompletionRequest, server: Server) -> tuple[str, list[Prompt]]:
     """The parameter that asks for a shape, and what the engine gets."""
-    param, params = _params(body, server)
-    return param, [Prompt(ids, params) for ids in _prompts(body, server, params)]
-
-
-def _params(body: CompletionRequest, server: Server) -> tuple[str, SamplingParams]:
-    check_limits(body, server.limits)
-    at_most("logprobs", body.logprobs, server.limits.logprobs)
-    asked = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
-    param, shape = structured(body, server.limits.schema_bytes)
-    return param, sampling_params(
+    limits, served = server.limits, server.served
+    check_limits(body, limits)
+    at_most("logprobs", body.logprobs, limits.logprobs)
+    param, shape = structured(body, limits.schema_bytes)
+    params = sampling_params(
         body,
-        server.served,
-        max_tokens=max(1, asked),
+        served,
+        max_tokens=max(1, DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens),
         logprobs=body.logprobs,
         prompt_logprobs=body.logprobs if body.echo else None,
         shape=shape,
     )
-
-
-def _prompts(body: CompletionRequest, server: Server, params: SamplingParams) -> list[list[int]]:
     several = _given(body)
-    at_most("prompt", len(several), server.limits.prompts, " prompts")
-    at_most("n", len(several) * params.n, server.limits.completions, " completions in all")
-    most = params.max_tokens or 1
-    return [server.served.fitting(_ids(each, body, server.served), "prompt", most) for each in several]
+    at_most("prompt", len(several), limits.prompts, " prompts")
+    at_most("n", len(several) * params.n, limits.completions, " completions in all")
+    prompts = []
+    for each in several:
+        if isinstance(each, str):
+            ids = served.encode(each, "prompt", special=body.add_special_tokens)
+        else:
+            ids = served.known(each, "prompt")
+        prompts.append(Prompt(served.fitting(ids, "prompt", params.max_tokens or 1), params))
+    return param, prompts
 
 
 def _given(body: CompletionRequest) -> list[Any]:
     """The prompts, each a text or token ids."""
     given: Any = body.prompt
     return given if isinstance(given, list) and not isinstance(given[0], int) else [given]
-
-
-def _ids(prompt: str | list[int], body: CompletionRequest, served: Served) -> list[int]:
-    if isinstance(prompt, str):
-        return served.encode(prompt, "prompt", special=body.add_special_tokens)
-    return served.known(prompt, "prompt")
 
 
 class CompletionAnswer:
@@ -85,16 +76,16 @@ class CompletionAnswer:
         """Write the completions of these prompts."""
         self._served, self._body, self._prompts = served, body, prompts
         self._n = body.n or 1
-        self._writers = [self._writer(prompt) for prompt in prompts for _ in range(self._n)]
+        tokenizer, self._writers = served.tokenizer, []
+        for prompt in prompts:
+            for _ in range(self._n):
+                # The text begins with the prompt, or with the completion after it.
+                beginning = tokenizer.beginning(() if body.echo else prompt.token_ids)
+                writer = CompletionLogprobsWriter(tokenizer.token_bytes, tokenizer.special_texts, beginning)
+                self._writers.append(writer)
         self._begun: set[int] = set()
         self._prompt_logprobs: dict[int, Any] = {}
         self._held: dict[int, list[Delta]] = {}
-
-    def _writer(self, prompt: Prompt) -> CompletionLogprobsWriter:
-        tokenizer = self._served.tokenizer
-        # The text begins with the prompt, or with the completion after it.
-        beginning = tokenizer.beginning(() if self._body.echo else prompt.token_ids)
-        return CompletionLogprobsWriter(tokenizer.token_bytes, tokenizer.special_texts, beginning)
 
     def chunks(self, which: int, delta: Delta) -> list[dict[str, Any]]:
         """What is new; where the prompt's probabilities are asked for, it waits for them."""
@@ -109,28 +100,22 @@ class CompletionAnswer:
         return [choice for each in held if (choice := self._choice(which, each)) is not None]
 
     def _choice(self, which: int, delta: Delta) -> dict[str, Any] | None:
-        number = which * self._n + delta.index
-        text, places = self._generated(delta)
-        echo = ""
+        number, wanted = which * self._n + delta.index, self._body.logprobs is not None
+        text, places, echo = delta.text, delta.logprobs or (), ""
+        reason, stop = delta.finish_reason, delta.stop_reason
+        if self._body.no_tokens:
+            text, places = "", ()
+            # What ended the token that is left out is no news.
+            reason, stop = reason and "length", None
         if self._body.echo and number not in self._begun:
             echo = self._echo(which, delta)
-            places = self._echo_logprobs(which, places)
+            places = (*self._prompt_logprobs[which], *places) if wanted else ()
         self._begun.add(number)
         text, first = echo + text, self._prompts[which].token_ids[0]
-        logprobs = self._writers[number].write(places, first, echo) if places is not None else None
+        logprobs = self._writers[number].write(places, first, echo) if wanted else None
         if not (text or logprobs or delta.finish_reason):
             return None
-        reason, stop = delta.finish_reason, delta.stop_reason
-        if reason is not None and self._body.no_tokens:
-            # What ended the token that is left out is no news.
-            reason, stop = "length", None
         return {"index": number, "text": text, "logprobs": logprobs, "finish_reason": reason, "stop_reason": stop}
-
-    def _generated(self, delta: Delta) -> tuple[str, Any]:
-        wanted = self._body.logprobs is not None
-        if self._body.no_tokens:
-            return "", [] if wanted else None
-        return delta.text, (delta.logprobs or ()) if wanted else None
 
     def _echo(self, which: int, delta: Delta) -> str:
         if isinstance(given := _given(self._body)[which], str):
@@ -140,9 +125,6 @@ class CompletionAnswer:
         # Of a character that the prompt began and the completion goes on with, the completion has all.
         first = b"".join(map(tokenizer.token_bytes, delta.token_ids[:1])) if not self._body.no_tokens else b""
         return text.removesuffix("\ufffd") if goes_on(first) and tokenizer.beginning(ids).pending else text
-
-    def _echo_logprobs(self, which: int, places: Any) -> list[tuple[Logprob, ...] | None] | None:
-        return None if places is None else [*self._prompt_logprobs[which], *places]
 
     def whole(self, choice: dict[str, Any]) -> dict[str, Any]:
         """A whole choice is of the same shape."""

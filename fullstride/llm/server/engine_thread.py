@@ -18,42 +18,22 @@ logger = logging.getLogger("fullstride.llm.server")
 
 @runtime_checkable
 class Steps(Protocol):
-    """What of the engine is used; none of it is called from two threads."""
+    """What of `fullstride.llm.engine.Engine` is used; but for the last two, from one thread alone."""
 
     @property
-    def dead(self) -> str | None:
-        """Why nothing can run any more."""
-        ...
-
+    def dead(self) -> str | None: ...
     @property
-    def started(self) -> Sequence[str]:
-        """Requests that the latest step began with."""
-        ...
-
+    def started(self) -> Sequence[str]: ...
     @property
-    def busy(self) -> bool:
-        """Whether `step` has anything to do."""
-        ...
-
+    def busy(self) -> bool: ...
     def add(
         self, request_id: str, prompt: Sequence[int], params: SamplingParams, *, arrived: float | None = None
-    ) -> None:
-        """Take a request; ConfigError if it can never be served."""
-
-    def abort(self, request_id: str) -> None:
-        """Give it up."""
-
-    def step(self) -> list[Delta]:
-        """Go on with all of them."""
-        ...
-
-    def stats(self) -> EngineStats:
-        """Counters and gauges."""
-        ...
-
-
-class EngineDeadError(RuntimeError):
-    """The engine said so itself."""
+    ) -> None: ...
+    def abort(self, request_id: str) -> None: ...
+    def step(self) -> list[Delta]: ...
+    def stats(self) -> EngineStats: ...
+    def names(self, prompt: Sequence[int]) -> list[bytes]: ...
+    def held(self, names: Sequence[bytes]) -> int: ...
 
 
 class EngineThread:
@@ -102,8 +82,14 @@ class EngineThread:
     def _run(self) -> None:
         try:
             while self._obey():
-                if self._engine.busy:
-                    self._step()
+                if not self._engine.busy:
+                    continue
+                self._step_began = monotonic()
+                deltas = self._engine.step()
+                self._step_began = None
+                self._on_step(deltas, self._engine.started, self._engine.stats())
+                if self._engine.dead is not None:
+                    raise RuntimeError(self._engine.dead)
         except BaseException as error:
             logger.critical("the engine died and serves no more", exc_info=True)
             self._on_death(error)
@@ -121,27 +107,16 @@ class EngineThread:
 
     def _add(self, requests: Mapping[str, Prompt], arrived: float) -> None:
         for request_id, prompt in requests.items():
-            if (error := self._refusal(request_id, prompt, arrived)) is not None:
-                for other in requests:
-                    self._engine.abort(other)
-                self._on_refused(request_id, error)
-                return
-
-    def _refusal(self, request_id: str, prompt: Prompt, arrived: float) -> ApiError | None:
-        try:
-            self._engine.add(request_id, prompt.token_ids, prompt.params, arrived=arrived)
-        except ConfigError as error:
-            return BadRequestError(str(error), code="cannot_be_served")
-        except Exception:
-            # A fault in taking one request is that request's; a fault in a step is everybody's.
-            logger.exception("the engine could not take %s", request_id)
-            return EngineFailedError("The engine could not take this request.")
-        return None
-
-    def _step(self) -> None:
-        self._step_began = monotonic()
-        deltas = self._engine.step()
-        self._step_began = None
-        self._on_step(deltas, self._engine.started, self._engine.stats())
-        if self._engine.dead is not None:
-            raise EngineDeadError(self._engine.dead)
+            try:
+                self._engine.add(request_id, prompt.token_ids, prompt.params, arrived=arrived)
+                continue
+            except ConfigError as error:
+                refusal = BadRequestError(str(error), code="cannot_be_served")
+            except Exception:
+                # A fault in taking one request is that request's; a fault in a step is everybody's.
+                logger.exception("the engine could not take %s", request_id)
+                refusal = EngineFailedError("The engine could not take this request.")
+            for other in requests:
+                self._engine.abort(other)
+            self._on_refused(request_id, refusal)
+            return

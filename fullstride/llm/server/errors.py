@@ -142,53 +142,46 @@ class ClientGoneError(Exception):
 def install(app: FastAPI, refused: Counter) -> None:
     """Make every error of the app's routes an OpenAI-shaped one, and count refusals by their codes."""
 
-    def answered(error: ApiError) -> JSONResponse:
-        if error.refusal:
-            refused.labels(error.code).inc()
-        return error.response()
+    async def answered(request: Request, error: Exception) -> JSONResponse:
+        match error:
+            case ApiError():
+                found = error
+            case RequestValidationError():
+                found = described(error.errors())
+            case HTTPException(status_code=TooLargeError.status):
+                found = TooLargeError(error.detail)
+            case HTTPException(status_code=EncodedError.status):
+                found = EncodedError(error.detail)
+            case HTTPException(status_code=BadRequestError.status):
+                found = BadRequestError(UNREADABLE, code="invalid_json")
+            case HTTPException():
+                return _http_error(request, error)
+            case ClientGoneError():
+                return JSONResponse(None, 499)  # nginx's number; nobody reads it but the log
+            case _:
+                found = BadRequestError(str(error))
+        if found.refusal:
+            refused.labels(found.code).inc()
+        return found.response()
 
-    async def api_error(_: Request, error: Exception) -> JSONResponse:
-        assert isinstance(error, ApiError)
-        return answered(error)
-
-    async def config_error(_: Request, error: Exception) -> JSONResponse:
-        return answered(BadRequestError(str(error)))
-
-    async def validation_error(_: Request, error: Exception) -> JSONResponse:
-        assert isinstance(error, RequestValidationError)
-        return answered(described(error.errors()))
-
-    async def http_error(request: Request, error: Exception) -> JSONResponse:
-        assert isinstance(error, HTTPException)
-        if of_body := {kind.status: kind for kind in (TooLargeError, EncodedError)}.get(error.status_code):
-            return answered(of_body(error.detail))
-        if error.status_code == BadRequestError.status:
-            return answered(BadRequestError(UNREADABLE, code="invalid_json"))
-        return _http_error(request, error)
-
-    async def gone(_: Request, __: Exception) -> JSONResponse:
-        return JSONResponse(None, 499)  # nginx's number; nobody reads it but the log
-
-    app.exception_handler(ApiError)(api_error)
-    app.exception_handler(ConfigError)(config_error)
-    app.exception_handler(ClientGoneError)(gone)
-    app.exception_handler(HTTPException)(http_error)
-    app.exception_handler(RequestValidationError)(validation_error)
+    for kind in (ApiError, ConfigError, ClientGoneError, HTTPException, RequestValidationError):
+        app.exception_handler(kind)(answered)
 
 
 def _http_error(request: Request, error: HTTPException) -> JSONResponse:
-    message = {
-        404: f"Unknown request URL: {request.method} {request.url.path}.",
-        405: f"Not allowed to {request.method} on {request.url.path}.",
-    }.get(error.status_code, str(error.detail))
-    code = {404: "unknown_url", 405: "method_not_supported"}.get(error.status_code, "invalid_request")
+    message, code = {
+        404: (f"Unknown request URL: {request.method} {request.url.path}.", "unknown_url"),
+        405: (f"Not allowed to {request.method} on {request.url.path}.", "method_not_supported"),
+    }.get(error.status_code, (str(error.detail), "invalid_request"))
     body = {"error": {"message": message, "type": "invalid_request_error", "param": None, "code": code}}
     return JSONResponse(body, error.status_code, error.headers)
 
 
 def described(errors: Sequence[Mapping[str, Any]]) -> BadRequestError:
     """What pydantic found first, in OpenAI's words; no value of the request is repeated."""
-    first = min((error for error in errors if error["loc"][:2] == errors[0]["loc"][:2]), key=_how_vague)
+    # Of a union every type has its errors: that of the type which was meant lies deeper, and is not about types.
+    same = [error for error in errors if error["loc"][:2] == errors[0]["loc"][:2]]
+    first = min(same, key=lambda error: (error["type"].endswith("_type"), -len(error["loc"])))
     path = _path(first["loc"])
     if first["type"] == "extra_forbidden":
         name = str(first["loc"][-1])[:MOST_OF_A_NAME]
@@ -205,26 +198,23 @@ def described(errors: Sequence[Mapping[str, Any]]) -> BadRequestError:
     return BadRequestError(where + str(first["msg"]).removeprefix("Value error, "), param=param, code=code)
 
 
-def _how_vague(error: Mapping[str, Any]) -> tuple[bool, int]:
-    # Of a union every type has its errors: that of the type which was meant lies deeper, and is not about types.
-    return error["type"].endswith("_type"), -len(error["loc"])
-
-
 # What pydantic puts into a path besides keys and indices: the types of a union that it tried, and discriminators.
 _TYPES = frozenset(("str", "int", "constrained-str", "NamedTool"))
-_TAGS: dict[str, frozenset[str]] = {"messages": frozenset(("system", "developer", "user", "assistant", "tool"))}
-_TAGS["prompt"] = frozenset(("text", "texts", "tokens", "lists"))
-_TAGS["response_format"] = frozenset(("text", "json_object", "json_schema"))
+_TAGS: dict[str, tuple[str, ...]] = {
+    "messages": ("system", "developer", "user", "assistant", "tool"),
+    "prompt": ("text", "texts", "tokens", "lists"),
+    "response_format": ("text", "json_object", "json_schema"),
+}
 
 
 def _path(loc: Sequence[str | int]) -> list[str]:
     """Keys and indices alone."""
     path: list[str] = []
-    tags: frozenset[str] = frozenset()
+    tags: tuple[str, ...] = ()
     for part in map(str, loc[1:]):
         if part in tags:
-            tags = frozenset()
+            tags = ()
         elif part not in _TYPES and "[" not in part:
             path.append(part[:MOST_OF_A_NAME])
-            tags = _TAGS.get(part, tags if part.isdigit() else frozenset())
+            tags = _TAGS.get(part, tags if part.isdigit() else ())
     return path

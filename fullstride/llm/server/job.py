@@ -80,26 +80,22 @@ class Job:
             ApiError: why the job failed.
 
         """
-        while not self._deltas:
-            if self._error is not None:
-                raise self._error
-            if self.ended:
-                raise StopAsyncIteration
-            self._news.clear()
-            await self._news.wait()
+        await self.begun()
+        if not self._deltas:
+            raise StopAsyncIteration
         which, delta = self._deltas.popleft()
         # Of what was read, however far ahead the engine is.
         self.generated_tokens += len(delta.token_ids)
         return which, delta
 
     async def begun(self) -> None:
-        """Wait for the first delta, which stays to be read.
+        """Wait for the next delta, which stays to be read, or for the end.
 
         Raises:
-            ApiError: if there is none.
+            ApiError: why the job failed.
 
         """
-        while not self._deltas:
+        while not self._deltas and self._left:
             if self._error is not None:
                 raise self._error
             self._news.clear()

@@ -1,12 +1,16 @@
 """From a chat's messages to the prompt that the model's template makes of them."""
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
 from fullstride.errors import ConfigError
 from fullstride.llm.server.errors import BadRequestError, refusing
-from fullstride.llm.server.schemas.chat import Tool
+from fullstride.llm.server.limits import Limits
+from fullstride.llm.server.sampling import at_most
+from fullstride.llm.server.schemas.chat import ChatRequest, Tool
 from fullstride.llm.server.schemas.messages import Message
+from fullstride.llm.server.schemas.routes import TokenizeRequest
 from fullstride.llm.server.served_model import Served
 from fullstride.llm.text.chat_template import NoPlaceForToolsError
 from fullstride.llm.text.messages import MessageError, plain_messages
@@ -25,53 +29,46 @@ def template_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
         raise BadRequestError(f"Invalid '{error.param}': expected {error.expected}.", param=error.param) from error
 
 
-def template_tools(tools: Sequence[Tool]) -> list[dict[str, Any]] | None:
-    """Tools as templates read them; None if there are none."""
-    return [tool.model_dump(exclude_none=True) for tool in tools] or None
-
-
-def _rendered(
-    served: Served,
-    made: list[dict[str, Any]],
-    tools: list[dict[str, Any]] | None,
-    add_generation_prompt: bool,
-    kwargs: dict[str, Any],
-    forced: bool,
-) -> str:
-    try:
-        return served.tokenizer.chat(made, tools, add_generation_prompt, **kwargs)
-    except NoPlaceForToolsError:
-        if not forced:
-            raise
-        return served.tokenizer.chat(made, None, add_generation_prompt, **kwargs)
-
-
 def chat_prompt(
-    served: Served,
-    messages: Sequence[Message],
-    tools: list[dict[str, Any]] | None,
-    add_generation_prompt: bool,
-    kwargs: dict[str, Any],
-    forced: bool = False,
+    body: ChatRequest | TokenizeRequest, served: Served, limits: Limits, tools: Sequence[Tool], forced: bool = False
 ) -> str:
     """The text of a chat; not for the event loop, since its time grows with the chat.
 
     Args:
+        body: with the messages, and what else the template reads.
         served: the model.
-        messages: of the chat.
+        limits: of requests.
         tools: that the template shows.
-        add_generation_prompt: end where the assistant is to speak.
-        kwargs: whatever else the template reads.
         forced: the answer will have a call's shape, whether the template has a place for tools or not.
 
     Raises:
-        BadRequestError: see `template_messages`; and if the model has no template, or its template refuses the messages
-            or has no place for the tools.
+        BadRequestError: see `template_messages`; if there are too many messages, or arguments that the template cannot
+            have; and if the model has no template, or its template refuses the messages or has no place for the tools.
 
     """
-    made = template_messages(messages)
+    at_most("messages", len(body.messages or ()), limits.messages, " messages")
+    kwargs = body.chat_template_kwargs or {}
+    _check_arguments(kwargs, limits)
+    made = template_messages(body.messages or ())
+    shown = [tool.model_dump(exclude_none=True) for tool in tools] or None
     try:
-        return _rendered(served, made, tools, add_generation_prompt, kwargs, forced)
+        try:
+            return served.tokenizer.chat(made, shown, body.add_generation_prompt, **kwargs)
+        except NoPlaceForToolsError:
+            if not forced:
+                raise
+            return served.tokenizer.chat(made, None, body.add_generation_prompt, **kwargs)
     except ConfigError as error:
         param = "tools" if isinstance(error, NoPlaceForToolsError) else "messages"
         raise refusing(error, param) from error
+
+
+def _check_arguments(kwargs: dict[str, Any], limits: Limits) -> None:
+    """Refuse arguments for the template that are too large, replace the server's own, or that Jinja has a use for."""
+    if own := {"messages", "tools", "add_generation_prompt"} & kwargs.keys():
+        message = f"chat_template_kwargs: {min(own)} has a parameter of its own."
+        raise BadRequestError(message, param="chat_template_kwargs")
+    if "self" in kwargs:
+        message = "chat_template_kwargs: a template cannot read 'self', which is Jinja's own; use another name."
+        raise BadRequestError(message, param="chat_template_kwargs")
+    at_most("chat_template_kwargs", len(json.dumps(kwargs)), limits.schema_bytes, " bytes")

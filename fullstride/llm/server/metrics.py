@@ -1,67 +1,36 @@
 """What Prometheus reads: counters and histograms of requests here, the engine's own numbers as they were last seen."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from time import perf_counter
-from typing import Protocol, runtime_checkable
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from fullstride.llm.outputs import Delta, EngineStats
+from fullstride.llm.outputs import Delta
 from fullstride.llm.server.job import Job
 
 PREFIX = "fullstride_llm_"
-_GAUGES = {
-    "running": ("requests_running", "Sequences that the engine runs."),
-    "waiting": ("requests_waiting", "Sequences that wait in the engine, preempted ones included."),
-    "blocks": ("kv_blocks", "Blocks of the KV pool."),
-    "free_blocks": ("kv_blocks_free", "Blocks that hold nothing, or only prefixes that may be evicted."),
+# Of an engine: each field of its numbers, by kind, with its name and help.
+_FIELDS: dict[type[GaugeMetricFamily | CounterMetricFamily], dict[str, tuple[str, str]]] = {
+    GaugeMetricFamily: {
+        "running": ("requests_running", "Sequences that the engine runs."),
+        "waiting": ("requests_waiting", "Sequences that wait in the engine, preempted ones included."),
+        "blocks": ("kv_blocks", "Blocks of the KV pool."),
+        "free_blocks": ("kv_blocks_free", "Blocks that hold nothing, or only prefixes that may be evicted."),
+    },
+    CounterMetricFamily: {
+        "prefix_queries": ("prefix_cache_queries", "What was looked up in the prefix cache."),
+        "prefix_hits": ("prefix_cache_hits", "What of it was found."),
+        "preemptions": ("preemptions", "Sequences put back because the KV pool ran out."),
+        "compiles": ("compiles", "Programs that XLA compiled; a rise after the start is a fault."),
+        "steps": ("steps", "Steps of the engine."),
+        "prompt_tokens": ("prompt_tokens", "Prompt tokens."),
+        "generated_tokens": ("generated_tokens", "Generated tokens."),
+    },
 }
-_COUNTERS = {
-    "prefix_queries": ("prefix_cache_queries", "What was looked up in the prefix cache."),
-    "prefix_hits": ("prefix_cache_hits", "What of it was found."),
-    "preemptions": ("preemptions", "Sequences put back because the KV pool ran out."),
-    "compiles": ("compiles", "Programs that XLA compiled; a rise after the start is a fault."),
-    "steps": ("steps", "Steps of the engine."),
-    "prompt_tokens": ("prompt_tokens", "Prompt tokens."),
-    "generated_tokens": ("generated_tokens", "Generated tokens."),
-}
-_FINE = (
-    0.001,
-    0.0025,
-    0.005,
-    0.01,
-    0.02,
-    0.03,
-    0.05,
-    0.075,
-    0.1,
-    0.15,
-    0.25,
-    0.5,
-    1.0,
-    2.5,
-    5.0,
-    10.0,
-)
-_COARSE = (
-    0.01,
-    0.025,
-    0.05,
-    0.1,
-    0.25,
-    0.5,
-    1.0,
-    2.5,
-    5.0,
-    10.0,
-    20.0,
-    30.0,
-    60.0,
-    120.0,
-    300.0,
-    600.0,
-)
+_FINE = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+_COARSE = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 
 
 class Metrics:
@@ -89,8 +58,8 @@ class Metrics:
         self.between_tokens = histogram("inter_token_seconds", "From one token of a completion to the next.", _FINE)
         self.whole = histogram("request_seconds", "From arrival to the last token.")
 
-    def watch(self, bridge: "Watched") -> None:
-        """Report the engine behind this bridge, too."""
+    def watch(self, bridge: Any) -> None:
+        """Report the engines behind a `Bridge`, too."""
         self.registry.register(_EngineCollector(bridge))
 
     def delta(self, job: Job, delta: Delta, now: float) -> None:
@@ -119,50 +88,22 @@ class Metrics:
         return generate_latest(self.registry)
 
 
-@runtime_checkable
-class HasStats(Protocol):
-    """One engine."""
-
-    stats: EngineStats
-
-
-@runtime_checkable
-class Watched(Protocol):
-    """What the engines' numbers are read from."""
-
-    @property
-    def stats(self) -> EngineStats:
-        """Of all of them together."""
-        ...
-
-    @property
-    def replicas(self) -> Sequence[HasStats]:
-        """Each of them."""
-        ...
-
-    def up(self) -> list[bool]:
-        """Of each, whether it lives and moves."""
-        ...
-
-
 class _EngineCollector:
-    """The engine's numbers after its latest step, read when Prometheus asks."""
+    """The numbers of a `Bridge`'s engines after their latest steps, read when Prometheus asks."""
 
-    def __init__(self, bridge: Watched):
+    def __init__(self, bridge: Any):
         self._bridge = bridge
 
     def describe(self) -> list[Metric]:
         return []
 
     def collect(self) -> Iterator[Metric]:
-        stats = self._bridge.stats
-        for field, (name, text) in _GAUGES.items():
-            yield GaugeMetricFamily(PREFIX + name, text, getattr(stats, field))
-        for field, (name, text) in _COUNTERS.items():
-            yield CounterMetricFamily(PREFIX + name, text, getattr(stats, field))
+        stats, up = self._bridge.stats, self._bridge.up()
+        for family, names in _FIELDS.items():
+            for field, (name, text) in names.items():
+                yield family(PREFIX + name, text, getattr(stats, field))
         used = 1 - stats.free_blocks / max(1, stats.blocks)
         yield GaugeMetricFamily(PREFIX + "kv_usage_ratio", "Share of the KV pool that is in use.", used)
-        up = self._bridge.up()
         yield GaugeMetricFamily(PREFIX + "engine_up", "1 while an engine lives.", float(any(up)))
         if len(up) > 1:
             yield from self._each(up)
@@ -173,8 +114,7 @@ class _EngineCollector:
         for number, lives in enumerate(up):
             alive.add_metric([str(number)], float(lives))
         yield alive
-        kinds = ((_GAUGES, GaugeMetricFamily), (_COUNTERS, CounterMetricFamily))
-        for field, (name, text), family in ((f, n, kind) for names, kind in kinds for f, n in names.items()):
+        for family, field, (name, text) in ((kind, *item) for kind, names in _FIELDS.items() for item in names.items()):
             if field != "compiles":
                 found = family(f"{PREFIX}replica_{name}", text, labels=["replica"])
                 for number, replica in enumerate(self._bridge.replicas):

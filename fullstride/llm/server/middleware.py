@@ -35,18 +35,16 @@ class KnownHosts:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass on what is meant for this server."""
-        if scope["type"] != "http" or self._knows(Headers(scope=scope).get("host", "")):
+        found = HOST.fullmatch(Headers(scope=scope).get("host", "").lower()) if scope["type"] == "http" else None
+        host = found[1] if found else ""
+        known = any(host == name or (name[:1] == "*" and host.endswith(name[1:])) for name in self._names)
+        if scope["type"] != "http" or known:
             await self._app(scope, receive, send)
             return
         message = f"The Host header is none of this server's names, which are {', '.join(self._names)}."
         error = BadRequestError(message, code="unknown_host")
         self._refused.labels(error.code).inc()
         await error.response()(scope, receive, send)
-
-    def _knows(self, header: str) -> bool:
-        found = HOST.fullmatch(header.lower())
-        host = found[1] if found else ""
-        return any(host == name or (name[:1] == "*" and host.endswith(name[1:])) for name in self._names)
 
 
 def check_keys(keys: Sequence[str]) -> None:
@@ -149,10 +147,7 @@ class RequestLog:
             if status == 0:
                 await ApiError("The server failed; its log says why.").response()(scope, receive, with_id)
         finally:
-            self._note(scope, request_id, status or 499, perf_counter() - began)
-
-    def _note(self, scope: Scope, request_id: str, status: int, seconds: float) -> None:
-        # The route's pattern, not the path: a path can be anything, and would make a series of its own.
-        route = getattr(scope.get("route"), "path", "unknown")
-        self._metrics.responses.labels(route, str(status)).inc()
-        logger.info("%s %s %s %d %.3fs", request_id, scope["method"], route, status, seconds)
+            # The route's pattern, not the path: a path can be anything, and would make a series of its own.
+            route, status = getattr(scope.get("route"), "path", "unknown"), status or 499
+            self._metrics.responses.labels(route, str(status)).inc()
+            logger.info("%s %s %s %d %.3fs", request_id, scope["method"], route, status, perf_counter() - began)

@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Protocol, runtime_checkable
 
 from fullstride.llm.outputs import Delta, EngineStats
 from fullstride.llm.server.engine_thread import EngineThread, Steps
@@ -12,19 +11,6 @@ from fullstride.llm.server.job import Prompt
 
 # How far above the least loaded engine one that knows more of a prompt may be, as a part of an engine's rows.
 SLACK = 0.25
-
-
-@runtime_checkable
-class Knows(Protocol):
-    """What of an engine is used where there are several; these two may be called from any thread."""
-
-    def names(self, prompt: Sequence[int]) -> list[bytes]:
-        """What the prompt's beginning, block by block, is called in a prefix cache."""
-        ...
-
-    def held(self, names: Sequence[bytes]) -> int:
-        """How many of these blocks, from the first on, the engine has."""
-        ...
 
 
 class Replica:
@@ -60,7 +46,7 @@ class Replica:
 
     def known(self, names: Sequence[bytes]) -> int:
         """Blocks of a prompt that it has, or will have by the time: other prompts that it was given begin so."""
-        found = self.engine.held(names) if names and isinstance(self.engine, Knows) else 0
+        found = self.engine.held(names) if names else 0
         return next((i for i in range(found, len(names)) if names[i] not in self._coming), len(names))
 
     def enter(self, names: Sequence[bytes], completions: int) -> None:
@@ -94,10 +80,7 @@ class Router:
 
     def names(self, prompt: Prompt) -> list[bytes]:
         """What a prompt is known by; nothing where there is no choice."""
-        first = self._replicas[0].engine
-        if len(self._replicas) == 1 or not isinstance(first, Knows):
-            return []
-        return first.names(prompt.token_ids)
+        return self._replicas[0].engine.names(prompt.token_ids) if len(self._replicas) > 1 else []
 
     def choose(self, names: Sequence[bytes]) -> Replica:
         """The engine for a prompt that is known so; at least one must live."""

@@ -4,8 +4,10 @@ import asyncio
 import itertools
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from time import perf_counter
+from typing import Any
 
 from fullstride.llm.outputs import Delta, EngineStats
 from fullstride.llm.server.engine_thread import Steps
@@ -27,7 +29,7 @@ logger = logging.getLogger("fullstride.llm.server")
 
 
 class Bridge:
-    """Lives on one event loop; only the `_from_engine` hand-overs come from the engines' threads.
+    """Lives on one event loop; only the hand-over `_from_engine` comes from the engines' threads.
 
     A job is accepted or refused at once. An accepted one ends in exactly one way: all of its completions finish, it
     fails with one error, or nobody waits for it any more and it is aborted.
@@ -36,7 +38,7 @@ class Bridge:
     def __init__(self, engines: Steps | Sequence[Steps], limits: Limits, metrics: Metrics, *, concurrent: int):
         """Serve with this engine, or these, each of which runs so many completions at once."""
         self.limits, self.metrics, self._concurrent = limits, metrics, concurrent
-        listeners = self._step_from_engine, self._refusal_from_engine, self._death_from_engine
+        listeners = [partial(self._from_engine, heard) for heard in (self._stepped, self._refuse, self._die)]
         several = engines if isinstance(engines, Sequence) else (engines,)
         self.replicas = tuple(Replica(i, engine, *listeners) for i, engine in enumerate(several))
         self._router = Router(self.replicas, concurrent, limits.stall_seconds)
@@ -170,16 +172,8 @@ class Bridge:
         message = f"Waited {self.limits.queue_seconds:g} s in the queue, this server's limit; try again later."
         self._abandon(job, UnavailableError(message, code=reason, retry_after=self._wait_seconds()), reason)
 
-    def _step_from_engine(
-        self, replica: Replica, deltas: list[Delta], started: Sequence[str], stats: EngineStats
-    ) -> None:
-        self._loop.call_soon_threadsafe(self._stepped, replica, deltas, started, stats)
-
-    def _refusal_from_engine(self, request_id: str, error: ApiError) -> None:
-        self._loop.call_soon_threadsafe(self._refuse, request_id, error)
-
-    def _death_from_engine(self, replica: Replica, error: BaseException) -> None:
-        self._loop.call_soon_threadsafe(self._die, replica, error)
+    def _from_engine(self, heard: Callable[..., None], *news: Any) -> None:
+        self._loop.call_soon_threadsafe(heard, *news)
 
     def _stepped(self, replica: Replica, deltas: list[Delta], started: Sequence[str], stats: EngineStats) -> None:
         replica.stats = stats

@@ -10,11 +10,17 @@ from starlette.responses import Response
 from fullstride.llm.server.bodies import ReadsBesideLoop
 from fullstride.llm.server.context import Server, server_of
 from fullstride.llm.server.errors import UnavailableError
-from fullstride.llm.server.messages import chat_prompt, template_tools
-from fullstride.llm.server.sampling import at_most, few_template_arguments
-from fullstride.llm.server.schemas.models import Model, Models, Status
-from fullstride.llm.server.schemas.tokens import Detokenized, DetokenizeRequest, Tokenized, TokenizeRequest
-from fullstride.llm.server.served_model import Served
+from fullstride.llm.server.messages import chat_prompt
+from fullstride.llm.server.sampling import at_most
+from fullstride.llm.server.schemas.routes import (
+    Detokenized,
+    DetokenizeRequest,
+    Model,
+    Models,
+    Status,
+    Tokenized,
+    TokenizeRequest,
+)
 from fullstride.llm.server.streaming import errors, json_response
 
 router = APIRouter(route_class=ReadsBesideLoop)
@@ -35,8 +41,7 @@ def _get(path: str, responses: dict[int | str, dict[str, Any]]) -> Callable[[End
 @_get("/v1/models", errors())
 async def models(request: Request) -> Models:
     """List the names that a request may give as `model`."""
-    served = server_of(request).served
-    return Models(object="list", data=[_model(request, name) for name in served.names])
+    return Models(object="list", data=[_model(request, name) for name in server_of(request).served.names])
 
 
 router.api_route("/v1/models/", methods=["GET", "HEAD"], include_in_schema=False)(models)
@@ -64,28 +69,20 @@ def _model(request: Request, name: str) -> Model:
 async def tokenize(body: TokenizeRequest, request: Request) -> Response:
     """Show the tokens of a text, however long, or of a chat as the model's template writes it."""
     server = server_of(request)
-    served = server.served
-    served.name(body.model)
+    server.served.name(body.model)
     return await anyio.to_thread.run_sync(_tokenized, body, server)
 
 
 def _tokenized(body: TokenizeRequest, server: Server) -> Response:
-    tokenizer = server.served.tokenizer
+    tokenizer, special = server.served.tokenizer, body.add_special_tokens
     if body.prompt is not None:
-        ids = tokenizer.encode(body.prompt, body.add_special_tokens is not False)
+        ids = tokenizer.encode(body.prompt, special is not False)
     else:
-        ids = tokenizer.encode(_chat_text(body, server), bool(body.add_special_tokens))
+        at_most("tools", len(body.tools or ()), server.limits.tools, " tools")
+        ids = tokenizer.encode(chat_prompt(body, server.served, server.limits, body.tools or ()), bool(special))
     texts = [tokenizer.token_bytes(token).decode(errors="replace") for token in ids] if body.return_token_strs else None
     counts = {"count": len(ids), "max_model_len": server.served.max_length, "tokens": ids}
     return json_response({**counts, "token_strs": texts})
-
-
-def _chat_text(body: TokenizeRequest, server: Server) -> str:
-    at_most("messages", len(body.messages or ()), server.limits.messages, " messages")
-    at_most("tools", len(body.tools or ()), server.limits.tools, " tools")
-    kwargs = few_template_arguments(body.chat_template_kwargs, server.limits)
-    tools = template_tools(body.tools or [])
-    return chat_prompt(server.served, body.messages or [], tools, body.add_generation_prompt, kwargs)
 
 
 @router.post("/detokenize", response_model=Detokenized, responses=errors(400, 404, 413, 415))
@@ -93,11 +90,11 @@ async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
     """Show the text of tokens, special ones included."""
     served = server_of(request).served
     served.name(body.model)
-    return await anyio.to_thread.run_sync(_detokenized, body.tokens, served)
 
+    def detokenized() -> Response:
+        return json_response({"prompt": served.tokenizer.decode(served.known(body.tokens, "tokens"), False)})
 
-def _detokenized(ids: list[int], served: Served) -> Response:
-    return json_response({"prompt": served.tokenizer.decode(served.known(ids, "tokens"), False)})
+    return await anyio.to_thread.run_sync(detokenized)
 
 
 @_get("/health", errors(503))

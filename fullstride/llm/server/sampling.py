@@ -1,7 +1,5 @@
 """From a request's body to the engine's sampling parameters, within the server's limits."""
 
-import json
-from collections.abc import Sized
 from typing import Any
 
 from fullstride.llm.sampling_params import ParamError, SamplingParams, Structured
@@ -10,19 +8,10 @@ from fullstride.llm.server.limits import Limits
 from fullstride.llm.server.schemas.base import SamplingRequest
 from fullstride.llm.server.served_model import Served
 
-_SAME_NAME = [
-    "n",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "seed",
-    "ignore_eos",
-    "min_tokens",
-]
+_SAME_NAME = (
+    "n", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
+    "seed", "ignore_eos", "min_tokens",
+)  # fmt: skip
 
 
 def at_most(param: str, value: int | None, most: int, what: str = "") -> None:
@@ -33,32 +22,8 @@ def at_most(param: str, value: int | None, most: int, what: str = "") -> None:
 
     """
     if value is not None and value > most:
-        code = "above_limit"
-        raise BadRequestError(
-            f"Invalid '{param}': {value}{what}; this server takes at most {most}.", param=param, code=code
-        )
-
-
-def _few(param: str, values: Sized | None, most: int) -> None:
-    at_most(param, len(values) if values is not None else None, most, " entries")
-
-
-def few_template_arguments(kwargs: dict[str, Any] | None, limits: Limits) -> dict[str, Any]:
-    """Arguments for the chat template.
-
-    Raises:
-        BadRequestError: if they are too large, would replace the server's own, or have a name that Jinja keeps.
-
-    """
-    kwargs = kwargs or {}
-    if own := {"messages", "tools", "add_generation_prompt"} & kwargs.keys():
-        message = f"chat_template_kwargs: {min(own)} has a parameter of its own."
-        raise BadRequestError(message, param="chat_template_kwargs")
-    if "self" in kwargs:
-        message = "chat_template_kwargs: a template cannot read 'self', which is Jinja's own; use another name."
-        raise BadRequestError(message, param="chat_template_kwargs")
-    at_most("chat_template_kwargs", len(json.dumps(kwargs)), limits.schema_bytes, " bytes")
-    return kwargs
+        message = f"Invalid '{param}': {value}{what}; this server takes at most {most}."
+        raise BadRequestError(message, param=param, code="above_limit")
 
 
 def check_limits(request: SamplingRequest, limits: Limits) -> None:
@@ -70,10 +35,10 @@ def check_limits(request: SamplingRequest, limits: Limits) -> None:
     """
     stop = [request.stop] if isinstance(request.stop, str) else request.stop or []
     at_most("n", request.n, limits.n)
-    _few("stop", stop, limits.stop)
+    at_most("stop", len(stop), limits.stop, " entries")
     at_most("stop", max(map(len, stop), default=0), limits.stop_chars, " characters")
-    _few("stop_token_ids", request.stop_token_ids, limits.stop)
-    _few("logit_bias", request.logit_bias, limits.logit_bias)
+    at_most("stop_token_ids", len(request.stop_token_ids or ()), limits.stop, " entries")
+    at_most("logit_bias", len(request.logit_bias or ()), limits.logit_bias, " entries")
 
 
 def sampling_params(
@@ -94,10 +59,13 @@ def sampling_params(
     """
     asked = {name: value for name in _SAME_NAME if (value := getattr(request, name)) is not None}
     given: dict[str, Any] = served.sampling | asked
+    bias = request.logit_bias or {}
+    if not all(key.isascii() and key.isdigit() and len(key) < 10 for key in bias):
+        raise BadRequestError("Invalid 'logit_bias': its keys are token ids, written in digits.", param="logit_bias")
     try:
         return SamplingParams(
             **given,
-            logit_bias=_bias(request, served),
+            logit_bias=dict(zip(served.known([int(key) for key in bias], "logit_bias"), bias.values(), strict=True)),
             stop=request.stop or (),
             stop_token_ids=served.known(request.stop_token_ids or [], "stop_token_ids"),
             max_tokens=max_tokens,
@@ -108,10 +76,3 @@ def sampling_params(
         )
     except ParamError as error:
         raise refusing(error, error.param) from error
-
-
-def _bias(request: SamplingRequest, served: Served) -> dict[int, float]:
-    bias = request.logit_bias or {}
-    if not all(key.isascii() and key.isdigit() and len(key) < 10 for key in bias):
-        raise BadRequestError("Invalid 'logit_bias': its keys are token ids, written in digits.", param="logit_bias")
-    return dict(zip(served.known([int(key) for key in bias], "logit_bias"), bias.values(), strict=True))

@@ -10,40 +10,23 @@ from fullstride.llm.text.utf8_stream import Beginning
 
 @runtime_checkable
 class Tokens(Protocol):
-    """What of the tokenizer is used."""
+    """What of `fullstride.llm.text.tokenizer.Tokenizer` is used."""
 
     vocab_size: int
 
     @property
-    def special_texts(self) -> Mapping[int, str]:
-        """Tokens that are marks and no text, as a prompt spells them."""
-        ...
-
-    def beginning(self, after: Sequence[int] = ()) -> Beginning:
-        """How a text begins that comes after these tokens."""
-        ...
-
-    def encode(self, text: str, special: bool = True) -> list[int]:
-        """Token ids of a text."""
-        ...
-
-    def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
-        """The text of token ids."""
-        ...
-
-    def token_bytes(self, token: int) -> bytes:
-        """What one token adds to the text."""
-        ...
-
+    def special_texts(self) -> Mapping[int, str]: ...
+    def beginning(self, after: Sequence[int] = ()) -> Beginning: ...
+    def encode(self, text: str, special: bool = True) -> list[int]: ...
+    def decode(self, ids: Iterable[int], skip_special: bool = True) -> str: ...
+    def token_bytes(self, token: int) -> bytes: ...
     def chat(
         self,
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         **kwargs: Any,
-    ) -> str:
-        """The text that the model's template makes of a chat."""
-        ...
+    ) -> str: ...
 
 
 class Served:

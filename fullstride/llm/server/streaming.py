@@ -16,7 +16,6 @@ from fullstride.llm.server.job import Job
 from fullstride.llm.server.request_manager import Bridge
 
 logger = logging.getLogger("fullstride.llm.server")
-DONE = b"data: [DONE]\n\n"
 # Line breaks to Unicode, and so to many clients, but neither to JSON nor to the events' own format.
 BREAKS = {char.encode(): f"\\u{ord(char):04x}".encode() for char in "\u0085\u2028\u2029"}
 # Values that stand for themselves: the latest one counts.
@@ -76,7 +75,7 @@ class EventStream(StreamingResponse):
         """Stream the events of a job."""
         # Proxies such as nginx would otherwise collect events before they pass them on.
         headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
-        super().__init__(_ended(events), headers=headers)
+        super().__init__(self._ended(events), headers=headers)
         self._job, self._bridge = job, bridge
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -86,17 +85,17 @@ class EventStream(StreamingResponse):
         finally:
             self._bridge.close(self._job)
 
-
-async def _ended(events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    try:
-        async for each in events:
-            yield each
-        yield DONE
-    except ApiError as error:
-        yield event(error.body())
-    except Exception:
-        logger.exception("a response could not be written")
-        yield event(EngineFailedError("The server could not write this response.", code="internal_error").body())
+    @staticmethod
+    async def _ended(events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        try:
+            async for each in events:
+                yield each
+            yield b"data: [DONE]\n\n"
+        except ApiError as error:
+            yield event(error.body())
+        except Exception:
+            logger.exception("a response could not be written")
+            yield event(EngineFailedError("The server could not write this response.", code="internal_error").body())
 
 
 def merge(whole: Any, piece: Any) -> Any:
@@ -104,16 +103,13 @@ def merge(whole: Any, piece: Any) -> Any:
     if whole is None or piece is None:
         return piece if whole is None else whole
     if isinstance(whole, dict):
-        keys = dict.fromkeys([*whole, *piece])
-        return {key: _merged(key, whole.get(key), piece.get(key)) for key in keys}
+        merged = dict(whole)
+        for key, value in piece.items():
+            latest = key in _LATEST and value is not None
+            merged[key] = value if latest else merge(merged.get(key), value)
+        return merged
     whole += piece
     return whole
-
-
-def _merged(key: str, whole: Any, piece: Any) -> Any:
-    if key in _LATEST:
-        return whole if piece is None else piece
-    return merge(whole, piece)
 
 
 async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
@@ -123,8 +119,13 @@ async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
         ClientGoneError: if the client went first; the work is cancelled.
 
     """
+
+    async def left() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            continue
+
     doing = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_gone(request))
+    gone = asyncio.ensure_future(left())
     try:
         await asyncio.wait((doing, gone), return_when=asyncio.FIRST_COMPLETED)
         if not doing.done():
@@ -133,8 +134,3 @@ async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
     finally:
         doing.cancel()
         gone.cancel()
-
-
-async def _gone(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        continue

@@ -7,10 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from fullstride.llm.engine.dispatch import COLDEST, params, wishes
-from fullstride.llm.engine.sequence import Request, Sequence
+from fullstride.llm.engine.sequence import Request, Sequence, Text
 from fullstride.llm.engine.state import State, sampler
-from fullstride.llm.engine.stop_text import Text
-from fullstride.llm.kernels.sampling_needs import asks
+from fullstride.llm.kernels.interface import asks
 from fullstride.llm.sampling_params import SamplingParams
 
 CHOICES = {

@@ -7,7 +7,7 @@ import transformers
 
 from fullstride.errors import ConfigError
 from fullstride.llm.engine import collect as reading
-from fullstride.llm.engine.compiles import compiles
+from fullstride.llm.engine.runner import compiles
 from fullstride.llm.sampling_params import SamplingParams, Structured
 from fullstride.llm.text.tokenizer import Detokenizer, Tokenizer
 from tests.llm.engine.conftest import Completion, finish, run

@@ -9,7 +9,7 @@ import pytest
 
 from fullstride.errors import ConfigError
 from fullstride.llm.engine import Engine, EngineConfig
-from fullstride.llm.engine.compiles import compiles
+from fullstride.llm.engine.runner import compiles
 from fullstride.llm.sampling_params import SamplingParams
 from fullstride.llm.weights import load
 from tests.llm.engine.conftest import TIGHT, finish, run

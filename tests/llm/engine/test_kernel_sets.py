@@ -16,7 +16,7 @@ from fullstride.llm.engine import Engine, EngineConfig
 from fullstride.llm.engine import build as parts
 from fullstride.llm.engine.runner import Runner
 from fullstride.llm.kernels import FP8_POOL, choose
-from fullstride.llm.kernels.cuda.sets import chained, paged, with_token
+from fullstride.llm.kernels.cuda.sets import made
 from fullstride.llm.sampling_params import SamplingParams
 from tests.llm.engine.conftest import run
 
@@ -46,15 +46,15 @@ def answers(monkeypatch, kernels, requests, **settings):
 def test_tokens_are_the_plain_sets(monkeypatch):
     requests = [([5, 6, 7], greedy(5)), (list(range(40, 53)), greedy(4))]
     expected = answers(monkeypatch, choose("plain", MODEL, "bfloat16", 8, jax.devices()[0]), requests)
-    assert answers(monkeypatch, paged(), requests) == expected
-    assert answers(monkeypatch, chained(MODEL), requests) == expected
-    assert answers(monkeypatch, with_token(MODEL, 4), requests) == expected
+    device = SimpleNamespace(core_count=4)
+    for name in ("paged", "chained", "token"):
+        assert answers(monkeypatch, made(name, MODEL, device), requests) == expected
 
 
 def test_tokens_are_the_plain_sets_with_a_pool_of_fp8(monkeypatch):
     requests, kept = [([5, 6, 7], greedy(4)), (list(range(40, 53)), greedy(3))], {"kv_cache_dtype": "fp8"}
     expected = answers(monkeypatch, choose("plain", MODEL, "bfloat16", 8, jax.devices()[0]), requests, **kept)
-    assert answers(monkeypatch, chained(MODEL), requests, **kept) == expected
+    assert answers(monkeypatch, made("chained", MODEL, None), requests, **kept) == expected
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_a_named_set_runs_or_says_why_not():
         choose("token", MODEL, "bfloat16", 16, jax.devices()[0])
     with pytest.raises(ConfigError, match="dtype float32"):
         choose("paged", MODEL, "float32", 16, HOPPER)
-    assert paged().whole is None
+    assert choose("paged", MODEL, "bfloat16", 16, HOPPER).whole is None
 
 
 def test_a_pool_of_fp8_is_refused_by_name():

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.cases.llm.work import SHAPES
 from fullstride.errors import ConfigError
-from fullstride.llm.engine import EngineConfig, host_memory, pool
+from fullstride.llm.engine import EngineConfig, pool
 from fullstride.llm.engine import build as parts
 from fullstride.llm.engine.build import chosen, parts_of
 from fullstride.llm.engine.shapes import sizes
@@ -139,8 +139,8 @@ def groups(monkeypatch, tmp_path):
     """Makes control groups of these limits; of each 70 bytes are used, 20 of them by files."""
 
     def make(listed, names, limits):
-        monkeypatch.setattr(host_memory, "CGROUPS", tmp_path / "groups")
-        monkeypatch.setattr(host_memory, "MINE", tmp_path / "cgroup")
+        monkeypatch.setattr(pool, "CGROUPS", tmp_path / "groups")
+        monkeypatch.setattr(pool, "MINE", tmp_path / "cgroup")
         (tmp_path / "cgroup").write_text(listed)
         for path, limit in limits.items():
             group = tmp_path / "groups" / path
@@ -154,11 +154,11 @@ def groups(monkeypatch, tmp_path):
 
 def test_free_memory_of_machine_and_container(groups):
     groups("0::/\n", V2, {".": "max\n"})
-    machine = host_memory.free_host_memory()
+    machine = pool.free_host_memory()
     assert machine is not None
     assert 2**20 < machine < 2**50
     groups("0::/\n", V2, {".": "100\n"})
-    assert host_memory.free_host_memory() == 50
+    assert pool.free_host_memory() == 50
 
 
 @pytest.mark.parametrize(
@@ -176,4 +176,4 @@ def test_free_memory_of_machine_and_container(groups):
 )
 def test_limits_of_the_group_that_the_process_is_in_and_of_those_around_it(groups, listed, names, limits):
     groups(listed, names, limits)
-    assert host_memory.free_host_memory() == 50
+    assert pool.free_host_memory() == 50

@@ -4,9 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fullstride.llm.config import ModelConfig
-from fullstride.llm.engine.sequence import Request
+from fullstride.llm.engine.sequence import Request, Text
 from fullstride.llm.engine.shapes import Sizes
-from fullstride.llm.engine.stop_text import Text
 from fullstride.llm.engine.validate import Intake
 from fullstride.llm.sampling_params import SamplingParams
 from tests.llm.spm import make_words

@@ -9,7 +9,7 @@ import pytest
 from benchmarks.cases.llm.work import RandomParameters
 from fullstride.llm.config import ModelConfig
 from fullstride.llm.kernels.cuda.layers import most_rows
-from fullstride.llm.kernels.cuda.sets import chained
+from fullstride.llm.kernels.cuda.sets import made
 from fullstride.llm.kernels.xla.kernels import plain
 from fullstride.llm.models.decoder import hidden_states
 from fullstride.llm.models.parameters import put
@@ -30,7 +30,7 @@ def step(config, kernels, parameters, dtype, pool, batch):
 
 def check(config, lengths, width=12, seed=0):
     """As near to fp32 as the plain step in bf16, and nothing but the rows' own keys and values is written."""
-    chosen = chained(config)
+    chosen = made("chained", config, None)
     assert not isinstance(chosen, str), chosen
     parameters, batch = RandomParameters(config, "bfloat16"), rows_of(config, lengths, width)
     pool = pool_of(config, batch)
@@ -60,4 +60,4 @@ def test_what_cannot_be_divided_is_refused():
     assert most_rows(QWEN) == 128
     odd = replace(QWEN, hidden_size=200)
     assert most_rows(odd) == 0
-    assert chained(odd) == "its projections cannot be divided among blocks"
+    assert made("chained", odd, None) == "its projections cannot be divided among blocks"

@@ -128,7 +128,7 @@ def test_each_device_gets_everyones_memory_and_its_own_rank(monkeypatch):
     noted = Driver(monkeypatch)
     made = device_sum.kernel("bfloat16", 2048, 2)
     monkeypatch.setattr(device_sum, "_made", {"a": ((1, 3), 0, made), "c": ((1, 3), 1, made)})
-    monkeypatch.setattr(device_sum, "_memory", functools.cache(lambda ordinals, user: device_sum._Memory(ordinals)))
+    monkeypatch.setattr(device_sum, "_memory", functools.cache(device_sum._memory.__wrapped__))
     for ordinal in (3, 1):
         monkeypatch.setattr(device_sum.driver, "device", lambda ordinal=ordinal: ordinal)
         device_sum._execute(Call("a", [70 + ordinal, 80 + ordinal], lambda: 5))

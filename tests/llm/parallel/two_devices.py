@@ -30,7 +30,7 @@ from fullstride.llm.engine.programs import Programs
 from fullstride.llm.engine.runner import Runner
 from fullstride.llm.engine.shapes import sizes
 from fullstride.llm.kernels import AXIS, Batch, Kernels
-from fullstride.llm.kernels.cuda.sets import paged
+from fullstride.llm.kernels.cuda.sets import made
 from fullstride.llm.kernels.xla.kernels import plain
 from fullstride.llm.models import rope
 from fullstride.llm.models.decoder import hidden_states, logits
@@ -233,7 +233,9 @@ def test_paged_kernels_serve_each_devices_heads():
     angles = rope.angles(length, rope.frequencies(model))
     batch = Batch(jnp.asarray([5, 150, 7]), length, slots, tables, jnp.zeros((0, 3), jnp.int32), *angles)
     pool = jax.random.normal(jax.random.key(0), (2, 2, 56, 2, 64), jnp.bfloat16)
-    found = [on_two_devices(loaded, kernels, batch, pool, 8) for kernels in (plain(dynamic=False), paged())]
+    paged = made("paged", loaded.config, None)
+    assert not isinstance(paged, str)
+    found = [on_two_devices(loaded, kernels, batch, pool, 8) for kernels in (plain(dynamic=False), paged)]
     assert np.abs(found[0]).max() > 1
     assert np.abs(found[0] - found[1]).max() / np.abs(found[0]).max() < 0.02
 

@@ -152,6 +152,12 @@ class FakeEngine:
         self.running.remove(sequence)
         self.free += sequence.blocks
 
+    def names(self, prompt) -> list[bytes]:
+        return []
+
+    def held(self, names) -> int:
+        return 0
+
     def stats(self):
         return EngineStats(
             running=len(self.running),

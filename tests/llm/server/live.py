@@ -9,9 +9,9 @@ from typing import Any
 from fastapi import FastAPI
 
 from fullstride.llm.server.app import create_app
+from fullstride.llm.server.launch import background
 from fullstride.llm.server.limits import Limits
 from fullstride.llm.server.request_manager import Bridge
-from fullstride.llm.server.run import background
 from fullstride.llm.server.served_model import Served
 from tests.llm.server.fake_engine import FakeEngine
 from tests.llm.server.fake_tokenizer import FakeTokenizer

@@ -15,8 +15,7 @@ import pytest
 
 from fullstride.errors import ConfigError
 from fullstride.llm.server.app import create_app
-from fullstride.llm.server.launch import name_of, serve
-from fullstride.llm.server.run import DrainingServer, check_free, run
+from fullstride.llm.server.launch import DrainingServer, check_free, name_of, run, serve
 from fullstride.llm.server.served_model import Served
 from fullstride.process.gc_paused import nothing_collected
 from tests.llm.server.fake_engine import FakeEngine
@@ -26,7 +25,7 @@ from tests.llm.server.live import fake_server, until
 SCRIPT = """
 from fullstride.llm.server.app import create_app
 from fullstride.llm.server.limits import Limits
-from fullstride.llm.server.run import run
+from fullstride.llm.server.launch import run
 from fullstride.llm.server.served_model import Served
 from tests.llm.server.fake_engine import FakeEngine
 from tests.llm.server.fake_tokenizer import FakeTokenizer

@@ -5,7 +5,7 @@ from pydantic import ValidationError
 
 from fullstride.llm.server.schemas.chat import ChatRequest
 from fullstride.llm.server.schemas.completion import CompletionRequest
-from fullstride.llm.server.schemas.tokens import DetokenizeRequest
+from fullstride.llm.server.schemas.routes import DetokenizeRequest
 
 MESSAGES = [{"role": "user", "content": "x"}]
 MANY = 9999

@@ -67,11 +67,6 @@ _made: dict[str, list[tuple[driver.Launch, tuple[tuple[int, int], ...]]]] = {}
 _launching = threading.Lock()
 
 
-@functools.cache
-def _registered() -> None:
-    xla_ffi.register(TARGET, "CUDA", _execute)
-
-
 def _execute(call: xla_ffi.Call) -> None:
     if call.name not in _made:
         raise KeyError(f"chain {call.name} was not made in this process: trace the program here, and compile it")
@@ -90,17 +85,15 @@ def _name(links: tuple[Link, ...]) -> str:
     return hashlib.sha256("\n".join(told).encode()).hexdigest()
 
 
-def _launch(link: Link, first: bool) -> driver.Launch:
-    kernel = link.kernel
-    function = driver.function(kernel.ptx, kernel.name)
-    return driver.Launch(function, link.grid, kernel.threads, kernel.shared, len(link.pointers), early=not first)
-
-
 def _lower(ctx: mlir.LoweringRuleContext, *operands: Any, links: Any, shapes: Any, aliases: Any) -> Any:
-    _registered()
+    xla_ffi.register(TARGET, "CUDA", _execute)
     name = _name(links)
     if name not in _made:
-        _made[name] = [(_launch(link, i == 0), link.pointers) for i, link in enumerate(links)]
+        _made[name] = []
+        for i, (kernel, grid, pointers) in enumerate((link.kernel, link.grid, link.pointers) for link in links):
+            function = driver.function(kernel.ptx, kernel.name)
+            launch = driver.Launch(function, grid, kernel.threads, kernel.shared, len(pointers), early=i > 0)
+            _made[name].append((launch, pointers))
     rule: Any = jax.ffi.ffi_lowering(TARGET, operand_output_aliases=dict(aliases))
     return rule(ctx, *operands, name=name)
 

@@ -13,9 +13,10 @@ from jaxtyping import Array, BFloat16, Float, Num
 from fullstride.llm.config import ModelConfig
 from fullstride.llm.kernels.cuda.attention import decode_kernel
 from fullstride.llm.kernels.cuda.chain import Link, chain
+from fullstride.llm.kernels.cuda.launch import Kernel
 from fullstride.llm.kernels.cuda.product import MOST_ROWS, SQUARES, Product, arranged, kernel, sizes, slabs
 from fullstride.llm.kernels.interface import FP8_POOL, Batch, Layers, Shape
-from fullstride.llm.models.parameters import Layer, Weights
+from fullstride.llm.models.parameters import Weights
 
 Pool = Num[Array, "layers 2 slots kv_heads head_dim"]
 # Of a layer's arrays: which operand, and bytes from its start.
@@ -57,52 +58,47 @@ def run(
     rows = x.shape[0]
     mixed = config.heads * config.head_dim
     wide = mixed + 2 * config.kv_heads * config.head_dim
+    squares: Float[Array, "D parts"] = jnp.square(x.astype(jnp.float32)).reshape(rows, -1, SQUARES).sum(-1)
     # What the links write; those that stand here with an operand begin as that.
-    written = {"x": x, "pool": pool, "scaled": arranged(x * weights.layers[0].attn_norm), "squares": _squares(x)}
+    written = {"x": x, "pool": pool, "scaled": arranged(x * weights.layers[0].attn_norm), "squares": squares}
     high = slabs(rows) * 64
     between = {"qkv": (rows, wide), "mixed": (high, mixed), "inner": (high, config.intermediate_size)}
     results = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in written.values()]
     results += [jax.ShapeDtypeStruct(size, x.dtype) for size in between.values()]
-    operands = _Operands()
-    for array in written.values():
-        operands.place(array)
+    operands = list(written.values())
     links = _links(config, weights, pool, batch, block, operands, [*written, *between])
-    done = chain(links, operands.arrays, results, {i: i for i in range(len(written))})
+    done = chain(links, operands, results, {i: i for i in range(len(written))})
     return done[0], done[1]
 
 
-def _squares(x: BFloat16[Array, "D hidden"]) -> Float[Array, "D parts"]:
-    """Their sums over 64 inputs each."""
-    return jnp.sum(jnp.square(x.astype(jnp.float32)).reshape(x.shape[0], -1, SQUARES), -1)
-
-
-class _Operands:
-    """Arrays of a call, each once."""
-
-    def __init__(self) -> None:
-        self.arrays: list[Array] = []
-
-    def place(self, array: Array) -> int:
-        self.arrays.append(array)
-        return len(self.arrays) - 1
-
-
 def _links(
-    config: ModelConfig, weights: Weights, pool: Pool, batch: Batch, block: int, operands: _Operands, names: list[str]
+    config: ModelConfig, weights: Weights, pool: Pool, batch: Batch, block: int, operands: list[Array], names: list[str]
 ) -> list[Link]:
     """The launches, and behind the operands that are there what else they read; `names` are the results'."""
+
+    def place(array: Array) -> int:
+        operands.append(array)
+        return len(operands) - 1
+
     rows, table = batch.rows.shape
     shape = Shape(config.heads, config.kv_heads, config.head_dim, block, config.head_dim**-0.5, config.rms_eps)
     given = [jnp.arange(config.layers, dtype=jnp.int32), batch.positions, batch.slots, batch.rows, batch.cos, batch.sin]
-    index, *told = map(operands.place, given)
+    index, *told = map(place, given)
     # What a model does without is not looked at.
-    nothing = operands.place(jnp.zeros(8, jnp.bfloat16))
-    own = [_placed(layer, nothing, operands) for layer in weights.layers]
+    nothing = place(jnp.zeros(8, jnp.bfloat16))
+    own: list[_Places] = [
+        {name: (nothing if array is None else place(array), 0) for name, array in layer._asdict().items()}
+        for layer in weights.layers
+    ]
     # The norm behind each layer is the next one's, or the model's last.
-    after = [*(layer["attn_norm"] for layer in own), (operands.place(weights.norm), 0)][1:]
+    after = [*(layer["attn_norm"] for layer in own), (place(weights.norm), 0)][1:]
     # All operands are known: the results come behind them.
-    at = {name: (len(operands.arrays) + i, 0) for i, name in enumerate(names)}
-    made = {name: kernel(x, _fitting(x)) for name, x in products(config, rows).items()}
+    at = {name: (len(operands) + i, 0) for i, name in enumerate(names)}
+    made: dict[str, tuple[Kernel, tuple[int, int, int]]] = {}
+    for name, each in products(config, rows).items():
+        if (division := sizes(each)) is None:
+            raise ValueError(f"no division of {each} fits a block's shared memory; take the set paged")
+        made[name] = kernel(each, division)
     attention = decode_kernel(rows, table, pool.shape[2], shape, config.qk_norm, slabs(rows), pool.dtype == FP8_POOL)
 
     def product(name: str, x: str, layer: _Places, norm: tuple[int, int], out: str) -> Link:
@@ -120,17 +116,6 @@ def _links(
             product("down", "inner", layer, after[number], "x"),
         ]
     return links
-
-
-def _placed(layer: Layer, nothing: int, operands: _Operands) -> _Places:
-    return {name: (nothing if array is None else operands.place(array), 0) for name, array in layer._asdict().items()}
-
-
-def _fitting(product: Product):
-    found = sizes(product)
-    if found is None:
-        raise ValueError(f"no division of {product} fits a block's shared memory; take the set paged")
-    return found
 
 
 def layers(config: ModelConfig) -> Layers | None:

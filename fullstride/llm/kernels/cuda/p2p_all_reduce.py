@@ -73,22 +73,11 @@ def memory_bytes(ranks: int) -> int:
     return 2 * ranks * LARGEST // 8 * LINE
 
 
-class _Memory:
-    """What GPUs tell each other by, on each of them; it stays, as programs have recorded its addresses."""
-
-    def __init__(self, ordinals: tuple[int, ...]):
-        self.lines = [driver.zeros(ordinal, memory_bytes(len(ordinals))) for ordinal in ordinals]
-        self.numbers = [driver.zeros(ordinal, 4 * BLOCKS) for ordinal in ordinals]
-
-
 @functools.cache
-def _memory(ordinals: tuple[int, ...], user: int) -> _Memory:
-    return _Memory(ordinals)
-
-
-@functools.cache
-def _registered() -> None:
-    xla_ffi.register(TARGET, "CUDA", _execute)
+def _memory(ordinals: tuple[int, ...], user: int) -> tuple[list[int], list[int]]:
+    """Lines and numbers by which GPUs tell each other, on each; they stay, as programs have recorded the addresses."""
+    lines = [driver.zeros(ordinal, memory_bytes(len(ordinals))) for ordinal in ordinals]
+    return lines, [driver.zeros(ordinal, 4 * BLOCKS) for ordinal in ordinals]
 
 
 def _execute(call: xla_ffi.Call) -> None:
@@ -96,16 +85,15 @@ def _execute(call: xla_ffi.Call) -> None:
         raise KeyError(f"sum {call.name} was not made in this process: trace the program here, and compile it")
     ordinals, user, made = _made[call.name]
     with _making:
-        memory, rank = _memory(ordinals, user), ordinals.index(driver.device())
-        lines = [*memory.lines, *[0] * (MOST_RANKS - len(ordinals))]
-        launch = driver.Launch(
-            driver.function(made.ptx, made.name), (BLOCKS, 1, 1), THREADS, 0, 4 + MOST_RANKS, early=False
-        )
-        launch(call.stream(), [*call.pointers, memory.numbers[rank], *lines, rank])
+        (lines, numbers), rank = _memory(ordinals, user), ordinals.index(driver.device())
+        function = driver.function(made.ptx, made.name)
+        launch = driver.Launch(function, (BLOCKS, 1, 1), THREADS, 0, 4 + MOST_RANKS, early=False)
+        unused = [0] * (MOST_RANKS - len(ordinals))
+        launch(call.stream(), [*call.pointers, numbers[rank], *lines, *unused, rank])
 
 
 def _lower(ctx: mlir.LoweringRuleContext, x: Any, ordinals: tuple[int, ...], user: int) -> Any:
-    _registered()
+    xla_ffi.register(TARGET, "CUDA", _execute)
     aval: Any = ctx.avals_in[0]
     made = kernel(str(aval.dtype), aval.size * aval.dtype.itemsize, len(ordinals))
     name = hashlib.sha256(f"{made.ptx} {ordinals} {user}".encode()).hexdigest()

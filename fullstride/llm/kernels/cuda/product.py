@@ -79,12 +79,9 @@ def _cost(product: Product, sizes: Sizes) -> float:
 
 
 def _shared(product: Product, sizes: Sizes) -> int:
-    return _after(product, sizes) + 8 * _bars(product, sizes) + padded(product.rows) * 4
-
-
-def _bars(product: Product, sizes: Sizes) -> int:
     chunks = product.inputs // sizes.cluster // CHUNK
-    return chunks + 1 + (chunks + 1) % 2
+    bars = chunks + 1 + (chunks + 1) % 2
+    return _after(product, sizes) + 8 * bars + padded(product.rows) * 4
 
 
 def _after(product: Product, sizes: Sizes) -> int:

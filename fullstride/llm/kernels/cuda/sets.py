@@ -13,34 +13,35 @@ from fullstride.llm.kernels.xla.sampling import sample, score
 CAPABILITY = "9.0"
 
 
-def refusal(model: ModelConfig, dtype: str, block: int, device: Any) -> str | None:
-    """Why none of these sets can run a model on a device, or None."""
+def refusal(name: str, model: ModelConfig, dtype: str, block: int, device: Any) -> str | None:
+    """Why one of these sets cannot run a model on a device, or None."""
     found = getattr(device, "compute_capability", device.platform)
     if found != CAPABILITY:
         return f"made for a GPU of compute capability {CAPABILITY} (H100, H200), not for {found}"
-    return attention_refusal(model.heads, model.kv_heads, model.head_dim, block, dtype)
-
-
-def crowding(model: ModelConfig, device: Any) -> str | None:
-    """Why a second copy of the weights has no place on a device, half of which is for keys and values; or None."""
-    weights = 2 * parameter_count(model)
-    limit = device.memory_stats()["bytes_limit"]
+    reason = attention_refusal(model.heads, model.kv_heads, model.head_dim, block, dtype)
+    if reason or name != "token":
+        return reason
+    if reason := token.refusal(model):
+        return reason
+    # A second copy of the weights may take what keys and values leave of the device.
+    weights, limit = 2 * parameter_count(model), device.memory_stats()["bytes_limit"]
     if 2 * weights > limit / 2:
         return f"two copies of {weights / 1e9:.1f} GB of weights take more than half of {limit / 1e9:.1f} GB"
     return None
 
 
-def paged() -> Kernels:
-    """Attention of our own, the library's products."""
-    return Kernels("paged", False, project, attention, sample, score, quick=True)
+def made(name: str, model: ModelConfig, device: Any) -> Kernels | str:
+    """A set, or why it cannot be.
 
+    Args:
+        name: `paged` has attention of our own and the library's products; `chained` also the layers of decode steps as
+            one chain; `token` also decode steps of few rows in one launch.
+        model: to be run.
+        device: whose multiprocessors get a block each of that launch.
 
-def chained(model: ModelConfig) -> Kernels | str:
-    """The same, and the layers of decode steps as one chain; or why that cannot be."""
-    made = layers.layers(model)
-    return paged()._replace(name="chained", layers=made) if made else "its projections cannot be divided among blocks"
-
-
-def with_token(model: ModelConfig, processors: int) -> Kernels:
-    """The same, if it can be, and decode steps of few rows in one launch on that many multiprocessors."""
-    return paged()._replace(name="token", layers=layers.layers(model), whole=token.whole(model, processors))
+    """
+    chain = layers.layers(model) if name != "paged" else None
+    if name == "chained" and chain is None:
+        return "its projections cannot be divided among blocks"
+    whole = token.whole(model, device.core_count) if name == "token" else None
+    return Kernels(name, False, project, attention, sample, score, whole=whole, layers=chain, quick=True)

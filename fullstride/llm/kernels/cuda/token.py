@@ -125,27 +125,6 @@ def pack_all(config: ModelConfig, weights: Weights) -> Packed:
     )
 
 
-def defines(config: ModelConfig, sizes: Sizes) -> dict[str, int | float]:
-    """Constants of the source, but for the ring's length."""
-    return {
-        "ROWS": sizes.rows,
-        "HIDDEN": config.hidden_size,
-        "HEADS": config.heads,
-        "KV_HEADS": config.kv_heads,
-        "HEAD_DIM": config.head_dim,
-        "INNER": config.intermediate_size,
-        "VOCAB": config.vocab_size,
-        "LAYERS": config.layers,
-        "BLOCK": sizes.block,
-        "SLOTS": sizes.slots,
-        "GRID": sizes.blocks,
-        "QK_NORM": int(config.qk_norm),
-        "QKV_BIAS": int(config.qkv_bias),
-        "RMS_EPS": config.rms_eps,
-        "SCALE": config.head_dim**-0.5,
-    }
-
-
 def matrices(config: ModelConfig) -> dict[str, tuple[int, int]]:
     """Inputs and outputs of the projections."""
     mixed, hidden, inner = config.heads * config.head_dim, config.hidden_size, config.intermediate_size
@@ -178,7 +157,24 @@ def kernel(config: ModelConfig, sizes: Sizes) -> Kernel:
     slot = max(chunk_steps(inputs) * 256 for inputs, _ in matrices(config).values()) + BARRIERS
     fixed = 4 * sum(shared_words(config, sizes).values())
     ring = (SHARED - fixed) // slot
-    constants = defines(config, sizes) | {"RING": ring}
+    constants = {
+        "ROWS": sizes.rows,
+        "HIDDEN": config.hidden_size,
+        "HEADS": config.heads,
+        "KV_HEADS": config.kv_heads,
+        "HEAD_DIM": config.head_dim,
+        "INNER": config.intermediate_size,
+        "VOCAB": config.vocab_size,
+        "LAYERS": config.layers,
+        "BLOCK": sizes.block,
+        "SLOTS": sizes.slots,
+        "GRID": sizes.blocks,
+        "QK_NORM": int(config.qk_norm),
+        "QKV_BIAS": int(config.qkv_bias),
+        "RMS_EPS": config.rms_eps,
+        "SCALE": config.head_dim**-0.5,
+        "RING": ring,
+    }
     files = tuple(f"token_{file}" for file in FILES)
     return Kernel("token", (*files, "silu.cuh", "token.cu"), tuple(constants.items()), THREADS, ring * slot + fixed)
 
@@ -223,19 +219,15 @@ def logits(
     """
     asked, width = batch.rows.shape
     rows = padded(asked)
-    batch = Batch(
-        tokens=_more(batch.tokens, rows, 0),
-        positions=_more(batch.positions, rows, -1),
-        slots=_more(batch.slots, rows, 0),
-        rows=_more(batch.rows, rows, 0),
-        tiles=batch.tiles,
-        cos=_more(batch.cos, rows, 0),
-        sin=_more(batch.sin, rows, 0),
-    )
     made = kernel(config, Sizes(rows, block, pool.shape[2], blocks))
-    operands = (batch.tokens, batch.positions, batch.slots, batch.rows, batch.cos, batch.sin, embed, *packed)
+    given = (batch.tokens, batch.positions, batch.slots, batch.rows, batch.cos, batch.sin)
+    fills = (0, -1, 0, 0, 0, 0)
+    more = (
+        jnp.pad(x, ((0, rows - asked), *((0, 0),) * (x.ndim - 1)), constant_values=fill)
+        for x, fill in zip(given, fills, strict=True)
+    )
     # The width alone would be no reason to compile another kernel.
-    operands = (*operands, jnp.full(1, width, jnp.int32))
+    operands = (*more, embed, *packed, jnp.full(1, width, jnp.int32))
     results = [jax.ShapeDtypeStruct((rows, config.vocab_size), jnp.float32)]
     results += [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (pool, scratch)]
     first = len(operands)
@@ -246,10 +238,6 @@ def logits(
 def padded(rows: int) -> int:
     """Rows of mma's first operand are read eight at a time."""
     return rows if rows <= 8 else 16
-
-
-def _more(x: Array, rows: int, fill: int) -> Array:
-    return jnp.pad(x, ((0, rows - x.shape[0]), *((0, 0),) * (x.ndim - 1)), constant_values=fill)
 
 
 def whole(config: ModelConfig, processors: int) -> Whole:

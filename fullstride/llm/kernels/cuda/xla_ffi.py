@@ -5,6 +5,7 @@ interface XLA keeps stable.
 """
 
 import ctypes
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -28,94 +29,44 @@ class Call(NamedTuple):
     stream: Callable[[], int]
 
 
-class _Head(ctypes.Structure):
-    _fields_ = [("size", ctypes.c_size_t), ("extension", ctypes.c_void_p)]
+def _structure(**fields: Any) -> Any:
+    """A structure of C with these fields in this order."""
+    return type("Structure", (ctypes.Structure,), {"_fields_": list(fields.items())})
 
 
-class _Span(ctypes.Structure):
-    _fields_ = [("text", ctypes.c_void_p), ("length", ctypes.c_size_t)]
-
-
-class _Buffer(ctypes.Structure):
-    _fields_ = [("head", _Head), ("dtype", ctypes.c_int), ("data", ctypes.c_void_p)]
-
-
-class _Buffers(ctypes.Structure):
-    _fields_ = [
-        ("head", _Head),
-        ("count", ctypes.c_int64),
-        ("types", ctypes.c_void_p),
-        ("items", ctypes.POINTER(ctypes.POINTER(_Buffer))),
-    ]
-
-
-class _Attributes(ctypes.Structure):
-    _fields_ = [
-        ("head", _Head),
-        ("count", ctypes.c_int64),
-        ("types", ctypes.c_void_p),
-        ("names", ctypes.POINTER(ctypes.POINTER(_Span))),
-        ("values", ctypes.POINTER(ctypes.POINTER(_Span))),
-    ]
-
-
-class _Version(ctypes.Structure):
-    _fields_ = [("head", _Head), ("major", ctypes.c_int), ("minor", ctypes.c_int)]
-
-
+_POINTER, _SIZE, _INT = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+_Head = _structure(size=_SIZE, extension=_POINTER)
+_Span = _structure(text=_POINTER, length=_SIZE)
+_Spans = ctypes.POINTER(ctypes.POINTER(_Span))
+_Buffer = _structure(head=_Head, dtype=_INT, data=_POINTER)
+_Buffers = _structure(head=_Head, count=ctypes.c_int64, types=_POINTER, items=ctypes.POINTER(ctypes.POINTER(_Buffer)))
+_Attributes = _structure(head=_Head, count=ctypes.c_int64, types=_POINTER, names=_Spans, values=_Spans)
+_Version = _structure(head=_Head, major=_INT, minor=_INT)
 # The functions up to the one that is called here.
 _FUNCTIONS = ("error_create", "error_get_message", "error_destroy", "handler_register", "stream_get")
-
-
-class _Api(ctypes.Structure):
-    _fields_ = [("head", _Head), ("version", _Version), ("internal", ctypes.c_void_p)]
-    _fields_ += [(name, ctypes.c_void_p) for name in _FUNCTIONS]
-
-
-class _Frame(ctypes.Structure):
-    _fields_ = [
-        ("head", _Head),
-        ("api", ctypes.POINTER(_Api)),
-        ("context", ctypes.c_void_p),
-        ("stage", ctypes.c_int),
-        ("operands", _Buffers),
-        ("results", _Buffers),
-        ("attributes", _Attributes),
-    ]
-
-
-class _Extension(ctypes.Structure):
-    _fields_ = [
-        ("size", ctypes.c_size_t),
-        ("type", ctypes.c_int),
-        ("next", ctypes.c_void_p),
-        ("value", ctypes.c_void_p),
-    ]
-
-
-class _Metadata(ctypes.Structure):
-    _fields_ = [("size", ctypes.c_size_t), ("version", _Version), ("traits", ctypes.c_uint32)]
-
-
-class _Stream(ctypes.Structure):
-    _fields_ = [("head", _Head), ("context", ctypes.c_void_p), ("stream", ctypes.c_void_p)]
-
-
-class _Destroy(ctypes.Structure):
-    _fields_ = [("head", _Head), ("error", ctypes.c_void_p)]
-
-
-class _Error(ctypes.Structure):
-    _fields_ = [("head", _Head), ("message", ctypes.c_char_p), ("code", ctypes.c_int)]
-
-
+_Api = _structure(head=_Head, version=_Version, internal=_POINTER, **dict.fromkeys(_FUNCTIONS, _POINTER))
+_Frame = _structure(
+    head=_Head,
+    api=ctypes.POINTER(_Api),
+    context=_POINTER,
+    stage=_INT,
+    operands=_Buffers,
+    results=_Buffers,
+    attributes=_Attributes,
+)
+_Extension = _structure(size=_SIZE, type=_INT, next=_POINTER, value=_POINTER)
+_Metadata = _structure(size=_SIZE, version=_Version, traits=ctypes.c_uint32)
+_Stream = _structure(head=_Head, context=_POINTER, stream=_POINTER)
+_Destroy = _structure(head=_Head, error=_POINTER)
+_Error = _structure(head=_Head, message=ctypes.c_char_p, code=_INT)
 _FROM_STRUCT = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)
 # Functions that XLA may call as long as the process lives.
 _kept: list[Any] = []
 
 
+@functools.cache
 def register(target: str, platform: str, execute: Callable[[Call], None]) -> None:
-    """Let XLA call `execute` for custom calls of this target, which name themselves by an attribute `name`.
+    """Let XLA call `execute` for custom calls of this target, which name themselves by an attribute `name`; once.
 
     Args:
         target: of `jax.ffi.ffi_call`, and lowerings.
@@ -131,7 +82,9 @@ def register(target: str, platform: str, execute: Callable[[Call], None]) -> Non
             elif frame.contents.stage == EXECUTE:
                 execute(_call(frame.contents))
         except Exception as error:
-            return _failed(frame.contents, f"{type(error).__name__}: {error}")
+            text = f"{type(error).__name__}: {error}".encode()
+            failed = _Error(_Head(ctypes.sizeof(_Error), None), text, INTERNAL)
+            return _FROM_STRUCT(frame.contents.api.contents.error_create)(ctypes.addressof(failed))
         return None
 
     function = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.POINTER(_Frame))(handle)
@@ -140,7 +93,7 @@ def register(target: str, platform: str, execute: Callable[[Call], None]) -> Non
     jax.ffi.register_ffi_target(target, capsule, platform=platform, api_version=1)
 
 
-def _describe(frame: _Frame) -> None:
+def _describe(frame: Any) -> None:
     extension = ctypes.cast(frame.head.extension, ctypes.POINTER(_Extension)).contents
     if extension.type != METADATA:
         return
@@ -149,7 +102,7 @@ def _describe(frame: _Frame) -> None:
     metadata.traits = RECORDABLE
 
 
-def _call(frame: _Frame) -> Call:
+def _call(frame: Any) -> Call:
     pointers = [
         (buffers.items[i].contents.data or 0)
         for buffers in (frame.operands, frame.results)
@@ -172,11 +125,5 @@ def _call(frame: _Frame) -> Call:
     return Call(name, pointers, stream)
 
 
-def _text(span: _Span) -> str:
+def _text(span: Any) -> str:
     return ctypes.string_at(span.text, span.length).decode()
-
-
-def _failed(frame: _Frame, message: str) -> int | None:
-    text = message.encode()
-    asked = _Error(_Head(ctypes.sizeof(_Error), None), text, INTERNAL)
-    return _FROM_STRUCT(frame.api.contents.error_create)(ctypes.addressof(asked))

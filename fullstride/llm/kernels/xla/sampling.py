@@ -5,8 +5,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
-from fullstride.llm.kernels.interface import Sampled, Sampler
-from fullstride.llm.kernels.sampling_needs import asks, cuts
+from fullstride.llm.kernels.interface import Sampled, Sampler, asks, cuts
 
 # Added once to the count of a token that the prompt has; no output is as long.
 PROMPT = 1 << 24

@@ -169,3 +169,18 @@ class SamplingRequest(Request):
     def no_tokens(self) -> bool:
         """Tell whether none are asked for: the engine makes one all the same, which the answer leaves out."""
         return self.max_tokens == 0
+
+
+class PromptTokensDetails(BaseModel):
+    """Of the prompt's tokens."""
+
+    cached_tokens: int = Field(description="Found in the prefix cache.")
+
+
+class Usage(BaseModel):
+    """Token counts of a request."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails

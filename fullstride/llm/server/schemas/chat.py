@@ -4,9 +4,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
-from fullstride.llm.server.schemas.base import Body, Count, Few, Keyed, Listed, SamplingRequest
+from fullstride.llm.server.schemas.base import Body, Count, Few, Keyed, Listed, SamplingRequest, Usage
 from fullstride.llm.server.schemas.messages import Message
-from fullstride.llm.server.schemas.usage import Usage
 
 
 class Function(Body):

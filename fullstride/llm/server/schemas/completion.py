@@ -4,8 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Discriminator, Field, Tag
 
-from fullstride.llm.server.schemas.base import Few, SamplingRequest, SomeTokenIds
-from fullstride.llm.server.schemas.usage import Usage
+from fullstride.llm.server.schemas.base import Few, SamplingRequest, SomeTokenIds, Usage
 
 
 def _kind(prompt: Any) -> str:

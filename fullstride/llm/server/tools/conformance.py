@@ -56,7 +56,8 @@ def _check(schema: Any) -> Check | None:
             found = list(islice(validator.iter_errors(json.loads(text)), MOST_ERRORS))
         except (ValueError, RecursionError) as error:
             return [_line(f"the whole: it cannot be checked: {error}")]
-        return [_line(f"{_pointer(error.instance_path) or 'the whole'}: {error.message}") for error in found]
+        paths = ("".join(f"/{part}" for part in error.instance_path) for error in found)
+        return [_line(f"{path or 'the whole'}: {error.message}") for path, error in zip(paths, found, strict=True)]
 
     return check
 
@@ -83,10 +84,6 @@ def _refuse(address: str) -> Any:
 
 def _line(text: str) -> str:
     return " ".join(text.split())[:MOST_CHARS]
-
-
-def _pointer(path: list[str | int]) -> str:
-    return "".join(f"/{part}" for part in path)
 
 
 def refused(

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Collection
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 from uuid import uuid4
 
 from fullstride.llm.text.utf8_stream import whole_characters
@@ -10,32 +10,19 @@ from fullstride.llm.text.utf8_stream import whole_characters
 Pieces = list[dict[str, Any]]
 
 
-@runtime_checkable
-class Reader(Protocol):
-    """Turns one answer's text into content and calls."""
+class Reader:
+    """Turns one answer's text into content and calls; here all text is content."""
 
     def read(self, text: str, last: bool) -> Pieces:
         """Deltas of a message."""
-        ...
-
-    def finish_reason(self, reason: str) -> str:
-        """OpenAI's word for why the answer ended."""
-        ...
-
-
-class Plain:
-    """All text is content."""
-
-    def read(self, text: str, last: bool) -> Pieces:
-        """The text, if any."""
         return [{"content": text}] if text else []
 
     def finish_reason(self, reason: str) -> str:
-        """As the engine says."""
+        """OpenAI's word for why the answer ended: the engine's own, also where the caller had named the tool."""
         return reason
 
 
-class Named:
+class Named(Reader):
     """All text is the arguments of one function."""
 
     def __init__(self, name: str):
@@ -49,12 +36,8 @@ class Named:
             return [call_piece(0, self._name, text)]
         return [{"tool_calls": [{"index": 0, "function": {"arguments": text}}]}] if text else []
 
-    def finish_reason(self, reason: str) -> str:
-        """OpenAI says stop where the caller had named the tool."""
-        return reason
 
-
-class Required:
+class Required(Reader):
     """All text is one call; if it was cut off, it is content."""
 
     def __init__(self, names: Collection[str]):
@@ -86,15 +69,12 @@ def calls_of(text: str, names: Collection[str]) -> list[tuple[str, str]] | None:
     try:
         # Models put line breaks into texts as they are, where JSON has them escaped.
         found = json.loads(text, strict=False)
-        return [_checked(each, names) for each in (found if isinstance(found, list) else [found])] or None
+        found = found if isinstance(found, list) else [found]
+        if any(call["name"] not in names for call in found):
+            return None
+        return [(call["name"], _arguments(call.get("arguments", call.get("parameters")))) for call in found] or None
     except (ValueError, TypeError, KeyError, RecursionError):
         return None
-
-
-def _checked(call: dict[str, Any], names: Collection[str]) -> tuple[str, str]:
-    if call["name"] not in names:
-        raise KeyError(call["name"])
-    return call["name"], _arguments(call.get("arguments", call.get("parameters")))
 
 
 def _arguments(given: Any) -> str:

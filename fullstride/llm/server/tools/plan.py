@@ -16,7 +16,7 @@ from fullstride.llm.server.errors import BadRequestError
 from fullstride.llm.server.limits import Limits
 from fullstride.llm.server.sampling import at_most
 from fullstride.llm.server.schemas.chat import ChatRequest, NamedTool, Tool
-from fullstride.llm.server.tools.parsers import Named, Plain, Reader, Required
+from fullstride.llm.server.tools.parsers import Named, Reader, Required
 from fullstride.llm.server.tools.structured import json_schema
 from fullstride.llm.server.tools.tagged_calls import Tagged
 from fullstride.llm.text.grammar import GUIDANCE
@@ -52,10 +52,13 @@ class Asked:
         _check(body, tools, limits)
         names = {tool.function.name for tool in tools}
         if not tools or body.tool_choice == "none":
-            return cls([], None, lambda _: Plain())
+            return cls([], None, lambda _: Reader())
         schemas = {tool.function.name: _schema(tool) for tool in tools}
         if isinstance(body.tool_choice, NamedTool):
-            return cls(tools, *_named(body.tool_choice.function.name, schemas))
+            name = body.tool_choice.function.name
+            if name not in schemas:
+                raise BadRequestError(f"Tool '{name}' is none of 'tools'.", param="tool_choice")
+            return cls(tools, json_schema(schemas[name]), lambda _: Named(name), {name: schemas[name]})
         if body.tool_choice == "required":
             return cls(tools, _one_of(tools), lambda _: Required(names), schemas)
         return cls(tools, None, partial(Tagged, names, 1 if body.parallel_tool_calls is False else None))
@@ -76,12 +79,6 @@ def _schema(tool: Tool) -> dict[str, Any]:
     none = {"properties": {}, "additionalProperties": False}
     # Arguments are an object, whether the schema says so or not.
     return (tool.function.parameters or none) | {"type": "object"}
-
-
-def _named(name: str, schemas: Mapping[str, Any]) -> tuple[Structured, Callable[[bool], Reader], Mapping[str, Any]]:
-    if name not in schemas:
-        raise BadRequestError(f"Tool '{name}' is none of 'tools'.", param="tool_choice")
-    return json_schema(schemas[name]), lambda _: Named(name), {name: schemas[name]}
 
 
 def _one_of(tools: list[Tool]) -> Structured:

@@ -33,13 +33,24 @@ class Shapes:
         """
         if self._grammars.keeps(shape):
             return
+        gone = Event()
+
+        def work() -> None:
+            size = self._trial.bytes_of(shape, lambda: not gone.is_set())
+            self._grammars.matcher(shape, size)
+
         try:
             async with asyncio.timeout(self._queue_seconds), self._room:
-                if not self._grammars.keeps(shape):
-                    await self._compile(shape)
+                if self._grammars.keeps(shape):
+                    return
+                # Threads of its own: those that encode texts must not be used up.
+                alone = anyio.CapacityLimiter(1)
+                await anyio.to_thread.run_sync(work, abandon_on_cancel=True, limiter=alone)
         except TimeoutError:
             message = "The shapes of other requests took too long to compile; try again later."
             raise UnavailableError(message, code="queue_timeout", retry_after=1) from None
+        finally:
+            gone.set()
 
     def tried(self, shape: Structured) -> None:
         """See whether a shape would be accepted; for a thread.
@@ -49,17 +60,3 @@ class Shapes:
 
         """
         self._trial.bytes_of(shape, lambda: True)
-
-    async def _compile(self, shape: Structured) -> None:
-        gone = Event()
-
-        def work() -> None:
-            size = self._trial.bytes_of(shape, lambda: not gone.is_set())
-            self._grammars.matcher(shape, size)
-
-        try:
-            # Threads of its own: those that encode texts must not be used up.
-            limiter = anyio.CapacityLimiter(1)
-            await anyio.to_thread.run_sync(work, abandon_on_cancel=True, limiter=limiter)
-        finally:
-            gone.set()

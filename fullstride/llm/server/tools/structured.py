@@ -16,30 +16,24 @@ def structured(request: SamplingRequest, most_bytes: int) -> tuple[str, Structur
         BadRequestError: if there are several, or one of more than `most_bytes`.
 
     """
-    asked = dict(_asked(request))
+    asked = dict[str, Structured]()
+    if isinstance(request, ChatRequest) and (shape := _of_format(request)) is not None:
+        asked["response_format"] = shape
+    if request.regex is not None:
+        asked["regex"] = Structured("regex", request.regex)
+    if request.grammar is not None:
+        asked["grammar"] = Structured("grammar", request.grammar)
+    if request.structured_outputs is not None:
+        asked["structured_outputs"] = _of_vllm(request.structured_outputs)
     if len(asked) > 1:
         message = f"{' and '.join(asked)} both ask for a shape of the text; send one of them."
         raise BadRequestError(message, param=list(asked)[1])
     for param, shape in asked.items():
         if len(shape.value.encode()) > most_bytes:
-            raise BadRequestError(
-                f"'{param}' has more than {most_bytes} bytes as text.", param=param, code="schema_too_large"
-            )
+            message = f"'{param}' has more than {most_bytes} bytes as text."
+            raise BadRequestError(message, param=param, code="schema_too_large")
         return param, shape
     return "", None
-
-
-def _asked(request: SamplingRequest) -> list[tuple[str, Structured]]:
-    found: list[tuple[str, Structured]] = []
-    if isinstance(request, ChatRequest) and (shape := _of_format(request)) is not None:
-        found.append(("response_format", shape))
-    if request.regex is not None:
-        found.append(("regex", Structured("regex", request.regex)))
-    if request.grammar is not None:
-        found.append(("grammar", Structured("grammar", request.grammar)))
-    if request.structured_outputs is not None:
-        found.append(("structured_outputs", _of_vllm(request.structured_outputs)))
-    return found
 
 
 def _of_format(request: ChatRequest) -> Structured | None:

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Collection
 
-from fullstride.llm.server.tools.parsers import Pieces, call_piece, calls_of
+from fullstride.llm.server.tools.parsers import Pieces, Reader, call_piece, calls_of
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 THINK, THOUGHT = "<think>", "</think>"
@@ -58,7 +58,7 @@ class JsonScanner:
         return self._end
 
 
-class Tagged:
+class Tagged(Reader):
     """Content and calls of one answer.
 
     Calls are read outside of reasoning alone, which is what an answer begins with between `<think>` tags. A tag that no
@@ -113,7 +113,9 @@ class Tagged:
             before, _, self._held = self._held.partition(tag)
             self._state, self._scanner = then, JsonScanner()
             return self._content(before + kept)
-        certain = len(self._held) - (0 if last else _begun(self._held, tag))
+        # How many of the last characters may be the beginning of the tag.
+        begun = next((n for n in range(len(tag) - 1, 0, -1) if self._held.endswith(tag[:n])), 0)
+        certain = len(self._held) - (0 if last else begun)
         text, self._held = self._held[:certain], self._held[certain:]
         return self._content(text) or None
 
@@ -134,7 +136,9 @@ class Tagged:
             return self._no_call()
         self._held = after if after.startswith(OPEN) else after[len(CLOSE) :]
         self._state, self._spaces = self._prose, ""
-        return self._pieces(calls)
+        wanted = calls if self._most is None else calls[: self._most - self._made]
+        first, self._made = self._made, self._made + len(wanted)
+        return [call_piece(first + i, *call) for i, call in enumerate(wanted)]
 
     def _no_call(self) -> Pieces:
         self._state = self._prose
@@ -148,13 +152,3 @@ class Tagged:
                 self._spaces = text
                 return []
         return [{"content": text}] if text else []
-
-    def _pieces(self, calls: list[tuple[str, str]]) -> Pieces:
-        wanted = calls if self._most is None else calls[: self._most - self._made]
-        first, self._made = self._made, self._made + len(wanted)
-        return [call_piece(first + i, *call) for i, call in enumerate(wanted)]
-
-
-def _begun(text: str, tag: str) -> int:
-    """How many of the last characters may be the beginning of a tag."""
-    return next((n for n in range(min(len(tag) - 1, len(text)), 0, -1) if text.endswith(tag[:n])), 0)

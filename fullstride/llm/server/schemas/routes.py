@@ -1,6 +1,6 @@
-"""POST /tokenize and /detokenize, in vLLM's shape."""
+"""POST /tokenize and /detokenize, in vLLM's shape; GET /v1/models, /health and /ready."""
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, Field, model_validator
 
@@ -48,3 +48,27 @@ class Detokenized(BaseModel):
     """Their text, special tokens included."""
 
     prompt: str
+
+
+class Model(BaseModel):
+    """A name that the model answers to."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    root: str
+    max_model_len: int
+
+
+class Models(BaseModel):
+    """All of them."""
+
+    object: Literal["list"]
+    data: list[Model]
+
+
+class Status(BaseModel):
+    """How it is."""
+
+    status: Literal["ok", "degraded", "ready"]

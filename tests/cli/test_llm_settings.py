@@ -1,11 +1,11 @@
 import pytest
 
+from fullstride.cli.llm_serve import parsed
 from fullstride.errors import ConfigError
 from fullstride.llm.engine.config import EngineConfig
 from fullstride.llm.engine.programs import TOP
 from fullstride.llm.engine.wire import BIASES
 from fullstride.llm.server.limits import ROOM, Limits
-from fullstride.llm.server.settings import parsed
 
 
 def test_values_take_their_keys_type():
