@@ -7,12 +7,17 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 import typer
 
 from fullstride.errors import ConfigError, one_of
+from fullstride.llm.vllm_names import DIFFERENT, ENGINE, own_names
 
 T = TypeVar("T")
 KEYS_VARIABLE = "FULLSTRIDE_API_KEY"
 Names = Annotated[
     list[str] | None,
-    typer.Option("--name", help="What requests may call the model; its own name if absent. Several are fine."),
+    typer.Option(
+        "--name",
+        "--served-model-name",
+        help="What requests may call the model; its own name if absent. Several are fine.",
+    ),
 ]
 Keys = Annotated[
     list[str] | None,
@@ -62,6 +67,26 @@ def serve(
             metavar="auto|none", help="Sampling that requests leave out: as the model's files suggest, or OpenAI's."
         ),
     ] = "auto",
+    max_length: Annotated[
+        int | None,
+        typer.Option("--max-length", "--max-model-len", help="Tokens of a prompt and its output together."),
+    ] = None,
+    max_sequences: Annotated[
+        int | None, typer.Option("--max-sequences", "--max-num-seqs", help="Sequences that run at once; others wait.")
+    ] = None,
+    max_tokens_per_step: Annotated[
+        int | None,
+        typer.Option("--max-tokens-per-step", "--max-num-batched-tokens", help="Tokens of a step (chunked prefill)."),
+    ] = None,
+    prefix_cache: Annotated[
+        bool | None,
+        typer.Option(
+            "--prefix-cache/--no-prefix-cache",
+            "--enable-prefix-caching/--no-enable-prefix-caching",
+            help="Share KV cache blocks of prompts that begin alike.",
+        ),
+    ] = None,
+    gpu_memory_utilization: Annotated[float | None, typer.Option(hidden=True)] = None,
     engine: EngineSettings = None,
     limit: LimitSettings = None,
 ) -> None:
@@ -73,7 +98,15 @@ def serve(
     from fullstride.llm.server.launch import serve as run
     from fullstride.llm.server.limits import Limits
 
-    own = {"tensor_parallel_size": tensor_parallel_size, "kv_cache_dtype": kv_cache_dtype}
+    own = {
+        "tensor_parallel_size": tensor_parallel_size,
+        "kv_cache_dtype": kv_cache_dtype,
+        "max_length": max_length,
+        "max_sequences": max_sequences,
+        "max_tokens_per_step": max_tokens_per_step,
+        "prefix_cache": prefix_cache,
+        "gpu_memory_utilization": gpu_memory_utilization,
+    }
     named = [f"{key}={value}" for key, value in own.items() if value is not None]
     config = parsed("--engine", EngineConfig, [*(engine or ()), *named])
     limits = parsed("--limit", Limits, limit or [])
@@ -101,10 +134,13 @@ def parsed(option: str, kind: type[T], given: Sequence[str]) -> T:
 
     hints, values = get_type_hints(kind), dict[str, Any]()
     for item in given:
-        key, equals, text = item.partition("=")
+        name, equals, text = item.partition("=")
         if not equals:
             raise ConfigError(f"{option} {item}: expected KEY=VALUE, with one of the keys {', '.join(hints)}")
+        (key,) = own_names({name: text}, ENGINE, different=DIFFERENT) if option == "--engine" else (name,)
         one_of(option, key, hints)
+        if key in values:
+            raise ConfigError(f"{option} {item}: {key} is given twice; give it once")
         try:
             values[key] = TypeAdapter(hints[key]).validate_strings(text)
         except ValidationError as error:

@@ -15,6 +15,7 @@ from fullstride.llm.prompts import Message, Prompt, a_loaded, conversations, pla
 from fullstride.llm.sampling_params import SamplingParams
 from fullstride.llm.text.json_schema import held
 from fullstride.llm.text.messages import plain_messages
+from fullstride.llm.vllm_names import DIFFERENT, ENGINE, own_names
 from fullstride.process.progress import Progress
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ class LLM:
             ConfigError: for a model or settings that cannot be.
 
         """
-        for name in engine_config:
+        for name in own_names(engine_config, ENGINE, different=DIFFERENT):
             one_of("setting of the engine", name, [field.name for field in fields(EngineConfig)])
         config = EngineConfig(**engine_config)
         loaded = opened(source, config) if isinstance(source, str | Path) else a_loaded(source)
@@ -210,7 +211,7 @@ class LLM:
 
 def _warn(params: Iterable[SamplingParams]) -> None:
     """Say what of a schema no grammar holds, so that texts may break it."""
-    for shape in dict.fromkeys(asked.structured for asked in params):
+    for shape in dict.fromkeys(asked.structured_outputs for asked in params):
         if shape is not None and shape.kind == "json_schema" and (parts := held(json.loads(shape.value)).left_out):
             logger.warning("no grammar holds %s of the schema: see whether the texts conform to it", ", ".join(parts))
 

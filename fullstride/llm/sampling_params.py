@@ -7,6 +7,7 @@ from numbers import Integral, Real
 from typing import Literal, get_args
 
 from fullstride.errors import ConfigError, one_of
+from fullstride.llm.vllm_names import SAMPLING_BEFORE, accepts
 
 COUNTS = ("n", "top_k", "seed", "max_tokens", "min_tokens", "logprobs", "prompt_logprobs")
 OPTIONAL = ("seed", "max_tokens", "logprobs", "prompt_logprobs")  # may be None
@@ -63,9 +64,10 @@ class Structured:
             raise ConfigError(f"{self.kind} is {found}: expected a text, such as json.dumps makes of a schema")
 
 
+@accepts(SAMPLING_BEFORE, deprecated=True)
 @dataclass(frozen=True)
 class SamplingParams:
-    """vLLM's names and defaults, but for `structured` and `include_stop`.
+    """Sampling settings of a request, by vLLM's names and with its defaults.
 
     Attributes:
         n: completions of a prompt.
@@ -86,9 +88,8 @@ class SamplingParams:
             and no stop text ends the output.
         logprobs: how many most probable tokens to report at each place beside the chosen one; None reports nothing.
         prompt_logprobs: the same for the prompt.
-        structured: a shape that the output must have.
-        include_stop: leave the stop text, or the text of the stop token, at the output's end; vLLM calls it
-            `include_stop_str_in_output`.
+        structured_outputs: shape that the output must have.
+        include_stop_str_in_output: leave the stop text, or the text of the stop token, at the end of the output.
 
     """
 
@@ -109,8 +110,8 @@ class SamplingParams:
     min_tokens: int = 0
     logprobs: int | None = None
     prompt_logprobs: int | None = None
-    structured: Structured | None = None
-    include_stop: bool = False
+    structured_outputs: Structured | None = None
+    include_stop_str_in_output: bool = False
 
     def __post_init__(self):
         """Refuse what no sampler can do; stops become tuples, one text that of one, and a seed of -1 None.
@@ -172,5 +173,5 @@ class SamplingParams:
         for token, bias in (self.logit_bias or {}).items():
             if not isinstance(bias, Real):
                 raise ConfigError(f"logit_bias={{{token}: {bias!r}}}: expected numbers by token id")
-        if not isinstance(self.structured, Structured | None):
-            raise ConfigError(f"structured={self.structured!r}: expected Structured(kind, value)")
+        if not isinstance(self.structured_outputs, Structured | None):
+            raise ConfigError(f"structured_outputs={self.structured_outputs!r}: expected Structured(kind, value)")

@@ -68,6 +68,18 @@ def accepts(
             init(self, *args, **own_names(given, aliases, different=different))
 
         cls.__init__ = __init__  # pyright: ignore[reportAttributeAccessIssue]
+        for old, new in aliases.items() if deprecated else ():
+            setattr(cls, old, _old_attribute(cls.__name__, old, new))
         return cls
 
     return with_aliases
+
+
+def _old_attribute(owner: str, old: str, new: str) -> property:
+    """A field by the name that it had."""
+
+    def read(self: Any) -> Any:
+        warnings.warn(f"{owner}: {old} is now {new}", DeprecationWarning, stacklevel=2)
+        return getattr(self, new)
+
+    return property(read)

@@ -107,7 +107,7 @@ def _take(draft: Draft, token: int, values: Any, step: int, row: int) -> None:
     if token in request.stops:
         # The model's own end is no news; a token that was asked for is.
         own = token not in (request.params.stop_token_ids or ())
-        if request.params.include_stop:
+        if request.params.include_stop_str_in_output:
             draft.text += sequence.text.push(token, watch=False)[0]
         draft.end("stop", None if own else token)
         return

@@ -5,14 +5,20 @@ from numbers import Integral
 
 from fullstride.errors import ConfigError, one_of
 from fullstride.llm.config import DTYPES
+from fullstride.llm.vllm_names import DIFFERENT, ENGINE, accepts
 
 # What keys and values may be kept as; `auto` is the model's dtype.
 KV_CACHE_DTYPES = ("auto", "fp8")
 
 
+@accepts(ENGINE, different=DIFFERENT)
 @dataclass(frozen=True)
 class EngineConfig:
     """Settings of an engine; None lets it choose by the model and the device.
+
+    vLLM's names are accepted for settings that mean the same: `max_model_len` (`max_length`), `max_num_seqs`
+    (`max_sequences`), `max_num_batched_tokens` (`max_tokens_per_step`), `enable_prefix_caching` (`prefix_cache`) and
+    `num_gpu_blocks_override` (`kv_blocks`).
 
     Attributes:
         max_tokens_per_step: of prompts' chunks and decode rows together; a longer prompt takes several steps.

@@ -59,10 +59,10 @@ class Intake:
                 from fullstride.llm.text.tokenizer import Detokenizer
 
                 detokenizer = Detokenizer(self.tokenizer, after=request.prompt)
-            text = Text(detokenizer, params.stop or (), params.include_stop)
+            text = Text(detokenizer, params.stop or (), params.include_stop_str_in_output)
             sequence = Sequence(request, index, list(request.prompt), key(seed, index), text)
-            if params.structured is not None:
-                sequence.matcher = self.grammars.matcher(params.structured)
+            if params.structured_outputs is not None:
+                sequence.matcher = self.grammars.matcher(params.structured_outputs)
                 sequence.mask = sequence.matcher.mask()
             if params.prompt_logprobs is not None and index == 0:
                 sequence.prompt_logprobs = [None for _ in request.prompt]
@@ -134,13 +134,13 @@ def _check_params(params: SamplingParams, model: ModelConfig, tokenizer: Any) ->
     for name, (given, limit, unit) in most.items():
         if given > limit:
             raise ConfigError(f"{name} asks for {given}: expected at most {limit} {unit}")
-    if tokenizer is None and (params.stop or params.structured):
+    if tokenizer is None and (params.stop or params.structured_outputs):
         raise ConfigError("stop texts and structured output need a tokenizer, and this engine has none")
 
 
 def _stops(params: SamplingParams, model: ModelConfig) -> tuple[int, ...]:
     # A grammar that is complete allows nothing but the end token.
-    own = () if params.ignore_eos and params.structured is None else model.eos
+    own = () if params.ignore_eos and params.structured_outputs is None else model.eos
     return tuple(dict.fromkeys((*own, *(params.stop_token_ids or ()))))
 
 

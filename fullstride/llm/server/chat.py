@@ -34,7 +34,7 @@ async def chat_completions(body: ChatRequest, request: Request) -> Response:
     server = server_of(request)
     model = server.served.name(body.model)
     asked, param, prompt, text = await anyio.to_thread.run_sync(_read, body, server)
-    check = await server.compile(request, param, prompt.params.structured, asked.schemas)
+    check = await server.compile(request, param, prompt.params.structured_outputs, asked.schemas)
     answer = ChatAnswer(server.served, body, lambda: asked.reader(thinks(text)))
     return await Reply(server, body, answer, model, "chatcmpl", check).send(request, [prompt])
 

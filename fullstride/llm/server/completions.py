@@ -29,7 +29,7 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
     server = server_of(request)
     model = server.served.name(body.model)
     param, prompts = await anyio.to_thread.run_sync(_read, body, server)
-    check = await server.compile(request, param, prompts[0].params.structured)
+    check = await server.compile(request, param, prompts[0].params.structured_outputs)
     answer = CompletionAnswer(server.served, body, prompts)
     return await Reply(server, body, answer, model, "cmpl", check).send(request, prompts)
 

@@ -71,8 +71,8 @@ def sampling_params(
             max_tokens=max_tokens,
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
-            structured=shape,
-            include_stop=bool(request.include_stop_str_in_output),
+            structured_outputs=shape,
+            include_stop_str_in_output=bool(request.include_stop_str_in_output),
         )
     except ParamError as error:
         raise refusing(error, error.param) from error

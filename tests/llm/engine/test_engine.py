@@ -175,7 +175,7 @@ def test_it_ends_at_a_stop_token(engine, rng):
     assert found.tokens == tokens[: tokens.index(end) + 1]
     assert (found.finish, found.stop) == ("stop", end)
     assert found.text == text_of(engine, ids, found.tokens[:-1])
-    (kept,) = run(engine, (ids, greedy(20, stop_token_ids=[end], stop=["\0"], include_stop=True)))
+    (kept,) = run(engine, (ids, greedy(20, stop_token_ids=[end], stop=["\0"], include_stop_str_in_output=True)))
     assert (kept.tokens, kept.text) == (found.tokens, text_of(engine, ids, found.tokens))
 
 
@@ -217,7 +217,9 @@ def test_text_is_that_of_the_tokens_and_ends_before_a_stop_text(engine, rng):
     assert whole.text == text_of(engine, ids, whole.tokens)
     middle = len(whole.text) // 2
     stop = whole.text[middle : middle + 3]
-    cut, kept = run(engine, (ids, greedy(40, stop=[stop])), (ids, greedy(40, stop=stop, include_stop=True)))
+    cut, kept = run(
+        engine, (ids, greedy(40, stop=[stop])), (ids, greedy(40, stop=stop, include_stop_str_in_output=True))
+    )
     expected = whole.text[: whole.text.index(stop)]
     assert (cut.text, cut.finish, cut.stop) == (expected, "stop", stop)
     assert kept.text == expected + stop
@@ -226,7 +228,7 @@ def test_text_is_that_of_the_tokens_and_ends_before_a_stop_text(engine, rng):
 
 def test_structured_output_keeps_to_its_grammar(engine, rng):
     shape = Structured("regex", "[0-9]{3}-(yes|no)")
-    params = SamplingParams(temperature=1.0, max_tokens=40, structured=shape, seed=3, n=2)
+    params = SamplingParams(temperature=1.0, max_tokens=40, structured_outputs=shape, seed=3, n=2)
     engine.add("a", prompt(rng, 40), params)
     engine.add("b", prompt(rng, 5), greedy(30))
     found = finish(engine)
@@ -240,7 +242,7 @@ def test_structured_output_keeps_to_its_grammar(engine, rng):
 
 def test_a_complete_shape_ends_before_min_tokens(engine, rng):
     shape = Structured("regex", "(yes|no)")
-    params = SamplingParams(structured=shape, min_tokens=12, max_tokens=20, stop_token_ids=[5])
+    params = SamplingParams(structured_outputs=shape, min_tokens=12, max_tokens=20, stop_token_ids=[5])
     (found,) = run(engine, (prompt(rng, 8), params))
     assert (found.finish, found.tokens[-1], found.error) == ("stop", engine.model.eos[0], "")
     assert found.text in ("yes", "no")
@@ -268,7 +270,7 @@ def test_nothing_is_compiled_once_it_runs(engine, rng):
     before = compiles()
     engine.add("n", prompt(rng, 50), SamplingParams(n=3, max_tokens=20, temperature=0.7, top_k=5, min_p=0.1))
     engine.add("l", prompt(rng, 3), SamplingParams(logprobs=4, prompt_logprobs=3, logit_bias={5: 2.0}))
-    engine.add("g", prompt(rng, 3), SamplingParams(structured=Structured("regex", "[ab]{4}")))
+    engine.add("g", prompt(rng, 3), SamplingParams(structured_outputs=Structured("regex", "[ab]{4}")))
     engine.add("p", prompt(rng, 70), greedy(25, repetition_penalty=1.2))
     engine.step()
     engine.abort("n")
@@ -350,7 +352,7 @@ def test_without_a_new_pool_the_engine_is_dead_and_says_so(engine, rng, monkeypa
 
 
 def test_a_grammar_that_fails_harms_no_other(engine, rng):
-    engine.add("g", prompt(rng, 5), SamplingParams(max_tokens=30, structured=Structured("regex", "a{30}")))
+    engine.add("g", prompt(rng, 5), SamplingParams(max_tokens=30, structured_outputs=Structured("regex", "a{30}")))
     engine.add("o", prompt(rng, 5), greedy(30))
     engine._live["g"][0].matcher.advance = lambda token: 1 / 0
     found = finish(engine)
@@ -371,7 +373,7 @@ def test_a_grammar_that_fails_harms_no_other(engine, rng):
         ([5], {"logit_bias": {400: 1.0}}, "logit_bias has the token id 400"),
         ([5], {"stop_token_ids": list(range(17))}, "at most 16"),
         ([5], {"logprobs": 21}, "logprobs asks for 21: expected at most 20"),
-        ([5], {"structured": Structured("regex", "(")}, "regex"),
+        ([5], {"structured_outputs": Structured("regex", "(")}, "regex"),
     ],
 )
 def test_what_can_never_run_is_refused(engine, ids, params, message):

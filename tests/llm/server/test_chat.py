@@ -183,7 +183,7 @@ def test_json_of_a_schema_is_parsed_by_the_client():
     with fake_server(engine) as live, connected(live) as client:
         done = client.chat.completions.parse(model="fake", messages=HELLO, response_format=Animal)
     assert done.choices[0].message.parsed == Animal(name="Käfer", legs=6)
-    shape = engine.params[0].structured
+    shape = engine.params[0].structured_outputs
     assert shape is not None
     assert shape.kind == "json_schema"
     assert json.loads(shape.value)["properties"].keys() == {"name", "legs"}

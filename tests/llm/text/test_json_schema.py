@@ -251,8 +251,8 @@ def test_python_is_told_what_is_left_out(caplog):
     shape = Structured("json_schema", json.dumps(_required({"type": "array", "uniqueItems": True})))
     with caplog.at_level(logging.WARNING):
         _warn(
-            [SamplingParams(structured=shape)] * 3
-            + [SamplingParams(), SamplingParams(structured=Structured("json_object"))]
+            [SamplingParams(structured_outputs=shape)] * 3
+            + [SamplingParams(), SamplingParams(structured_outputs=Structured("json_object"))]
         )
     (message,) = caplog.messages
     assert "/properties/f/uniqueItems" in message
