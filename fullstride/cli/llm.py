@@ -18,7 +18,8 @@ app.command(
 app.command(
     sections={
         "Server": "host port name api_key limit",
-        "Model": "model tensor_parallel_size data_parallel_size kv_cache_dtype generation_config engine",
+        "Model": "model tensor_parallel_size data_parallel_size generation_config",
+        "Engine": "max_length max_sequences max_tokens_per_step kv_cache_dtype prefix_cache engine",
     }
 )(serve)
 

@@ -16,7 +16,7 @@ Names = Annotated[
     typer.Option(
         "--name",
         "--served-model-name",
-        help="What requests may call the model; its own name if absent. Several are fine.",
+        help="Name that requests may use for the model; its own if absent. Repeatable.",
     ),
 ]
 Keys = Annotated[
@@ -86,7 +86,9 @@ def serve(
             help="Share KV cache blocks of prompts that begin alike.",
         ),
     ] = None,
-    gpu_memory_utilization: Annotated[float | None, typer.Option(hidden=True)] = None,
+    gpu_memory_utilization: Annotated[
+        float | None, typer.Option(hidden=True, help="Refused: see --engine kv_share=0.8.")
+    ] = None,
     engine: EngineSettings = None,
     limit: LimitSettings = None,
 ) -> None:
