@@ -16,11 +16,13 @@ _made: dict[str, str] = {}
 
 
 def on_config(config: MkDocsConfig) -> None:
-    """Make the pages, and give them the last place in the navigation but one."""
+    """Make the pages, and add them to the section of results."""
     _made.clear()
     _made.update(pages(read_results(Path(config.extra.get("results") or ROOT / "benchmarks" / "results"))))
     entries = [{"All" if name == "index" else title_of(name): _path(name)} for name in _made]
-    (config.nav or []).insert(-4, {"Every result": entries})
+    for section in config.nav or []:
+        if "Results" in section:
+            section["Results"].append({"Every result": entries})
 
 
 def on_files(files: Files, config: MkDocsConfig) -> None:
