@@ -2,11 +2,18 @@
 
 import sys
 import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import is_dataclass
+from functools import wraps
 from importlib import import_module
 from importlib.abc import Loader
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
+
+from fullstride.errors import ConfigError
+
+T = TypeVar("T", bound=type)
 
 RENAMED = {
     "fullstride.ahead": "fullstride.device.triton_compile",
@@ -32,6 +39,8 @@ NAMES = {
         "ALONE": "SINGLE", "Late": "LateMetrics", "Sent": "HostCopy", "joined": "join_processes",
     },
 }  # fmt: skip
+# Keywords of the PyTorch step: old, new.
+TRAIN_STEP = {"gate": "check_first_step", "awaken": "randomize_zeros", "say": "log"}
 
 
 def add_old_names(module: ModuleType) -> None:
@@ -70,3 +79,61 @@ class _Loader(Loader):
 def install() -> None:
     """Find the old names from here on."""
     sys.meta_path.insert(0, _Finder)
+
+
+def own_names(
+    given: Mapping[str, Any], aliases: Mapping[str, str], *, different: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """Settings by this library's names.
+
+    Args:
+        given: values by name.
+        aliases: other names, and what each is called here.
+        different: names that are refused, and why.
+
+    Raises:
+        ConfigError: if a setting is given by both of its names, or by a name that means something else here.
+
+    """
+    found: dict[str, Any] = {}
+    for name, value in given.items():
+        if different and name in different:
+            raise ConfigError(f"{name}={value!r} is not taken: {different[name]}")
+        own = aliases.get(name, name)
+        if own in found or (own != name and own in given):
+            raise ConfigError(f"{own} and {name} are the same setting: give one of them")
+        found[own] = value
+    return found
+
+
+def accepts(
+    aliases: Mapping[str, str], *, different: Mapping[str, str] | None = None, deprecated: bool = False
+) -> Callable[[T], T]:
+    """Make a class take other names of its arguments, by keyword; with a warning if they are `deprecated`."""
+
+    def with_aliases(cls: T) -> T:
+        init = cls.__init__
+
+        @wraps(init)
+        def __init__(self: Any, *args: Any, **given: Any) -> None:  # noqa: N807
+            if deprecated and (old := sorted(aliases.keys() & given.keys())):
+                said = ", ".join(f"{name} is now {aliases[name]}" for name in old)
+                warnings.warn(f"{cls.__name__}: {said}", DeprecationWarning, stacklevel=2)
+            init(self, *args, **own_names(given, aliases, different=different))
+
+        cls.__init__ = __init__  # pyright: ignore[reportAttributeAccessIssue]
+        for old, new in aliases.items() if deprecated and is_dataclass(cls) else ():
+            setattr(cls, old, _old_attribute(cls.__name__, old, new))
+        return cls
+
+    return with_aliases
+
+
+def _old_attribute(owner: str, old: str, new: str) -> property:
+    """A field by the name that it had."""
+
+    def read(self: Any) -> Any:
+        warnings.warn(f"{owner}: {old} is now {new}", DeprecationWarning, stacklevel=2)
+        return getattr(self, new)
+
+    return property(read)

@@ -20,7 +20,7 @@ from fullstride.cli.app import app
 from fullstride.cli.meanflow_settings import settings as meanflow_settings
 from fullstride.cli.settings import Setting, settings_in
 from fullstride.llm.vllm_names import SAMPLING_BEFORE
-from fullstride.renamed import NAMES, RENAMED
+from fullstride.renamed import NAMES, RENAMED, TRAIN_STEP
 
 EQUATION = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)
 WORDS = """# Old and new names
@@ -97,7 +97,8 @@ def words() -> str:
     """The Markdown of every public name that is another one now."""
     modules = [f"| `{old}` | `{new}` |" for old, new in RENAMED.items()]
     names = [f"| `{module}` | `{old}` | `{new}` |" for module, own in NAMES.items() for old, new in own.items()]
-    keywords = [f"| `SamplingParams` | `{old}` | `{new}` |" for old, new in SAMPLING_BEFORE.items()]
+    classes = {"SamplingParams": SAMPLING_BEFORE, "fullstride.step.torch.TrainStep": TRAIN_STEP}
+    keywords = [f"| `{name}` | `{old}` | `{new}` |" for name, own in classes.items() for old, new in own.items()]
     return WORDS.format(modules="\n".join(modules), names="\n".join(names), keywords="\n".join(keywords))
 
 

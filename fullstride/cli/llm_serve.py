@@ -7,7 +7,8 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 import typer
 
 from fullstride.errors import ConfigError, one_of
-from fullstride.llm.vllm_names import DIFFERENT, ENGINE, own_names
+from fullstride.llm.vllm_names import DIFFERENT, ENGINE
+from fullstride.renamed import own_names
 
 T = TypeVar("T")
 KEYS_VARIABLE = "FULLSTRIDE_API_KEY"

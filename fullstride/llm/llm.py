@@ -15,8 +15,9 @@ from fullstride.llm.prompts import Message, Prompt, a_loaded, conversations, pla
 from fullstride.llm.sampling_params import SamplingParams
 from fullstride.llm.text.json_schema import held
 from fullstride.llm.text.messages import plain_messages
-from fullstride.llm.vllm_names import DIFFERENT, ENGINE, own_names
+from fullstride.llm.vllm_names import DIFFERENT, ENGINE
 from fullstride.process.progress import Progress
+from fullstride.renamed import own_names
 
 if TYPE_CHECKING:
     from fullstride.llm.weights import Loaded

@@ -7,7 +7,8 @@ from numbers import Integral, Real
 from typing import Literal, get_args
 
 from fullstride.errors import ConfigError, one_of
-from fullstride.llm.vllm_names import SAMPLING_BEFORE, accepts
+from fullstride.llm.vllm_names import SAMPLING_BEFORE
+from fullstride.renamed import accepts
 
 COUNTS = ("n", "top_k", "seed", "max_tokens", "min_tokens", "logprobs", "prompt_logprobs")
 OPTIONAL = ("seed", "max_tokens", "logprobs", "prompt_logprobs")  # may be None

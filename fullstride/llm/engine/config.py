@@ -5,7 +5,8 @@ from numbers import Integral
 
 from fullstride.errors import ConfigError, one_of
 from fullstride.llm.config import DTYPES
-from fullstride.llm.vllm_names import DIFFERENT, ENGINE, accepts
+from fullstride.llm.vllm_names import DIFFERENT, ENGINE
+from fullstride.renamed import accepts
 
 # What keys and values may be kept as; `auto` is the model's dtype.
 KV_CACHE_DTYPES = ("auto", "fp8")
