@@ -3,7 +3,6 @@
 import sys
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import is_dataclass
 from functools import wraps
 from importlib import import_module
 from importlib.abc import Loader
@@ -122,7 +121,7 @@ def accepts(
             init(self, *args, **own_names(given, aliases, different=different))
 
         cls.__init__ = __init__  # pyright: ignore[reportAttributeAccessIssue]
-        for old, new in aliases.items() if deprecated and is_dataclass(cls) else ():
+        for old, new in aliases.items() if deprecated and hasattr(cls, "__dataclass_fields__") else ():
             setattr(cls, old, _old_attribute(cls.__name__, old, new))
         return cls
 
