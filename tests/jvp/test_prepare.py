@@ -187,7 +187,7 @@ def test_a_subclass_that_takes_its_norms_forward_is_routed(kind, base, call, see
     x, v, w = torch.randn(3, 4, 12)
     pairs = [jvp(model, (x,), (v,), tangent_grad=True) for model in (norm, base)]
     torch.testing.assert_close(pairs[0], pairs[1])
-    # Torch's own gradient through this tangent is wrong (docs/jvp.md).
+    # Torch's own gradient through this tangent is wrong (docs/explanation/forward-derivatives.md).
     found = [torch.autograd.grad((w * t).sum(), m.weight) for m, (_, t) in zip((norm, base), pairs, strict=True)]
     torch.testing.assert_close(*found)
 
