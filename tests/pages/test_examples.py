@@ -17,7 +17,11 @@ from tests.pages.outputs import READER, printed, shown, skeleton, visible
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 RUN = ("tutorials", "how-to", "migrate")
-PAGES = [ROOT / "README.md", DOCS / "step_jax.md", *(page for kind in RUN for page in sorted(DOCS.glob(f"{kind}/*.md")))]
+PAGES = [
+    ROOT / "README.md",
+    DOCS / "step_jax.md",
+    *(page for kind in RUN for page in sorted(DOCS.glob(f"{kind}/*.md"))),
+]
 REAL = offline.LLM
 
 
