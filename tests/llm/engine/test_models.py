@@ -121,7 +121,7 @@ def test_a_golden_chat_from_openais_client_to_smollm2_and_back(real):
 
 
 def test_the_conversation_of_the_page_is_what_the_engine_and_transformers_say(real, theirs):
-    page = (Path(__file__).parents[3] / "docs" / "llm_conversation.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "results" / "conversation.md").read_text().replace("\\\n", " ")
     (command,) = re.findall(r"^fullstride llm generate (.+)$", page, re.MULTILINE)
     (printed,) = re.findall(r"```text\n(.+?)\n```", page, re.DOTALL)
     questions = re.findall(r'"(.+?)"', command)
