@@ -1,4 +1,4 @@
-"""Write docs/first_minutes.md: what the README's first commands print in a fresh clone, and when.
+"""Write docs/tutorials/first-minutes.md: what the README's first commands print in a fresh clone, and when.
 
 Run it by hand before a release, on a machine that does nothing else: `python -m tests.packaging.first_minutes`.
 Packages come from the public index alone, whatever the machine's settings of pip are. `CPU=1` is passed on to make.
@@ -14,7 +14,7 @@ from itertools import groupby
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "first_minutes.md"
+PAGE = ROOT / "docs" / "tutorials" / "first-minutes.md"
 COMMANDS = [
     f"make demo{' CPU=1' if os.environ.get('CPU') else ''}",
     "source .venv/bin/activate",

@@ -24,7 +24,7 @@ def test_files_and_links_of_a_page_exist(page):
 
 
 def test_names_in_the_page_of_additions_are_in_their_files():
-    text = (ROOT / "docs" / "adding.md").read_text()
+    text = (ROOT / "docs" / "how-to" / "add-a-component.md").read_text()
     names = r"[A-Z_]+|build_\w+|corpus_of|choose|register|LossConfig"
     named = re.findall(rf"`({names})` in `([\w./]+\.py)`", text)
     assert len(named) > 7
@@ -39,7 +39,7 @@ OWN = {"huber": 1, "imf_ema": 0, "multiclass": 1, "dit_b4": 0}
 
 @pytest.mark.parametrize("name", TOLD)
 def test_the_page_of_additions_names_every_file_that_knows_the_things_of_a_kind(name):
-    text = (ROOT / "docs" / "adding.md").read_text()
+    text = (ROOT / "docs" / "how-to" / "add-a-component.md").read_text()
     files = [file for file in (ROOT / TOLD[name]).rglob("*.py") if name in file.read_text()]
     assert len(files) > 1
     named = [file.relative_to(ROOT).as_posix() for file in files if file.stem != name.strip('"')]

@@ -45,8 +45,8 @@ EULER: Sampler = ("euler", 50)
 LAST: tuple[Sampler, ...] = (("meanflow", 2), EULER)
 # The official CIFAR-10 recipe, for minutes instead of days: its network at half the width, so that ten minutes are some
 # seventy epochs for the faster code; batch, rate and second moment of the `fashion_mnist` preset; a shorter warm-up and
-# average; no dropout, as no image comes up more often than that. docs/experiments.md has what else was tried. The first
-# step is checked by neither code, of which the official one has no checks.
+# average; no dropout, as no image comes up more often than that. docs/results/negative-results-of-meanflow.md has what
+# else was tried. The first step is checked by neither code, of which the official one has no checks.
 SETTINGS: Mapping[str, str] = RECIPE | {
     "data": "fashion_mnist",
     "data.image_size": "32",

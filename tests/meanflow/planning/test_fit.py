@@ -42,7 +42,7 @@ def test_the_kept_factors_are_those_of_the_results(tmp_path):
 
 
 def test_the_planning_page_has_the_predictions():
-    page = RESULTS.parents[1] / "docs" / "planning.md"
+    page = RESULTS.parents[1] / "docs" / "how-to" / "plan-a-run.md"
     assert fill_pages([page], makers(RESULTS), check=True) == [], "run: python -m benchmarks report tables"
 
 

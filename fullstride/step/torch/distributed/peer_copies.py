@@ -2,7 +2,7 @@
 
 NCCL's kernels sum on multiprocessors, which a backward pass beside them then lacks: a product whose blocks fill the GPU
 takes another turn for a few of them. Copy engines take none; what is left to the multiprocessors is one addition of
-each gradient's parts. `docs/distributed.md` has both in numbers.
+each gradient's parts. `docs/explanation/training-in-parallel.md` has both in numbers.
 """
 
 import weakref
