@@ -95,7 +95,7 @@ def _drawn(rows: list[Bar]) -> Figure:
     axes.text(1, -0.62, "roofline bound", ha="left", va="bottom", fontsize=8.5)
     axes.set(yticks=range(len(rows)), yticklabels=[row.label for row in rows], ylim=(len(rows) - 0.5, -0.6))
     axes.set(
-        xlim=(0, 1.4 * max(row.over(row.theirs) for row in rows)),
+        xlim=(0, 1.55 * max(row.over(row.theirs) for row in rows)),
         xlabel="multiple of the roofline bound; less is better",
     )
     axes.tick_params(axis="y", length=0, labelcolor=COLOURS["ink"])

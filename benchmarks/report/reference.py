@@ -109,4 +109,6 @@ def _table(settings: Iterable[Setting]) -> str:
 
 def _typeset(found: re.Match[str]) -> str:
     kind, equation = found.groups()
-    return latex2mathml.converter.convert(html.unescape(equation), display="inline" if kind == "span" else "block")
+    if kind == "span":
+        return latex2mathml.converter.convert(html.unescape(equation), display="inline")
+    return f'<div class="equation">{latex2mathml.converter.convert(html.unescape(equation), display="block")}</div>'
