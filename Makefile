@@ -70,7 +70,7 @@ $(DEV): $(RUN)
 	$(call pip_install,Installing what JAX and the tests need,--quiet -e '$(EVERYTHING)')
 	@touch $@
 
-# What would be uploaded, in dist/; docs/versions.md says what else a release needs.
+# What would be uploaded, in dist/; docs/reference/versions.md says what else a release needs.
 .PHONY: release-check
 release-check: $(DEV)
 	$(BIN)/python -m tests.packaging.release
