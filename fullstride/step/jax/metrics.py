@@ -22,7 +22,6 @@ class Metrics(Mapping[str, Any]):
     __slots__ = ("_values", "arrays", "step")
 
     def __init__(self, step: int, arrays: dict[str, Any]):
-        """Keep the arrays."""
         self.step, self.arrays = step, arrays
         self._values: dict[str, Any] = {}
 
@@ -41,7 +40,6 @@ class Metrics(Mapping[str, Any]):
         return self._values[name]
 
     def __iter__(self) -> Iterator[str]:
-        """The names."""
         return iter(self.arrays)
 
     def __len__(self) -> int:
@@ -49,7 +47,6 @@ class Metrics(Mapping[str, Any]):
         return len(self.arrays)
 
     def __repr__(self) -> str:
-        """The values in one line."""
         return f"Metrics(step={self.step}, {', '.join(f'{k}={v}' for k, v in self.items())})"
 
 
