@@ -8,11 +8,13 @@ import torch
 from fullstride.errors import ConfigError
 
 
-def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
-    """Raise for an optimizer that evaluates the loss itself, as L-BFGS does: a step has done so once.
+def check_optimizer(optimizer: torch.optim.Optimizer, *, guarded: bool) -> None:
+    """Raise for an optimizer that a step cannot use.
 
     Raises:
-        ConfigError: for one whose `step` must be given a closure.
+        ConfigError: for one that evaluates the loss itself, as L-BFGS does, by a closure: a step has done so once; and
+            for a guard, for one that does not skip a step where it is told so on the device: it would pass over that
+            without a word.
 
     """
     closure = inspect.signature(optimizer.step).parameters.get("closure")
@@ -21,16 +23,7 @@ def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
             f"{type(optimizer).__name__} evaluates the loss itself, by a closure that a step has not; expected an "
             "optimizer that steps by gradients, such as torch.optim.AdamW"
         )
-
-
-def check_guarded(optimizer: torch.optim.Optimizer) -> None:
-    """Raise unless the optimizer skips a step where it is told so on the device; others pass over it without a word.
-
-    Raises:
-        ConfigError: for one that does not.
-
-    """
-    if not getattr(optimizer, "_step_supports_amp_scaling", False):
+    if guarded and not getattr(optimizer, "_step_supports_amp_scaling", False):
         raise ConfigError(
             f"guard: {type(optimizer).__name__} does not skip steps on the device, expected a fused optimizer, such as "
             "torch.optim.AdamW(..., fused=True)"
