@@ -20,11 +20,6 @@ def renamed(words: Words) -> Words:
     return [*OLD[words[0]], *words[1:]] if words and words[0] in OLD else words
 
 
-def is_training(words: Words) -> bool:
-    """Whether the command is a run that can go on."""
-    return words[:2] in RESUMABLE
-
-
 def value_of(words: Words, key: str) -> str | None:
     """What the command gives for a setting, or None."""
     return next((word.partition("=")[2] for word in words if word.startswith(f"{key}=")), None)
@@ -32,7 +27,7 @@ def value_of(words: Words, key: str) -> str | None:
 
 def resumed(words: Words) -> Words:
     """The command of a second attempt: it goes on with the run of the first, whatever the first was told about one."""
-    if not is_training(words):
+    if words[:2] not in RESUMABLE:
         return words
     return [word for word in words if word.partition("=")[0] not in ("resume", "overwrite")] + ["resume=true"]
 
@@ -77,17 +72,13 @@ def check_command(words: Words, processes: int = 1) -> None:
     if words[0] in ("launch", "fullstride"):
         raise ConfigError(f"launch: {words[0]}: expected a command without it, such as: meanflow train epochs=20")
     if words[:2] == ["meanflow", "train"] and not {"--help", "-h"} & set(words) and _can_compose():
-        _check_settings(words, processes)
+        # They import PyTorch, which need not be installed to launch.
+        from fullstride.meanflow.config.overrides import compose
+        from fullstride.meanflow.training.batch_share import check_parts
 
-
-def _check_settings(words: Words, processes: int) -> None:
-    # They import PyTorch, which need not be installed to launch.
-    from fullstride.meanflow.config.overrides import compose
-    from fullstride.meanflow.training.batch_share import check_parts
-
-    for run in runs_of(words):
-        config = compose(shared_out(run, processes)[2:])
-        check_parts(config, processes, config.device)
+        for run in runs_of(words):
+            config = compose(shared_out(run, processes)[2:])
+            check_parts(config, processes, config.device)
 
 
 def _can_compose() -> bool:
