@@ -23,19 +23,7 @@ PUBLISHED = {
 }
 ROW_MAJOR = "  planned with channels_last=true, as all measured convolutions ran; without it steps are slower"
 WIDTH = 140  # that no name is cut short where the output is a file
-COLUMNS = (
-    "run",
-    "weights",
-    "batch",
-    "GPUs",
-    "ms a step",
-    "images/s",
-    "GiB",
-    "steps",
-    "epoch",
-    "first save",
-    "in all",
-)
+COLUMNS = ("run", "weights", "batch", "GPUs", "ms a step", "images/s", "GiB", "steps", "epoch", "first save", "in all")
 
 
 def plan(

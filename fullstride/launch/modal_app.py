@@ -54,12 +54,7 @@ class Spec:
 
 
 def spec_of(request: ModalRequest, words: Words) -> Spec:
-    """What Modal is told of one run.
-
-    Raises:
-        ConfigError: for a time that Modal does not lend, a volume without a path, or a run whose results would be lost.
-
-    """
+    """What Modal is told of one run; refused if its results would be lost, or for a time or volume that cannot be."""
     if not 0 < request.time <= LONGEST:
         raise ConfigError(f"--time {request.time:g}: expected hours above 0, {LONGEST:g} at most, which Modal allows")
     shared_out(words, request.processes_each)

@@ -70,14 +70,10 @@ def _of_command(words: Words) -> Iterator[Place]:
     if words[:2] == ["bert", "export"] and len(words) > 3:
         yield "", words[3], ""
     for option in ("--out", "--profile"):
-        if given := _all_of(words, option):
+        # In one word or two.
+        apart = [part for word in words for part in (word.split("=", 1) if word.startswith(f"{option}=") else [word])]
+        if given := [after for word, after in pairwise(apart) if word == option]:
             yield f"{option} ", given[-1], ""  # the last counts, as it does for the command
-
-
-def _all_of(words: Words, option: str) -> list[str]:
-    """All that the command gives for an option, in one word or two."""
-    apart = [part for word in words for part in (word.split("=", 1) if word.startswith(f"{option}=") else [word])]
-    return [after for word, after in pairwise(apart) if word == option]
 
 
 @cache

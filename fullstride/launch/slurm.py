@@ -159,12 +159,7 @@ def _flags(given: tuple[str, ...]) -> dict[str, Any]:
 
 
 def plan(request: SlurmRequest, words: Words) -> Plan:
-    """One job for a command, a job array for a sweep.
-
-    Raises:
-        ConfigError: for what no job can be asked for, or a command that its processes cannot share.
-
-    """
+    """One job for a command, a job array for a sweep; what no job can be asked for is a ConfigError."""
     one_of("--cluster", request.cluster, EXECUTORS)
     if not request.is_submitted:
         if unused := [f"--{name}" for name in SLURMS if getattr(request, name)]:
@@ -205,7 +200,11 @@ def _submit(request: SlurmRequest, folder: Path, jobs: list[Job]) -> int:
         with redirect_stderr(io.StringIO()), executor.batch():
             submitted = [executor.submit(job) for job in jobs]
     except FailedJobError as error:
-        raise ConfigError(_refused(str(error))) from None
+        lines = [line.removeprefix("sbatch: ").removeprefix("error: ") for line in str(error).splitlines() if line]
+        raise ConfigError(
+            f"launch slurm: sbatch refused the job ({'; '.join(dict.fromkeys(lines)) or 'without a word'}); expected a "
+            "--partition, --account, --qos and sizes that this cluster has: sinfo and sacctmgr show assoc list them"
+        ) from None
     for job in submitted:
         note(f"job {job.job_id}: {job.paths.stdout}")
     return exit_codes.DONE if request.is_submitted else _end_of(submitted)
@@ -250,12 +249,3 @@ def _scontrol(*words: str) -> str:
         note(f"launch: scontrol {words[0]} failed: {in_a_line(error)}")
         return ""
     return done.stdout
-
-
-def _refused(said: str) -> str:
-    """Put sbatch's message on one line."""
-    lines = dict.fromkeys(line.removeprefix("sbatch: ").removeprefix("error: ") for line in said.splitlines() if line)
-    return (
-        f"launch slurm: sbatch refused the job ({'; '.join(lines) or 'without a word'}); expected a --partition, "
-        "--account, --qos and sizes that this cluster has: sinfo and sacctmgr show assoc list them"
-    )

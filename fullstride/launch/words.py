@@ -33,12 +33,7 @@ def resumed(words: Words) -> Words:
 
 
 def shared_out(words: Words, processes: int) -> Words:
-    """The command for each of several processes that train one run.
-
-    Raises:
-        ConfigError: if it is no command that several processes can share, or says that it is one process's.
-
-    """
+    """The command for each of several processes that train one run; others than these can share are refused."""
     if processes == 1:
         return words
     if words[:2] in SHARED:
@@ -86,12 +81,7 @@ def _can_compose() -> bool:
 
 
 def runs_of(words: Words) -> list[Words]:
-    """The command of each run of a sweep: `--multirun` is every combination, one job each; else the command itself.
-
-    Raises:
-        ConfigError: if a sweep names no values, or if PyTorch, which knows them, is not installed here.
-
-    """
+    """The command of each run of a sweep: `--multirun` is every combination, one job each; else the command itself."""
     flags = {"--multirun", "-m"}
     if words[:2] != ["meanflow", "train"] or not flags & set(words):
         return [words]

@@ -67,12 +67,7 @@ def values(tree: Any) -> Any:
 
 
 def parts_of_loss(out: Any, has_aux: bool | None) -> tuple[Any, Any]:
-    """The loss and the auxiliary output of what a loss function returned; `has_aux=None` reads it off.
-
-    Raises:
-        ConfigError: if the loss is not a real floating scalar, or is not where `has_aux` says.
-
-    """
+    """The loss, a real floating scalar, and aux of what a loss function returned; `has_aux=None` reads it off."""
     paired = isinstance(out, tuple) and len(out) == 2
     if has_aux is True and not paired:
         raise ConfigError(f"loss_fn returned {describe(out)}, but has_aux=True: expected the pair (loss, aux)")
@@ -157,12 +152,7 @@ def accumulated(objective: Callable[..., Any], count: int, params: Any, batch: A
 
 
 def split_key(key: Any, count: int) -> Any:
-    """As many keys as there are losses to compute, along a new first axis; a tree of keys is split leaf by leaf.
-
-    Raises:
-        ConfigError: for what is no key.
-
-    """
+    """As many keys as losses to compute, along a new first axis; of a tree of keys each. What is no key is refused."""
     try:
         return jax.tree.map(lambda x: jax.random.split(x, count), key)
     except (TypeError, ValueError):

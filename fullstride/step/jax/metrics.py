@@ -55,12 +55,7 @@ NOTHING_YET = Metrics(0, {})
 
 
 def gathered(loss: Any, aux: Any, report: dict[str, Any]) -> dict[str, Any]:
-    """Loss, report and aux under one roof: a dict's entries by their names, anything else as `aux`.
-
-    Raises:
-        ConfigError: where a name is taken, or a value is no array.
-
-    """
+    """Loss, report and aux, a dict's entries by their names; a name that is taken and what is no array are refused."""
     named = {} if aux is None else aux if isinstance(aux, dict) else {"aux": aux}
     known = {"loss": loss} | report
     if taken := sorted(known.keys() & named.keys()):

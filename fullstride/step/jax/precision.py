@@ -60,12 +60,7 @@ class Precision:
             raise ConfigError(f"precision.loss_scale={self.loss_scale}: expected a number above 0")
 
     def cast(self, tree: Any) -> Any:
-        """The tree with its real floating arrays in `compute`.
-
-        Raises:
-            ConfigError: for fp64 where JAX would take fp32 for it.
-
-        """
+        """The tree with its real floating arrays in `compute`; fp64 is refused where JAX would take fp32 for it."""
         if self.compute == "float64" and jax.dtypes.canonicalize_dtype("float64") != jnp.float64:
             raise ConfigError(
                 "precision.compute=float64: JAX has fp64 switched off; run jax.config.update('jax_enable_x64', True)"

@@ -113,9 +113,11 @@ class Program:
         trainable = len(jax.tree.leaves(params))
         flat = Grouped(tuple((i,) for i in range(len(leaves))), trainable)
         self.blueprint = Blueprint(structure, shape, flat, trainable)
-        place = (lambda name, shape: None) if self.sharding is None else self.sharding.of_leaf
+        spread = self.sharding
         self.leaves = tuple(
-            jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place(name, x.shape))
+            jax.ShapeDtypeStruct(
+                x.shape, x.dtype, sharding=spread and NamedSharding(spread.mesh, spread.rule(name, x.shape))
+            )
             for name, x in zip(shape.names(), leaves, strict=True)
         )
         self.fixed = tuple(map(self._copied, fixed))
@@ -148,12 +150,7 @@ class Program:
         return tuple(placed)
 
     def start(self, model: Any) -> State:
-        """A state before the first step; its arrays are copies.
-
-        Raises:
-            ConfigError: for a model of another structure, shape or dtype than the program's.
-
-        """
+        """A state before the first step, of copies; a model of another structure, shape or dtype is refused."""
         structure, params, fixed = partitioned(model, self.wrt)
         self._check_model(structure, [*jax.tree.leaves(params), *fixed])
         shape, (leaves,) = split(self.recipe.start(params), eqx.is_array)

@@ -49,12 +49,7 @@ class Retraces:
 
     @contextmanager
     def tracing(self, **trees: Any) -> Iterator[None]:
-        """Around a trace with these arguments, which counts when it succeeds.
-
-        Raises:
-            ConfigError: for a second one, where the policy is `raise`; nothing was compiled or donated yet.
-
-        """
+        """Around a trace with these arguments, which counts when it succeeds; a refused one has donated nothing yet."""
         if jax.config.jax_disable_jit:  # pyright: ignore[reportAttributeAccessIssue]
             # Nothing is traced: each call runs the function itself.
             yield

@@ -36,22 +36,13 @@ class Sharding:
         if AXIS not in self.mesh.axis_names:
             raise ConfigError(f"sharding: the mesh's axes are {self.mesh.axis_names}; expected one called {AXIS!r}")
 
-    def of_leaf(self, path: str, shape: tuple[int, ...]) -> NamedSharding:
-        """Where a leaf of the state lies."""
-        return NamedSharding(self.mesh, self.rule(path, shape))
-
     @property
     def everywhere(self) -> NamedSharding:
         """A copy on each device."""
         return NamedSharding(self.mesh, PartitionSpec())
 
     def put(self, batch: Any, axis: int = 0) -> Any:
-        """The batch on the devices, divided along one axis; scalars are copied to all.
-
-        Raises:
-            ConfigError: naming a leaf that the devices do not divide.
-
-        """
+        """The batch on the devices, divided along one axis, or refused; scalars are copied to all."""
         return jax.device_put(batch, jax.tree_util.tree_map_with_path(lambda p, x: self._of_batch(p, x, axis), batch))
 
     def kinds(self, batch: Any, axis: int = 0) -> Any:

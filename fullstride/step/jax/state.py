@@ -74,12 +74,7 @@ class State:
 
     @property
     def carry(self) -> Carry:
-        """The trees that the step works on; built at the first look.
-
-        Raises:
-            ConfigError: where the state was donated.
-
-        """
+        """The trees that the step works on, built at the first look; those of a donated state are refused."""
         if gone(self.buffers):
             raise self.donated()
         if self._carry is None:

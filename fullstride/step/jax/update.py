@@ -114,12 +114,7 @@ def differentiate(
 
 
 def optimized(optimizer: Any, params: Any, opt_state: Any, grads: Any, loss: Any) -> tuple[Any, Any]:
-    """Parameters and optimizer state after one update; the loss, unless None, is its `value` if it takes one.
-
-    Raises:
-        ConfigError: for a transformation that needs other arguments, such as a function to evaluate the loss again.
-
-    """
+    """Parameters and optimizer state after one update; the loss, unless None, is its `value` if it takes one."""
     apply = partial(optax.with_extra_args_support(optimizer).update, grads, opt_state, params)
     # Optax mixes dtypes even in Adam, so that it fails under strict promotion.
     with jax.numpy_dtype_promotion("standard"):

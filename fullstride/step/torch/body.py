@@ -178,12 +178,7 @@ class Body:
                 group["lr"].fill_(float(rate))  # a copy from the host would wait for the device
 
     def clipped(self) -> Tensor:
-        """The gradient's norm, which is scaled to the longest where it is longer.
-
-        Raises:
-            ValueError: for a sparse gradient.
-
-        """
+        """The gradient's norm, which is scaled to the longest where it is longer; a sparse gradient is refused."""
         parameters = [p for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
         try:
             norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])

@@ -39,12 +39,7 @@ def layers(optimizer: torch.optim.Optimizer) -> list[torch.optim.Optimizer]:
 
 
 def call_when_loaded(optimizer: torch.optim.Optimizer, act: Any) -> None:
-    """Call `act` when the optimizer has loaded a state; some wrappers have no hooks, and load by what they wrap.
-
-    Raises:
-        ConfigError: for an optimizer that has no hooks.
-
-    """
+    """Call `act` when the optimizer has loaded a state; some wrappers have no hooks, and load by what they wrap."""
     if not (hooked := [each for each in layers(optimizer) if hasattr(each, "_optimizer_load_state_dict_post_hooks")]):
         raise ConfigError(
             f"{type(optimizer).__name__} has no hooks of torch.optim.Optimizer, expected one whose __init__ calls "

@@ -228,17 +228,16 @@ class TrainStep:
             case Observation.EXPECTED:
                 return True
             case Observation.SWITCHED:
-                self._begin_for_others()
+                if self._asked != "eager":
+                    self._begin_for_others()
                 return True
-            case Observation.LOST:
+            case Observation.LOST if self._asked != "eager":
                 self._tell_lost()
         micro_batches(batch, self.body.accumulate)  # which raises for one without samples
         return observation is Observation.FIRST
 
     def _begin_for_others(self) -> None:
         """Begin anew for batches that come again and again: the first may have been an epoch's smaller last one."""
-        if self._asked == "eager":
-            return
         self._forget()
         self._first.made.clear()
         numbers = self._tracker.differing
@@ -248,8 +247,6 @@ class TrainStep:
         self._log(f"backend={self._asked}: {what}; from here on steps are made for these")
 
     def _tell_lost(self) -> None:
-        if self._asked == "eager":
-            return
         told = (
             f"the last {NEVER} batches had other shapes than the first ones, or other values that are no tensors; "
             "such steps run as they are, and auto measures none: give what changes as tensors of one shape"

@@ -90,12 +90,7 @@ class _Part(NamedTuple):
 
 
 class Plan:
-    """How to make the trees of one structure: a module's, with its arrays in the only group.
-
-    Raises:
-        UnplannableError: for another kind of tree.
-
-    """
+    """How to make the trees of one structure: a module's, with its arrays in the only group; others are refused."""
 
     def __init__(self, structure: Structure):
         self.makers: list[Callable[[Sequence[Any]], Any]] = []

@@ -107,12 +107,7 @@ def split(tree: Any, *wanted: Callable[[Any], bool]) -> tuple[Structure, tuple[t
 def assemble(
     treedef: Any, leaves: Sequence[Any], slots: tuple[int, ...], groups: int
 ) -> tuple[Structure, tuple[tuple[Any, ...], ...]]:
-    """The one structure of these parts, and the groups of leaves whose slots are known.
-
-    Raises:
-        ConfigError: naming the static leaf that cannot be hashed.
-
-    """
+    """The one structure of these parts, and the groups of leaves whose slots are known."""
     statics = tuple(leaf if slot == STATIC else None for leaf, slot in zip(leaves, slots, strict=True))
     taken = tuple(
         tuple(leaf for leaf, slot in zip(leaves, slots, strict=True) if slot == group) for group in range(groups)

@@ -63,12 +63,7 @@ class Symmetric:
         self._handle, _ = self._met(ALIGNED)
 
     def allocate(self, count: int) -> Sequence[Tensor]:
-        """So many bytes, zeros, of every process by rank; collective.
-
-        Raises:
-            Refused: on all of them, if one cannot have it.
-
-        """
+        """So many bytes, zeros, of every process by rank, or `Refused` on all of them; collective."""
         handle, own = self._met(count)
         theirs = [handle.get_buffer(rank, (count,), torch.uint8) for rank in range(handle.world_size)]
         theirs[handle.rank] = own

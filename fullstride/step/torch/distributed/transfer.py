@@ -38,12 +38,7 @@ class Transfer:
     """
 
     def __init__(self, group: dist.ProcessGroup | None, devices: dist.ProcessGroup | None):
-        """Take a group of gloo's, and one of NCCL's over the same processes where their tensors are on GPUs.
-
-        Raises:
-            ConfigError: for another backend's, whose collectives have not been checked.
-
-        """
+        """Take a group of gloo's, and one of NCCL's over the same processes where their tensors are on GPUs."""
         for given, backend in ((group, "gloo"), (devices, "nccl")):
             if given is not None and (found := dist.get_backend(given)) != backend:
                 raise ConfigError(f"a process group of {found}, expected one of {backend}: no other has been checked")

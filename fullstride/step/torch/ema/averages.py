@@ -182,12 +182,7 @@ class Averages(Generic[M]):
 
     @torch.no_grad()
     def follow(self, step: Tensor) -> None:
-        """Follow the weights at a step that ends a period; nothing waits for the device where `step` lies on it.
-
-        Raises:
-            ConfigError: if the network's weights are no longer those that were there at the beginning.
-
-        """
+        """Follow the weights at a step that ends a period; nothing waits for the device where `step` lies on it."""
         self._require_the_same_weights()
         moved = self.moved(step)
         if step.is_cuda:

@@ -29,18 +29,11 @@ class StepError(ValueError):
 
 @dataclass(frozen=True)
 class Reference:
-    """A loss and its gradients by parameter, of those whose gradient can be seen; see `Body.trained`.
-
-    Attributes:
-        loss: of the batch.
-        gradients: of the loss.
-        tolerance: by the formats that the loss computes in, although nobody asked for one here.
-
-    """
+    """A loss and its gradients by parameter, of those whose gradient can be seen; see `Body.trained`."""
 
     loss: Tensor
     gradients: dict[str, Tensor | None]
-    tolerance: float
+    tolerance: float  # by the formats that the loss computes in, although nobody asked for one here
 
 
 def compile_kernels(body: Body, batch: Any) -> None:

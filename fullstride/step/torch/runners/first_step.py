@@ -57,9 +57,7 @@ class FirstSteps:
     def make(self, runner: Runner, batch: Any, made: int, *, expected: bool) -> Metrics:
         """The step that compiles and records what its form needs, and is compared.
 
-        Raises:
-            StepError: if it disagrees with eager fp32; a recorded step was made by then, any other was not.
-
+        A `StepError` comes before the step that disagrees with eager fp32 is made, unless it is recorded.
         """
         form = runner.form(expected)
         compiles = runner.compiles and expected

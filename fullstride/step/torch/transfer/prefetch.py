@@ -17,11 +17,8 @@ def prefetch(batches: Iterable[Any], device: torch.device) -> Iterator[Any]:
 
     """
     if device.type != "cuda":
-        return (pytree.tree_map_only(Tensor, lambda x: x.to(device), batch) for batch in batches)
-    return _ahead(batches, device)
-
-
-def _ahead(batches: Iterable[Any], device: torch.device) -> Iterator[Any]:
+        yield from (pytree.tree_map_only(Tensor, lambda x: x.to(device), batch) for batch in batches)
+        return
     side = torch.cuda.Stream(device)
     sent = (_send(batch, side) for batch in batches)
     first = next(sent, None)
