@@ -152,9 +152,9 @@ class Peers:
     is given. There are two inboxes, used in turns: who writes into one has met the others since they read it.
     """
 
-    def __init__(self, rank: int, size: int, memory: Symmetric, device: torch.device):
+    def __init__(self, rank: int, size: int, memory: Any, device: torch.device):
         self.rank, self.size = rank, size
-        self._memory = memory
+        self._memory = memory  # `Symmetric`, or what allocates and meets as that does
         # First in line: few and short kernels, for which the other processes wait.
         self._stream = torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None
         self._inboxes: list[Shared] = []
