@@ -35,7 +35,7 @@ def attempt(words: Words, launch: str, volume: str, processes: int, seconds: flo
     """
     again = begin(Path(RUNS), launch)
     _commit(volume)
-    line = together(resumed(words) if again else words, processes, restarts=0)
+    line = together(resumed(words) if again else words, processes=processes, restarts=0)
     path = os.pathsep.join(filter(None, (SOURCE, os.environ.get("PYTHONPATH"))))
     process = Attempt(line, ENVIRONMENT | {"PYTHONPATH": path}, WORK)
     try:
