@@ -154,8 +154,10 @@ def plan(request: ModalRequest, words: Words) -> Plan:
     specs = [spec_of(request, run) for run in runs_of(words)]
     made = [app_of(spec) for spec in specs]
 
-    text = "\n\n".join(spec.text() for spec in specs)
-    return Plan(text, lambda: max(_submit(spec, *parts) for spec, parts in zip(specs, made, strict=True)))
+    def submit() -> int:
+        return max([_submit(spec, *parts) for spec, parts in zip(specs, made, strict=True)])
+
+    return Plan("\n\n".join(spec.text() for spec in specs), submit)
 
 
 def _submit(spec: Spec, app: modal.App, function: modal.Function) -> int:
