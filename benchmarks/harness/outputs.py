@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness.result_paths import EXPERIMENTS, foreign, narrower, results_folder
-from fullstride.launch.outputs import Place
+from fullstride.launch.paths import Place
 
 
 def outputs(app: Any, words: Sequence[str]) -> list[Place]:

@@ -3,11 +3,13 @@
 import os
 import platform
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import PackageNotFoundError
+from types import ModuleType
 from typing import Any
 
 from rich.console import Console
@@ -15,14 +17,78 @@ from rich.markup import escape
 from rich.table import Table
 
 from fullstride import __version__
-from fullstride.cli.doctor_devices import JaxDevice, devices, imported_torch, jax_device
-from fullstride.device.select import unavailable
+from fullstride.device.select import cores, describe, resolve_device, unavailable
 from fullstride.extras import area_of, how_to_install, requirements, version
 from fullstride.launch.gpus import count_gpus
 
 # What other packages bring, and much depends on.
 BROUGHT = ("jaxlib", "triton")
 UNKNOWN = "fullstride is imported but not installed, so what it needs is not known"
+
+# In a process of its own, which holds no GPU's memory and may hang: JAX finds its devices once, and takes most of one.
+_JAX_DEVICE = """
+import jax
+device = jax.devices()[0]
+print(device.platform, getattr(device, "compute_capability", ""), device.device_kind, sep="|")
+"""
+PATIENCE = 60.0  # seconds
+
+
+def imported_torch() -> ModuleType | None:
+    """PyTorch; None if it cannot be imported."""
+    try:
+        import torch
+    except (ImportError, OSError):  # the latter where a library of CUDA's is gone
+        return None
+    return torch
+
+
+def _memory() -> str:
+    try:
+        return f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.1f} GiB"
+    except (AttributeError, ValueError, OSError):
+        return "unknown"
+
+
+@dataclass(frozen=True)
+class JaxDevice:
+    """What JAX computes on unless told: its platform ("cpu", "gpu"), and of a GPU its capability and what it is."""
+
+    platform: str
+    capability: str = ""
+    kind: str = ""
+
+    def __str__(self) -> str:
+        """As in `gpu (NVIDIA H100, capability 9.0)`."""
+        return f"{self.platform} ({self.kind}, capability {self.capability})" if self.capability else self.platform
+
+
+def jax_device() -> JaxDevice | None:
+    """The first that JAX finds; None where it is not installed, finds none or does not answer."""
+    if version("jax") is None:
+        return None
+    environment = os.environ | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    line = [sys.executable, "-c", _JAX_DEVICE]
+    try:
+        done = subprocess.run(line, env=environment, capture_output=True, text=True, timeout=PATIENCE)
+    except subprocess.TimeoutExpired:
+        return None
+    return JaxDevice(*done.stdout.splitlines()[-1].split("|")) if done.returncode == 0 else None  # plugins may print
+
+
+def devices(jax: JaxDevice | None) -> Iterator[tuple[str, str]]:
+    """Name and description of each device, and what each framework takes."""
+    yield "CPU", f"{platform.machine()}, {cores()} cores, {_memory()} RAM"
+    if jax is not None:
+        yield "JAX", str(jax)
+    if (torch := imported_torch()) is None:
+        return
+    for i in range(torch.cuda.device_count()):
+        gpu = torch.cuda.get_device_properties(i)
+        yield f"CUDA {i}", f"{gpu.name}, {gpu.total_memory / 2**30:.1f} GiB, capability {gpu.major}.{gpu.minor}"
+    if unavailable("mps") is None:
+        yield "MPS", "Apple GPU, shares the RAM"
+    yield "device=auto", describe(resolve_device("auto"))
 
 
 @dataclass(frozen=True)
@@ -152,7 +218,13 @@ def abilities(jax: JaxDevice | None) -> list[Ability]:
 def explained(found: Sequence[Ability]) -> Iterator[tuple[str, str]]:
     """Name of each ability and why it cannot run; a reason that was given before is a reference to its row."""
     for i, ability in enumerate(found):
-        earlier = [other for other in found[:i] if other.obstacle and _includes(ability, other)]
+        # Whatever is in the way of such another one is in the way of this one, too.
+        earlier = [
+            other
+            for other in found[:i]
+            if other.obstacle
+            and (other.obstacle == ability.obstacle or (other.missing and set(other.missing) <= set(ability.missing)))
+        ]
         known = max(earlier, key=lambda other: len(other.missing), default=None)
         if ability.obstacle is None or known is None:
             yield ability.name, ability.obstacle or ""
@@ -161,11 +233,6 @@ def explained(found: Sequence[Ability]) -> Iterator[tuple[str, str]]:
         else:
             more = ", ".join(name for name in ability.missing if name not in known.missing)
             yield ability.name, f"see {known.name}; also {more} not installed; {ability.remedy}"
-
-
-def _includes(ability: Ability, other: Ability) -> bool:
-    """Whether whatever is in the way of another is in the way of an ability, too."""
-    return ability.obstacle == other.obstacle or (bool(other.missing) and set(other.missing) <= set(ability.missing))
 
 
 def report() -> dict[str, Any]:

@@ -91,7 +91,8 @@ class _Page:
         if arguments := [(_name(each), each.get_help_record(ctx)[1]) for each in params if _is_argument(each)]:
             yield "Arguments", arguments
         found = {name: self.commands[name] for name in self.list_commands(ctx)} if hasattr(self, "commands") else {}
-        commands = {name: (name, _first_paragraph(each)) for name, each in found.items() if not each.hidden}
+        about = {name: inspect.cleandoc(each.help or "").split("\n\n")[0] for name, each in found.items()}
+        commands = {name: (name, about[name]) for name, each in found.items() if not each.hidden}
         options = {each.name: each.get_help_record(ctx) for each in params if not (_is_argument(each) or each.hidden)}
         for heading, names in self.sections.items():
             # A command and an option may share a name.
@@ -108,10 +109,6 @@ def _is_argument(parameter: Any) -> bool:
 def _name(argument: Any, required: bool = True) -> str:
     name = argument.metavar or argument.name.upper()
     return (name if required else f"[{name}]") + ("..." if argument.nargs != 1 else "")
-
-
-def _first_paragraph(command: Any) -> str:
-    return inspect.cleandoc(command.help or "").split("\n\n")[0]
 
 
 class HelpCommand(_Page, TyperCommand):

@@ -68,16 +68,12 @@ def _launch(
         raise typer.Exit(plan.submit())
 
 
-def _sections(options: type[Request]) -> dict[str, str]:
-    sections = sections_of(options)
-    return {**sections, "Job": f"dry_run {sections['Job']}"}
-
-
 for _name, (_options, _) in BACKENDS.items():
+    _sections = sections_of(_options)
     app.command(
         _name,
         context_settings={"allow_interspersed_args": False},
-        sections=_sections(_options),
+        sections=_sections | {"Job": f"dry_run {_sections['Job']}"},
         epilog="The next attempt goes on where one ended (resume=true); exit codes say whether there is one.",
     )(command_from(_launch, _options))
 

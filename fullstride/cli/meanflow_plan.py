@@ -23,19 +23,7 @@ PUBLISHED = {
 }
 ROW_MAJOR = "  planned with channels_last=true, as all measured convolutions ran; without it steps are slower"
 WIDTH = 140  # that no name is cut short where the output is a file
-COLUMNS = (
-    "run",
-    "weights",
-    "batch",
-    "GPUs",
-    "ms a step",
-    "images/s",
-    "GiB",
-    "steps",
-    "epoch",
-    "first save",
-    "in all",
-)
+COLUMNS = ("run", "weights", "batch", "GPUs", "ms a step", "images/s", "GiB", "steps", "epoch", "first save", "in all")
 
 
 def plan(
@@ -72,7 +60,9 @@ def plan(
     console.width = max(console.width, WIDTH)
     console.print(_table(plans, machine))
     for name, made in plans.items():
-        console.print(f"{name}: {_parts(made)}", highlight=False, markup=False, soft_wrap=True)
+        every = made.parts | ({"sum of gradients": made.reduce_ms} if made.reduce_ms else {})
+        parts = ", ".join(f"{kind} {ms:.1f} ms" for kind, ms in every.items() if ms >= 0.05)
+        console.print(f"{name}: {parts}", highlight=False, markup=False, soft_wrap=True)
         if made.config.model.convolutional and not made.config.channels_last:
             console.print(ROW_MAJOR, highlight=False, markup=False, soft_wrap=True)
         if made.memory > machine.memory:
@@ -154,11 +144,6 @@ def _table(plans: "dict[str, Plan]", machine: "Machine") -> "Table":
     for name, plan in plans.items():
         table.add_row(*cells(name, plan))
     return table
-
-
-def _parts(plan: "Plan") -> str:
-    every = plan.parts | ({"sum of gradients": plan.reduce_ms} if plan.reduce_ms else {})
-    return ", ".join(f"{kind} {ms:.1f} ms" for kind, ms in every.items() if ms >= 0.05)
 
 
 def _too_large(plan: "Plan", machine: "Machine", kept: "Fitted") -> str:

@@ -43,12 +43,7 @@ def show_presets() -> None:
 
 
 def preset_lines(name: str) -> list[str]:
-    """Lines about one recipe: where it is from, and its settings, one a line.
-
-    Raises:
-        ConfigError: for an unknown name.
-
-    """
+    """Lines about one recipe: where it is from, and its settings, one a line."""
     one_of("preset", name, RECIPES)
     recipe = RECIPES[name]
     return [f"preset={name}", f"source: {recipe.source}", *(f"  {k}={v}" for k, v in recipe.settings.items())]

@@ -42,21 +42,18 @@ def run_all(runs: list[list[str]]) -> None:
     for i, config in enumerate(configs):
         typer.echo(f"run {i + 1} of {len(configs)}: {config.run_name}")
         try:
-            outcomes.append(_ended(config.run_name, train(config)))
+            run = train(config)
         except (ConfigError, FloatingPointError, OutOfMemory, OSError, RuntimeError) as error:
             typer.echo(f"{config.run_name}: {error}", err=True)
             outcomes.append(Outcome(config.run_name, None, str(error) or type(error).__name__))
+            continue
+        if why := diverged(run):
+            advice = "lower optimizer.lr, or set optimizer.grad_clip=1"
+            typer.echo(f"{config.run_name}: diverged: {why}; {advice}", err=True)
+        outcomes.append(Outcome(config.run_name, run, why))
     Console().print(_table(outcomes))
     if any(outcome.error for outcome in outcomes):
         raise typer.Exit(1)
-
-
-def _ended(name: str, run: Path) -> Outcome:
-    """How a run that came to its end did: well, or diverged."""
-    if why := diverged(run):
-        typer.echo(f"{name}: diverged: {why}; lower optimizer.lr, or set optimizer.grad_clip=1", err=True)
-        return Outcome(name, run, why)
-    return Outcome(name, run)
 
 
 def diverged(run: Path) -> str:

@@ -15,12 +15,7 @@ Results = Annotated[Path, typer.Option(help="Folder for the JSON of this run.")]
 
 
 def announce(device: str) -> None:
-    """Say what `auto` chooses; a named device that is absent is refused here, before anything else runs.
-
-    Raises:
-        ConfigError: see `resolve_device`.
-
-    """
+    """Say what `auto` chooses; a named device that is absent is refused here, before anything else runs."""
     chosen = resolve_device(device)
     if device == "auto" and torchrun.rank() == 0:
         typer.echo(f"device=auto: {describe(chosen)}")

@@ -1,22 +1,37 @@
-"""How a command line runs: its errors in one line, its exit codes, its process."""
+"""How a command line runs: its errors in one line, its exit codes, its output, its process."""
 
-from typing import Any, NoReturn
+import io
+import os
+import sys
+from typing import Any, NoReturn, cast
 
 import typer
 
 from fullstride.cli.help import HelpGroup
-from fullstride.cli.output import outlive_readers
-from fullstride.cli.usage import UsageError, advise
 from fullstride.errors import ConfigError, OutOfMemory, PeerError, Preempted, ReadError, in_a_line, is_out_of_memory
 from fullstride.extras import OWN, advice, extra_for, how_to_install
 from fullstride.measure.gate import GateError
 from fullstride.process import exit_codes
 from fullstride.process.parent import end_with_launcher
 
+# click's, which some releases of Typer bring along under a name of their own.
+UsageError = cast(type[Exception], typer.BadParameter.__mro__[1])
+
 
 def _stop(message: str, code: int) -> NoReturn:
     typer.echo(" ".join(message.split()), err=True)
     raise typer.Exit(code)
+
+
+def _advise(error: Any) -> None:
+    """Add to a usage error's message what would have been right, where that can be told."""
+    if (context := error.ctx) is None:
+        return
+    if name := getattr(error, "option_name", ""):
+        if any(parameter.name == "overrides" for parameter in context.command.params):
+            error.message += f"; settings go without dashes: {name.lstrip('-').replace('-', '_')}=VALUE"
+    elif error.message.startswith("No such command"):
+        error.message += f" Expected one of: {', '.join(context.command.list_commands(context))}."
 
 
 class OneLineErrors(HelpGroup):
@@ -33,7 +48,7 @@ class OneLineErrors(HelpGroup):
         try:
             return super().invoke(ctx)
         except UsageError as error:
-            advise(error)
+            _advise(error)
             raise
         except ConfigError as error:
             _stop(f"error: {error}", exit_codes.SETTINGS)
@@ -57,6 +72,38 @@ class OneLineErrors(HelpGroup):
                 raise
             reason = in_a_line(error)[:600]  # XLA adds what lies where, for pages
             _stop(f"error: out of memory, smaller batches need less: {reason}", exit_codes.OUT_OF_MEMORY)
+
+
+class _Descriptor(io.FileIO):
+    """A file that goes on as /dev/null when its reader has left, as `head` does."""
+
+    def write(self, data: Any, /) -> int:
+        try:
+            return super().write(data)
+        except BrokenPipeError:
+            with open(os.devnull, "wb") as nowhere:
+                os.dup2(nowhere.fileno(), self.fileno())
+            return memoryview(data).nbytes
+
+
+def outlive_readers() -> None:
+    """Let a command run to its end, with the exit code of its work, if nobody reads what it prints.
+
+    A character that cannot be shown ends it neither.
+    """
+    for name in ("stdout", "stderr"):
+        if isinstance(stream := getattr(sys, f"__{name}__"), io.TextIOWrapper):  # None if it is closed
+            stream.flush()
+            raw = _Descriptor(stream.fileno(), "wb", closefd=False)
+            lasting = io.TextIOWrapper(
+                io.BufferedWriter(raw) if isinstance(stream.buffer, io.BufferedWriter) else raw,  # python -u has none
+                encoding=stream.encoding,
+                errors="replace",
+                line_buffering=stream.line_buffering,
+                write_through=stream.write_through,
+            )
+            setattr(sys, name, lasting)
+            setattr(sys, f"__{name}__", lasting)
 
 
 def run(app: typer.Typer) -> None:

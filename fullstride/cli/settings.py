@@ -75,12 +75,7 @@ def print_table(table: "Table") -> None:
 
 
 def show_settings(settings: Sequence[Setting], text: str) -> None:
-    """Print the settings that have `text` in their key.
-
-    Raises:
-        ConfigError: if there are none.
-
-    """
+    """Print the settings that have `text` in their key; none is a ConfigError."""
     shown = [setting for setting in settings if text in setting.key]
     if not shown:
         raise ConfigError(f"{text}: no key has this in its name; without it all are listed")

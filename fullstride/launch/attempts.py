@@ -76,13 +76,21 @@ class Attempt:
         """
         self._told = self._late = False
         given = os.environ | {LAUNCHER: str(os.getpid())} | (env or {})
-        with _blocked(signal.SIGUSR2):
+        # Slurm's warning goes to every process of a job, and would kill those that know nothing of it. A process that
+        # is started inherits what is blocked; the one that launches gets its signal afterwards, and acts for both.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
+        try:
             self._process = subprocess.Popen(line, env=given, cwd=cwd, stdout=output, stderr=output)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     @property
     def has_ended(self) -> bool:
         """Whether it has; `wait` returns at once then."""
-        return _has_ended(self._process.pid)
+        try:
+            return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        except ChildProcessError:
+            return True
 
     def keep_to(self, cores: Iterable[int]) -> None:
         """Let it run on these cores of the processor alone, and what it starts from now on, too."""
@@ -119,36 +127,11 @@ class Attempt:
     def _ends_within(self, seconds: float) -> bool:
         # Popen.wait holds a lock, which the handler of a signal that comes meanwhile would wait for in vain.
         end = time.monotonic() + seconds
-        while not _has_ended(self._process.pid):
+        while not self.has_ended:
             if time.monotonic() >= end:
                 return False
             time.sleep(POLL)
         return True
-
-
-def _has_ended(pid: int) -> bool:
-    try:
-        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-    except ChildProcessError:
-        return True
-
-
-@contextmanager
-def _blocked(number: int) -> Iterator[None]:
-    # Slurm's warning goes to every process of a job, and would kill those that know nothing of it. A process that is
-    # started inherits what is blocked; the one that launches gets its signal afterwards, and acts for both.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {number})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-@contextmanager
-def stopping(attempt: Attempt) -> Iterator[None]:
-    """SIGTERM and Ctrl-C are passed on to the attempt, which takes a Ctrl-C that a terminal sends to both for one."""
-    with _handled((signal.SIGTERM, signal.SIGINT), attempt.stop):
-        yield
 
 
 @contextmanager
@@ -193,7 +176,10 @@ def attempt_all(
     attempt = 0
     while True:
         attempt += 1
-        ended = _one(start(line(resumed(words) if again or attempt > 1 else words)), seconds)
+        process = start(line(resumed(words) if again or attempt > 1 else words))
+        # The process takes a Ctrl-C that a terminal sends to both for one.
+        with _handled((signal.SIGTERM, signal.SIGINT), process.stop):
+            ended = process.wait(seconds)
         if not ended.again:
             return ended
         note(f"launch: attempt {attempt} of {retries + 1} ended with exit code {ended.code}: {ended.why}")
@@ -203,11 +189,6 @@ def attempt_all(
         if not _waits(delay):
             note("launch: SIGTERM: no other attempt is made; the same command with resume=true goes on")
             return replace(ended, told=True)
-
-
-def _one(attempt: Attempt, seconds: float) -> Ended:
-    with stopping(attempt):
-        return attempt.wait(seconds)
 
 
 def _waits(seconds: float) -> bool:

@@ -5,7 +5,7 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from fullstride.launch.attempts import Attempt, Ended, attempt_all, exit_code
+from fullstride.launch.attempts import attempt_all, exit_code
 from fullstride.launch.processes import together
 
 # Where everything lies in a container; WORK is where commands run, so that `runs` is RUNS.
@@ -38,22 +38,17 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--meeting", default="", help="HOST:PORT where several machines meet")
     parser.add_argument("words", nargs="+")
     given = parser.parse_args(arguments)
-    return exit_code(_attempt_all(given))
-
-
-def _attempt_all(given: argparse.Namespace) -> Ended:
-    several = given.processes * given.nodes > 1
     spread = {"restarts": given.retries, "nodes": given.nodes, "meeting": given.meeting, "job": given.launch}
-    return attempt_all(
+    ended = attempt_all(
         given.words,
         partial(together, processes=given.processes, **spread),
         # Several processes are torchrun's to start anew.
-        retries=0 if several else given.retries,
+        retries=0 if given.processes * given.nodes > 1 else given.retries,
         delay=given.delay,
         seconds=given.seconds,
         again=begin(given.runs, f"{given.launch}.{given.rank}"),
-        start=Attempt,
     )
+    return exit_code(ended)
 
 
 if __name__ == "__main__":

@@ -11,10 +11,9 @@ import modal
 
 from fullstride.errors import ConfigError
 from fullstride.launch.container import CACHE, RUNS, TRACKING
-from fullstride.launch.inputs import check_inputs
 from fullstride.launch.modal_function import SOURCE, attempt
 from fullstride.launch.modal_refusals import refusals
-from fullstride.launch.outputs import check_output
+from fullstride.launch.paths import check_inputs, check_output
 from fullstride.launch.processes import sources, together
 from fullstride.launch.request import ModalRequest, Plan
 from fullstride.launch.requirements import requirements
@@ -32,7 +31,6 @@ class Spec:
     """What Modal is told of one run; `text` shows it and `function` makes it."""
 
     words: Words
-    launch: str
     image: dict[str, Any]
     function: dict[str, Any]
     retries: dict[str, Any]
@@ -56,12 +54,7 @@ class Spec:
 
 
 def spec_of(request: ModalRequest, words: Words) -> Spec:
-    """What Modal is told of one run.
-
-    Raises:
-        ConfigError: for a time that Modal does not lend, a volume without a path, or a run whose results would be lost.
-
-    """
+    """What Modal is told of one run; refused if its results would be lost, or for a time or volume that cannot be."""
     if not 0 < request.time <= LONGEST:
         raise ConfigError(f"--time {request.time:g}: expected hours above 0, {LONGEST:g} at most, which Modal allows")
     shared_out(words, request.processes_each)
@@ -75,8 +68,12 @@ def spec_of(request: ModalRequest, words: Words) -> Spec:
     launch = f"{value_of(words, 'run_name') or request.name}-{secrets.token_hex(4)}"
     return Spec(
         words=words,
-        launch=launch,
-        image=_image_parts(request, words),
+        image={
+            "from": request.image or "debian_slim",
+            "python": f"{sys.version_info.major}.{sys.version_info.minor}",
+            "pip": [*requirements(words), *request.pip],
+            "source": {f"{SOURCE}/{name}": str(folder) for name, folder in sources(words).items()},
+        },
         function=_function(request),
         retries={"max_retries": request.retries, "initial_delay": request.delay, "backoff_coefficient": 1.0},
         volumes=volumes,
@@ -109,15 +106,6 @@ def _function(request: ModalRequest) -> dict[str, Any]:
     }
 
 
-def _image_parts(request: ModalRequest, words: Words) -> dict[str, Any]:
-    return {
-        "from": request.image or "debian_slim",
-        "python": f"{sys.version_info.major}.{sys.version_info.minor}",
-        "pip": [*requirements(words), *request.pip],
-        "source": {f"{SOURCE}/{name}": str(folder) for name, folder in sources(words).items()},
-    }
-
-
 def _volumes(request: ModalRequest) -> dict[str, str]:
     volumes = {RUNS: request.runs, **VOLUMES}
     for given in request.volume:
@@ -142,12 +130,7 @@ def image_of(spec: Spec) -> modal.Image:
 
 
 def app_of(spec: Spec) -> tuple[modal.App, modal.Function]:
-    """The app and its function, made by Modal's client, which checks them.
-
-    Raises:
-        ConfigError: with the client's words.
-
-    """
+    """The app and its function, made by Modal's client, which checks them."""
     with refusals():
         app = modal.App("fullstride")
         given: dict[str, Any] = spec.function | {
@@ -167,18 +150,12 @@ def app_of(spec: Spec) -> tuple[modal.App, modal.Function]:
 
 
 def plan(request: ModalRequest, words: Words) -> Plan:
-    """One app for a command, one each for the runs of a sweep.
-
-    Raises:
-        ConfigError: for what Modal would refuse.
-
-    """
+    """One app for a command, one each for the runs of a sweep; what Modal would refuse is a ConfigError."""
     specs = [spec_of(request, run) for run in runs_of(words)]
     made = [app_of(spec) for spec in specs]
 
     def submit() -> int:
-        codes = [_submit(spec, *parts) for spec, parts in zip(specs, made, strict=True)]
-        return max(codes)
+        return max([_submit(spec, *parts) for spec, parts in zip(specs, made, strict=True)])
 
     return Plan("\n\n".join(spec.text() for spec in specs), submit)
 

@@ -1,10 +1,9 @@
 """What runs in a container of Modal's; imported there, and nothing of it here needs Modal's package."""
 
 import os
-from functools import partial
 from pathlib import Path
 
-from fullstride.launch.attempts import Attempt, Ended
+from fullstride.launch.attempts import Attempt
 from fullstride.launch.container import ENVIRONMENT, RUNS, WORK, begin
 from fullstride.launch.processes import together
 from fullstride.launch.words import Words, resumed
@@ -36,23 +35,19 @@ def attempt(words: Words, launch: str, volume: str, processes: int, seconds: flo
     """
     again = begin(Path(RUNS), launch)
     _commit(volume)
-    line = partial(together, processes=processes, restarts=0)
-    ended = _wait(line(resumed(words) if again else words), seconds)
-    if ended.again:
-        raise AttemptFailed(f"exit code {ended.code}: {ended.why}")
-    print(f"launch: exit code {ended.code}: {ended.why}", flush=True)  # noqa: T201
-    return ended.code
-
-
-def _wait(line: list[str], seconds: float) -> Ended:
+    line = together(resumed(words) if again else words, processes=processes, restarts=0)
     path = os.pathsep.join(filter(None, (SOURCE, os.environ.get("PYTHONPATH"))))
     process = Attempt(line, ENVIRONMENT | {"PYTHONPATH": path}, WORK)
     try:
-        return process.wait(seconds)
+        ended = process.wait(seconds)
     except BaseException:
         # The container is taken away; Modal begins anew elsewhere, without counting a retry.
         process.end(LEAVING)
         raise
+    if ended.again:
+        raise AttemptFailed(f"exit code {ended.code}: {ended.why}")
+    print(f"launch: exit code {ended.code}: {ended.why}", flush=True)  # noqa: T201
+    return ended.code
 
 
 def _commit(volume: str) -> None:

@@ -39,12 +39,7 @@ class Checkpoint:
 
 
 def files_of(volume: modal.Volume, run: str | None) -> list[File]:
-    """Every file of a volume, or of one run there; nothing hidden, which is unfinished or nobody else's business.
-
-    Raises:
-        ConfigError: if there is no such volume or run.
-
-    """
+    """Every file of a volume, or of one run there; nothing hidden, which is unfinished or nobody else's business."""
     with refusals():
         entries = list(volume.iterdir(f"/{run or ''}", recursive=True))
     found = [

@@ -18,12 +18,7 @@ def _module(words: Words) -> Words:
 
 
 def sources(words: Words) -> dict[str, Path]:
-    """The folders of Python code that a command needs on another machine, by the names of their packages.
-
-    Raises:
-        ConfigError: for benchmarks without a clone, in which they lie beside the library.
-
-    """
+    """The folders of code that a command needs elsewhere, by their packages; benchmarks without a clone are refused."""
     package = Path(fullstride.__file__).parent
     if words[0] != BENCHMARKS:
         return {"fullstride": package}

@@ -24,12 +24,7 @@ HOURS = "Hours of an attempt; 0 is without a limit."
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """Options of every backend.
-
-    Raises:
-        ConfigError: for a value that cannot be.
-
-    """
+    """Options of every backend; a value that cannot be is a ConfigError."""
 
     backend: ClassVar[str]
     heading: ClassVar[str] = "Job"
@@ -39,7 +34,6 @@ class Request:
     time: Annotated[float, HOURS] = 12.0
 
     def __post_init__(self) -> None:
-        """Check the values."""
         if not re.fullmatch(r"[a-z]([a-z0-9-]*[a-z0-9])?", self.name):
             raise ConfigError(f"--name {self.name}: expected lower-case letters, digits and -, beginning with a letter")
         for option in ("processes", "nodes", "cpus"):
@@ -141,7 +135,6 @@ class SlurmRequest(MachineRequest):
     folder: Annotated[str, "Folder for job files."] = "runs/launch"
 
     def __post_init__(self) -> None:
-        """Check the values."""
         super().__post_init__()
         if self.processes and self.gpus:
             raise ConfigError(

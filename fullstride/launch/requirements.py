@@ -31,12 +31,7 @@ def extras_of(words: Words) -> tuple[str, ...]:
 
 
 def requirements(words: Words) -> list[str]:
-    """pip's words for everything that a command imports, sorted.
-
-    Raises:
-        ConfigError: if this package was not installed, so that nobody knows what it needs.
-
-    """
+    """pip's words for everything that a command imports, sorted; refused if this package is only imported here."""
     try:
         return sorted(set(map(_pinned, extras.requirements(*extras_of(words)))), key=str.lower)
     except PackageNotFoundError:

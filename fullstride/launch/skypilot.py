@@ -12,8 +12,7 @@ import yaml
 
 from fullstride.errors import ConfigError, in_a_line
 from fullstride.launch.container import CACHE, ENVIRONMENT, RUNS, TRACKING, WORK
-from fullstride.launch.inputs import check_inputs
-from fullstride.launch.outputs import check_output
+from fullstride.launch.paths import check_inputs, check_output
 from fullstride.launch.processes import sources
 from fullstride.launch.request import Plan, SkyPilotRequest
 from fullstride.launch.requirements import requirements
@@ -91,12 +90,7 @@ def _run(request: SkyPilotRequest, words: Words, launch: str) -> str:
 
 
 def validated(task: dict[str, Any]) -> str:
-    """Whether SkyPilot takes the task, in words; it is asked only where it is installed.
-
-    Raises:
-        ConfigError: with SkyPilot's words, if it does not.
-
-    """
+    """What SkyPilot says of a task, where it is installed; raise a ConfigError with its words if it refuses."""
     if importlib.util.find_spec("sky") is None:
         return "not checked by SkyPilot, which is not installed here"
     sky = importlib.import_module("sky")
@@ -122,12 +116,7 @@ def _dumped(task: dict[str, Any]) -> str:
 
 
 def plan(request: SkyPilotRequest, words: Words) -> Plan:
-    """A file for each run, to be launched by `sky jobs launch`.
-
-    Raises:
-        ConfigError: for what SkyPilot refuses.
-
-    """
+    """A file for each run, to be launched by `sky jobs launch`; what SkyPilot refuses is a ConfigError."""
     tasks = []
     for i, run in enumerate(runs := runs_of(words)):
         launch = f"{value_of(run, 'run_name') or request.name}-{secrets.token_hex(4)}"

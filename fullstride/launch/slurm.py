@@ -3,21 +3,22 @@
 import io
 import math
 import os
+import re
 import shlex
+import subprocess
 from contextlib import redirect_stderr
 from copy import copy
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import submitit
 from submitit.core.utils import FailedJobError
 from submitit.helpers import DelayedSubmission
 
-from fullstride.errors import ConfigError, one_of
+from fullstride.errors import ConfigError, in_a_line, one_of
 from fullstride.launch.attempts import REASONS, Attempt, attempt_all, exit_code
 from fullstride.launch.processes import alone, together
 from fullstride.launch.request import Plan, SlurmRequest
-from fullstride.launch.slurm_said import leave, refused
 from fullstride.launch.words import Words, runs_of
 from fullstride.process import exit_codes
 from fullstride.runs.atomic_files import note
@@ -28,6 +29,7 @@ EXECUTORS: dict[str, type] = {
 }
 WARNING = 240  # seconds before the end of its time that a job is told to save
 SAVING = 150.0
+PATIENCE = 60.0  # seconds for an answer of Slurm's controller
 LEAST = 8  # minutes; of fewer most would lie behind the warning, which may come a minute early
 PORT = 29400
 # Flags of sbatch that options set, or that a job and its processes rely on.
@@ -71,7 +73,7 @@ class Job:
         if not request.is_submitted:
             return exit_code(ended)
         if ended.told:
-            leave(exit_code(ended))
+            _leave(exit_code(ended))
         if ended.code:
             raise RuntimeError(f"exit code {ended.code}: {ended.why}")
         return ended.code
@@ -86,12 +88,7 @@ class Job:
         return self._line(words, meeting, environment.job_id)
 
     def shown(self) -> str:
-        """The command line of each machine's first attempt, as a shell takes it; capitals stand for what Slurm chooses.
-
-        Raises:
-            ConfigError: for a command that several processes cannot share.
-
-        """
+        """The command line of each machine's first attempt, for a shell; capitals stand for what Slurm chooses."""
         return shlex.join(self._line(self.words, "FIRST_HOST:PORT", "JOB_ID"))
 
     def _line(self, words: Words, meeting: str, job: str) -> list[str]:
@@ -162,15 +159,13 @@ def _flags(given: tuple[str, ...]) -> dict[str, Any]:
 
 
 def plan(request: SlurmRequest, words: Words) -> Plan:
-    """One job for a command, a job array for a sweep.
-
-    Raises:
-        ConfigError: for what no job can be asked for, or a command that its processes cannot share.
-
-    """
+    """One job for a command, a job array for a sweep; what no job can be asked for is a ConfigError."""
     one_of("--cluster", request.cluster, EXECUTORS)
     if not request.is_submitted:
-        _check_here(request)
+        if unused := [f"--{name}" for name in SLURMS if getattr(request, name)]:
+            raise ConfigError(f"--cluster local: {', '.join(unused)} would have no effect here; leave them out")
+        if request.nodes > 1:
+            raise ConfigError(f"--nodes {request.nodes} --cluster local: expected 1, this machine")
     if not request.time:
         raise ConfigError("--time 0: expected hours above 0; Slurm gives every job a limit")
     if math.ceil(60 * request.time) < LEAST:
@@ -181,13 +176,6 @@ def plan(request: SlurmRequest, words: Words) -> Plan:
     jobs = [Job(run, request) for run in runs_of(words)]
     folder = Path(request.folder) / request.name
     return Plan(_text(request, folder, jobs), lambda: _submit(request, folder, jobs))
-
-
-def _check_here(request: SlurmRequest) -> None:
-    if unused := [f"--{name}" for name in SLURMS if getattr(request, name)]:
-        raise ConfigError(f"--cluster {request.cluster}: {', '.join(unused)} would have no effect here; leave them out")
-    if request.nodes > 1:
-        raise ConfigError(f"--nodes {request.nodes} --cluster {request.cluster}: expected 1, this machine")
 
 
 def _text(request: SlurmRequest, folder: Path, jobs: list[Job]) -> str:
@@ -212,7 +200,11 @@ def _submit(request: SlurmRequest, folder: Path, jobs: list[Job]) -> int:
         with redirect_stderr(io.StringIO()), executor.batch():
             submitted = [executor.submit(job) for job in jobs]
     except FailedJobError as error:
-        raise ConfigError(refused(str(error))) from None
+        lines = [line.removeprefix("sbatch: ").removeprefix("error: ") for line in str(error).splitlines() if line]
+        raise ConfigError(
+            f"launch slurm: sbatch refused the job ({'; '.join(dict.fromkeys(lines)) or 'without a word'}); expected a "
+            "--partition, --account, --qos and sizes that this cluster has: sinfo and sacctmgr show assoc list them"
+        ) from None
     for job in submitted:
         note(f"job {job.job_id}: {job.paths.stdout}")
     return exit_codes.DONE if request.is_submitted else _end_of(submitted)
@@ -220,15 +212,40 @@ def _submit(request: SlurmRequest, folder: Path, jobs: list[Job]) -> int:
 
 def _end_of(submitted: list[Any]) -> int:
     """Wait for jobs that end with this process; the exit code of the first that failed."""
-    codes = [_code_of(job) for job in submitted]
+    codes = []
+    for job in submitted:
+        if error := job.exception():  # of submitit itself, or a job that was killed
+            note(f"launch: {error}")
+        codes.append(exit_codes.FAILED if error else int(job.result()))
     for job, code in zip(submitted, codes, strict=True):
         if code:
             note(f"launch: job {job.job_id} ended with exit code {code}: {REASONS.get(code, job.paths.stderr)}")
     return next(filter(None, codes), exit_codes.DONE)
 
 
-def _code_of(job: Any) -> int:
-    if error := job.exception():  # of submitit itself, or a job that was killed
-        note(f"launch: {error}")
-        return exit_codes.FAILED
-    return int(job.result())
+def _leave(code: int) -> NoReturn:
+    """End a job that was told to stop.
+
+    One that Slurm preempts is requeued here: Slurm requeues only what is still there at the end of its grace time.
+    """
+    environment = submitit.JobEnvironment()
+    # What Slurm takes the machines of for another job counts as running meanwhile, unlike a cancelled one.
+    shown = _scontrol("show", "job", "--oneliner", environment.job_id) if environment.global_rank == 0 else ""
+    fields = dict(re.findall(r"(\S+?)=(\S*)", shown))
+    if fields.get("JobState") == "RUNNING" and fields.get("PreemptTime", "None") not in ("None", "Unknown"):
+        note("launch: preempted: the job is requeued, and goes on with resume=true")
+        _scontrol("requeue", environment.job_id)
+    else:
+        note("launch: told to stop; the same command with resume=true goes on")
+    # Not 0, or jobs that wait for this one would begin.
+    raise SystemExit(code or exit_codes.FAILED)
+
+
+def _scontrol(*words: str) -> str:
+    """Return scontrol's output; nothing if it fails, which it says itself."""
+    try:
+        done = subprocess.run(["scontrol", *words], stdout=subprocess.PIPE, text=True, timeout=PATIENCE, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        note(f"launch: scontrol {words[0]} failed: {in_a_line(error)}")
+        return ""
+    return done.stdout

@@ -20,11 +20,6 @@ def renamed(words: Words) -> Words:
     return [*OLD[words[0]], *words[1:]] if words and words[0] in OLD else words
 
 
-def is_training(words: Words) -> bool:
-    """Whether the command is a run that can go on."""
-    return words[:2] in RESUMABLE
-
-
 def value_of(words: Words, key: str) -> str | None:
     """What the command gives for a setting, or None."""
     return next((word.partition("=")[2] for word in words if word.startswith(f"{key}=")), None)
@@ -32,18 +27,13 @@ def value_of(words: Words, key: str) -> str | None:
 
 def resumed(words: Words) -> Words:
     """The command of a second attempt: it goes on with the run of the first, whatever the first was told about one."""
-    if not is_training(words):
+    if words[:2] not in RESUMABLE:
         return words
     return [word for word in words if word.partition("=")[0] not in ("resume", "overwrite")] + ["resume=true"]
 
 
 def shared_out(words: Words, processes: int) -> Words:
-    """The command for each of several processes that train one run.
-
-    Raises:
-        ConfigError: if it is no command that several processes can share, or says that it is one process's.
-
-    """
+    """The command for each of several processes that train one run; others than these can share are refused."""
     if processes == 1:
         return words
     if words[:2] in SHARED:
@@ -77,17 +67,13 @@ def check_command(words: Words, processes: int = 1) -> None:
     if words[0] in ("launch", "fullstride"):
         raise ConfigError(f"launch: {words[0]}: expected a command without it, such as: meanflow train epochs=20")
     if words[:2] == ["meanflow", "train"] and not {"--help", "-h"} & set(words) and _can_compose():
-        _check_settings(words, processes)
+        # They import PyTorch, which need not be installed to launch.
+        from fullstride.meanflow.config.overrides import compose
+        from fullstride.meanflow.training.batch_share import check_parts
 
-
-def _check_settings(words: Words, processes: int) -> None:
-    # They import PyTorch, which need not be installed to launch.
-    from fullstride.meanflow.config.overrides import compose
-    from fullstride.meanflow.training.batch_share import check_parts
-
-    for run in runs_of(words):
-        config = compose(shared_out(run, processes)[2:])
-        check_parts(config, processes, config.device)
+        for run in runs_of(words):
+            config = compose(shared_out(run, processes)[2:])
+            check_parts(config, processes, config.device)
 
 
 def _can_compose() -> bool:
@@ -95,12 +81,7 @@ def _can_compose() -> bool:
 
 
 def runs_of(words: Words) -> list[Words]:
-    """The command of each run of a sweep: `--multirun` is every combination, one job each; else the command itself.
-
-    Raises:
-        ConfigError: if a sweep names no values, or if PyTorch, which knows them, is not installed here.
-
-    """
+    """The command of each run of a sweep: `--multirun` is every combination, one job each; else the command itself."""
     flags = {"--multirun", "-m"}
     if words[:2] != ["meanflow", "train"] or not flags & set(words):
         return [words]

@@ -8,11 +8,10 @@ from contextlib import contextmanager
 @contextmanager
 def nothing_collected() -> Iterator[None]:
     """The garbage collector waits until the end of the block; what it would have found is found after it."""
-    if not gc.isenabled():
-        yield
-        return
+    enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        gc.enable()
+        if enabled:
+            gc.enable()

@@ -5,7 +5,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fullstride.runs.atomic_files import note
 
@@ -23,13 +23,10 @@ def ways_to_ask(device: "torch.device") -> list[Callable[[], int]]:
     identity = f"GPU-{torch.cuda.get_device_properties(index).uuid}"
     ways: list[Callable[[], int]] = [lambda: torch.cuda.utilization(index)]
     if tool := shutil.which("nvidia-smi"):
-        ways.append(lambda: _by_tool(tool, identity))
+        command = [tool, "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits", "-i", identity]
+        given: Any = {"capture_output": True, "text": True, "timeout": STALE, "check": True}
+        ways.append(lambda: int(subprocess.run(command, **given).stdout))
     return ways
-
-
-def _by_tool(tool: str, identity: str) -> int:
-    command = [tool, "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits", "-i", identity]
-    return int(subprocess.run(command, capture_output=True, text=True, timeout=STALE, check=True).stdout)
 
 
 def _answer(way: Callable[[], int]) -> int | None:
@@ -67,7 +64,6 @@ class GpuUse:
             self._ended.wait(self._every)
 
     def __enter__(self) -> "GpuUse":
-        """Begin to ask."""
         if self._way:
             threading.Thread(target=self._keep_asking, args=(self._way,), name="gpu_use", daemon=True).start()
         return self

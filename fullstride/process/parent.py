@@ -25,7 +25,8 @@ def end_with_launcher() -> None:
     if sys.platform != "linux":
         return
     parent, launcher = os.getppid(), int(given) if given.isdigit() else None
-    if parent == launcher or launched.is_watched():
+    # Somebody else may set torchrun's other variables, and not wait for this process.
+    if parent == launcher or (launched.by_torchrun() and "TORCHELASTIC_RUN_ID" in os.environ):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
     # It may have gone before it could be asked for.
     if os.getppid() != parent or (launcher is not None and not _lives(launcher)):

@@ -23,11 +23,6 @@ def by_torchrun() -> bool:
     return all(name in os.environ for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))
 
 
-def is_watched() -> bool:
-    """Whether torchrun has started it and waits for its end, rather than somebody who sets the same variables."""
-    return by_torchrun() and "TORCHELASTIC_RUN_ID" in os.environ
-
-
 def machines() -> int:
     """On how many machines they are."""
     return int(os.environ.get("GROUP_WORLD_SIZE", "1"))

@@ -11,7 +11,7 @@ from fullstride.bert.data.batch import Batch
 from fullstride.bert.model.bert import Bert
 from fullstride.bert.model.config import BertConfig
 from fullstride.bert.training.loss import mlm_loss
-from fullstride.step.jax.mean import values
+from fullstride.step.jax.loss import values
 
 ODD = BertConfig(
     vocab_size=97,

@@ -12,8 +12,7 @@ from rich.console import Console
 
 import fullstride.cli.doctor
 from fullstride import __version__
-from fullstride.cli.doctor import abilities, doctor, explained, packages, report
-from fullstride.cli.doctor_devices import JaxDevice, devices, jax_device
+from fullstride.cli.doctor import JaxDevice, abilities, devices, doctor, explained, jax_device, packages, report
 from fullstride.extras import requirements
 from tests.helpers.only_installed import brought_by, lines_of
 

@@ -14,7 +14,7 @@ from benchmarks.cases.step_jax.options import Options
 from benchmarks.cases.step_jax.train_step import run as bench
 from benchmarks.harness.results import read_result
 from fullstride.step.jax import TrainStep, cached_filter_jit, data_parallel, fsdp, make_train_step
-from fullstride.step.jax.optimizer import Optimizer
+from fullstride.step.jax.call_style import Optimizer
 from tests.step.jax.nets import Net, adam, assert_trees, batch_of, plain_loop, run, squared
 
 pytestmark = [

@@ -20,8 +20,7 @@ from pathlib import Path
 import torch
 from fullstride.runs.early_ends import write_end
 from fullstride.process.gpu_activity import GpuUse, ways_to_ask
-from fullstride.process.watchdog import Watchdog
-from fullstride.process.watchdog_clocks import Limits
+from fullstride.process.watchdog import Limits, Watchdog
 
 def tell(verdict, step):
     write_end(Path(sys.argv[1]), reason=verdict.reason, message=verdict.message, step=step, exit_code=75)

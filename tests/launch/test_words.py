@@ -5,8 +5,7 @@ import typer
 
 from fullstride.cli.app import app
 from fullstride.errors import ConfigError
-from fullstride.launch.inputs import check_inputs
-from fullstride.launch.outputs import check_output
+from fullstride.launch.paths import check_inputs, check_output
 from fullstride.launch.words import check_command, resumed, runs_of, shared_out, value_of
 
 

@@ -6,16 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from fullstride.process.watchdog import Watchdog
-from fullstride.process.watchdog_clocks import Limits, Verdict
+from fullstride.process.watchdog import Limits, Verdict, Watchdog
 from fullstride.runs.early_ends import read_ends
 
 STUCK = """
 import ctypes, sys, threading, time
 from pathlib import Path
 from fullstride.runs.early_ends import write_end
-from fullstride.process.watchdog import Watchdog
-from fullstride.process.watchdog_clocks import Limits
+from fullstride.process.watchdog import Limits, Watchdog
 
 run, limits = Path(sys.argv[1]), Limits(**eval(sys.argv[2]))
 steps = 0

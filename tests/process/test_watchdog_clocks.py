@@ -2,7 +2,7 @@ import random
 
 import pytest
 
-from fullstride.process.watchdog_clocks import Clocks, Limits, Verdict, span
+from fullstride.process.watchdog import Clocks, Limits, Verdict, span
 
 FIRST = "the first step"
 

@@ -12,8 +12,7 @@ from equinox._compile_utils import hashable_combine, hashable_partition
 
 from benchmarks.cases.step_jax.workload import Workload
 from fullstride.step.jax.cached_jit import cached_filter_jit
-from fullstride.step.jax.call_style import make_train_step
-from fullstride.step.jax.optimizer import Optimizer
+from fullstride.step.jax.call_style import Optimizer, make_train_step
 from fullstride.step.jax.partition_style import make_train_step_with_partition
 from fullstride.step.jax.train_step import TrainStep
 

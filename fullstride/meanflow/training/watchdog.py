@@ -8,8 +8,7 @@ from fullstride.meanflow.config.schema import TrainConfig
 from fullstride.meanflow.training.state import Position, RunState
 from fullstride.process.exit_codes import STUCK
 from fullstride.process.gpu_activity import GpuUse, ways_to_ask
-from fullstride.process.watchdog import Watchdog
-from fullstride.process.watchdog_clocks import Limits, Verdict
+from fullstride.process.watchdog import Limits, Verdict, Watchdog
 from fullstride.runs.early_ends import write_end
 
 

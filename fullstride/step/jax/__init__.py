@@ -1,10 +1,9 @@
 """Equinox training steps whose dispatch costs what `jax.jit` costs on a flat list of buffers."""
 
 from fullstride.step.jax.cached_jit import cached_filter_jit
-from fullstride.step.jax.call_style import make_train_step
-from fullstride.step.jax.mean import Mean
+from fullstride.step.jax.call_style import Optimizer, make_train_step
+from fullstride.step.jax.loss import Mean
 from fullstride.step.jax.metrics import Metrics
-from fullstride.step.jax.optimizer import Optimizer
 from fullstride.step.jax.partition_style import make_train_step_with_partition
 from fullstride.step.jax.precision import LossScale, Precision
 from fullstride.step.jax.retrace import RetraceWarning

@@ -1,6 +1,7 @@
 """Evaluates a function of many leaves on stacks of them: an equation that is the same for all leaves runs once."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -11,20 +12,12 @@ from jax.extend.core import ClosedJaxpr, DropVar, Literal, jaxpr_as_fun
 CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "custom_jvp_call": "call_jaxpr"}
 
 
+@dataclass(eq=False, slots=True)
 class Lane:
-    """One leaf of a stack.
+    """One leaf of a stack, in which the leaves of a group lie along a new first axis."""
 
-    Attributes:
-        stack: the leaves of a group along a new first axis.
-        index: which of them.
-
-    """
-
-    __slots__ = ("index", "stack")
-
-    def __init__(self, stack: Any, index: int):
-        """Leave the stack as it is."""
-        self.stack, self.index = stack, index
+    stack: Any
+    index: int
 
 
 class Batched:
@@ -37,7 +30,6 @@ class Batched:
     """
 
     def __init__(self) -> None:
-        """Nothing is known yet."""
         self._results: dict[Any, list[Any]] = {}
         self._leaves: dict[tuple[int, int], Any] = {}
         # What is known by its identity must stay alive.

@@ -6,15 +6,16 @@ import types
 import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import dataclass
 from sys import getrefcount
 from typing import Any
 
 import equinox as eqx
 import jax
 import jax.tree_util as jtu
+from jax.extend.core import subjaxprs
 
 from fullstride.errors import ConfigError, one_of
-from fullstride.step.jax.callbacks import calls_back
 from fullstride.step.jax.trees.arguments import Given, Reading, Result, Spare, read, rebuilt
 from fullstride.step.jax.trees.ownership import private
 from fullstride.step.jax.watch import JIT_ID, silence_callbacks, translated
@@ -38,6 +39,7 @@ def named(fun: Any) -> str:
     return f"{fun.__module__}.{fun.__qualname__}" if isinstance(fun, types.FunctionType) else repr(fun)
 
 
+@dataclass(eq=False, slots=True)
 class Program:
     """A combination of structures that a function was called with; JAX knows it by identity.
 
@@ -48,25 +50,35 @@ class Program:
 
     """
 
-    __slots__ = ("blocks", "readings", "traced")
+    readings: tuple[Reading, ...]
+    blocks: bool = False
+    traced: bool = False
 
-    def __init__(self, readings: tuple[Reading, ...]):
-        """Not traced yet."""
-        self.readings, self.blocks, self.traced = readings, False, False
+
+def _calls_back(jaxpr: Any) -> bool:
+    """Whether any equation of a jaxpr, however deep, is a callback, as of `equinox.error_if`."""
+    jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
+    return any("callback" in e.primitive.name for e in jaxpr.eqns) or any(map(_calls_back, subjaxprs(jaxpr)))
 
 
 class Core:
     """The compiled side of a wrapper, shared by all wrappers of one function with the same settings."""
 
     def __init__(self, name: str, donate: str, options: dict[str, Any]):
-        """Nothing is compiled yet."""
         self.donate = donate
         self.donated, self.quiet = DONATED[donate], donate.startswith("all")
         self.programs: dict[tuple[Reading, ...], Program] = {}
         self._muted = ExitStack()
 
         def traced(donated: Groups, kept: Groups, program: Program) -> Result:
-            return self._traced(donated, kept, program)
+            if self.quiet:
+                # Whatever is traced is compiled next, and that is when JAX warns.
+                self._muted.enter_context(warnings.catch_warnings())
+                warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
+            program.traced = True
+            groups = (k if d is None else d for d, k in zip(donated, kept, strict=True))
+            fun, first, (rest, kwargs) = (rebuilt(r, g or ()) for r, g in zip(program.readings, groups, strict=True))
+            return Result.of(fun(*first, *rest, **kwargs))
 
         traced.__name__ = traced.__qualname__ = name
         self.jitted = jax.jit(traced, donate_argnums=0, static_argnums=2, **options)
@@ -81,16 +93,6 @@ class Core:
         pairs = [(g, None) if d else (None, g) for g, d in zip(groups, self.donated, strict=True)]
         return tuple(d for d, _ in pairs), tuple(k for _, k in pairs), program
 
-    def _traced(self, donated: Groups, kept: Groups, program: Program) -> Result:
-        if self.quiet:
-            # Whatever is traced is compiled next, and that is when JAX warns.
-            self._muted.enter_context(warnings.catch_warnings())
-            warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
-        program.traced = True
-        groups = (k if d is None else d for d, k in zip(donated, kept, strict=True))
-        fun, first, (rest, kwargs) = (rebuilt(r, g or ()) for r, g in zip(program.readings, groups, strict=True))
-        return Result.of(fun(*first, *rest, **kwargs))
-
     def run(self, given: tuple[Given, ...]) -> Result:
         """Call the function."""
         __equinox_jit_id__ = JIT_ID  # noqa: F841
@@ -99,7 +101,7 @@ class Core:
             out = self.jitted(donated, kept, program)
             if program.traced and not jax.config.jax_disable_jit:  # pyright: ignore[reportAttributeAccessIssue]
                 program.traced = False
-                program.blocks |= calls_back(self.jitted.trace(donated, kept, program).jaxpr)
+                program.blocks |= _calls_back(self.jitted.trace(donated, kept, program).jaxpr)
             if program.blocks:
                 jax.block_until_ready(out.groups)
             return out
@@ -122,7 +124,6 @@ class CachedJit:
         functools.update_wrapper(self, fun, updated=())
 
     def __repr__(self) -> str:
-        """Name what it was made of."""
         options = "" if self._core.donate == "none" else f", donate={self._core.donate!r}"
         return f"cached_filter_jit({named(self._fun)}{options})"
 
@@ -131,7 +132,11 @@ class CachedJit:
         _, first, rest = self._core.donated
         holders = tuple(map(getrefcount, args)) if first or rest else ()
         given = self._given(args, kwargs)
-        spare = self._spare(given, args, holders) if holders else None
+        spare = None
+        if holders:
+            spare = Spare(given[2], args[1:], holders[1:])
+            if first:
+                spare.modules = Spare(given[1], args[:1], holders[:1]).modules + spare.modules
         return self._core.run(given).tree(spare)
 
     def _given(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Given, Given, Given]:
@@ -139,13 +144,6 @@ class CachedJit:
             bound = self._signature.bind(*args, **kwargs)
             args, kwargs = bound.args, bound.kwargs
         return self._own, read(args[:1]), read((args[1:], kwargs))
-
-    def _spare(self, given: tuple[Given, ...], args: tuple[Any, ...], holders: tuple[int, ...]) -> Spare:
-        _, first, _ = self._core.donated
-        spare = Spare(given[2], args[1:], holders[1:])
-        if first:
-            spare.modules = Spare(given[1], args[:1], holders[:1]).modules + spare.modules
-        return spare
 
     def lower(self, /, *args: Any, **kwargs: Any) -> "Lowered":
         """The call as it would be compiled, for a look at it or to compile it ahead of time."""
@@ -156,37 +154,31 @@ class CachedJit:
         return self if instance is None else eqx.Partial(self, instance)
 
 
+@dataclass(eq=False)
 class Lowered:
     """A call that is lowered; `compile` gives a function of arguments of the same structures, shapes and dtypes."""
 
-    def __init__(self, wrapper: CachedJit, lowered: Any):
-        """Keep both."""
-        self._wrapper, self.lowered = wrapper, lowered
+    wrapper: CachedJit
+    lowered: Any
 
     def as_text(self) -> str:
         """The program as StableHLO."""
         return self.lowered.as_text()
 
     def compile(self, compiler_options: dict[str, Any] | None = None) -> "Compiled":
-        """Compile it."""
-        return Compiled(self._wrapper, self.lowered.compile(compiler_options=compiler_options))
+        return Compiled(self.wrapper, self.lowered.compile(compiler_options=compiler_options))
 
 
+@dataclass(eq=False)
 class Compiled:
-    """A call that is compiled ahead of time.
+    """A call that is compiled ahead of time; `compiled` is JAX's own object, with its analyses of cost and memory."""
 
-    Attributes:
-        compiled: JAX's own object, with its analyses of cost and memory.
-
-    """
-
-    def __init__(self, wrapper: CachedJit, compiled: Any):
-        """Keep both."""
-        self._wrapper, self.compiled = wrapper, compiled
+    wrapper: CachedJit
+    compiled: Any
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """As the function itself."""
-        donated, kept, _ = self._wrapper._core.prepared(self._wrapper._given(args, kwargs))
+        donated, kept, _ = self.wrapper._core.prepared(self.wrapper._given(args, kwargs))
         return self.compiled(donated, kept).tree()
 
 
@@ -221,17 +213,12 @@ def cached_filter_jit(fun: Any = None, *, donate: str = "none", **options: Any) 
     if fun is None:
         return functools.partial(cached_filter_jit, donate=donate, **options)
     silence_callbacks()
-    return CachedJit(fun, _core(fun, donate, options))
-
-
-def _core(fun: Any, donate: str, options: dict[str, Any]) -> Core:
-    """The function's compiled side; the function itself keeps it, so that wrapping it again compiles nothing."""
     name = getattr(inspect.unwrap(fun), "__name__", type(fun).__name__)
-    plain = isinstance(fun, types.FunctionType)
-    cores = vars(fun).setdefault("_cached_filter_jit", {}) if plain else _CORES
+    # The function itself keeps its compiled side, so that wrapping it again compiles nothing.
+    cores = vars(fun).setdefault("_cached_filter_jit", {}) if isinstance(fun, types.FunctionType) else _CORES
     # `compiler_options` is a dict.
     named = {o: tuple(sorted(value.items())) if isinstance(value, dict) else value for o, value in options.items()}
     key = (name, donate, tuple(sorted(named.items())))
     if key not in cores:
         cores[key] = Core(name, donate, options)
-    return cores[key]
+    return CachedJit(fun, cores[key])

@@ -1,6 +1,7 @@
 """Steps in the style `model, optimizer, aux = train_step(model, optimizer, batch, key)`."""
 
 import time
+from dataclasses import dataclass
 from sys import getrefcount
 from typing import Any
 
@@ -11,14 +12,65 @@ import optax
 from fullstride.errors import ConfigError
 from fullstride.step.jax.cached_jit import Core, named
 from fullstride.step.jax.loss import LossFn
-from fullstride.step.jax.optimizer import Optimizer
 from fullstride.step.jax.precision import Precision, precision_of
 from fullstride.step.jax.retrace import Retraces
 from fullstride.step.jax.step_timing import Pace, Stopwatch
-from fullstride.step.jax.trees.arguments import Given, Spare, read
+from fullstride.step.jax.trainable import partitioned
+from fullstride.step.jax.trees.arguments import Spare, read
 from fullstride.step.jax.trees.ownership import apart, gone, private, settled
-from fullstride.step.jax.update import Recipe, differentiate
+from fullstride.step.jax.update import Recipe, Transformation, differentiate, optimized
 from fullstride.step.jax.watch import Watch, silence_callbacks, translated
+
+
+@dataclass(frozen=True)
+class Filter:
+    """A tree of functions and booleans, with the hash that a list or dict in it would not have."""
+
+    treedef: Any
+    leaves: tuple[Any, ...]
+
+    @classmethod
+    def of(cls, wrt: Any) -> "Filter":
+        """Take a filter apart."""
+        leaves, treedef = jax.tree.flatten(wrt)
+        return cls(treedef, tuple(leaves))
+
+    @property
+    def tree(self) -> Any:
+        """The filter."""
+        return jax.tree.unflatten(self.treedef, self.leaves)
+
+
+class Optimizer(eqx.Module):
+    """`model, optimizer = optimizer(grads, model)`: the state is a tree of arrays, all the rest is static.
+
+    Attributes:
+        opt_state: optax's state.
+        tx: the transformation.
+        wrt: which leaves of a model are trained; its `tree` is a filter as `equinox.filter` takes it.
+
+    """
+
+    opt_state: Any
+    tx: Transformation = eqx.field(static=True)
+    wrt: Filter = eqx.field(static=True)
+
+    @classmethod
+    def create(cls, tx: Transformation, model: Any, wrt: Any = eqx.is_inexact_array) -> "Optimizer":
+        """The optimizer of a model before the first step.
+
+        Raises:
+            ConfigError: where no leaf is trained, or one that is has no gradient.
+
+        """
+        _, params, _ = partitioned(model, wrt)
+        with jax.numpy_dtype_promotion("standard"):
+            return cls(tx.init(params), tx, Filter.of(wrt))
+
+    def __call__(self, grads: Any, model: Any, loss: Any = None) -> tuple[Any, "Optimizer"]:
+        """The model and the optimizer after an update; transformations that want the loss get it as `value`."""
+        params, opt_state = optimized(self.tx, eqx.filter(model, self.wrt.tree), self.opt_state, grads, loss)
+        return eqx.combine(params, model), Optimizer(opt_state, self.tx, self.wrt)
 
 
 class CallStyleStep:
@@ -32,7 +84,6 @@ class CallStyleStep:
     """
 
     def __init__(self, settings: dict[str, Any], donate: bool, check_finite: bool, on_retrace: str):
-        """Nothing is compiled yet."""
         self.settings = settings
         self.loss: Any = None
         self.retraces, self.watch, self.stopwatch = Retraces(on_retrace), Watch(check_finite), Stopwatch()
@@ -50,7 +101,11 @@ class CallStyleStep:
         started, traces = time.perf_counter(), self.retraces.count
         holders = tuple(map(getrefcount, args))
         model, optimizer, batch, key = _named(*args, **kwargs)
-        trained = _donatable(read(((model, optimizer), {})), batch, key)
+        trained = read(((model, optimizer), {}))
+        if not trained.modules or any(record.shells is None for _, record, _ in trained.modules):
+            # Arrays that a user put together may lie at two places, be weak, uncommitted or NumPy's.
+            groups = settled(apart(private(trained.groups)), (batch, key))
+            trained = trained._replace(groups=groups, on_host=False)
         spare = Spare(trained, args[:2], holders[:2])
         self._calls += 1
         result = self._sent((self._own, read(((batch, key),)), trained))
@@ -62,7 +117,6 @@ class CallStyleStep:
         return model, optimizer, aux
 
     def __repr__(self) -> str:
-        """Name what it was made of."""
         return f"make_train_step({named(self.settings['loss_fn'])})"
 
     def _sent(self, given: Any) -> Any:
@@ -100,13 +154,6 @@ class CallStyleStep:
             grads, loss, aux = differentiate(recipe, params, rest, batch, key)
             model, optimizer = optimizer(grads, model, loss)
             return model, optimizer, loss if aux is None else aux, loss
-
-
-def _donatable(given: Given, *beside: Any) -> Given:
-    """Arrays that a user put together may lie at two places, be weak, uncommitted or NumPy's; a step's own are not."""
-    if given.modules and all(record.shells is not None for _, record, _ in given.modules):
-        return given
-    return given._replace(groups=settled(apart(private(given.groups)), beside), on_host=False)
 
 
 def _named(model: Any, optimizer: Any, batch: Any, key: Any = None) -> tuple[Any, Any, Any, Any]:

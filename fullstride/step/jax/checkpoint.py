@@ -44,9 +44,15 @@ class Checkpoints:
             ConfigError: for a state that is no newer than what is there: orbax would leave it out without a word.
 
         """
-        self._require_newest(state.step)
+        if (found := self.numbers()) and state.step <= found[-1]:
+            raise ConfigError(
+                f"{self.folder} has a checkpoint of step {found[-1]} and the state is of step {state.step}; expected a "
+                "later one: save it to another folder"
+            )
         args = self._ocp.args
-        tree = args.StandardSave(jax.tree.map(_plain, _filled(_named(state))))
+        tree = args.StandardSave(
+            jax.tree.map(lambda x: jax.random.key_data(x) if _is_key(x) else x, _filled(_named(state)))
+        )
         self._manager.save(state.step, args=args.Composite(state=tree, extra=args.JsonSave(extra or {})))
 
     def restore(self, step: TrainStep, number: int | None = None) -> tuple[State, dict[str, Any]]:
@@ -88,15 +94,7 @@ class Checkpoints:
         return self
 
     def __exit__(self, *_: Any) -> None:
-        """Close."""
         self.close()
-
-    def _require_newest(self, number: int) -> None:
-        if (found := self.numbers()) and number <= found[-1]:
-            raise ConfigError(
-                f"{self.folder} has a checkpoint of step {found[-1]} and the state is of step {number}; expected a "
-                "later one: save it to another folder"
-            )
 
     def _check(self, number: int, kinds: dict[str, Any]) -> None:
         self.wait()
@@ -104,17 +102,12 @@ class Checkpoints:
         wanted = _shapes(jax.tree.map(_plain_kind, _filled(kinds)))
         for name in sorted(held.keys() | wanted.keys()):
             if held.get(name) != wanted.get(name):
-                have, want = (_described(kinds.get(name)) for kinds in (held, wanted))
+                have, want = (kinds.get(name, "absent") for kinds in (held, wanted))
                 raise ConfigError(f"{self.folder}, step {number}: {name} is {have}, the step expects {want}")
 
 
-def _shapes(kinds: Any) -> dict[str, tuple[tuple[int, ...], str]]:
-    return {name: (tuple(kind.shape), str(kind.dtype)) for name, kind in kinds.items()}
-
-
-def _described(kind: tuple[tuple[int, ...], str] | None) -> str:
-    """`float32[3,4]`, or `absent`."""
-    return "absent" if kind is None else f"{kind[1]}[{','.join(map(str, kind[0]))}]"
+def _shapes(kinds: Any) -> dict[str, str]:
+    return {name: f"{kind.dtype}[{','.join(map(str, kind.shape))}]" for name, kind in kinds.items()}
 
 
 def _named(state: State, leaves: Any = None) -> dict[str, Any]:
@@ -134,10 +127,6 @@ def _is_key(x: Any) -> bool:
     return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 
-def _plain(x: Any) -> Any:
-    return jax.random.key_data(x) if _is_key(x) else x
-
-
 def _plain_kind(x: Any) -> Any:
     return jax.eval_shape(jax.random.key_data, x) if _is_key(x) else x
 
@@ -147,11 +136,9 @@ def _keyed(x: Any, kind: Any) -> Any:
     if x is None:
         like = _plain_kind(kind)
         x = jnp.zeros(like.shape, like.dtype)
-    return jax.random.wrap_key_data(x, impl=_implementation(kind)) if _is_key(kind) else x
-
-
-def _implementation(kind: Any) -> Any:
-    # A shape does not tell, a traced key does.
+    if not _is_key(kind):
+        return x
+    # A shape does not tell its implementation, a traced key does.
     found = []
     jax.eval_shape(lambda key: found.append(jax.random.key_impl(key)), kind)
-    return found[0]
+    return jax.random.wrap_key_data(x, impl=found[0])

@@ -1,9 +1,10 @@
 """How the leaves of a state lie in buffers: each in its own, or those of one shape and one treatment in one.
 
-Fewer buffers are fewer to hand over, and fewer kernels update them.
+Fewer buffers are fewer to hand over, and fewer kernels update them. Leaves can share one that are equal in shape and
+dtype, and treated alike by the update.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -16,6 +17,10 @@ from fullstride.step.jax.batched import Batched, Lane
 # function(leaves, gradients, loss) returns the new leaves and a report.
 Update = Callable[..., Any]
 Groups = tuple[tuple[int, ...], ...]
+# Splitting ends by itself; an update that treats leaves differently at each look would be split up completely.
+ROUNDS = 8
+# For each parameter the leaves that belong to it, itself first: where in the state each lies, and its number.
+Family = tuple[tuple[Any, int], ...]
 
 
 @dataclass(frozen=True)
@@ -35,11 +40,6 @@ class Grouped:
     groups: Groups
     trainable: int
 
-    @classmethod
-    def flat(cls, leaves: int, trainable: int) -> "Grouped":
-        """One buffer for each leaf."""
-        return cls(tuple((i,) for i in range(leaves)), trainable)
-
     @property
     def is_flat(self) -> bool:
         """Tell whether the buffers are the leaves themselves."""
@@ -48,10 +48,6 @@ class Grouped:
     def pack(self, leaves: Sequence[Any]) -> tuple[Any, ...]:
         """The buffers of these leaves."""
         return tuple(_together([leaves[i] for i in group]) for group in self.groups)
-
-    def pack_shardings(self, leaves: Sequence[Any], stacked: Callable[[Any], Any]) -> tuple[Any, ...]:
-        """The buffers' shardings from the leaves'; `stacked` adds a first axis to one."""
-        return tuple(leaves[g[0]] if len(g) == 1 else stacked(leaves[g[0]]) for g in self.groups)
 
     def unpack(self, buffers: Sequence[Any]) -> tuple[Any, ...]:
         """The leaves in these buffers, inside a compiled function."""
@@ -106,20 +102,89 @@ def _unpacked(layout: Grouped, buffers: tuple[Any, ...]) -> tuple[Any, ...]:
 
 def _kind(x: Any) -> jax.ShapeDtypeStruct:
     """The shape of a leaf; of a lane, that of one of its stack."""
-    return jax.ShapeDtypeStruct(x.stack.shape[1:] if isinstance(x, Lane) else x.shape, _array(x).dtype)
-
-
-def _array(x: Any) -> Any:
-    return x.stack if isinstance(x, Lane) else x
+    if isinstance(x, Lane):
+        return jax.ShapeDtypeStruct(x.stack.shape[1:], x.stack.dtype)
+    return jax.ShapeDtypeStruct(x.shape, x.dtype)
 
 
 def _gathered(batched: Batched, leaves: list[Any]) -> Any:
     """The buffer of a group's new leaves: a stack as it is where they are all of its lanes, in order."""
     first = leaves[0]
-    if isinstance(first, Lane) and all(_in_place(x, first.stack, i) for i, x in enumerate(leaves)):
+    if all(isinstance(x, Lane) and x.stack is first.stack and x.index == i for i, x in enumerate(leaves)):
         return first.stack
     return _together([batched.leaf(x) for x in leaves])
 
 
-def _in_place(x: Any, stack: Any, index: int) -> bool:
-    return isinstance(x, Lane) and x.stack is stack and x.index == index
+def grouped_layout(paths: Sequence[Any], leaves: Sequence[Any], trainable: int, update: Update, loss: Any) -> Grouped:
+    """The layout of a state with as few buffers as can be without a copy of the state in any step.
+
+    Args:
+        paths: JAX's path of each leaf; the parameters come first, and below some other path their moments.
+        leaves: shapes and dtypes.
+        trainable: how many parameters there are.
+        update: as `Grouped.update` takes it; it is traced, not run.
+        loss: shape and dtype of the loss.
+
+    """
+    families = _families(paths, trainable)
+    kinds = [(x.shape, x.dtype, getattr(x, "sharding", None)) for x in leaves]
+    parts = _by(range(trainable), lambda k: tuple((place, kinds[i]) for place, i in families[k]))
+    for _ in range(ROUNDS):
+        layout = _layout(parts, families, len(leaves), trainable)
+        split = _split(layout, parts, families, leaves, update, loss)
+        if split == parts:
+            return layout
+        parts = split
+    return _layout(tuple((k,) for k in range(trainable)), families, len(leaves), trainable)
+
+
+def _families(paths: Sequence[Any], trainable: int) -> list[Family]:
+    """A leaf belongs to the parameter whose path, without its own first step, ends the leaf's path."""
+    tails = {tuple(path[1:]): k for k, path in enumerate(paths[:trainable])}
+    families: list[list[tuple[Any, int]]] = [[("", k)] for k in range(trainable)]
+    for i, path in enumerate(paths[trainable:], trainable):
+        cut = next((n for n in range(1, len(path)) if tuple(path[n:]) in tails), None)
+        if cut is not None:
+            families[tails[tuple(path[cut:])]].append((tuple(path[:cut]), i))
+    return [tuple(family) for family in families]
+
+
+def _by(members: Iterable[int], feature: Any) -> Groups:
+    """Members with the same feature together, each group where its first member was."""
+    found: dict[Any, list[int]] = {}
+    for member in members:
+        found.setdefault(feature(member), []).append(member)
+    return tuple(map(tuple, found.values()))
+
+
+def _layout(parts: Groups, families: Sequence[Family], leaves: int, trainable: int) -> Grouped:
+    columns = [
+        tuple(i for _, i in column) for part in parts for column in zip(*(families[k] for k in part), strict=True)
+    ]
+    placed = {i for column in columns for i in column}
+    columns += [(i,) for i in range(leaves) if i not in placed]
+    return Grouped(tuple(sorted(columns)), trainable)
+
+
+def _split(
+    layout: Grouped, parts: Groups, families: Sequence[Family], leaves: Sequence[Any], update: Update, loss: Any
+) -> Groups:
+    """The parts, divided where the update gives their members different treatment."""
+    found: dict[int, Any] = {}
+
+    def look(buffers: Any, grads: Any, loss: Any) -> None:
+        new, _ = layout.evaluated(Batched(), update, buffers, grads, loss)
+        for part in parts:
+            for position, k in enumerate(part):
+                found[k] = tuple(_treatment(new[i], position) for _, i in families[k])
+
+    buffers = jax.eval_shape(layout.pack, list(leaves))
+    jax.eval_shape(look, buffers, list(leaves[: layout.trainable]), loss)
+    return tuple(piece for part in parts for piece in _by(part, found.__getitem__))
+
+
+def _treatment(new: Any, position: int) -> Any:
+    """The same for members of a group that stay in place, or that all get one value; else one's own."""
+    if not isinstance(new, Lane):
+        return id(new)
+    return id(new.stack), new.index - position

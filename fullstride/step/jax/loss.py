@@ -1,26 +1,73 @@
-"""The loss of a batch and its gradients: scalar and floating or refused, in micro-batches where asked."""
+"""The loss of a batch and its gradients: scalar and floating or refused, in micro-batches where asked.
+
+A `Mean` says what it is a mean over, so that it stays exact where a batch is divided.
+"""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float
 
 from fullstride.errors import ConfigError
-from fullstride.step.jax.mean import Mean, is_mean
 from fullstride.step.jax.precision import is_floating, wide
 
 LossFn = Callable[[Any, Any, Any], Any]
 
 
-def parts_of_loss(out: Any, has_aux: bool | None) -> tuple[Any, Any]:
-    """The loss and the auxiliary output of what a loss function returned; `has_aux=None` reads it off.
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Mean:
+    """`total / weight`: a loss or a metric whose parts weigh differently, such as one over a number of tokens.
 
-    Raises:
-        ConfigError: if the loss is not a real floating scalar, or is not where `has_aux` says.
+    Over micro-batches totals and weights are added up before the one is divided by the other, so that loss, gradients
+    and metrics are those of the whole batch; a loss that divides by itself makes a rare token of a short part count
+    more than one of a long part.
+
+    Attributes:
+        total: a sum; of a loss a floating scalar, of a metric any array.
+        weight: what it is a sum over, a real number or an array that goes with `total`. It is taken for a constant: no
+            gradient flows through it.
 
     """
+
+    total: Any
+    weight: Any
+
+    @property
+    def value(self) -> Float[Array, "..."]:
+        """The mean in fp32 or better; 0 where both total and weight are."""
+        total = _floating(self.total)
+        return total / self.divisor.astype(total.dtype)
+
+    @property
+    def divisor(self) -> Float[Array, "..."]:
+        """The weight, or 1 where total and weight are 0: of a part in which nothing counts nothing is expected."""
+        weight = jax.lax.stop_gradient(_floating(self.weight))
+        nothing = (weight == 0) & (_floating(self.total) == 0)
+        return jnp.where(nothing, jnp.ones_like(weight), weight)
+
+
+def _floating(x: Any) -> Array:
+    x = jnp.asarray(x)
+    return x.astype(wide(x.dtype) if jnp.issubdtype(x.dtype, jnp.floating) else jnp.result_type(float))
+
+
+def is_mean(x: Any) -> bool:
+    """Whether something is a `Mean`."""
+    return isinstance(x, Mean)
+
+
+def values(tree: Any) -> Any:
+    """The tree with the value of each `Mean` in its place."""
+    return jax.tree.map(lambda x: x.value if is_mean(x) else x, tree, is_leaf=is_mean)
+
+
+def parts_of_loss(out: Any, has_aux: bool | None) -> tuple[Any, Any]:
+    """The loss, a real floating scalar, and aux of what a loss function returned; `has_aux=None` reads it off."""
     paired = isinstance(out, tuple) and len(out) == 2
     if has_aux is True and not paired:
         raise ConfigError(f"loss_fn returned {describe(out)}, but has_aux=True: expected the pair (loss, aux)")
@@ -86,52 +133,37 @@ def accumulated(objective: Callable[..., Any], count: int, params: Any, batch: A
 
     def one(batch: Any, key: Any) -> tuple[Any, Any, Any]:
         grads, loss, aux = gradients(objective, params, batch, key)
-        return (_weighed(grads, loss.divisor) if is_mean(loss) else grads), loss, aux
+        if is_mean(loss):
+            # As those of its total, in fp32 or better.
+            grads = jax.tree.map(lambda g: g.astype(w := wide(g.dtype)) * loss.divisor.astype(w), grads)
+        return grads, loss, aux
 
     kinds = jax.eval_shape(one, *jax.tree.map(lambda x: x[0], (batches, keys)))
 
     def add(total: Any, inputs: Any) -> tuple[Any, None]:
         return jax.tree.map(lambda a, b: a + jnp.asarray(b).astype(a.dtype), total, one(*inputs)), None
 
-    (grads, loss, aux), _ = jax.lax.scan(add, jax.tree.map(_zero_sum, kinds), (batches, keys))
+    # Sums of bf16 are kept in fp32.
+    zeros = jax.tree.map(lambda kind: jnp.zeros(kind.shape, wide(kind.dtype)), kinds)
+    (grads, loss, aux), _ = jax.lax.scan(add, zeros, (batches, keys))
     by = loss.divisor if is_mean(loss) else jnp.asarray(count, jnp.float32)
     grads = jax.tree.map(lambda g, p: (g / by.astype(g.dtype)).astype(p.dtype), grads, params)
     return grads, *jax.tree.map(lambda x, kind: _mean(x, kind, count), (loss, aux), kinds[1:], is_leaf=is_mean)
 
 
-def _weighed(grads: Any, weight: Any) -> Any:
-    """Gradients of a mean as those of its total, in fp32 or better."""
-    wider = jax.tree.map(lambda g: g.astype(wide(g.dtype)), grads)
-    return jax.tree.map(lambda g: g * weight.astype(g.dtype), wider)
-
-
 def split_key(key: Any, count: int) -> Any:
-    """As many keys as there are losses to compute, along a new first axis; a tree of keys is split leaf by leaf.
-
-    Raises:
-        ConfigError: for what is no key.
-
-    """
+    """As many keys as losses to compute, along a new first axis; of a tree of keys each. What is no key is refused."""
     try:
         return jax.tree.map(lambda x: jax.random.split(x, count), key)
     except (TypeError, ValueError):
         raise ConfigError(f"key is {describe(key)}; expected one of jax.random.key(seed)") from None
 
 
-def _zero_sum(kind: Any) -> Any:
-    # Sums of bf16 are kept in fp32.
-    return jnp.zeros(kind.shape, wide(kind.dtype))
-
-
 def _mean(total: Any, kind: Any, count: int) -> Any:
     if is_mean(total):
         return total
-    return (total / jnp.asarray(count, total.dtype)).astype(kind.dtype) if is_inexact(total) else total
-
-
-def is_inexact(x: Any) -> bool:
-    """Whether an array is floating or complex."""
-    return jnp.issubdtype(x.dtype, jnp.inexact)
+    inexact = jnp.issubdtype(total.dtype, jnp.inexact)
+    return (total / jnp.asarray(count, total.dtype)).astype(kind.dtype) if inexact else total
 
 
 def _interleaved(path: Any, x: Any, count: int) -> Any:

@@ -22,7 +22,6 @@ class Metrics(Mapping[str, Any]):
     __slots__ = ("_values", "arrays", "step")
 
     def __init__(self, step: int, arrays: dict[str, Any]):
-        """Keep the arrays."""
         self.step, self.arrays = step, arrays
         self._values: dict[str, Any] = {}
 
@@ -41,7 +40,6 @@ class Metrics(Mapping[str, Any]):
         return self._values[name]
 
     def __iter__(self) -> Iterator[str]:
-        """The names."""
         return iter(self.arrays)
 
     def __len__(self) -> int:
@@ -49,7 +47,6 @@ class Metrics(Mapping[str, Any]):
         return len(self.arrays)
 
     def __repr__(self) -> str:
-        """The values in one line."""
         return f"Metrics(step={self.step}, {', '.join(f'{k}={v}' for k, v in self.items())})"
 
 
@@ -58,12 +55,7 @@ NOTHING_YET = Metrics(0, {})
 
 
 def gathered(loss: Any, aux: Any, report: dict[str, Any]) -> dict[str, Any]:
-    """Loss, report and aux under one roof: a dict's entries by their names, anything else as `aux`.
-
-    Raises:
-        ConfigError: where a name is taken, or a value is no array.
-
-    """
+    """Loss, report and aux, a dict's entries by their names; a name that is taken and what is no array are refused."""
     named = {} if aux is None else aux if isinstance(aux, dict) else {"aux": aux}
     known = {"loss": loss} | report
     if taken := sorted(known.keys() & named.keys()):

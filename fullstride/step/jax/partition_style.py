@@ -6,13 +6,12 @@ import equinox as eqx
 import jax
 
 from fullstride.errors import ConfigError
-from fullstride.step.jax.apply import optimized
 from fullstride.step.jax.loss import LossFn
 from fullstride.step.jax.precision import Precision, precision_of
 from fullstride.step.jax.trainable import partitioned
 from fullstride.step.jax.trees.ownership import are_numpys, owned, private
 from fullstride.step.jax.trees.structure import split
-from fullstride.step.jax.update import Recipe, Transformation, differentiate
+from fullstride.step.jax.update import Recipe, Transformation, differentiate, optimized
 
 
 class PartitionedStep:
@@ -27,7 +26,6 @@ class PartitionedStep:
     """
 
     def __init__(self, recipe: Recipe, model: Any, wrt: Any, donate: bool):
-        """Take the model apart."""
         self.recipe = recipe
         self.loss: Any = None
         self._model, params, self._fixed = partitioned(model, wrt)
@@ -37,7 +35,6 @@ class PartitionedStep:
         self.jitted: Any = jax.jit(self._step, donate_argnums=(0, 1) if donate else ())
 
     def __call__(self, params: Any, opt_state: Any, batch: Any, key: Any = None) -> tuple[Any, Any, Any]:
-        """One step."""
         # They are many, and as a rule the step's own: to flatten them anew would cost a third of the dispatch.
         if are_numpys((*params, *opt_state)):
             params, opt_state = private((params, opt_state))

@@ -27,7 +27,6 @@ class LossScale:
     smallest: float = 1.0
 
     def __post_init__(self) -> None:
-        """Check the numbers."""
         if not (math.inf > self.initial >= self.smallest > 0 and self.period >= 1):
             raise ConfigError(f"{self}: expected a finite initial >= smallest > 0 and period >= 1")
 
@@ -55,38 +54,25 @@ class Precision:
     cast_batch: bool = True
 
     def __post_init__(self) -> None:
-        """Check the dtype and the scale."""
         if self.compute is not None:
             one_of("precision.compute", self.compute, ("bfloat16", "float16", "float32", "float64"))
         if isinstance(self.loss_scale, float | int) and not self.loss_scale > 0:
             raise ConfigError(f"precision.loss_scale={self.loss_scale}: expected a number above 0")
 
     def cast(self, tree: Any) -> Any:
-        """The tree with its real floating arrays in `compute`.
-
-        Raises:
-            ConfigError: for fp64 where JAX would take fp32 for it.
-
-        """
+        """The tree with its real floating arrays in `compute`; fp64 is refused where JAX would take fp32 for it."""
         if self.compute == "float64" and jax.dtypes.canonicalize_dtype("float64") != jnp.float64:
             raise ConfigError(
                 "precision.compute=float64: JAX has fp64 switched off; run jax.config.update('jax_enable_x64', True)"
             )
-        return tree if self.compute is None else jax.tree.map(self._cast, tree)
-
-    def _cast(self, leaf: Any) -> Any:
-        return leaf.astype(self.compute) if is_floating(leaf) else leaf
+        if self.compute is None:
+            return tree
+        return jax.tree.map(lambda x: x.astype(self.compute) if is_floating(x) else x, tree)
 
     @property
     def dynamic(self) -> LossScale | None:
         """The dynamic scaling, where it is asked for."""
         return self.loss_scale if isinstance(self.loss_scale, LossScale) else None
-
-    def initial_scale(self) -> ScaleState | None:
-        """The state of dynamic scaling before the first step."""
-        if (dynamic := self.dynamic) is None:
-            return None
-        return ScaleState(jnp.asarray(dynamic.initial, jnp.float32), jnp.asarray(0, jnp.int32))
 
     def factor(self, state: ScaleState | None) -> Float[Array, ""] | float:
         """What the loss is multiplied by in this step."""
@@ -113,12 +99,7 @@ NAMED = {
 
 
 def precision_of(given: str | Precision) -> Precision:
-    """A precision by name: `fp32` (every array as it is), `bf16`, or `fp16` with dynamic loss scaling.
-
-    Raises:
-        ConfigError: for another name.
-
-    """
+    """A precision by name: `fp32` (every array as it is), `bf16`, or `fp16` with dynamic loss scaling."""
     if isinstance(given, Precision):
         return given
     one_of("precision", given, NAMED)

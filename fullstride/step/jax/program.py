@@ -1,15 +1,16 @@
-"""The compiled side of a TrainStep: what it reads, what it writes, and how it is made from a recipe."""
+"""The compiled side of a TrainStep: what it reads, what it writes, how it is made, and what XLA says of it."""
 
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
 
 from fullstride.errors import ConfigError, one_of
-from fullstride.step.jax.grouped import Grouped
-from fullstride.step.jax.grouping import grouped_layout
+from fullstride.step.jax.grouped import Grouped, grouped_layout
 from fullstride.step.jax.loss import describe, split_key
 from fullstride.step.jax.metrics import gathered
 from fullstride.step.jax.retrace import Retraces
@@ -20,6 +21,67 @@ from fullstride.step.jax.trees.structure import Structure, split
 from fullstride.step.jax.update import Recipe, differentiate, update
 
 LAYOUTS = ("flat", "grouped")
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What XLA made of a step.
+
+    Attributes:
+        trace_s: seconds to trace and lower it.
+        compile_s: seconds to compile it; little where the persistent cache knew it.
+        flops: floating-point operations of one call, as XLA counts them; None where it does not.
+        bytes_accessed: bytes of all its operations' operands and results, an upper bound of the memory traffic.
+        argument_bytes: state, batch and key.
+        output_bytes: new state and metrics.
+        aliased_bytes: of the outputs, what lies in donated buffers.
+        temporary_bytes: what it needs while it runs.
+        executable: JAX's own object.
+
+    """
+
+    trace_s: float
+    compile_s: float
+    flops: float | None
+    bytes_accessed: float | None
+    argument_bytes: int
+    output_bytes: int
+    aliased_bytes: int
+    temporary_bytes: int
+    executable: Any
+
+    @classmethod
+    def of(cls, executable: Any, trace_s: float, compile_s: float) -> "Compiled":
+        """Read XLA's analyses."""
+        cost, memory = executable.cost_analysis() or {}, executable.memory_analysis()
+        return cls(
+            trace_s=trace_s,
+            compile_s=compile_s,
+            flops=cost.get("flops"),
+            bytes_accessed=cost.get("bytes accessed"),
+            argument_bytes=memory.argument_size_in_bytes,
+            output_bytes=memory.output_size_in_bytes,
+            aliased_bytes=memory.alias_size_in_bytes,
+            temporary_bytes=memory.temp_size_in_bytes,
+            executable=executable,
+        )
+
+    @property
+    def hlo(self) -> str:
+        """The optimised program, as text."""
+        return self.executable.as_text()
+
+    @property
+    def peak_bytes(self) -> int:
+        """Device memory of a call: arguments, temporaries, and outputs that have no donated buffer."""
+        return self.argument_bytes + self.temporary_bytes + self.output_bytes - self.aliased_bytes
+
+    def __str__(self) -> str:
+        work = "" if self.flops is None else f"{self.flops / 1e9:.2f} GFLOP, "
+        return (
+            f"traced in {self.trace_s:.1f} s, compiled in {self.compile_s:.1f} s; {work}"
+            f"{self.peak_bytes / 2**20:.1f} MiB, {self.temporary_bytes / 2**20:.1f} of them temporary"
+        )
 
 
 class Program:
@@ -42,7 +104,6 @@ class Program:
         steps: int,
         retraces: Retraces,
     ):
-        """Take the model apart; nothing is compiled yet."""
         one_of("layout", layout, LAYOUTS)
         self.recipe, self.wrt, self.steps, self.retraces = recipe, wrt, steps, retraces
         self.sharding = recipe.sharding
@@ -50,8 +111,15 @@ class Program:
         carry = eqx.filter_eval_shape(recipe.start, params)
         shape, (leaves,) = split(carry, lambda x: isinstance(x, jax.ShapeDtypeStruct))
         trainable = len(jax.tree.leaves(params))
-        self.blueprint = Blueprint(structure, shape, Grouped.flat(len(leaves), trainable), trainable)
-        self.leaves = tuple(map(self._placed, shape.names(), leaves))
+        flat = Grouped(tuple((i,) for i in range(len(leaves))), trainable)
+        self.blueprint = Blueprint(structure, shape, flat, trainable)
+        spread = self.sharding
+        self.leaves = tuple(
+            jax.ShapeDtypeStruct(
+                x.shape, x.dtype, sharding=spread and NamedSharding(spread.mesh, spread.rule(name, x.shape))
+            )
+            for name, x in zip(shape.names(), leaves, strict=True)
+        )
         self.fixed = tuple(map(self._copied, fixed))
         if layout == "grouped":
             change = partial(changed, recipe, self.blueprint, jax.tree.structure(params))
@@ -61,10 +129,6 @@ class Program:
         out = None if self.sharding is None else (tuple(b.sharding for b in self.buffers), None)
         self.jitted: Any = jax.jit(self._traced, donate_argnums=(0,) if donate else (), out_shardings=out)
 
-    def _placed(self, name: str, leaf: Any) -> jax.ShapeDtypeStruct:
-        sharding = None if self.sharding is None else self.sharding.of_leaf(name, leaf.shape)
-        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
-
     def _copied(self, leaf: Any) -> jax.ShapeDtypeStruct:
         kind = jax.eval_shape(jnp.asarray, leaf)
         own = leaf.sharding if is_committed(leaf) else None
@@ -72,22 +136,21 @@ class Program:
         return jax.ShapeDtypeStruct(kind.shape, kind.dtype, sharding=sharding)
 
     def _buffers(self) -> tuple[jax.ShapeDtypeStruct, ...]:
-        """Shapes, dtypes and shardings of a state's buffers."""
         kinds = jax.eval_shape(
             self.blueprint.layout.pack, [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in self.leaves]
         )
         if self.sharding is None:
             return kinds
-        firsts = self.blueprint.layout.pack_shardings([x.sharding for x in self.leaves], self.sharding.of_buffer)
-        return tuple(jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s) for x, s in zip(kinds, firsts, strict=True))
+        placed = []
+        for kind, group in zip(kinds, self.blueprint.layout.groups, strict=True):
+            own: Any = self.leaves[group[0]].sharding
+            # A group lies along a new first axis.
+            place = own if len(group) == 1 else NamedSharding(own.mesh, PartitionSpec(None, *own.spec))
+            placed.append(jax.ShapeDtypeStruct(kind.shape, kind.dtype, sharding=place))
+        return tuple(placed)
 
     def start(self, model: Any) -> State:
-        """A state before the first step; its arrays are copies.
-
-        Raises:
-            ConfigError: for a model of another structure, shape or dtype than the program's.
-
-        """
+        """A state before the first step, of copies; a model of another structure, shape or dtype is refused."""
         structure, params, fixed = partitioned(model, self.wrt)
         self._check_model(structure, [*jax.tree.leaves(params), *fixed])
         shape, (leaves,) = split(self.recipe.start(params), eqx.is_array)
@@ -129,15 +192,13 @@ class Program:
             step = partial(self._step, self.blueprint.rest(fixed))
             if self.steps == 1:
                 return step(buffers, (batch, key))
-            jax.tree_util.tree_map_with_path(self._check_steps, batch)
+            for path, x in jax.tree_util.tree_leaves_with_path(batch):
+                if x.ndim == 0 or x.shape[0] != self.steps:
+                    raise ConfigError(
+                        f"batch{jax.tree_util.keystr(path)} is {describe(x)}; steps_per_call={self.steps} needs as "
+                        "many batches along axis 0"
+                    )
             return jax.lax.scan(step, buffers, (batch, split_key(key, self.steps)))
-
-    def _check_steps(self, path: Any, x: Any) -> None:
-        if x.ndim == 0 or x.shape[0] != self.steps:
-            name = "batch" + jax.tree_util.keystr(path)
-            raise ConfigError(
-                f"{name} is {describe(x)}; steps_per_call={self.steps} needs as many batches along axis 0"
-            )
 
     def _step(self, rest: Any, buffers: Any, given: tuple[Any, Any]) -> tuple[Any, dict[str, Any]]:
         blueprint, recipe = self.blueprint, self.recipe

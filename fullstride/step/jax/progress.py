@@ -20,7 +20,6 @@ class Bar:
     """
 
     def __init__(self, step: TrainStep, progress: Progress, every: float):
-        """Show nothing yet."""
         self.step, self.line = step, ""
         self._progress, self._every, self._next = progress, every, time.monotonic()
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import equinox as eqx
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -32,17 +33,8 @@ class Sharding:
     gather: bool = False
 
     def __post_init__(self) -> None:
-        """Check the mesh."""
         if AXIS not in self.mesh.axis_names:
             raise ConfigError(f"sharding: the mesh's axes are {self.mesh.axis_names}; expected one called {AXIS!r}")
-
-    def of_leaf(self, path: str, shape: tuple[int, ...]) -> NamedSharding:
-        """Where a leaf of the state lies."""
-        return NamedSharding(self.mesh, self.rule(path, shape))
-
-    def of_buffer(self, leaf: NamedSharding) -> NamedSharding:
-        """Where a group of such leaves lies, along a new first axis."""
-        return NamedSharding(self.mesh, PartitionSpec(None, *leaf.spec))
 
     @property
     def everywhere(self) -> NamedSharding:
@@ -50,12 +42,7 @@ class Sharding:
         return NamedSharding(self.mesh, PartitionSpec())
 
     def put(self, batch: Any, axis: int = 0) -> Any:
-        """The batch on the devices, divided along one axis; scalars are copied to all.
-
-        Raises:
-            ConfigError: naming a leaf that the devices do not divide.
-
-        """
+        """The batch on the devices, divided along one axis, or refused; scalars are copied to all."""
         return jax.device_put(batch, jax.tree_util.tree_map_with_path(lambda p, x: self._of_batch(p, x, axis), batch))
 
     def kinds(self, batch: Any, axis: int = 0) -> Any:
@@ -80,11 +67,8 @@ class Sharding:
         if not self.gather:
             return model
         whole = self.everywhere
-        return jax.tree.map(lambda x: jax.lax.with_sharding_constraint(x, whole) if _is_array(x) else x, model)
-
-
-def _is_array(x: Any) -> bool:
-    return isinstance(x, jax.Array)
+        arrays, rest = eqx.partition(model, lambda x: isinstance(x, jax.Array))
+        return eqx.combine(jax.lax.with_sharding_constraint(arrays, whole), rest)
 
 
 def _mesh(devices: Sequence[Any] | None) -> Mesh:

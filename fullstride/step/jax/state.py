@@ -1,5 +1,6 @@
 """The state of a training step: its leaves in one flat tuple, its trees built when they are looked at."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -15,6 +16,7 @@ from fullstride.step.jax.update import Carry
 Buffers = tuple[Any, ...]
 
 
+@dataclass(eq=False, slots=True)
 class Blueprint:
     """What all states of one step share; compared by identity, so that looking one up costs nothing.
 
@@ -26,11 +28,10 @@ class Blueprint:
 
     """
 
-    __slots__ = ("carry", "layout", "model", "trainable")
-
-    def __init__(self, model: Structure, carry: Structure, layout: Grouped, trainable: int):
-        """Keep the parts."""
-        self.model, self.carry, self.layout, self.trainable = model, carry, layout, trainable
+    model: Structure
+    carry: Structure
+    layout: Grouped
+    trainable: int
 
     def rest(self, fixed: Buffers) -> Any:
         """The model without its trainable arrays."""
@@ -73,12 +74,7 @@ class State:
 
     @property
     def carry(self) -> Carry:
-        """The trees that the step works on; built at the first look.
-
-        Raises:
-            ConfigError: where the state was donated.
-
-        """
+        """The trees that the step works on, built at the first look; those of a donated state are refused."""
         if gone(self.buffers):
             raise self.donated()
         if self._carry is None:
@@ -129,12 +125,10 @@ class State:
         return self.blueprint.model.build(jax.tree.leaves(params), self.fixed)
 
     def tree_flatten(self) -> tuple[tuple[Buffers, Buffers], Blueprint]:
-        """The buffers, for JAX."""
         return (self.buffers, self.fixed), self.blueprint
 
     @classmethod
     def tree_unflatten(cls, blueprint: Blueprint, children: tuple[Buffers, Buffers]) -> "State":
-        """A state of other buffers, for JAX."""
         return cls(*children, blueprint, fresh=True)
 
     def __repr__(self) -> str:

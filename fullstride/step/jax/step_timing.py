@@ -43,7 +43,6 @@ class Stopwatch:
     """Collects what a `Pace` reports."""
 
     def __init__(self) -> None:
-        """Start with nothing."""
         self.host: deque[float] = deque(maxlen=WINDOW)
         self.total: deque[float] = deque(maxlen=WINDOW)
         self.hidden: deque[bool] = deque(maxlen=WINDOW)

@@ -11,11 +11,10 @@ import jax
 import numpy as np
 
 from fullstride.errors import ConfigError
-from fullstride.step.jax.compiled import Compiled
 from fullstride.step.jax.loss import LossFn, describe
 from fullstride.step.jax.metrics import NOTHING_YET, Metrics
 from fullstride.step.jax.precision import Precision, precision_of
-from fullstride.step.jax.program import Program
+from fullstride.step.jax.program import Compiled, Program
 from fullstride.step.jax.retrace import Retraces, listed
 from fullstride.step.jax.sharding import Sharding
 from fullstride.step.jax.state import State

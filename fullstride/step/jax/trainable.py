@@ -78,12 +78,7 @@ def _chosen(model: Any, wrt: Any) -> Any:
 def checked_like(
     structure: Structure, leaves: Sequence[Any], expected: Structure, like: Sequence[Any], what: str = "the optimizer"
 ) -> None:
-    """Check that a step's state has the structure, shapes and dtypes it had before.
-
-    Raises:
-        ConfigError: naming the leaf that has not.
-
-    """
+    """Raise a ConfigError unless a step's state has the structure, shapes and dtypes it had before."""
     if structure is not expected:
         raise ConfigError(f"{what} changed the structure of its state or of the parameters; a step must keep both")
     for name, new, old in zip(expected.names(), leaves, like, strict=True):

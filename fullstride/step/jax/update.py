@@ -12,13 +12,13 @@ import optax
 from jaxtyping import Array, Float, Int
 
 from fullstride.errors import ConfigError
-from fullstride.step.jax.apply import optimized
-from fullstride.step.jax.loss import LossFn, accumulated, describe, gradients, parts_of_loss
-from fullstride.step.jax.mean import is_mean, values
+from fullstride.step.jax.loss import LossFn, accumulated, describe, gradients, is_mean, parts_of_loss, values
 from fullstride.step.jax.precision import Precision, ScaleState, all_finite, wide
 from fullstride.step.jax.sharding import Sharding
 
 Transformation = optax.GradientTransformation | optax.MultiSteps
+# How Python, and optax by hand, say that an update lacks an argument.
+NEEDS_MORE = ("required keyword-only argument", "must be provided")
 Ema = float | Callable[[Int[Array, ""]], Float[Array, ""]] | None
 
 
@@ -56,12 +56,7 @@ class Recipe:
     sharding: Sharding | None = None
 
     def __post_init__(self) -> None:
-        """Check what can be checked without a model.
-
-        Raises:
-            ConfigError: naming the argument.
-
-        """
+        """Raise a ConfigError for what cannot be with any model."""
         if not callable(self.loss_fn):
             raise ConfigError(f"loss_fn is {describe(self.loss_fn)}; expected a function of (model, batch, key)")
         if not all(callable(getattr(self.optimizer, name, None)) for name in ("init", "update")):
@@ -79,21 +74,14 @@ class Recipe:
         ema = None if self.ema is None else jax.tree.map(lambda p: p.astype(wide(p.dtype)), params)
         with jax.numpy_dtype_promotion("standard"):
             opt_state = self.optimizer.init(params)
-        return Carry(params, opt_state, ema, self.precision.initial_scale(), jnp.zeros((), jnp.int32))
-
-    def decay(self, taken: Int[Array, ""]) -> Float[Array, ""]:
-        """The average's decay in this step."""
-        decay = self.ema(taken) if callable(self.ema) else self.ema
-        return jnp.asarray(decay, jnp.float32)
+        scale = None
+        if (dynamic := self.precision.dynamic) is not None:
+            scale = ScaleState(jnp.asarray(dynamic.initial, jnp.float32), jnp.zeros((), jnp.int32))
+        return Carry(params, opt_state, ema, scale, jnp.zeros((), jnp.int32))
 
 
 def require_count(name: str, value: Any) -> None:
-    """Check that a setting is an integer of 1 or more.
-
-    Raises:
-        ConfigError: if not.
-
-    """
+    """Raise a ConfigError unless a setting is an integer of 1 or more."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ConfigError(f"{name}={value}: expected an integer of 1 or more")
 
@@ -125,17 +113,71 @@ def differentiate(
     return grads, *values((loss, aux))
 
 
+def optimized(optimizer: Any, params: Any, opt_state: Any, grads: Any, loss: Any) -> tuple[Any, Any]:
+    """Parameters and optimizer state after one update; the loss, unless None, is its `value` if it takes one."""
+    apply = partial(optax.with_extra_args_support(optimizer).update, grads, opt_state, params)
+    # Optax mixes dtypes even in Adam, so that it fails under strict promotion.
+    with jax.numpy_dtype_promotion("standard"):
+        try:
+            updates, opt_state = apply() if loss is None else _given_loss(apply, loss)
+        except (AttributeError, TypeError, ValueError) as error:
+            raise _explained(error, opt_state, loss) from None
+        return optax.apply_updates(params, updates), opt_state
+
+
+def _given_loss(apply: Callable[..., Any], loss: Any) -> Any:
+    try:
+        return apply(value=loss)
+    except TypeError as error:
+        # What a chain or a wrapper holds does not show in its signature.
+        if "unexpected keyword argument 'value'" not in str(error):
+            raise
+    return apply()
+
+
+def _explained(error: Exception, opt_state: Any, loss: Any) -> Exception:
+    """Explain an update that failed, where the reason is known; else return the error itself."""
+    text = str(error)
+    if any(words in text for words in NEEDS_MORE):
+        given = "no loss" if loss is None else "the loss as value"
+        return ConfigError(
+            f"optimizer: its update was given gradients, parameters and {given}, and needs more ({error}); expected "
+            "one that does with these: optimizer(grads, model, loss) gives the loss, and what evaluates it again, such "
+            "as a line search, needs a step of your own, under cached_filter_jit"
+        )
+    nodes = jax.tree.leaves(opt_state, is_leaf=lambda x: isinstance(x, optax.LookaheadState))
+    if any(isinstance(x, optax.LookaheadState) for x in nodes):
+        return ConfigError(
+            "optimizer: optax.lookahead trains a pair of fast and slow parameters (optax.LookaheadParams), of which a "
+            "model is one; expected an optimizer of the model's own parameters: ema= keeps slow ones beside them, and "
+            "lookahead itself needs a step of your own, under cached_filter_jit"
+        )
+    if "pytree structure error" in text:
+        return ConfigError(
+            f"optimizer: its state and the gradients are trees of two kinds ({' '.join(text.split())[:300]}); make "
+            "the optimizer of this very model, whose static fields count, too: Optimizer.create(tx, model)"
+        )
+    return error
+
+
 def update(recipe: Recipe, carry: Carry, grads: Any, loss: Any) -> tuple[Carry, dict[str, Any]]:
     """The carry after the gradients are applied, and what the update says of itself."""
     report = {"grad_norm": _norm(grads)} if recipe.grad_norm else {}
     params, opt_state = optimized(recipe.optimizer, carry.params, carry.opt_state, grads, loss)
     taken = carry.taken + 1
-    ema = None if carry.ema is None else _averaged(carry.ema, params, recipe.decay(carry.taken))
+    ema = carry.ema
+    if ema is not None:
+        rest = 1 - jnp.asarray(recipe.ema(carry.taken) if callable(recipe.ema) else recipe.ema, jnp.float32)
+        ema = jax.tree.map(lambda a, p: a + rest.astype(a.dtype) * (p.astype(a.dtype) - a), ema, params)
     new = Carry(params, opt_state, ema, carry.scale, taken)
     report |= _learning_rate(opt_state)
     if recipe.skip_nonfinite or carry.scale is not None:
         finite = all_finite(grads)
-        kept = jax.tree.map(partial(_where, finite), new._replace(scale=None), carry._replace(scale=None))
+        kept = jax.tree.map(
+            lambda now, old: jnp.where(finite, now, old) if eqx.is_array(old) else now,
+            new._replace(scale=None),
+            carry._replace(scale=None),
+        )
         scale = None if carry.scale is None else recipe.precision.next_scale(carry.scale, finite)
         new = kept._replace(scale=scale, taken=taken)
         report |= {"skipped": jnp.logical_not(finite)}
@@ -147,17 +189,6 @@ def update(recipe: Recipe, carry: Carry, grads: Any, loss: Any) -> tuple[Carry, 
 def _norm(grads: Any) -> Float[Array, ""]:
     squares = [jnp.sum(jnp.square(jnp.abs(g.astype(wide(g.dtype))))) for g in jax.tree.leaves(grads)]
     return jnp.sqrt(sum(s.astype(jnp.float32) for s in squares))
-
-
-def _averaged(ema: Any, params: Any, decay: Float[Array, ""]) -> Any:
-    def toward(a: Any, p: Any) -> Any:
-        return a + (1 - decay).astype(a.dtype) * (p.astype(a.dtype) - a)
-
-    return jax.tree.map(toward, ema, params)
-
-
-def _where(chosen: Any, new: Any, old: Any) -> Any:
-    return jnp.where(chosen, new, old) if eqx.is_array(old) else new
 
 
 def _learning_rate(opt_state: Any) -> dict[str, Any]:

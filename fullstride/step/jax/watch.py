@@ -21,7 +21,6 @@ class Watch:
     """The losses of the steps that may still be running, oldest first."""
 
     def __init__(self, check_finite: bool):
-        """Watch nothing yet."""
         self.check_finite = check_finite
         # Whether losses lie on another device than the host; known from the first one.
         self._far: bool | None = None

@@ -10,9 +10,8 @@ from fullstride.step.torch.ema.averages import Averages
 from fullstride.step.torch.runners.backends import BACKENDS
 from fullstride.step.torch.schedules import constant, cosine, cosine_of, warmed_up
 from fullstride.step.torch.train_step import TrainStep
-from fullstride.step.torch.transfer.late_metrics import Late
 from fullstride.step.torch.transfer.prefetch import prefetch
-from fullstride.step.torch.transfer.to_host import Sent, to_host
+from fullstride.step.torch.transfer.to_host import Late, Sent, to_host
 
 __all__ = [
     "ALONE",

@@ -1,7 +1,7 @@
 """One optimizer step in plain PyTorch: what every backend runs, compiled or captured or as it is."""
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -132,21 +132,18 @@ class Body:
             self.model.zero_grad(set_to_none=True)
 
     def gradients(self, batch: Any) -> Metrics:
-        """Leave the gradient of the mean loss in the parameters; returns the mean metrics."""
-        self.clear()
-        return self.accumulated(batch)
-
-    def accumulated(self, batch: Any) -> Metrics:
-        """Add the gradient of the mean loss to the parameters'; returns the mean metrics.
+        """Leave the gradient of the mean loss in the parameters; returns the mean metrics.
 
         A metric that some micro-batches have not is the mean over the samples of those that have it.
         """
+        self.clear()
         parts = [(batch, 1.0)] if self.accumulate == 1 else micro_batches(batch, self.accumulate)
         total, samples = dict[str, Any](), dict[str, float]()
         for number, (part, share) in enumerate(parts, 1):
+            reducer = self.reducer if number == len(parts) else None  # the last pass completes the gradients
             with searched_convolutions():
                 loss, metrics = self.forward(part)
-                with self._completing(last=number == len(parts)):
+                with nullcontext() if reducer is None else reducer.averaging():
                     (loss * share).backward()
             for key, value in {"loss": loss, **metrics}.items():
                 total[key] = total.get(key, 0) + reported(value) * share
@@ -155,17 +152,8 @@ class Body:
             total |= {key: total[key] / share for key, share in samples.items() if share < samples["loss"]}
         return total if self.reducer is None else self.reducer.metrics(total)
 
-    def _completing(self, *, last: bool) -> AbstractContextManager[None]:
-        """Around a backward pass: the last one of a step completes its gradients."""
-        return self.reducer.averaging() if self.reducer is not None and last else nullcontext()
-
     def forward(self, part: Any) -> tuple[Tensor, Metrics]:
-        """The loss of a micro-batch with fresh random numbers, and its metrics.
-
-        Raises:
-            ValueError: for what `check_loss` or `check_metrics` refuses.
-
-        """
+        """The loss of a micro-batch with fresh random numbers, and its metrics."""
         if self.draw is not None:
             part = self.draw(part, self.generator)
         with nullcontext() if self.precision == "fp32" else autocast(self.precision, self.device):
@@ -190,12 +178,7 @@ class Body:
                 group["lr"].fill_(float(rate))  # a copy from the host would wait for the device
 
     def clipped(self) -> Tensor:
-        """The gradient's norm, which is scaled to the longest where it is longer.
-
-        Raises:
-            ValueError: for a sparse gradient.
-
-        """
+        """The gradient's norm, which is scaled to the longest where it is longer; a sparse gradient is refused."""
         parameters = [p for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
         try:
             norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
@@ -207,12 +190,13 @@ class Body:
                 f"{sparse[0]} has a sparse gradient, expected dense ones: build it with sparse=False"
             ) from error
         if self.shards is not None:
-            norm = self.shards.processes.total(norm.square()).sqrt()
+            norm = self.shards.processes.transfer.total(norm.square()).sqrt()
         if self.clip is not None:
             torch.nn.utils.clip_grads_with_norm_(parameters, self.clip, norm)
         return norm
 
 
+@dataclass(eq=False)
 class Runner:
     """Makes steps by a body as it is; one compiled for the expected shapes leaves other batches to the eager one.
 
@@ -223,11 +207,9 @@ class Runner:
 
     """
 
-    def __init__(self, backend: str, body: Body, eager: Body):
-        """Take both."""
-        self.backend = backend
-        self.body = body
-        self.eager = eager
+    backend: str
+    body: Body
+    eager: Body
 
     @property
     def compiles(self) -> bool:

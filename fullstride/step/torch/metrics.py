@@ -11,12 +11,7 @@ Metrics = dict[str, Tensor]
 
 
 def check_loss(loss: Any) -> None:
-    """Check what a loss function returned as its loss, by its shape and dtype alone: nothing waits for the device.
-
-    Raises:
-        ValueError: if it is no tensor of shape () and a real floating dtype.
-
-    """
+    """Raise a ValueError unless a loss is a tensor of shape () and a real floating dtype; nothing waits."""
     if not isinstance(loss, Tensor):
         what = f"a tuple of {len(loss)}" if isinstance(loss, tuple) else f"a {type(loss).__name__}"
         raise ValueError(f"loss_fn returned {what}; expected a scalar tensor, or the pair of it and metrics by name")
@@ -26,12 +21,7 @@ def check_loss(loss: Any) -> None:
 
 
 def checked_metrics(metrics: Any, loss: Tensor) -> Metrics:
-    """What a loss function returned as metrics, numbers as tensors on the loss's device, likewise.
-
-    Raises:
-        ValueError: if they have no names, one is no real number of shape (), or has a name of the step's.
-
-    """
+    """Metrics by name, numbers as tensors on the loss's device; others than real scalars are a ValueError."""
     if not isinstance(metrics, Mapping):
         raise ValueError(
             f"loss_fn returned a loss and a {type(metrics).__name__}; expected the loss alone, or the pair of it and "

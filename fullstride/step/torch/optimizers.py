@@ -8,11 +8,13 @@ import torch
 from fullstride.errors import ConfigError
 
 
-def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
-    """Raise for an optimizer that evaluates the loss itself, as L-BFGS does: a step has done so once.
+def check_optimizer(optimizer: torch.optim.Optimizer, *, guarded: bool) -> None:
+    """Raise for an optimizer that a step cannot use.
 
     Raises:
-        ConfigError: for one whose `step` must be given a closure.
+        ConfigError: for one that evaluates the loss itself, as L-BFGS does, by a closure: a step has done so once; and
+            for a guard, for one that does not skip a step where it is told so on the device: it would pass over that
+            without a word.
 
     """
     closure = inspect.signature(optimizer.step).parameters.get("closure")
@@ -21,16 +23,7 @@ def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
             f"{type(optimizer).__name__} evaluates the loss itself, by a closure that a step has not; expected an "
             "optimizer that steps by gradients, such as torch.optim.AdamW"
         )
-
-
-def check_guarded(optimizer: torch.optim.Optimizer) -> None:
-    """Raise unless the optimizer skips a step where it is told so on the device; others pass over it without a word.
-
-    Raises:
-        ConfigError: for one that does not.
-
-    """
-    if not getattr(optimizer, "_step_supports_amp_scaling", False):
+    if guarded and not getattr(optimizer, "_step_supports_amp_scaling", False):
         raise ConfigError(
             f"guard: {type(optimizer).__name__} does not skip steps on the device, expected a fused optimizer, such as "
             "torch.optim.AdamW(..., fused=True)"
@@ -46,12 +39,7 @@ def layers(optimizer: torch.optim.Optimizer) -> list[torch.optim.Optimizer]:
 
 
 def call_when_loaded(optimizer: torch.optim.Optimizer, act: Any) -> None:
-    """Call `act` when the optimizer has loaded a state; some wrappers have no hooks, and load by what they wrap.
-
-    Raises:
-        ConfigError: for an optimizer that has no hooks.
-
-    """
+    """Call `act` when the optimizer has loaded a state; some wrappers have no hooks, and load by what they wrap."""
     if not (hooked := [each for each in layers(optimizer) if hasattr(each, "_optimizer_load_state_dict_post_hooks")]):
         raise ConfigError(
             f"{type(optimizer).__name__} has no hooks of torch.optim.Optimizer, expected one whose __init__ calls "

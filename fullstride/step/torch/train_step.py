@@ -17,20 +17,19 @@ from fullstride.step.torch.distributed.processes import ALONE, Processes
 from fullstride.step.torch.distributed.reducer import Reducer
 from fullstride.step.torch.distributed.shards import Shards
 from fullstride.step.torch.ema.averages import Averages
-from fullstride.step.torch.optimizers import call_when_loaded, check_guarded, check_optimizer, set_initial_rates
-from fullstride.step.torch.runners.auto import Auto
+from fullstride.step.torch.optimizers import call_when_loaded, check_optimizer, set_initial_rates
 from fullstride.step.torch.runners.backends import (
     BACKENDS,
+    Auto,
     check_backend,
     compiled,
     make_runner,
     start_compiler,
 )
 from fullstride.step.torch.runners.comparison import StepError, rehearsed
-from fullstride.step.torch.runners.expected_shapes import NEVER, Observation, ShapeTracker
-from fullstride.step.torch.runners.first_step import Checks, FirstSteps
-from fullstride.step.torch.runners.python_numbers import Constants
-from fullstride.step.torch.runners.snapshot import Saved
+from fullstride.step.torch.runners.expected_shapes import NEVER, Constants, Observation, ShapeTracker
+from fullstride.step.torch.runners.first_step import FirstSteps
+from fullstride.step.torch.runners.isolated import Saved
 from fullstride.step.torch.schedules import Schedule
 
 NAMES = ("auto", *BACKENDS)
@@ -110,14 +109,12 @@ class TrainStep:
 
         """
         one_of("backend", backend, NAMES)
-        check_optimizer(optimizer)
+        check_optimizer(optimizer, guarded=guard is not None)
         if next(model.parameters(), None) is None:
             raise ValueError(f"a {type(model).__name__} without parameters, expected a model that can be trained")
         check_precision(precision, next(model.parameters()).device)
         if accumulate < 1 or (clip is not None and clip <= 0):
             raise ValueError(f"accumulate is {accumulate} and clip {clip}, expected at least 1, and above 0 or None")
-        if guard is not None:
-            check_guarded(optimizer)
         if schedule is not None:
             set_initial_rates(optimizer)
         self.ema = ema or Averages(model, ())
@@ -140,8 +137,9 @@ class TrainStep:
         self._say = say
         self._processes = processes
         self._guarded = tuple(guard_state)
-        self._tracker = ShapeTracker(None if backend == "eager" else self._constants)
-        self._first = FirstSteps(self._tracker, Checks(gate, awaken), announce=backend == "auto", say=self._log)
+        roots = loss_fn, model, draw
+        self._tracker = ShapeTracker(None if backend == "eager" else functools.partial(Constants, roots))
+        self._first = FirstSteps(self._tracker, gate, awaken, announce=backend == "auto", say=self._log)
         self._asked = backend
         self._choose(backend)
         if clip is not None:
@@ -163,9 +161,6 @@ class TrainStep:
     def errors(self) -> dict[str, float]:
         """Relative error of the gradients in each form that was compared with eager fp32."""
         return self._first.errors
-
-    def _constants(self) -> Constants:
-        return Constants((self.body.loss, self.body.model, self.body.draw))
 
     def _reducer(self, model: nn.Module, processes: Processes, shards: Shards | None) -> Reducer | None:
         if shards is None and processes.size > 1:
@@ -189,12 +184,9 @@ class TrainStep:
             except ConfigError:
                 continue
             candidates[name] = functools.partial(make_runner, name, self.body, compiled_body)
-        self._auto = Auto(candidates, self.body.device, self._slowest)
+        # A step waits for all processes: they must agree on the fastest backend.
+        self._auto = Auto(candidates, self.body.device, lambda ms: max(self._processes.gather(ms)))
         self._runner = self._auto.runner
-
-    def _slowest(self, milliseconds: float) -> float:
-        """What a step takes that waits for all processes: they must agree on the fastest backend."""
-        return max(self._processes.gather(milliseconds))
 
     def _loaded(self) -> None:
         """Begin anew: what was loaded lies elsewhere in memory."""
@@ -236,17 +228,16 @@ class TrainStep:
             case Observation.EXPECTED:
                 return True
             case Observation.SWITCHED:
-                self._begin_for_others()
+                if self._asked != "eager":
+                    self._begin_for_others()
                 return True
-            case Observation.LOST:
+            case Observation.LOST if self._asked != "eager":
                 self._tell_lost()
         micro_batches(batch, self.body.accumulate)  # which raises for one without samples
         return observation is Observation.FIRST
 
     def _begin_for_others(self) -> None:
         """Begin anew for batches that come again and again: the first may have been an epoch's smaller last one."""
-        if self._asked == "eager":
-            return
         self._forget()
         self._first.made.clear()
         numbers = self._tracker.differing
@@ -256,8 +247,6 @@ class TrainStep:
         self._log(f"backend={self._asked}: {what}; from here on steps are made for these")
 
     def _tell_lost(self) -> None:
-        if self._asked == "eager":
-            return
         told = (
             f"the last {NEVER} batches had other shapes than the first ones, or other values that are no tensors; "
             "such steps run as they are, and auto measures none: give what changes as tensors of one shape"

@@ -6,7 +6,7 @@ import pytest
 
 from fullstride.errors import ConfigError
 from fullstride.step.jax import Optimizer, RetraceWarning, TrainStep, make_train_step
-from fullstride.step.jax.description import difference
+from fullstride.step.jax.retrace import difference
 from tests.step.jax.nets import Net, adam, batch_of, squared
 
 

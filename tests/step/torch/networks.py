@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fullstride.step.torch.runners.graph import GraphRunner
-from fullstride.step.torch.runners.snapshot import Saved
+from fullstride.step.torch.runners.isolated import Saved
 
 
 def network(seed: int) -> nn.Module:

@@ -16,7 +16,7 @@ from fullstride.step.torch import train_step as train_step_module
 from fullstride.step.torch.runners import backends as backends_module
 from fullstride.step.torch.runners.comparison import StepError
 from fullstride.step.torch.runners.graph import prepared
-from fullstride.step.torch.runners.snapshot import Saved
+from fullstride.step.torch.runners.isolated import Saved
 from tests.step.torch.networks import OnHost, Rerun, batches, by_hand, loss, network, noisy
 
 

@@ -99,7 +99,6 @@ class Result:
     __slots__ = ("groups", "reading")
 
     def __init__(self, groups: tuple[Any, ...], reading: Reading):
-        """Keep both."""
         self.groups, self.reading = groups, reading
 
     @classmethod
@@ -114,12 +113,10 @@ class Result:
         return jtu.tree_unflatten(self.reading.treedef, list(_leaves(self.reading.marks, self.groups, build)))
 
     def tree_flatten(self) -> tuple[tuple[Any, ...], Reading]:
-        """The groups, for JAX."""
         return self.groups, self.reading
 
     @classmethod
     def tree_unflatten(cls, reading: Reading, groups: tuple[Any, ...]) -> "Result":
-        """A result of other groups, for JAX."""
         return cls(groups, reading)
 
 
@@ -143,7 +140,8 @@ class Spare:
     def made(self, structure: Structure, leaves: tuple[Any, ...]) -> Any:
         """A module of these arrays."""
         for i, (module, record) in enumerate(self.modules):
-            if record.structure is structure and _free(record):
+            shells = record.shells
+            if record.structure is structure and shells and _deleted(record.leaves) and shells.unshared():
                 del self.modules[i]
                 memo.refill(record, leaves)
                 return module
@@ -156,10 +154,6 @@ def _deleted(leaves: tuple[Any, ...]) -> bool:
     if len(kinds) == 1:
         return all(map(kinds.pop().is_deleted, leaves))
     return bool(leaves) and all(x.is_deleted() for x in leaves)
-
-
-def _free(record: Record) -> bool:
-    return record.shells is not None and _deleted(record.leaves) and record.shells.unshared()
 
 
 class _Probe:

@@ -2,6 +2,7 @@
 
 import weakref
 from collections.abc import Iterator
+from dataclasses import dataclass
 from operator import is_
 from typing import Any
 
@@ -9,11 +10,11 @@ import equinox as eqx
 import numpy as np
 from jax.core import Tracer
 
-from fullstride.step.jax.trees.module_nodes import Shells, container
-from fullstride.step.jax.trees.plans import Plan, UnplannableError
+from fullstride.step.jax.trees.plans import Plan, Shells, UnplannableError, container
 from fullstride.step.jax.trees.structure import Structure, split
 
 
+@dataclass(eq=False, slots=True)
 class Record:
     """The leaves of one module.
 
@@ -26,12 +27,11 @@ class Record:
 
     """
 
-    __slots__ = ("leaves", "lists", "on_host", "shells", "structure")
-
-    def __init__(self, leaves: tuple[Any, ...], structure: Structure, lists: list[Any], shells: Shells | None):
-        """Keep the parts."""
-        self.leaves, self.structure, self.lists, self.shells = leaves, structure, lists, shells
-        self.on_host = shells is None and any(isinstance(x, np.ndarray) for x in leaves)
+    leaves: tuple[Any, ...]
+    structure: Structure
+    lists: list[Any]
+    shells: Shells | None
+    on_host: bool = False
 
     def holds(self) -> bool:
         """Whether the lists and dicts hold what they did."""
@@ -48,7 +48,7 @@ def read(module: Any) -> Record:
     if known is not None and known[0]() is module and known[1].holds():
         return known[1]
     structure, (leaves,) = split(module)
-    record = Record(leaves, structure, [], None)
+    record = Record(leaves, structure, [], None, any(isinstance(x, np.ndarray) for x in leaves))
     if plan_of(structure) is not None:
         record.lists = list(_snapshots(module))
         remember(module, record)
@@ -84,8 +84,8 @@ def made(structure: Structure, leaves: tuple[Any, ...]) -> Any:
         return structure.build(leaves)
     module, shells = plan.make(leaves)
     remember(module, Record(leaves, structure, _contents_of(shells), shells))
-    if not shells.sealed:
-        shells.seal()
+    if shells.sealed is None:
+        shells.sealed = shells.counts()
     return module
 
 

@@ -5,13 +5,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import repeat
 from operator import setitem
+from sys import getrefcount
 from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax.tree_util as jtu
 
-from fullstride.step.jax.trees.module_nodes import Shells, get
-from fullstride.step.jax.trees.structure import STATIC, Structure
+from fullstride.step.jax.trees.structure import STATIC, Place, Structure
 
 # Insides of dead trees of one structure that are kept at most: a step may return several, such as Adam's moments.
 POOL = 4
@@ -19,15 +19,67 @@ POOL = 4
 Maker = Callable[[Sequence[Any], Sequence[Any]], Any]
 
 
+# Module's own __getattribute__ is written in Python.
+get = object.__getattribute__
+
+
+class Shells:
+    """The insides of one tree, which arrays go into; its root is not among them, so that the root can die.
+
+    Attributes:
+        below: the nodes below the root, children before parents.
+        containers: for each node, the root last, the dict or list that its children lie in; None for a tuple.
+        lists: the lists and dicts among them, which anyone may change.
+        slots: for each leaf that does not lie in a tuple its container.
+        tuples: container and key of each tuple that is made anew at each filling.
+        sealed: `counts` when nobody but this tree and what is remembered of it held the nodes; None before. Those of a
+            dead tree are held by as many again.
+
+    """
+
+    __slots__ = ("_sized", "below", "containers", "lists", "sealed", "slots", "tuples")
+
+    def __init__(self, nodes: list[Any]):
+        """Take the nodes, the root last."""
+        self.below, self.containers = nodes[:-1], [container(node) for node in nodes]
+        self.lists = [node for node in self.below if type(node) in (list, dict)]
+        self.slots: list[Any] = []
+        self.tuples: list[tuple[Any, Any]] = []
+        self._sized = [c for c in self.containers if c is not None]
+        self.sealed: tuple[int, int] | None = None
+
+    def unshared(self) -> bool:
+        """Whether nobody else holds a node below the root, and nobody put anything into one."""
+        return self.counts() == self.sealed
+
+    def counts(self) -> tuple[int, int]:
+        """References to the nodes, and entries in them: a holder adds to the first, a cached value to the other.
+
+        A list or dict that was changed takes references away; callers look at those themselves.
+        """
+        # The root's own dict, too: `vars` gives it away.
+        holders = sum(map(getrefcount, self.below)) + getrefcount(self.containers[-1])
+        for place, key in self.tuples:
+            holders += _holders(place[key])
+        return holders, sum(map(len, self._sized))
+
+
+def _holders(value: Any) -> int:
+    """How often a tuple, and each one in it, is referred to; empty ones are the same everywhere."""
+    if not isinstance(value, tuple) or not value:
+        return 0
+    return getrefcount(value) + sum(map(_holders, value))
+
+
+def container(node: Any) -> Any:
+    """Where a node's children can be put: a module's dict, a list or dict itself, None for a tuple."""
+    if isinstance(node, eqx.Module):
+        return get(node, "__dict__")
+    return None if isinstance(node, tuple) else node
+
+
 class UnplannableError(TypeError):
     """A tree has nodes that are neither modules, tuples, lists nor dicts; it is read and built anew each time."""
-
-
-class _Slot:
-    __slots__ = ("index",)
-
-    def __init__(self, index: int):
-        self.index = index
 
 
 class _Part(NamedTuple):
@@ -38,20 +90,18 @@ class _Part(NamedTuple):
 
 
 class Plan:
-    """How to make the trees of one structure: a module's, with its arrays in the only group.
-
-    Raises:
-        UnplannableError: for another kind of tree.
-
-    """
+    """How to make the trees of one structure: a module's, with its arrays in the only group; others are refused."""
 
     def __init__(self, structure: Structure):
-        """Look at the tree once."""
         self.makers: list[Callable[[Sequence[Any]], Any]] = []
         self.links: list[tuple[int, Any, int]] = []
         self.values: list[tuple[int, Any, Maker]] = []
         self.places: dict[int, tuple[int, Any]] = {}
-        tree, leaves = _marked(structure)
+        marked, leaves = [], 0
+        for slot, static in zip(structure.slots, structure.statics, strict=True):
+            marked.append(static if slot == STATIC else Place(leaves))
+            leaves += slot != STATIC
+        tree = jtu.tree_unflatten(structure.treedef, marked)
         if self._visit(tree).kind != "node" or not isinstance(tree, eqx.Module):
             raise UnplannableError(f"a {type(tree).__name__} with {leaves} arrays")
         self.root, self.pool = type(tree), list[Shells]()
@@ -93,8 +143,8 @@ class Plan:
             self.pool.append(shells)
 
     def _visit(self, x: Any) -> _Part:
-        if isinstance(x, _Slot):
-            return _Part("leaf", x.index)
+        if isinstance(x, Place):
+            return _Part("leaf", x.number)
         if isinstance(x, eqx.Module):
             static = {f.name for f in dataclasses.fields(x) if f.metadata.get("static", False)}
             return self._module(x, {k: v for k, v in get(x, "__dict__").items() if k not in static})
@@ -158,15 +208,6 @@ def _maker(part: _Part) -> Maker:
     return value if part.kind == "value" else lambda leaves, nodes: value
 
 
-def _marked(structure: Structure) -> tuple[Any, int]:
-    """The structure's tree with a `_Slot` for each array, and how many there are."""
-    slots, marked = 0, []
-    for slot, static in zip(structure.slots, structure.statics, strict=True):
-        marked.append(static if slot == STATIC else _Slot(slots))
-        slots += slot != STATIC
-    return jtu.tree_unflatten(structure.treedef, marked), slots
-
-
 def _is_foreign(x: Any) -> bool:
     """Whether JAX looks into something that is neither a module nor a plain tuple, list or dict."""
     return x is not None and not jtu.all_leaves([x])
@@ -174,7 +215,7 @@ def _is_foreign(x: Any) -> bool:
 
 def _mutable(x: Any) -> bool:
     """Whether a tree holds arrays, or lists and dicts, which every tree needs its own of, or what is looked into."""
-    if isinstance(x, _Slot) or type(x) in (list, dict):
+    if isinstance(x, Place) or type(x) in (list, dict):
         return True
     if not isinstance(x, eqx.Module | tuple) and _is_foreign(x):
         return True

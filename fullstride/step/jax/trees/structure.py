@@ -15,6 +15,7 @@ from fullstride.errors import ConfigError
 STATIC = -1
 
 
+@dataclasses.dataclass(eq=False, slots=True, weakref_slot=True)
 class Structure:
     """What stays of a tree when its arrays are taken out; equal trees have the same one, so that `is` compares them.
 
@@ -25,11 +26,9 @@ class Structure:
 
     """
 
-    __slots__ = ("__weakref__", "slots", "statics", "treedef")
-
-    def __init__(self, treedef: Any, slots: tuple[int, ...], statics: tuple[Any, ...]):
-        """Keep the parts; `split` is what interns."""
-        self.treedef, self.slots, self.statics = treedef, slots, statics
+    treedef: Any
+    slots: tuple[int, ...]
+    statics: tuple[Any, ...]
 
     def build(self, *groups: Iterable[Any]) -> Any:
         """The tree with these leaves, one iterable for each group, in the tree's order."""
@@ -42,42 +41,22 @@ class Structure:
 
     def paths(self, group: int = 0) -> tuple[Any, ...]:
         """JAX's paths of a group's leaves."""
-        tree = jtu.tree_unflatten(self.treedef, [_Place(slot) for slot in self.slots])
-        return tuple(path for path, place in jtu.tree_leaves_with_path(tree) if place.slot == group)
+        tree = jtu.tree_unflatten(self.treedef, [Place(slot) for slot in self.slots])
+        return tuple(path for path, place in jtu.tree_leaves_with_path(tree) if place.number == group)
 
     def names(self, group: int = 0) -> tuple[str, ...]:
         """The paths as text, such as `.layers[0].weight`."""
         return tuple(map(jtu.keystr, self.paths(group)))
 
 
-class _Place:
+@dataclasses.dataclass(eq=False, slots=True)
+class Place:
     """Stands for a leaf; unlike an integer no module's converter or check takes it for a value."""
 
-    __slots__ = ("slot",)
-
-    def __init__(self, slot: int):
-        self.slot = slot
+    number: int
 
 
 _INTERNED: "weakref.WeakValueDictionary[Any, Structure]" = weakref.WeakValueDictionary()
-
-
-def intern(treedef: Any, slots: tuple[int, ...], statics: tuple[Any, ...]) -> Structure:
-    """The one structure of these parts.
-
-    Raises:
-        ConfigError: naming the static leaf that cannot be hashed.
-
-    """
-    # 1, 1.0 and True are equal, but a trace made for one is wrong for another.
-    key = (treedef, slots, statics, tuple(map(type, statics)), tuple(_numbers(treedef)))
-    try:
-        found = _INTERNED.get(key)
-    except TypeError:
-        raise _unhashable(treedef, statics) from None
-    if found is None:
-        found = _INTERNED[key] = Structure(treedef, slots, statics)
-    return found
 
 
 def _numbers(treedef: Any) -> Iterator[type]:
@@ -120,20 +99,25 @@ def split(tree: Any, *wanted: Callable[[Any], bool]) -> tuple[Structure, tuple[t
 
     """
     leaves, treedef = jtu.tree_flatten(tree)
-    slots = tuple(_slot(leaf, wanted or (eqx.is_array,)) for leaf in leaves)
-    return assemble(treedef, leaves, slots, len(wanted) or 1)
+    wanted = wanted or (eqx.is_array,)
+    slots = tuple(next((i for i, wants in enumerate(wanted) if wants(leaf)), STATIC) for leaf in leaves)
+    return assemble(treedef, leaves, slots, len(wanted))
 
 
 def assemble(
     treedef: Any, leaves: Sequence[Any], slots: tuple[int, ...], groups: int
 ) -> tuple[Structure, tuple[tuple[Any, ...], ...]]:
-    """The structure and the groups of leaves whose slots are known."""
+    """The one structure of these parts, and the groups of leaves whose slots are known."""
     statics = tuple(leaf if slot == STATIC else None for leaf, slot in zip(leaves, slots, strict=True))
     taken = tuple(
         tuple(leaf for leaf, slot in zip(leaves, slots, strict=True) if slot == group) for group in range(groups)
     )
-    return intern(treedef, slots, statics), taken
-
-
-def _slot(leaf: Any, wanted: tuple[Callable[[Any], bool], ...]) -> int:
-    return next((i for i, wants in enumerate(wanted) if wants(leaf)), STATIC)
+    # 1, 1.0 and True are equal, but a trace made for one is wrong for another.
+    key = (treedef, slots, statics, tuple(map(type, statics)), tuple(_numbers(treedef)))
+    try:
+        found = _INTERNED.get(key)
+    except TypeError:
+        raise _unhashable(treedef, statics) from None
+    if found is None:
+        found = _INTERNED[key] = Structure(treedef, slots, statics)
+    return found, taken

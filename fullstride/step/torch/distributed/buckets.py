@@ -58,12 +58,7 @@ class Layout:
 
 
 class Bucket:
-    """Gradients that become their means over the processes.
-
-    Attributes:
-        parameters: whose gradients they are.
-
-    """
+    """Gradients of `parameters` that become their means over the processes."""
 
     def __init__(self, parameters: list[nn.Parameter], processes: Processes):
         """Of parameters of one dtype; collective."""

@@ -11,7 +11,6 @@ class SayReady(CustomGraphPass):
     """Adds `ready` behind each result of a backward graph; leaves other graphs alone."""
 
     def __call__(self, graph: fx.Graph) -> None:
-        """Change the graph."""
         if not any(node.op == "placeholder" and node.name.startswith("tangents") for node in graph.nodes):
             return
         results = list(graph.output_node().args[0])  # pyright: ignore[reportArgumentType]

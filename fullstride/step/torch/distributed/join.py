@@ -11,9 +11,8 @@ import torch.distributed as dist
 from fullstride.errors import ConfigError, one_of
 from fullstride.process import torchrun as launched
 from fullstride.runs.atomic_files import note
-from fullstride.step.torch.distributed.peer_copies import Peers, mean_of
+from fullstride.step.torch.distributed.peer_copies import Peers, Refused, Symmetric, atomics_reach, mean_of, reason
 from fullstride.step.torch.distributed.processes import ALONE, Processes, let_go
-from fullstride.step.torch.distributed.symmetric_memory import Refused, Symmetric, atomics_reach, reason
 
 TRANSFERS = ("auto", "copies", "nccl")
 # All come within the first; the others wait for the second while the first one evaluates or saves, and on a GPU for the
@@ -64,12 +63,7 @@ def joined(device: str = "cpu", transfers: str = "auto") -> Iterator[Processes]:
 
 
 def of_ranks(ranks: Iterable[int], device: str, transfers: str = "auto") -> Processes:
-    """Some of the processes that have joined, as a group of their own; collective for all of them.
-
-    Raises:
-        ConfigError: as `joined`.
-
-    """
+    """Some of the processes that have joined, as a group of their own; collective for all of them."""
     ranks = list(ranks)
     patient = dist.new_group(ranks, timeout=PATIENCE, backend="gloo")
     devices = None

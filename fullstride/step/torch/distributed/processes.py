@@ -1,28 +1,35 @@
-"""The processes that train together: how their tensors travel."""
+"""The processes that train together: what they agree on, by gloo on their hosts, and how their tensors travel."""
 
 import gc
 import weakref
 from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from fullstride.step.torch.distributed.host_group import Hosts, with_peers
+from fullstride.errors import PeerError
 from fullstride.step.torch.distributed.peer_copies import Peers
-from fullstride.step.torch.distributed.transfer import Copies, Transfer
+from fullstride.step.torch.distributed.transfer import Copies, Transfer, with_peers
+
+T = TypeVar("T")
 
 # NCCL does not end before the CUDA graphs that its transfers were recorded in: it would wait for them forever.
 _RECORDS: list[weakref.WeakMethod] = []
 
 
-class Processes(Hosts):
+class Processes:
     """A group of processes, each with a copy of the model; without a group, this process alone.
 
     Tensors on a GPU travel by NCCL, on a stream of its own and also while a CUDA graph is recorded, or by copies where
-    processes share memory; tensors on the CPU by gloo, and so does what hosts agree on.
+    processes share memory; tensors on the CPU by gloo, and so does what hosts agree on, without waiting for devices.
+    What is said to be collective must be called by all of them, in the same order, and raises `PeerError` where another
+    one has ended.
 
     Attributes:
+        rank: which this is, from 0.
+        size: how many there are.
         transfer: what gradients and weights travel by.
 
     """
@@ -47,11 +54,99 @@ class Processes(Hosts):
             ConfigError: for another backend's, whose collectives have not been checked.
 
         """
-        super().__init__(group)
-        self._devices = devices
+        self._group, self._devices = group, devices
+        self.rank = 0 if group is None else dist.get_rank(group)
+        self.size = 1 if group is None else dist.get_world_size(group)
         self.transfer = Transfer(group, devices)
         if peers is not None:
             self.transfer = Copies(group, devices, peers, required=must_share)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Processes":
+        """Itself: there is one of each process."""
+        return self
+
+    @property
+    def leads(self) -> bool:
+        """Whether this is the one that writes and speaks for all."""
+        return self.rank == 0
+
+    def largest(self, value: int) -> int:
+        """The largest of the processes' values; collective."""
+        if self._group is None:
+            return value
+        found = torch.tensor(value)
+        with with_peers():
+            dist.all_reduce(found, dist.ReduceOp.MAX, self._group)
+        return int(found)
+
+    def gather(self, value: T) -> list[T]:
+        """Every process's value, in the order of their ranks, on all of them; collective."""
+        if self._group is None:
+            return [value]
+        found: list[Any] = [None] * self.size
+        with with_peers():
+            dist.all_gather_object(found, value, group=self._group)
+        return found
+
+    def collect(self, value: T) -> list[T]:
+        """Every process's value, in the order of their ranks, on the first; none on the others; collective."""
+        if self._group is None:
+            return [value]
+        found: list[Any] | None = [None] * self.size if self.leads else None
+        with with_peers():
+            dist.gather_object(value, found, group=self._group, group_dst=0)
+        return found or []
+
+    def agreed(self, act: Callable[[], T]) -> T:
+        """What `act` returns here, once it has returned everywhere; collective, which `act` must not be.
+
+        Raises:
+            PeerError: where it went well, with the reason, if it raises an exception elsewhere.
+
+        """
+        if self._group is None:
+            return act()
+        result, failed = None, None
+        try:
+            result = act()
+        except Exception as error:
+            failed = error
+        told = self.gather(failed and f"{type(failed).__name__}: {failed}")
+        if failed is not None:
+            raise failed
+        for rank, reason in enumerate(told):
+            if reason is not None:
+                raise PeerError(f"process {rank}: {reason}")
+        return result  # pyright: ignore[reportReturnType]
+
+    def part(self, count: int) -> range:
+        """Which of so many things are this process's: a run of them, as long as the others' or one longer."""
+        return range(count * self.rank // self.size, count * (self.rank + 1) // self.size)
+
+    def led(self, act: Callable[[], T]) -> T:
+        """What `act` returns on the first process, which alone runs it while the others wait; collective.
+
+        Raises:
+            PeerError: on the others, with the reason, if it raises an exception there.
+
+        """
+        if self._group is None:
+            return act()
+        result, failed = None, None
+        if self.leads:
+            try:
+                result = act()
+            except Exception as error:
+                failed = error
+        told: list[Any] = [(result, failed and f"{type(failed).__name__}: {failed}")]
+        with with_peers():
+            dist.broadcast_object_list(told, group=self._group, group_src=0)
+        if failed is not None:
+            raise failed
+        result, reason = told[0]
+        if reason is not None:
+            raise PeerError(f"process 0: {reason}")
+        return result
 
     @property
     def shared_bytes(self) -> int:
@@ -62,10 +157,6 @@ class Processes(Hosts):
     def transfers(self) -> str:
         """Name of what gradients travel by: none, gloo, nccl or copies."""
         return self.transfer.name
-
-    def total(self, values: Tensor) -> Tensor:
-        """`values`, replaced by their sum over the processes; collective."""
-        return self.transfer.total(values)
 
     def call_at_end(self, let_go: Callable[[], None]) -> None:
         """Call a method that lets go of what was recorded before the processes part, if its object still lives."""

@@ -4,20 +4,97 @@ Parameters carry no tangent, so a derivative inside the loss never meets a colle
 the backward pass has accumulated, or results of a compiled one.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TypeVar
 
 from torch import Tensor, nn
 
-from fullstride.step.torch.distributed.backward_pass import BackwardPass
 from fullstride.step.torch.distributed.buckets import Bucket, filled
 from fullstride.step.torch.distributed.early_gradients import listening
 from fullstride.step.torch.distributed.processes import Processes
 from fullstride.step.torch.distributed.shards import Shard, Shards
 from fullstride.step.torch.metrics import stacked, unstacked
 
-T = TypeVar("T")
+
+class BackwardPass:
+    """The backward pass that completes a step's gradients: each bucket is sent as soon as all of it is there.
+
+    A compiled pass hands results over early, by their numbers. Whose gradient a number is shows when the parameter gets
+    it: `parameter_of` has what earlier passes have shown, and is added to.
+    """
+
+    def __init__(
+        self,
+        buckets: Sequence[Bucket | Shard],
+        names: Mapping[nn.Parameter, str],
+        parameter_of: dict[int, nn.Parameter],
+        processes: Processes,
+    ):
+        """Wait for the gradients of these buckets."""
+        self._buckets = buckets
+        self._names = names
+        self._parameter_of = parameter_of
+        self._processes = processes
+        self._bucket_of = {p: bucket for bucket in buckets for p in bucket.parameters}
+        self._missing = {bucket: len(bucket.parameters) for bucket in buckets}
+        self._sent = 0
+        self._waiting: dict[nn.Parameter, Tensor] = {}  # until they are sent
+        self._early: dict[nn.Parameter, int] = {}  # where those lie that were handed over early
+        self._unknown: dict[int, int] = {}  # numbers of results by where they lie
+        # What earlier micro-batches have left is part of a gradient that a compiled pass does not know.
+        self._hears = all(p.grad is None for p in names)
+
+    def hear(self, number: int, gradient: Tensor) -> None:
+        """A compiled pass has a result, of which the first time nobody knows whose gradient it is."""
+        if not self._hears:
+            return
+        if (parameter := self._parameter_of.get(number)) is None:
+            self._unknown[gradient.data_ptr()] = number
+            return
+        self._early[parameter] = gradient.data_ptr()
+        self.give(parameter, gradient)
+
+    def arrive(self, parameter: nn.Parameter, gradient: Tensor) -> None:
+        """A parameter has its gradient."""
+        if parameter in self._early:
+            # Autograd copies those that still wait to be sent.
+            if parameter not in self._waiting and self._early[parameter] != gradient.data_ptr():
+                raise RuntimeError(
+                    f"{self._names[parameter]}: the compiled backward pass has handed over another gradient than it "
+                    "returned; use backend=eager or graph, which send what has arrived"
+                )
+            if isinstance(self._bucket_of[parameter], Shard):
+                parameter.grad = None  # as one that is sent when it arrives
+            return
+        if (number := self._unknown.get(gradient.data_ptr())) is not None:
+            self._parameter_of[number] = parameter
+        self.give(parameter, gradient)
+
+    def give(self, parameter: nn.Parameter, gradient: Tensor) -> None:
+        """Send a gradient with its bucket; that of a parameter that had none in the first step is refused."""
+        if parameter not in self._bucket_of:
+            raise ValueError(
+                f"{self._names[parameter]} has a gradient and had none in the first step; expected the same parameters "
+                "in each step: let the first step use the whole model"
+            )
+        self._waiting[parameter] = gradient
+        self._missing[self._bucket_of[parameter]] -= 1
+        # Every process sends its buckets in the same order, whatever the order in which they are complete.
+        while self._sent < len(self._buckets) and not self._missing[bucket := self._buckets[self._sent]]:
+            # Autograd would copy a gradient to which somebody holds on.
+            bucket.send([self._waiting.pop(p) for p in bucket.parameters], self._processes)
+            self._sent += 1
+
+    def finish(self) -> None:
+        """Wait for the means and put them in the gradients' place; raise a ValueError if a gradient has not come."""
+        if self._sent < len(self._buckets):
+            late = [self._names[p] for p in self._buckets[self._sent].parameters if p not in self._waiting]
+            raise ValueError(
+                f"{', '.join(late[:3])} has no gradient in this step; expected the same parameters in each step, and "
+                "with distributed=fsdp all of them: let every step use the whole model"
+            )
+        for bucket in self._buckets:
+            bucket.receive()
 
 
 class Reducer:
@@ -29,7 +106,7 @@ class Reducer:
 
     def __init__(self, model: nn.Module, processes: Processes, shards: Shards | None = None):
         """Watch the gradients of a model, of which every process has a copy."""
-        self._processes = processes
+        self.processes = processes
         self._names = {p: name for name, p in model.named_parameters() if p.requires_grad}
         self._buckets: Sequence[Bucket | Shard] = [] if shards is None else shards.shards
         self._parameter_of: dict[int, nn.Parameter] = {}  # results of a compiled backward pass
@@ -66,7 +143,7 @@ class Reducer:
             self._pass = None
 
     def _begun(self) -> BackwardPass:
-        return BackwardPass(self._buckets, self._names, self._parameter_of, self._processes)
+        return BackwardPass(self._buckets, self._names, self._parameter_of, self.processes)
 
     def _first(self) -> BackwardPass:
         """The first pass, after which its gradients are put in buckets and sent.
@@ -76,7 +153,7 @@ class Reducer:
         """
         given = [p for p in reversed(self._names) if p.grad is not None]
         self._check_same(given)
-        self._buckets = [Bucket(parameters, self._processes) for parameters in filled(given)]
+        self._buckets = [Bucket(parameters, self.processes) for parameters in filled(given)]
         first = self._begun()
         for parameter in given:
             assert parameter.grad is not None
@@ -102,26 +179,22 @@ class Reducer:
     def metrics(self, own: dict[str, Tensor]) -> dict[str, Tensor]:
         """Means over the processes, of metrics that are the same on each by name."""
         values = stacked(own)
-        self._processes.transfer.start_average(values)()
+        self.processes.transfer.start_average(values)()
         return unstacked(values, {name: value.dtype for name, value in own.items()})
-
-    def gather(self, value: T) -> list[T]:
-        """Every process's value, by rank; collective."""
-        return self._processes.gather(value)
 
     def means(self, own: Callable[[Tensor], Tensor | None]) -> dict[nn.Parameter, Tensor]:
         """Means over the processes, of gradients made without this, by what they belong to; collective."""
         found = {p: gradient.contiguous() for p in self._names if (gradient := own(p)) is not None}
         self._check_same(list(found))
         for gradient in found.values():
-            self._processes.transfer.start_average(gradient)()
+            self.processes.transfer.start_average(gradient)()
         if not (shards := [bucket for bucket in self._buckets if isinstance(bucket, Shard)]):
             return found
         whole = [shard for shard in shards if found.keys() >= set(shard.parameters)]  # a step says what is missing
         return {shard.own: shard.part_of([found[p] for p in shard.parameters]) for shard in whole}
 
     def _check_same(self, given: list[nn.Parameter]) -> None:
-        found = self._processes.gather([self._names[p] for p in given])
+        found = self.processes.gather([self._names[p] for p in given])
         for rank, names in enumerate(found):
             if differing := sorted(set(names) ^ set(found[0])):
                 raise ValueError(

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from fullstride.errors import ConfigError
 from fullstride.step.torch.distributed.buckets import Layout, filled
 from fullstride.step.torch.distributed.processes import Processes
-from fullstride.step.torch.ema.averages import Averages
-from fullstride.step.torch.ema.sharded import SharedAverage
+from fullstride.step.torch.ema.averages import Averages, SharedAverage
 
 # Whose step treats every element by itself: a part of a tensor is updated as the tensor would be.
 ELEMENTWISE = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
@@ -33,7 +32,6 @@ class Shard:
     """
 
     def __init__(self, parameters: list[nn.Parameter], processes: Processes):
-        """Move the parameters into the buffer."""
         self.parameters = parameters
         self._processes = processes
         self.layout = Layout(parameters, processes.size)
@@ -149,11 +147,9 @@ class Shards:
 
     def named(self) -> dict[str, nn.Parameter]:
         """The process's parts, by the first and the last of the parameters that each has a part of."""
-        return {self._name(shard): shard.own for shard in self.shards}
-
-    def _name(self, shard: Shard) -> str:
-        first, last = (self._names[shard.parameters[i]] for i in (-1, 0))
-        return f"part {self.processes.rank} of {self.processes.size} of {first} ... {last}"
+        part = f"part {self.processes.rank} of {self.processes.size}"
+        ends = [(self._names[shard.parameters[-1]], self._names[shard.parameters[0]]) for shard in self.shards]
+        return {f"{part} of {a} ... {b}": shard.own for (a, b), shard in zip(ends, self.shards, strict=True)}
 
     def clear(self) -> None:
         """Let go of all gradients."""

@@ -1,21 +1,33 @@
 """Transfers of gradients and weights between processes: collectives, or copies into memory that GPUs share."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor
 
-from fullstride.errors import ConfigError
+from fullstride.errors import ConfigError, PeerError
 from fullstride.runs.atomic_files import note
-from fullstride.step.torch.distributed.host_group import with_peers
-from fullstride.step.torch.distributed.peer_copies import Peers, Shared
-from fullstride.step.torch.distributed.symmetric_memory import Refused
+from fullstride.step.torch.distributed.peer_copies import Peers, Refused, Shared
 
 Wait = Callable[[], None]
 # PyTorch 2.13 has other names for them.
 _reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
 _all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+
+
+@contextmanager
+def with_peers(device: str = "cpu") -> Iterator[None]:
+    """Turns what a collective raises where another process has ended into a `PeerError`."""
+    # On a GPU most errors are this process's own, as of memory that ran out: a peer's end has a type of its own there.
+    lost = RuntimeError if device == "cpu" else dist.DistError
+    try:
+        yield
+    except lost as error:
+        reason = str(error).partition(". This is typically")[0]
+        raise PeerError(f"another process of this run has ended; its own lines say why ({reason})") from None
 
 
 class Transfer:
@@ -26,12 +38,7 @@ class Transfer:
     """
 
     def __init__(self, group: dist.ProcessGroup | None, devices: dist.ProcessGroup | None):
-        """Take a group of gloo's, and one of NCCL's over the same processes where their tensors are on GPUs.
-
-        Raises:
-            ConfigError: for another backend's, whose collectives have not been checked.
-
-        """
+        """Take a group of gloo's, and one of NCCL's over the same processes where their tensors are on GPUs."""
         for given, backend in ((group, "gloo"), (devices, "nccl")):
             if given is not None and (found := dist.get_backend(given)) != backend:
                 raise ConfigError(f"a process group of {found}, expected one of {backend}: no other has been checked")
@@ -87,19 +94,20 @@ class Transfer:
 
         `own` may be the very part of `whole` that it goes to, and of a `Shared` it is.
         """
-        waits = [self._start_whole(own, whole) for own, whole in parts if isinstance(whole, Tensor)]
+        waits: list[Wait] = []
+        for own, whole in parts:
+            if not isinstance(whole, Tensor):
+                continue
+            if (group := self.carrier(own)) is None:
+                whole.copy_(own)
+            else:
+                waits.append(self._started(own, partial(_all_gather, whole, own, group, async_op=True)))
 
         def wait() -> None:
             for each in waits:
                 each()
 
         return wait
-
-    def _start_whole(self, own: Tensor, whole: Tensor) -> Wait:
-        if (group := self.carrier(own)) is None:
-            whole.copy_(own)
-            return lambda: None
-        return self._started(own, lambda: _all_gather(whole, own, group, async_op=True))
 
     def total(self, values: Tensor) -> Tensor:
         """`values`, replaced by their sum over the processes; collective."""
@@ -143,21 +151,14 @@ class Copies(Transfer):
 
     @property
     def name(self) -> str:
-        """See `Transfer`."""
         return super().name if self._refused else "copies"
 
     @property
     def bytes(self) -> int:
-        """See `Transfer`."""
         return self.peers.bytes
 
     def shared(self, like: Tensor, size: int) -> Shared | None:
-        """See `Transfer`.
-
-        Raises:
-            Refused: if there is no such memory, and there must be.
-
-        """
+        """Raise `Refused` if there is no such memory, and there must be."""
         if self._refused:
             return None
         try:
@@ -171,16 +172,12 @@ class Copies(Transfer):
         return None
 
     def start_average(self, values: Tensor | Shared) -> Wait:
-        """See `Transfer`."""
-        by_copies = isinstance(values, Shared)
-        return self.peers.start_mean(values) if by_copies else super().start_average(values)
+        return self.peers.start_mean(values) if isinstance(values, Shared) else super().start_average(values)
 
     def start_shares(self, values: Tensor, own: Tensor) -> Wait:
-        """See `Transfer`."""
         return super().start_shares(values, own) if self._refused else self.peers.start_share(values, own)
 
     def start_wholes(self, parts: Sequence[tuple[Tensor, Tensor | Shared]]) -> Wait:
-        """See `Transfer`."""
         wait = super().start_wholes(parts)
         if not (shared := [whole for _, whole in parts if isinstance(whole, Shared)]):
             return wait

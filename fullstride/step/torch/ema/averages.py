@@ -3,13 +3,15 @@
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from fullstride.errors import ConfigError
-from fullstride.step.torch.ema.sharded import SharedAverage
+
+if TYPE_CHECKING:
+    from fullstride.step.torch.distributed.shards import Shard
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -28,6 +30,52 @@ def _copied(model: M) -> M:
     if any(x.dtype in HALF for x in (*average.parameters(), *average.buffers())):
         average._apply(lambda x: x.to(_followed_in(x.dtype)))
     return average
+
+
+class SharedAverage:
+    """The process's part of an average, and its network, which has weights only within `whole`.
+
+    Attributes:
+        own: a tensor for each buffer of weights; they stay where they are.
+
+    """
+
+    def __init__(self, shares: "Sequence[Shard]", parameters: list[list[nn.Parameter]]):
+        """Keep this process's parts of a network's parameters, given for each share, and empty them."""
+        self._shares, self._parameters = shares, parameters
+        self.own = [share.part_of(given) for share, given in zip(shares, parameters, strict=True)]
+        self._empty()
+
+    def _empty(self) -> None:
+        for parameters in self._parameters:
+            for p in parameters:
+                p.data = p.data.new_empty(0)
+
+    def _fill(self, tensors: Iterator[list[Tensor]]) -> None:
+        for parameters, views in zip(self._parameters, tensors, strict=True):
+            for p, view in zip(parameters, views, strict=True):
+                p.data = view
+
+    @contextmanager
+    def whole(self) -> Iterator[None]:
+        """The network with its weights, gathered from all processes; collective."""
+        self._fill(share.gathered(own) for share, own in zip(self._shares, self.own, strict=True))
+        try:
+            yield
+        finally:
+            self._empty()
+
+    @contextmanager
+    def replaced(self) -> Iterator[None]:
+        """The network with room for other weights, of which each process keeps its part afterwards."""
+        self._fill(share.views(own.dtype) for share, own in zip(self._shares, self.own, strict=True))
+        try:
+            yield
+            with torch.no_grad():
+                for share, own, given in zip(self._shares, self.own, self._parameters, strict=True):
+                    own.copy_(share.part_of(given))
+        finally:
+            self._empty()
 
 
 class Averages(Generic[M]):
@@ -134,12 +182,7 @@ class Averages(Generic[M]):
 
     @torch.no_grad()
     def follow(self, step: Tensor) -> None:
-        """Follow the weights at a step that ends a period; nothing waits for the device where `step` lies on it.
-
-        Raises:
-            ConfigError: if the network's weights are no longer those that were there at the beginning.
-
-        """
+        """Follow the weights at a step that ends a period; nothing waits for the device where `step` lies on it."""
         self._require_the_same_weights()
         moved = self.moved(step)
         if step.is_cuda:

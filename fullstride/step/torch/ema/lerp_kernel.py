@@ -36,12 +36,7 @@ class ManyLerps:
     """Tables of addresses, made once: the tensors must stay where they are."""
 
     def __init__(self, weights: Sequence[Tensor], averages: Sequence[Sequence[Tensor]]):
-        """Take tensors whose storage orders agree, of any floating dtypes; averages are of 32 bits or more.
-
-        Raises:
-            ValueError: if an average lies in another memory order than its weight, or another format than the others.
-
-        """
+        """Take tensors of any floating dtypes; averages lie as their weights do, in one format of 32 bits or more."""
         self._launches = []
         for dtype in {w.dtype for w in weights}:
             places = [i for i, w in enumerate(weights) if w.dtype == dtype and w.numel()]

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fullstride.device.precision import ieee, unsearched_convolutions
 from fullstride.device.triton_compile import compiles, gathered
-from fullstride.step.torch.body import Body, Gradients, Metrics
+from fullstride.step.torch.body import Body, Gradients
 from fullstride.step.torch.runners.isolated import CannotCopyError, Isolated
 
 Change = Callable[[nn.Module], object]
@@ -29,18 +29,11 @@ class StepError(ValueError):
 
 @dataclass(frozen=True)
 class Reference:
-    """A loss and its gradients by parameter, of those whose gradient can be seen; see `Body.trained`.
-
-    Attributes:
-        loss: of the batch.
-        gradients: of the loss.
-        tolerance: by the formats that the loss computes in, although nobody asked for one here.
-
-    """
+    """A loss and its gradients by parameter, of those whose gradient can be seen; see `Body.trained`."""
 
     loss: Tensor
     gradients: dict[str, Tensor | None]
-    tolerance: float
+    tolerance: float  # by the formats that the loss computes in, although nobody asked for one here
 
 
 def compile_kernels(body: Body, batch: Any) -> None:
@@ -66,22 +59,16 @@ def rehearsed(body: Body, batch: Any) -> str:
 
 
 @contextlib.contextmanager
-def _plain(body: Body) -> Iterator[Body]:
+def plain(body: Body) -> Iterator[Body]:
     """The body in fp32, where convolutions are those that cuDNN knows of."""
     with ieee(body.device), unsearched_convolutions():
         yield replace(body, precision="fp32")
 
 
-def compile_reference(body: Body, batch: Any) -> None:
-    """`compile_kernels` of the step that `reference` makes."""
-    with _plain(body) as plain:
-        compile_kernels(plain, batch)
-
-
 def reference(body: Body, batch: Any, change: Change | None = None) -> Reference:
     """What eager fp32 makes of a batch; see `on_copies`."""
-    with _plain(body) as plain:
-        return on_copies(plain, batch, change)
+    with plain(body) as exact:
+        return on_copies(exact, batch, change)
 
 
 def on_copies(body: Body, batch: Any, change: Change | None = None) -> Reference:
@@ -110,7 +97,10 @@ def on_copies(body: Body, batch: Any, change: Change | None = None) -> Reference
     if body.reducer is not None:
         loss = body.reducer.metrics({"loss": loss})["loss"]
     means = {} if body.reducer is None else body.reducer.means(isolated.gradient)
-    visible = {n: p for n, p in body.trained.items() if p in means or (isolated.has(p) and not _taken(body, p))}
+    # A further hook is somebody else's who sees the gradient first, such as an optimizer's that takes it at once.
+    own = int(body.reducer is not None)
+    taken = {p for p in body.trained.values() if len(p._post_accumulate_grad_hooks or ()) > own}
+    visible = {n: p for n, p in body.trained.items() if p in means or (isolated.has(p) and p not in taken)}
     gradients = {name: means.get(p, isolated.gradient(p)) for name, p in visible.items()}
     return Reference(loss, gradients, max((OWN_TOLERANCE.get(x, 0.0) for x in formats), default=0.0))
 
@@ -127,18 +117,13 @@ def _formats(loss: Any) -> set[torch.dtype]:
     return formats
 
 
-def _taken(body: Body, parameter: Tensor) -> bool:
-    """Whether a hook of somebody else's sees the gradient first, such as an optimizer's that takes it at once."""
-    return len(parameter._post_accumulate_grad_hooks or ()) > (body.reducer is not None)
-
-
 def _all_isolated(body: Body, batch: Any) -> Isolated:
     """Copies on all processes or on none: one that went on alone would be waited for."""
     try:
         isolated, why = Isolated(body, batch), ""
     except CannotCopyError as error:
         isolated, why = None, str(error)
-    if why := next(filter(None, [why] if body.reducer is None else body.reducer.gather(why)), ""):
+    if why := next(filter(None, [why] if body.reducer is None else body.reducer.processes.gather(why)), ""):
         raise CannotCopyError(why)
     assert isolated is not None
     return isolated
@@ -147,10 +132,6 @@ def _all_isolated(body: Body, batch: Any) -> Isolated:
 def _exact(tensor: Tensor) -> Tensor:
     """In fp64, complex numbers as such."""
     return tensor.to(torch.complex128 if tensor.is_complex() else torch.float64)
-
-
-def _norm(tensors: list[Tensor]) -> float:
-    return math.hypot(*(_exact(t).norm().item() for t in tensors))
 
 
 def compare(body: Body, expected: Reference, loss: Tensor, gradients: Gradients | None, what: str) -> float:
@@ -181,7 +162,7 @@ def compare(body: Body, expected: Reference, loss: Tensor, gradients: Gradients 
         if (found is None) != (wanted is None):
             raise StepError(f"{what}: {name} has {'no' if found is None else 'a'} gradient, other than in eager fp32")
     given = [(n, a, b) for n, a, b in pairs if a is not None and b is not None]
-    size, count = _norm([b for *_, b in given]), max(1, len(given))
+    size, count = math.hypot(*(_exact(b).norm().item() for *_, b in given)), max(1, len(given))
     errors = {n: (_exact(a) - _exact(b)).norm().item() for n, a, b in given}
     total = math.hypot(*errors.values())
     worst = max(errors, key=lambda n: errors[n] if errors[n] == errors[n] else math.inf, default="")
@@ -210,37 +191,3 @@ def _require(what: str, error: float, size: float, allowed: float) -> None:
             "precision=fp32, or, if the loss draws random numbers of its own, draw them in `draw`; gate=False compares "
             "nothing"
         )
-
-
-def compared_elsewhere(compiled: Body, body: Body, batch: Any, change: Change, what: str) -> float:
-    """The error of a compiled loss and its gradients with other weights; no step is made.
-
-    Raises:
-        StepError: if they disagree with eager fp32.
-        CannotCopyError: if there can be no copies.
-
-    """
-    expected, found = reference(body, batch, change), on_copies(compiled, batch, change)
-    return compare(body, expected, found.loss, [found.gradients.get(name) for name in body.trained], what)
-
-
-def gated(step: Callable[..., Metrics], body: Body, batch: Any, what: str) -> tuple[Metrics, float]:
-    """One step that is compared with eager fp32, and its error.
-
-    Args:
-        step: makes it, and shows its loss and gradients to `look`.
-        body: eager.
-        batch: of the step.
-        what: it is.
-
-    Raises:
-        StepError: if they disagree; a recorded step was made by then, any other was not.
-        CannotCopyError: if there can be no copies; no step was made.
-
-    """
-    expected, errors = reference(body, batch), list[float]()
-
-    def look(loss: Tensor, gradients: Gradients | None) -> None:
-        errors.append(compare(body, expected, loss, gradients, what))
-
-    return step(look=look), errors[0]

@@ -1,20 +1,62 @@
-"""Which batches a step is compiled, recorded and measured for: those of the shapes that come again and again."""
+"""Which batches a step is compiled, recorded and measured for: those of the shapes that come again and again.
 
-from collections.abc import Callable
-from dataclasses import dataclass
+Python numbers that a loss reads are constants of a step that is compiled or recorded, whoever changes them.
+"""
+
+import functools
+from collections.abc import Callable, Iterable
 from enum import Enum
+from numbers import Number
 from typing import Any, NamedTuple
 
 import numpy as np
-from torch import Tensor
+from torch import Tensor, nn
 
 from fullstride.device.tensor_trees import flattened
-from fullstride.step.torch.runners.python_numbers import Constants
+from fullstride.step.torch.runners.reached_state import Reached
 
 # So many batches are usual: an epoch's smaller last one, with which a run may go on, comes once.
 AGAIN = 4
 # Batches in a row, before any are usual, that neither are the first kind nor alike, after which that is told.
 NEVER = 32
+# A longer list is data.
+SHORT = 16
+
+
+class Constants:
+    """Numbers that a program's functions name, in closures, globals, attributes and dicts, and modules' `training`."""
+
+    def __init__(self, roots: Iterable[Any]):
+        """Look for them from these objects on; those that are made later are not seen."""
+        reached = Reached(roots)
+        found = [(v.name, v.read) for v in reached.variables if isinstance(v.value, Number)]
+        for x in reached.objects.values():
+            if isinstance(x, (dict, list)):
+                found += _items(x, reached.names)
+            elif not isinstance(x, type):
+                found += _attributes(x, reached.names)
+        self._read: list[Callable[[], Any]] = [read for _, read in found]
+        modules = [x for x in reached.objects.values() if isinstance(x, nn.Module)]
+        self._modules = [vars(module) for module in modules]
+        self.names = [*(name for name, _ in found), *(f"{type(module).__name__}.training" for module in modules)]
+
+    def now(self) -> list[Any]:
+        """Their present values."""
+        return [*[read() for read in self._read], *[own["training"] for own in self._modules]]
+
+
+def _attributes(x: Any, names: set[str]) -> list[tuple[str, Callable[[], Any]]]:
+    own = getattr(x, "__dict__", {})
+    known = sorted(name for name in names & own.keys() if isinstance(own[name], Number))
+    return [(f"{type(x).__name__}.{name}", functools.partial(own.get, name)) for name in known]
+
+
+def _items(x: dict[Any, Any] | list[Any], names: set[str]) -> list[tuple[str, Callable[[], Any]]]:
+    if isinstance(x, dict):
+        named = [key for key, value in x.items() if isinstance(value, Number) and key in names]
+        return [(repr(key), functools.partial(x.get, key)) for key in named]
+    given = [i for i, value in enumerate(x) if isinstance(value, Number)] if len(x) <= SHORT else []
+    return [(f"item {i} of a list", lambda i=i: x[i] if i < len(x) else None) for i in given]
 
 
 def shapes(batch: Any) -> list[Any]:
@@ -65,17 +107,12 @@ class Seen(NamedTuple):
     numbers: list[Any]
 
 
-@dataclass(frozen=True)
-class Streak:
+class Streak(NamedTuple):
     """Batches in a row that were not as expected: the last one, how many like it came last, and how many in all."""
 
     last: Seen | None = None
     alike: int = 0
     others: int = 0
-
-    def with_another(self, seen: Seen) -> "Streak":
-        """The streak, one longer."""
-        return Streak(seen, self.alike + 1 if seen == self.last else 1, self.others + 1)
 
 
 class ShapeTracker:
@@ -120,19 +157,16 @@ class ShapeTracker:
             return Observation.EXPECTED
         if self._came >= AGAIN and seen.shapes != self._expected.shapes:
             return Observation.OTHER
-        self._streak = self._streak.with_another(seen)
+        last, alike, others = self._streak
+        self._streak = Streak(seen, alike + 1 if seen == last else 1, others + 1)
         if self._streak.alike < AGAIN and self._streak.others != NEVER:
             return Observation.OTHER
-        self.differing = self._difference(self._expected, seen)
+        names = [] if self._constants is None else self._constants.names
+        named = zip(names, self._expected.numbers, seen.numbers, strict=True)
+        self.differing = ", ".join(f"{name} (was {old}, is {new})" for name, old, new in named if old != new)
         if self._streak.alike < AGAIN:
             return Observation.LOST
         self._expected = seen
         self._came = AGAIN
         self._streak = Streak()
         return Observation.SWITCHED
-
-    def _difference(self, before: Seen, now: Seen) -> str:
-        if self._constants is None:
-            return ""
-        named = zip(self._constants.names, before.numbers, now.numbers, strict=True)
-        return ", ".join(f"{name} (was {old}, is {new})" for name, old, new in named if old != new)

@@ -2,35 +2,23 @@
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
+from torch import Tensor
+
 from fullstride.process.gc_paused import nothing_collected
-from fullstride.step.torch.body import Body, Metrics, Runner
+from fullstride.step.torch.body import Body, Gradients, Metrics, Runner
 from fullstride.step.torch.runners.comparison import (
     Change,
-    compared_elsewhere,
+    compare,
     compile_kernels,
-    compile_reference,
-    gated,
+    on_copies,
+    plain,
+    reference,
 )
 from fullstride.step.torch.runners.expected_shapes import ShapeTracker
 from fullstride.step.torch.runners.graph import RECORDED
 from fullstride.step.torch.runners.isolated import CannotCopyError
-
-
-@dataclass(frozen=True)
-class Checks:
-    """Settings by which a first step is held against eager fp32.
-
-    Attributes:
-        gate: compare it at all.
-        awaken: changes weights in place; a compiled loss is compared with those, too.
-
-    """
-
-    gate: bool = True
-    awaken: Change | None = None
 
 
 class FirstSteps:
@@ -44,12 +32,24 @@ class FirstSteps:
 
     """
 
-    def __init__(self, tracker: ShapeTracker, checks: Checks, *, announce: bool, say: Callable[[str], None]):
-        """Take who knows the batch's shapes, what to compare with, whether to announce a compile, and where to log."""
+    def __init__(
+        self,
+        tracker: ShapeTracker,
+        gate: bool,
+        awaken: Change | None,
+        *,
+        announce: bool,
+        say: Callable[[str], None],
+    ):
+        """Take who knows the batch's shapes, whether to compare, whether to announce a compile, and where to log.
+
+        `awaken` changes weights in place; a compiled loss is compared with those, too.
+        """
         self.made = set[str]()
         self.errors: dict[str, float] = {}
         self._tracker = tracker
-        self._checks = checks
+        self._gate = gate
+        self._awaken = awaken
         self._announce = announce
         self._say = say
         self._known = list[Any]()
@@ -57,9 +57,7 @@ class FirstSteps:
     def make(self, runner: Runner, batch: Any, made: int, *, expected: bool) -> Metrics:
         """The step that compiles and records what its form needs, and is compared.
 
-        Raises:
-            StepError: if it disagrees with eager fp32; a recorded step was made by then, any other was not.
-
+        A `StepError` comes before the step that disagrees with eager fp32 is made, unless it is recorded.
         """
         form = runner.form(expected)
         compiles = runner.compiles and expected
@@ -71,7 +69,7 @@ class FirstSteps:
                 self._announce = False
                 self._say(f"backend=auto: {runner.backend} compiles the loss now, which may take minutes")
             self.compile_kernels(runner.eager, batch, compiles=compiles)
-            compared = self._compares(runner.eager, compiles) or (self._checks.gate and RECORDED in form)
+            compared = self._compares(runner.eager, compiles) or (self._gate and RECORDED in form)
             metrics = self._compared(form, runner, batch, step, compiles) if compared else None
             if metrics is None:
                 metrics = step()
@@ -82,18 +80,27 @@ class FirstSteps:
         self, form: str, runner: Runner, batch: Any, step: Callable[..., Metrics], compiles: bool
     ) -> Metrics | None:
         """The step, compared; None, and no step, if what it would be compared with cannot be made without a trace."""
+        awake = f"backend={runner.backend}, other weights"
         try:
-            if compiles:
-                self._compare_awake(f"backend={runner.backend}, other weights", runner, batch)
-            metrics, self.errors[form] = gated(step, runner.eager, batch, form)
+            if compiles and self._awaken is not None and awake not in self.errors:
+                # Once, and on a batch of the shapes that it is compiled for; no step is made.
+                expected = reference(runner.eager, batch, self._awaken)
+                found = on_copies(runner.body, batch, self._awaken)
+                gradients = [found.gradients.get(name) for name in runner.eager.trained]
+                self.errors[awake] = compare(runner.eager, expected, found.loss, gradients, awake)
+            expected = reference(runner.eager, batch)
         except CannotCopyError as why:
             self._say(f"{form}: not compared with eager fp32: {why}")
             return None
-        return metrics
+
+        def look(loss: Tensor, gradients: Gradients | None) -> None:
+            self.errors[form] = compare(runner.eager, expected, loss, gradients, form)
+
+        return step(look=look)
 
     def _compares(self, body: Body, compiles: bool) -> bool:
         """Whether a step that is not recorded is anything else than eager fp32 of one process."""
-        return self._checks.gate and (body.precision != "fp32" or body.reducer is not None or compiles)
+        return self._gate and (body.precision != "fp32" or body.reducer is not None or compiles)
 
     def compile_kernels(self, body: Body, batch: Any, *, compiles: bool) -> None:
         """At once all those of the eager passes that the first batch of these shapes is going to need."""
@@ -102,10 +109,6 @@ class FirstSteps:
         if not compiles:
             compile_kernels(body, batch)
         if self._compares(body, compiles):
-            compile_reference(body, batch)
+            with plain(body) as exact:
+                compile_kernels(exact, batch)
         self._known.append(self._tracker.shapes)
-
-    def _compare_awake(self, form: str, runner: Runner, batch: Any) -> None:
-        """Once, and on a batch of the shapes that it is compiled for."""
-        if self._checks.awaken is not None and form not in self.errors:
-            self.errors[form] = compared_elsewhere(runner.body, runner.eager, batch, self._checks.awaken, form)

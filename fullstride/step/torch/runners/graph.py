@@ -47,12 +47,7 @@ def settings(optimizer: torch.optim.Optimizer) -> list[Any]:
 
 
 def _recordable(loss: Loss) -> Loss:
-    """A loss whose metrics a record can read anew.
-
-    Raises:
-        StepError: when it returns numbers, which would stay as they were when the step was recorded.
-
-    """
+    """A loss that raises for metrics that are numbers, which would stay as they were when the step was recorded."""
 
     def checked(model: nn.Module, batch: Any) -> Any:
         result = loss(model, batch)
@@ -121,12 +116,7 @@ class GraphRunner(Runner):
                 group["lr"] = rate.copy_(given) if isinstance(given, Tensor) else rate.fill_(given)
 
     def __call__(self, batch: Any, made: int, *, expected: bool, look: Look | None = None) -> Metrics:
-        """One step.
-
-        Raises:
-            StepError: for a network or a loss that cannot be recorded.
-
-        """
+        """One step; raise a StepError for a network or a loss that cannot be recorded."""
         self._look_at_groups()
         if not expected:
             return self._run(self.eager, batch, made, look)
@@ -148,7 +138,7 @@ class GraphRunner(Runner):
         given = list(zip(self.body.trained.values(), self._recorded, strict=True))
         found = torch.nn.utils.get_total_norm([x for p, x in given if x is not None and id(p) in stepped])
         if self.body.shards is not None:
-            found = self.body.shards.processes.total(found.square()).sqrt()
+            found = self.body.shards.processes.transfer.total(found.square()).sqrt()
         scale = torch.where(found > 0, norm / found, 1.0)
         return [x * scale if x is not None and id(p) in stepped else x for p, x in given]
 
@@ -183,16 +173,13 @@ class GraphRunner(Runner):
         with on(self._stream):
             self._step = self._record(self._once, generator)
             self._recorded = [p.grad for p in self.body.trained.values()]
-            self._lent = self._of_others()
+            # Parameters that another optimizer is to step, with the gradients that the record leaves them.
+            own = {id(p) for group in self.body.optimizer.param_groups for p in group["params"]}
+            parts = [] if self.body.shards is not None else self.body.model.parameters()
+            self._lent = [(p, p.grad) for p in parts if id(p) not in own and p.grad is not None]
             if self.body.ema.due(0):  # if it ever is
                 self.body.ema.get_ready(self._made.device)  # a long period may not have ended yet
                 self._behind = self._record(self._averages, generator)
-
-    def _of_others(self) -> list[tuple[Tensor, Tensor]]:
-        """Parameters that another optimizer is to step, with the gradients that the record leaves them."""
-        own = {id(p) for group in self.body.optimizer.param_groups for p in group["params"]}
-        parts = [] if self.body.shards is not None else self.body.model.parameters()
-        return [(p, p.grad) for p in parts if id(p) not in own and p.grad is not None]
 
     def _once(self) -> Tensor:
         before = list[tuple[Tensor, int]]()

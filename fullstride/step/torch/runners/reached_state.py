@@ -5,6 +5,7 @@ import sys
 import sysconfig
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple
@@ -44,7 +45,6 @@ class Reached:
     """
 
     def __init__(self, roots: Iterable[Any]):
-        """Walk."""
         self.variables: list[Variable] = []
         self.tensors: list[Tensor] = []
         self.generators: list[torch.Generator] = []
@@ -90,7 +90,8 @@ class Reached:
         elif isinstance(x, (list, tuple, set, frozenset, deque)):
             self._waiting += x
         self._waiting += getattr(x, "__dict__", {}).values()
-        slots = [name for kind in type(x).__mro__ for name in _listed(vars(kind).get("__slots__", ()))]
+        given = [vars(kind).get("__slots__", ()) for kind in type(x).__mro__]
+        slots = [name for each in given for name in ((each,) if isinstance(each, str) else each)]
         self._waiting += [getattr(x, name) for name in slots if not name.startswith("__") and hasattr(x, name)]
         self._waiting.append(type(x))
 
@@ -113,8 +114,8 @@ class Reached:
         if f.__code__.co_filename.startswith(_TORCH):
             return
         for name, cell in zip(f.__code__.co_freevars, f.__closure__ or (), strict=True):
-            for value in _contents(cell):
-                self._attribute(cell, "cell_contents", value, name)
+            with suppress(ValueError):  # of one that has not been set yet
+                self._attribute(cell, "cell_contents", cell.cell_contents, name)
         for name in ("__defaults__", "__kwdefaults__"):
             if (value := getattr(f, name)) is not None:
                 self._attribute(f, name, value)
@@ -144,18 +145,6 @@ class Reached:
             self._bound.add((id(place), found.name))
             self.variables.append(found)
             self._waiting.append(found.value)
-
-
-def _contents(cell: Any) -> list[Any]:
-    """What a closure's variable is, in a list that is empty if it has not been set yet."""
-    try:
-        return [cell.cell_contents]
-    except ValueError:
-        return []
-
-
-def _listed(slots: str | Iterable[str]) -> Iterable[str]:
-    return (slots,) if isinstance(slots, str) else slots
 
 
 def _names(code: CodeType) -> Iterator[str]:

@@ -17,17 +17,22 @@ def prefetch(batches: Iterable[Any], device: torch.device) -> Iterator[Any]:
 
     """
     if device.type != "cuda":
-        return (pytree.tree_map_only(Tensor, lambda x: x.to(device), batch) for batch in batches)
-    return _ahead(batches, device)
-
-
-def _ahead(batches: Iterable[Any], device: torch.device) -> Iterator[Any]:
+        yield from (pytree.tree_map_only(Tensor, lambda x: x.to(device), batch) for batch in batches)
+        return
     side = torch.cuda.Stream(device)
     sent = (_send(batch, side) for batch in batches)
     first = next(sent, None)
     while first is not None:
         second = next(sent, None)
-        yield _receive(*first, device)
+        batch, copied = first
+        stream = torch.cuda.current_stream(device)
+        # Its own copy, not the side stream, on which the next copy lies already.
+        stream.wait_event(copied)
+        for x in pytree.tree_leaves(batch):
+            if isinstance(x, Tensor):
+                # Its memory is the side stream's, which must not reuse it while this stream reads.
+                x.record_stream(stream)
+        yield batch
         first = second
 
 
@@ -38,14 +43,3 @@ def _send(batch: Any, side: torch.cuda.Stream) -> tuple[Any, torch.cuda.Event]:
         there = pytree.tree_map_only(Tensor, lambda x: x.to(side.device, non_blocking=True), pinned)
         copied.record()
     return there, copied
-
-
-def _receive(batch: Any, copied: torch.cuda.Event, device: torch.device) -> Any:
-    stream = torch.cuda.current_stream(device)
-    # Its own copy, not the side stream, on which the next copy lies already.
-    stream.wait_event(copied)
-    for x in pytree.tree_leaves(batch):
-        if isinstance(x, Tensor):
-            # Its memory is the side stream's, which must not reuse it while this stream reads.
-            x.record_stream(stream)
-    return batch

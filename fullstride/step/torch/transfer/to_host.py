@@ -5,6 +5,8 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch import Tensor
 
+from fullstride.step.torch.metrics import stacked
+
 
 class Sent:
     """A copy of a tensor that is on its way to the host."""
@@ -41,3 +43,34 @@ def to_host(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
         waiting = sent
     if waiting is not None:
         yield waiting.arrived()
+
+
+class Late:
+    """Copies metrics to the host behind the step that made them.
+
+    `late(metrics)` returns the numbers of the call before, as floats, and None the first time; `last()` waits for the
+    newest. The host never waits for a step that it has just launched.
+    """
+
+    def __init__(self) -> None:
+        self._names: list[str] = []
+        self._sent: Sent | None = None
+
+    def __call__(self, metrics: dict[str, Tensor]) -> dict[str, float] | None:
+        """The numbers before; these follow with the next call."""
+        before = self.last() if self._sent is not None else None
+        self._names = list(metrics)
+        self._sent = Sent(stacked(metrics))
+        return before
+
+    def last(self) -> dict[str, float]:
+        """The newest numbers, once they are there.
+
+        Raises:
+            ValueError: before the first call.
+
+        """
+        if self._sent is None:
+            raise ValueError("no metrics were given yet, expected a call first")
+        found = dict(zip(sorted(self._names), self._sent.arrived().tolist(), strict=True))
+        return {name: found[name] for name in self._names}

@@ -11,7 +11,7 @@ from tests.step.jax.nets import Net
 def test_who_holds_a_node_is_seen():
     structure, (leaves,) = split(Net(0))
     made, shells = Plan(structure).make(leaves)
-    shells.seal()
+    shells.sealed = shells.counts()
     assert shells.unshared()
     held = made.blocks[0].linear
     assert not shells.unshared()
@@ -33,7 +33,7 @@ class Held(eqx.Module):
 def test_who_holds_a_tuple_is_seen():
     structure, (leaves,) = split(Held((Moments(np.ones(2), Net(0)), ())))
     made, shells = Plan(structure).make(leaves)
-    shells.seal()
+    shells.sealed = shells.counts()
     assert shells.unshared()
     held = made.state
     assert not shells.unshared()

@@ -11,9 +11,8 @@ from fullstride.errors import ConfigError
 from fullstride.meanflow.config.schema import TrainConfig
 from fullstride.process import torchrun
 from fullstride.step.torch.distributed import join as joining
-from fullstride.step.torch.distributed.peer_copies import Peers
+from fullstride.step.torch.distributed.peer_copies import Peers, Refused, Symmetric, atomics_reach
 from fullstride.step.torch.distributed.processes import Processes
-from fullstride.step.torch.distributed.symmetric_memory import Refused, Symmetric, atomics_reach
 
 
 class Told(Processes):

@@ -11,8 +11,7 @@ from torch import nn
 from fullstride.step.torch import TrainStep
 from fullstride.step.torch import train_step as train_step_module
 from fullstride.step.torch.runners import backends as backends_module
-from fullstride.step.torch.runners.auto import COUNTED, UNCOUNTED
-from fullstride.step.torch.runners.backends import BACKENDS
+from fullstride.step.torch.runners.backends import BACKENDS, COUNTED, UNCOUNTED
 from fullstride.step.torch.runners.expected_shapes import AGAIN, NEVER, Observation, ShapeTracker
 from tests.step.torch.networks import OnHost, Rerun, loss, network
 

@@ -1,10 +1,10 @@
-"""Where a command writes in a container, and whether that stays."""
+"""What a command reads and writes in a container: whether it is there, and whether it stays."""
 
 import json
 import posixpath
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import cache
 from itertools import pairwise
 from pathlib import PurePosixPath
@@ -16,6 +16,29 @@ from fullstride.launch.words import BENCHMARKS, Words, value_of
 
 # How a command is told where it writes, the path, and a note if it is not told.
 Place = tuple[str, str, str]
+# Settings that name files or folders, unless they are one of these names.
+NAMED: dict[str, tuple[str, ...]] = {"data.path": (), "data.tokenizer": ("minilm",), "model.init": ()}
+
+
+def check_inputs(words: Words, remedy: str) -> None:
+    """Check that a command reads nothing of this machine, by paths that are relative to where it is given.
+
+    Relative ones in `runs`, which is there, too, pass, and so does the name of a data set of Hugging Face.
+
+    Args:
+        words: the command.
+        remedy: how such a folder comes to the other machine.
+
+    Raises:
+        ConfigError: for a setting that names what is not there.
+
+    """
+    for key, names in NAMED.items():
+        path = value_of(words, key) or ""
+        if not path or path in names or (key == "data.path" and value_of(words, "data") == "hf_dataset"):
+            continue
+        if not path.startswith("/") and posixpath.normpath(path).split("/")[0] != "runs":
+            raise ConfigError(f"{key}={path}: a path of this machine is not there; {remedy}")
 
 
 def check_output(words: Words, kept: list[str]) -> None:
@@ -29,7 +52,8 @@ def check_output(words: Words, kept: list[str]) -> None:
         ConfigError: for an output_dir, an option or an option's default that lies anywhere else.
 
     """
-    for told, path, note in _places(words):
+    places = _of_benchmarks(tuple(words)) if words[0] == BENCHMARKS else _of_command(words)
+    for told, path, note in places:
         place = PurePosixPath(posixpath.normpath(posixpath.join(WORK, path)))
         if any(place.is_relative_to(folder) for folder in kept):
             continue
@@ -40,36 +64,21 @@ def check_output(words: Words, kept: list[str]) -> None:
         )
 
 
-def _places(words: Words) -> Iterable[Place]:
-    if words[0] == BENCHMARKS:
-        return _of_benchmarks(tuple(words))
-    return _of_command(words)
-
-
 def _of_command(words: Words) -> Iterator[Place]:
     if (given := value_of(words, "output_dir")) is not None:
         yield "output_dir=", given, ""
     if words[:2] == ["bert", "export"] and len(words) > 3:
         yield "", words[3], ""
     for option in ("--out", "--profile"):
-        if given := _all_of(words, option):
+        # In one word or two.
+        apart = [part for word in words for part in (word.split("=", 1) if word.startswith(f"{option}=") else [word])]
+        if given := [after for word, after in pairwise(apart) if word == option]:
             yield f"{option} ", given[-1], ""  # the last counts, as it does for the command
-
-
-def _all_of(words: Words, option: str) -> list[str]:
-    """All that the command gives for an option, in one word or two."""
-    apart = [part for word in words for part in (word.split("=", 1) if word.startswith(f"{option}=") else [word])]
-    return [after for word, after in pairwise(apart) if word == option]
 
 
 @cache
 def _of_benchmarks(words: tuple[str, ...]) -> list[Place]:
-    """Ask them: nothing of the library imports them.
-
-    Raises:
-        ConfigError: without a clone, or in their words.
-
-    """
+    """Ask them: nothing of the library imports them. Raise a ConfigError without a clone, or in their words."""
     root = sources(list(words))[BENCHMARKS].parent
     command = [sys.executable, "-m", BENCHMARKS, "outputs", *words[1:]]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True)
