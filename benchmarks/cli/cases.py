@@ -28,16 +28,10 @@ from fullstride.cli.options import Results, announce
 
 @dataclass(frozen=True)
 class Case:
-    """A command.
+    """A command."""
 
-    Attributes:
-        options: its options; the docstring is its help.
-        run: `module:name` of what it runs, which takes them and the folder of results.
-
-    """
-
-    options: type[CaseOptions]
-    run: str
+    options: type[CaseOptions]  # its options; the docstring is its help
+    run: str  # `module:name` of what it runs, which takes them and the folder of results
 
     def __call__(self, options: Any, out: Results = RESULTS) -> None:
         """Run it; where it has a time to be done by, a signal ends it early, with what was measured written."""

@@ -27,18 +27,11 @@ OWN = 0.25
 
 @dataclass(frozen=True)
 class Task:
-    """A command.
+    """A command."""
 
-    Attributes:
-        name: of its log.
-        words: as `fullstride launch` takes them; it takes `--limit SECONDS`, by whose end it has saved and left.
-        least: seconds below which it is not worth beginning, as its start alone takes them.
-
-    """
-
-    name: str
-    words: Words
-    least: float = 0.0
+    name: str  # of its log
+    words: Words  # as `fullstride launch` takes them; it takes `--limit SECONDS`, by whose end it has saved and left
+    least: float = 0.0  # seconds below which it is not worth beginning, as its start alone takes them
 
 
 Lane = tuple[str, frozenset[int]]

@@ -35,20 +35,12 @@ def places_of(value: float, digits: int) -> int:
 
 @dataclass(frozen=True)
 class Words:
-    """A question's table as text.
+    """A question's table as text."""
 
-    Attributes:
-        caption: the question, and over which seeds its answer is.
-        text: the first columns' names.
-        metrics: the other columns' names.
-        rows: their cells.
-
-    """
-
-    caption: str
-    text: tuple[str, ...]
-    metrics: tuple[str, ...]
-    rows: list[list[str]]
+    caption: str  # the question, and over which seeds its answer is
+    text: tuple[str, ...]  # the first columns' names
+    metrics: tuple[str, ...]  # the other columns' names
+    rows: list[list[str]]  # their cells
 
 
 def in_words(part: PartResult, cell: Callable[[list[float]], str] = mean_and_spread) -> Words:

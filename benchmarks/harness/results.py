@@ -55,20 +55,12 @@ def cut_short(conditions: Mapping[str, Any]) -> bool:
 
 @dataclass(frozen=True)
 class Row:
-    """One measured function.
+    """One measured function."""
 
-    Attributes:
-        name: what it is.
-        timing: its times.
-        floor: its roofline bound.
-        extra: anything else worth keeping, JSON-serialisable.
-
-    """
-
-    name: str
-    timing: Timing
-    floor: Floor
-    extra: dict[str, Any] = field(default_factory=dict)
+    name: str  # what it is
+    timing: Timing  # its times
+    floor: Floor  # its roofline bound
+    extra: dict[str, Any] = field(default_factory=dict)  # anything else worth keeping, JSON-serialisable
 
     @property
     def over_floor(self) -> float:
@@ -88,26 +80,15 @@ class Row:
 
 @dataclass(frozen=True)
 class CaseResult:
-    """A case run once on one machine.
+    """A case run once on one machine."""
 
-    Attributes:
-        case: its name, such as `meanflow-step`.
-        device: cpu, cuda or mps.
-        conditions: everything that was chosen: sizes, precision, backend.
-        gate: relative errors of what was timed against its reference.
-        ceilings: rates measured in the same run.
-        rows: the measurements.
-        environment: see `environment.environment`.
-
-    """
-
-    case: str
-    device: str
-    conditions: dict[str, Any]
-    gate: dict[str, float]
-    ceilings: Ceilings
-    rows: list[Row]
-    environment: dict[str, Any]
+    case: str  # its name, such as `meanflow-step`
+    device: str  # cpu, cuda or mps
+    conditions: dict[str, Any]  # everything that was chosen: sizes, precision, backend
+    gate: dict[str, float]  # relative errors of what was timed against its reference
+    ceilings: Ceilings  # rates measured in the same run
+    rows: list[Row]  # the measurements
+    environment: dict[str, Any]  # see `environment.environment`
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-serialisable."""

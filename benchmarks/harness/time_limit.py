@@ -31,16 +31,10 @@ def _process_age() -> float:
 
 @dataclass(frozen=True)
 class Limit:
-    """An end, by the monotonic clock, and what may still be begun before it.
+    """An end, by the monotonic clock, and what may still be begun before it."""
 
-    Attributes:
-        seconds: the whole time, as it was asked for.
-        begun: its start.
-
-    """
-
-    seconds: float = math.inf
-    begun: float = 0.0
+    seconds: float = math.inf  # the whole time, as it was asked for
+    begun: float = 0.0  # its start
 
     @classmethod
     def of(cls, seconds: float) -> "Limit":

@@ -72,20 +72,13 @@ def libraries(setup: Setup) -> dict[str, Backends]:
 
 @dataclass(frozen=True)
 class Count:
-    """What a pass counts, in q, k and v together, called inputs, and in o.
+    """What a pass counts, in q, k and v together, called inputs, and in o."""
 
-    Attributes:
-        products: of all scores with queries, keys or values, 2 B H Lq Lk D operations each.
-        moved: how often inputs and o must be read or written.
-        given: how often inputs, and how often o, there are before the forward pass, gradients of outputs included.
-        held: how often inputs, and how often o, there are at its end.
-
-    """
-
-    products: int
-    moved: int
+    products: int  # of all scores with queries, keys or values, 2 B H Lq Lk D operations each
+    moved: int  # how often inputs and o must be read or written
+    # How often inputs, and how often o, there are before the forward pass, gradients of outputs included.
     given: tuple[int, int]
-    held: tuple[int, int]
+    held: tuple[int, int]  # how often inputs, and how often o, there are at its end
 
 
 COUNTS = {

@@ -17,28 +17,16 @@ from fullstride.errors import one_of
 
 @dataclass(frozen=True)
 class Bench:
-    """What a bench measures.
+    """What a bench measures."""
 
-    Attributes:
-        case: its name in the results.
-        formats: that it can be asked for.
-        shapes: lists of sizes, by name.
-        usual: the name of the list that is measured unless one is given, by the kind of device.
-        kernels: calls that compile what sizes need.
-        rows: gates and times sizes.
-        errors: against fp64, in a setup's format.
-        rates: columns of its own.
-
-    """
-
-    case: str
-    formats: tuple[str, ...]
-    shapes: Mapping[str, Sequence[Any]]
-    usual: Mapping[str, str]
-    kernels: Callable[[Setup, list[Any]], list[Callable[[], None]]]
-    rows: Callable[[Setup, list[Any]], list[Entry]]
-    errors: Callable[[Setup], Errors]
-    rates: Rates
+    case: str  # its name in the results
+    formats: tuple[str, ...]  # that it can be asked for
+    shapes: Mapping[str, Sequence[Any]]  # lists of sizes, by name
+    usual: Mapping[str, str]  # the name of the list that is measured unless one is given, by the kind of device
+    kernels: Callable[[Setup, list[Any]], list[Callable[[], None]]]  # calls that compile what sizes need
+    rows: Callable[[Setup, list[Any]], list[Entry]]  # gates and times sizes
+    errors: Callable[[Setup], Errors]  # against fp64, in a setup's format
+    rates: Rates  # columns of its own
 
     def run(self, options: AttentionOptions | NormsOptions, out: Path) -> Path:
         """Gate, measure, print the tables and write the JSON, whose path is returned.

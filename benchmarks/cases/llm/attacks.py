@@ -12,17 +12,11 @@ COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
 
 @dataclass(frozen=True)
 class Attack:
-    """One kind of request.
+    """One kind of request."""
 
-    Attributes:
-        status: of its answers.
-        path: of the route.
-        bodies: by their size in bytes, texts of JSON objects; sent in turn. None for a header without end.
-
-    """
-
-    status: int
-    path: str
+    status: int  # of its answers
+    path: str  # of the route
+    # By their size in bytes, texts of JSON objects; sent in turn. None for a header without end.
     bodies: Callable[[int], list[str]] | None = None
 
 

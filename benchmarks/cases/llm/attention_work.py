@@ -13,16 +13,11 @@ from fullstride.llm.kernels.xla.attention import Pool, heads, write
 
 
 class Case(NamedTuple):
-    """One token of each row.
-
-    Attributes:
-        contexts: tokens that each row sees, this one among them.
-
-    """
+    """One token of each row."""
 
     qkv: Float[Array, "D wide"]
     batch: Batch
-    contexts: np.ndarray
+    contexts: np.ndarray  # tokens that each row sees, this one among them
 
 
 def _itself(pool: Any) -> Any:
@@ -30,26 +25,15 @@ def _itself(pool: Any) -> Any:
 
 
 class Way(NamedTuple):
-    """One to compute it.
+    """One to compute it."""
 
-    Attributes:
-        call: of one layer, or of all of them.
-        whole: of all.
-        keep: XLA would leave out a call whose result nobody reads.
-        layer: how it is told the layer.
-        inside: from the pool to its layout of it.
-        outside: and back.
-        another: not of this project; where it breaks, the others are measured all the same.
-
-    """
-
-    call: Callable[..., Any]
-    whole: bool = False
-    keep: bool = False
-    layer: Callable[[int], Any] = jnp.int32
-    inside: Callable[[Any], Any] = _itself
-    outside: Callable[[Any], Any] = _itself
-    another: bool = False
+    call: Callable[..., Any]  # of one layer, or of all of them
+    whole: bool = False  # of all
+    keep: bool = False  # XLA would leave out a call whose result nobody reads
+    layer: Callable[[int], Any] = jnp.int32  # how it is told the layer
+    inside: Callable[[Any], Any] = _itself  # from the pool to its layout of it
+    outside: Callable[[Any], Any] = _itself  # and back
+    another: bool = False  # not of this project; where it breaks, the others are measured all the same
 
 
 def slots(shape: Shape, rows: int, longest: int) -> int:

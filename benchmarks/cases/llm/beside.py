@@ -23,22 +23,15 @@ INSTALL = f"{how_to_install('torch')} transformers"
 
 @dataclass
 class Peers:
-    """What was found.
+    """What was found."""
 
-    Attributes:
-        times: milliseconds of a first call and of the runs after it, by name.
-        greedy: tokens after the last prompt, by whose they are, the same model's in both ways of transformers.
-        versions: of packages.
-        attention: of transformers, be it in another's place.
-        left_out: what did not run, and why.
-
-    """
-
+    # Milliseconds of a first call and of the runs after it, by name.
     times: dict[str, list[float]] = field(default_factory=dict)
+    # Tokens after the last prompt, by whose they are, the same model's in both ways of transformers.
     greedy: dict[str, list[int]] = field(default_factory=dict)
-    versions: dict[str, str] = field(default_factory=dict)
-    attention: str | None = None
-    left_out: list[str] = field(default_factory=list)
+    versions: dict[str, str] = field(default_factory=dict)  # of packages
+    attention: str | None = None  # of transformers, be it in another's place
+    left_out: list[str] = field(default_factory=list)  # what did not run, and why
 
     @property
     def conditions(self) -> dict[str, Any]:

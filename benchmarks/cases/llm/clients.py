@@ -26,40 +26,24 @@ LEAST = 3
 
 @dataclass(frozen=True)
 class Asked:
-    """What to ask of a server.
+    """What to ask of a server."""
 
-    Attributes:
-        url: of the server.
-        model: its name.
-        slots: of each client, one of which asks one question after the other, the prompts as token ids.
-        answer: tokens of an answer.
-        temperature: of all.
-
-    """
-
-    url: str
-    model: str
+    url: str  # of the server
+    model: str  # its name
+    # Of each client, one of which asks one question after the other, the prompts as token ids.
     slots: list[list[list[int]]]
-    answer: int
-    temperature: float
+    answer: int  # tokens of an answer
+    temperature: float  # of all
 
 
 @dataclass(frozen=True)
 class Heard:
-    """When the answers of all clients came.
+    """When the answers of all clients came."""
 
-    Attributes:
-        seconds: from the first question to the end of the last answer.
-        firsts: milliseconds from each question to the first text of its answer.
-        paces: milliseconds a token after that part.
-        tokens: of all answers, as the server counts them.
-
-    """
-
-    seconds: float
-    firsts: list[float]
-    paces: list[float]
-    tokens: int
+    seconds: float  # from the first question to the end of the last answer
+    firsts: list[float]  # milliseconds from each question to the first text of its answer
+    paces: list[float]  # milliseconds a token after that part
+    tokens: int  # of all answers, as the server counts them
 
 
 def ask(asked: Asked) -> Heard:

@@ -22,18 +22,11 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True)
 class Trace:
-    """A GPU's time between its first and its last kernel.
+    """A GPU's time between its first and its last kernel."""
 
-    Attributes:
-        wall_ms: from the one to the other.
-        busy_ms: in which at least one ran.
-        kernels: times they ran and milliseconds in all, longest first.
-
-    """
-
-    wall_ms: float
-    busy_ms: float
-    kernels: dict[str, tuple[int, float]]
+    wall_ms: float  # from the one to the other
+    busy_ms: float  # in which at least one ran
+    kernels: dict[str, tuple[int, float]]  # times they ran and milliseconds in all, longest first
 
     @property
     def idle(self) -> float:

@@ -47,20 +47,13 @@ class Case:
 
 @dataclass
 class Bench:
-    """Measures, and keeps what it finds.
-
-    Attributes:
-        rows: of all cases so far.
-        errors: against fp64, by batch and backend.
-        left_out: names of what was not measured, and why.
-
-    """
+    """Measures, and keeps what it finds."""
 
     setup: Setup
     options: SamplingOptions
-    rows: list[Row] = field(default_factory=list)
-    errors: dict[str, float] = field(default_factory=dict)
-    left_out: dict[str, str] = field(default_factory=dict)
+    rows: list[Row] = field(default_factory=list)  # of all cases so far
+    errors: dict[str, float] = field(default_factory=dict)  # against fp64, by batch and backend
+    left_out: dict[str, str] = field(default_factory=dict)  # names of what was not measured, and why
 
     @property
     def backends(self) -> tuple[str, ...]:

@@ -22,22 +22,13 @@ COMPILING = 0.75
 
 @dataclass
 class Found:
-    """Measurements of a team so far, and why not all.
+    """Measurements of a team so far, and why not all."""
 
-    Attributes:
-        job: the team's.
-        rows: measured.
-        errors: of each kind's steps, beside eager fp32.
-        ready_s: from the start of the processes until they had compiled; None of one that has not.
-        why: there are no more rows; empty where all are there.
-
-    """
-
-    job: Job
-    rows: list[Measured] = field(default_factory=list)
-    errors: dict[str, float] = field(default_factory=dict)
-    ready_s: float | None = None
-    why: str = UNFINISHED
+    job: Job  # the team's
+    rows: list[Measured] = field(default_factory=list)  # measured
+    errors: dict[str, float] = field(default_factory=dict)  # of each kind's steps, beside eager fp32
+    ready_s: float | None = None  # from the start of the processes until they had compiled; None of one that has not
+    why: str = UNFINISHED  # there are no more rows; empty where all are there
 
 
 def workers_of(job: Job, options: ScalingOptions, size: int, beside: int) -> list[Worker]:

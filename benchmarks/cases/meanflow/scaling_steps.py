@@ -29,24 +29,14 @@ Groups = tuple[tuple[int, Processes], ...]
 
 @dataclass(frozen=True)
 class Measured:
-    """Steps of some processes.
+    """Steps of some processes."""
 
-    Attributes:
-        kind: none for a process alone, ddp or fsdp.
-        count: of processes.
-        samples_ms: a step's time in each block, the slowest process's.
-        first_ms: of the steps until the first block, compilation apart.
-        peak_bytes: the most that a process's tensors held; None where it is not known.
-        extra: anything else.
-
-    """
-
-    kind: str
-    count: int
-    samples_ms: tuple[float, ...]
-    first_ms: float
-    peak_bytes: int | None
-    extra: dict[str, Any] = field(default_factory=dict)
+    kind: str  # none for a process alone, ddp or fsdp
+    count: int  # of processes
+    samples_ms: tuple[float, ...]  # a step's time in each block, the slowest process's
+    first_ms: float  # of the steps until the first block, compilation apart
+    peak_bytes: int | None  # the most that a process's tensors held; None where it is not known
+    extra: dict[str, Any] = field(default_factory=dict)  # anything else
 
 
 def groups_of(counts: tuple[int, ...], device: str, transfers: tuple[str, ...]) -> Groups:

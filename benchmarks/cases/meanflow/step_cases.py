@@ -28,30 +28,17 @@ def plain_loss(setup: Setup, loss: MeanFlowLoss) -> StepLoss:
 
 @dataclass(frozen=True)
 class Case:
-    """A step of a loss.
+    """A step of a loss."""
 
-    Attributes:
-        name: what it is.
-        loss: what is minimised.
-        make: the loss function that is run, of this loss.
-        backends: the only ones that it is run by, out of the chosen.
-        ours: whether it must be right: what fails of others is told and no more.
-        own: whether it compiles or captures by itself; its backend is but a name then.
-        tolerance: of its errors; None is the precision's.
-        forwards: forward passes that its arithmetic takes at least; None is 3 + ratio.
-        batch: samples; None is the chosen number.
-
-    """
-
-    name: str
-    loss: MeanFlowLoss
-    make: Make = plain_loss
-    backends: tuple[str, ...] | None = None
-    ours: bool = True
-    own: bool = False
-    tolerance: float | None = None
-    forwards: float | None = None
-    batch: int | None = None
+    name: str  # what it is
+    loss: MeanFlowLoss  # what is minimised
+    make: Make = plain_loss  # the loss function that is run, of this loss
+    backends: tuple[str, ...] | None = None  # the only ones that it is run by, out of the chosen
+    ours: bool = True  # whether it must be right: what fails of others is told and no more
+    own: bool = False  # whether it compiles or captures by itself; its backend is but a name then
+    tolerance: float | None = None  # of its errors; None is the precision's
+    forwards: float | None = None  # forward passes that its arithmetic takes at least; None is 3 + ratio
+    batch: int | None = None  # samples; None is the chosen number
 
     @property
     def work(self) -> float:

@@ -28,20 +28,12 @@ TOLERANCE = 1e-5
 
 @dataclass(frozen=True)
 class Times:
-    """One way's calls, in milliseconds, the device idle before each.
+    """One way's calls, in milliseconds, the device idle before each."""
 
-    Attributes:
-        cpu: processor time of the calling thread until the call came back.
-        host: time until it came back.
-        ready: time until the result was there.
-        gate: how much of the training differs from the first way's.
-
-    """
-
-    cpu: Timing
-    host: Timing
-    ready: Timing
-    gate: float = 0.0
+    cpu: Timing  # processor time of the calling thread until the call came back
+    host: Timing  # time until it came back
+    ready: Timing  # time until the result was there
+    gate: float = 0.0  # how much of the training differs from the first way's
 
 
 def timed(calls: dict[str, Callable[[], Any]], repeats: int) -> dict[str, dict[str, list[float]]]:

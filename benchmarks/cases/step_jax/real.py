@@ -43,26 +43,16 @@ TOLERANCE = {"fp32": 5e-2, "bf16": 0.25}
 
 @dataclass(frozen=True)
 class StepTimes:
-    """One way's steps, in milliseconds.
+    """One way's steps, in milliseconds."""
 
-    Attributes:
-        blocked: each step waited for.
-        cpu: processor time of all threads until then: on a CPU all of a step's work, whatever else the machine does.
-        free: steps of a loop that waits at its end, each a mean of `BLOCK`.
-        rounds: median of `blocked` in each round.
-        cpu_rounds: median of `cpu` in each round.
-        gate: how much of the training differs from the bare executable's.
-        notes: what XLA says of the program, where it is known.
-
-    """
-
-    blocked: Timing
+    blocked: Timing  # each step waited for
+    # Processor time of all threads until then: on a CPU all of a step's work, whatever else the machine does.
     cpu: Timing
-    free: Timing
-    rounds: tuple[float, ...]
-    cpu_rounds: tuple[float, ...]
-    gate: float
-    notes: dict[str, Any]
+    free: Timing  # steps of a loop that waits at its end, each a mean of `BLOCK`
+    rounds: tuple[float, ...]  # median of `blocked` in each round
+    cpu_rounds: tuple[float, ...]  # median of `cpu` in each round
+    gate: float  # how much of the training differs from the bare executable's
+    notes: dict[str, Any]  # what XLA says of the program, where it is known
 
 
 def over(times: Sequence[float], bare: Sequence[float]) -> dict[str, Any]:

@@ -8,18 +8,11 @@ from benchmarks.cases.step_jax.host import Times, ratios
 
 @dataclass(frozen=True)
 class Target:
-    """The processor time of one way over another's.
+    """The processor time of one way over another's."""
 
-    Attributes:
-        name: the way.
-        against: what it is compared with.
-        limit: the ratio's median may be this at most.
-
-    """
-
-    name: str
-    against: str
-    limit: float
+    name: str  # the way
+    against: str  # what it is compared with
+    limit: float  # the ratio's median may be this at most
 
     def judged(self, times: dict[str, Times]) -> dict[str, Any]:
         """The ratio in a run, with its spread."""

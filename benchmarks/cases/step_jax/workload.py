@@ -15,26 +15,15 @@ Trees = tuple[Any, Any]
 
 @dataclass(frozen=True)
 class Workload:
-    """A model with its loss, optimizer and batch.
+    """A model with its loss, optimizer and batch."""
 
-    Attributes:
-        name: for the table.
-        model: makes the model; the same one each time.
-        loss_fn: scalar loss of (model, batch, key).
-        optimizer: optax's.
-        batch: on the device.
-        key: what the loss gets.
-        flops: operations of a step's products, 2 a multiply-add, backward included; 0 where there is none.
-
-    """
-
-    name: str
-    model: Callable[[], Any]
-    loss_fn: Callable[[Any, Any, Any], Any]
-    optimizer: optax.GradientTransformation
-    batch: Any
-    key: Any
-    flops: float = 0.0
+    name: str  # for the table
+    model: Callable[[], Any]  # makes the model; the same one each time
+    loss_fn: Callable[[Any, Any, Any], Any]  # scalar loss of (model, batch, key)
+    optimizer: optax.GradientTransformation  # optax's
+    batch: Any  # on the device
+    key: Any  # what the loss gets
+    flops: float = 0.0  # operations of a step's products, 2 a multiply-add, backward included; 0 where there is none
 
     def fresh(self) -> Trees:
         """A model and its optimizer's state whose buffers are nobody else's."""

@@ -70,24 +70,14 @@ NOMINAL = 100_000
 
 @dataclass(frozen=True)
 class Asked:
-    """What a call is about.
+    """What a call is about."""
 
-    Attributes:
-        scale: gpu, cpu or smoke.
-        models: sizes' names; the scale's own if none.
-        minutes: of training, for each.
-        seed: of weights, order and masks.
-        runs: the folder of runs.
-        overrides: of the settings.
-
-    """
-
-    scale: str = "gpu"
-    models: tuple[str, ...] = ()
-    minutes: float = 20.0
-    seed: int = 0
-    runs: Path = Path("runs/bert-experiment")
-    overrides: tuple[str, ...] = ()
+    scale: str = "gpu"  # gpu, cpu or smoke
+    models: tuple[str, ...] = ()  # sizes' names; the scale's own if none
+    minutes: float = 20.0  # of training, for each
+    seed: int = 0  # of weights, order and masks
+    runs: Path = Path("runs/bert-experiment")  # the folder of runs
+    overrides: tuple[str, ...] = ()  # of the settings
 
     def __post_init__(self) -> None:
         """Check the scale and the overrides, and take the scale's models.

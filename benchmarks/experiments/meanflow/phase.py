@@ -30,24 +30,15 @@ NONE = Limit()
 
 @dataclass(frozen=True)
 class Asked:
-    """What a call runs.
+    """What a call runs."""
 
-    Attributes:
-        scale: smoke, cpu or gpu.
-        parts: names; all if empty.
-        seeds: of the trainings.
-        collect: run nothing, gather what is there.
-        runs: the folder of runs, which may be shared by several processes with other seeds or parts.
-        overrides: key=value of all trainings, such as data=cifar10.
-
-    """
-
-    scale: str = "cpu"
-    parts: tuple[str, ...] = ()
-    seeds: tuple[int, ...] = SEEDS
-    collect: bool = False
+    scale: str = "cpu"  # smoke, cpu or gpu
+    parts: tuple[str, ...] = ()  # names; all if empty
+    seeds: tuple[int, ...] = SEEDS  # of the trainings
+    collect: bool = False  # run nothing, gather what is there
+    # The folder of runs, which may be shared by several processes with other seeds or parts.
     runs: Path = Path("runs/experiments")
-    overrides: tuple[str, ...] = ()
+    overrides: tuple[str, ...] = ()  # key=value of all trainings, such as data=cifar10
 
     def check(self, name: str) -> None:
         """See that these parts can be, before anything begins.

@@ -99,20 +99,12 @@ SCALES: Mapping[str, Mapping[str, str]] = {
 
 @dataclass(frozen=True)
 class Asked:
-    """What a call is about.
+    """What a call is about."""
 
-    Attributes:
-        scale: gpu or smoke.
-        minutes: of training, start-up and scoring apart, of which `SHORT` is given a share.
-        runs: the folder of runs.
-        overrides: of the recipe, for both codes.
-
-    """
-
-    scale: str = "gpu"
-    minutes: float = 10.0
-    runs: Path = Path("runs/time-to-quality")
-    overrides: tuple[str, ...] = ()
+    scale: str = "gpu"  # gpu or smoke
+    minutes: float = 10.0  # of training, start-up and scoring apart, of which `SHORT` is given a share
+    runs: Path = Path("runs/time-to-quality")  # the folder of runs
+    overrides: tuple[str, ...] = ()  # of the recipe, for both codes
 
     def config(self, code: str, seed: int) -> TrainConfig:
         """The configuration of a run.

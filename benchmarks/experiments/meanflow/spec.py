@@ -26,74 +26,42 @@ OWN = ("seed", "run_name", "output_dir", "resume", "overwrite")
 
 @dataclass(frozen=True)
 class Arm:
-    """One of the compared trainings.
+    """One of the compared trainings."""
 
-    Attributes:
-        name: in tables.
-        settings: overrides of its own.
-
-    """
-
-    name: str
-    settings: Mapping[str, str]
+    name: str  # in tables
+    settings: Mapping[str, str]  # overrides of its own
 
 
 @dataclass(frozen=True)
 class Part:
-    """One question.
+    """One question."""
 
-    Attributes:
-        name: short, as `--part` takes it.
-        title: of its table.
-        question: what it asks.
-        arms: what is compared.
-        samplers: each of which scores every arm.
-        settings: overrides of all arms.
-        scales: overrides of each scale, which an arm's own win over.
-
-    """
-
-    name: str
-    title: str
-    question: str
-    arms: tuple[Arm, ...]
-    settings: Mapping[str, str]
-    scales: Mapping[str, Mapping[str, str]]
-    samplers: tuple[Sampler, ...] = ONE_STEP
+    name: str  # short, as `--part` takes it
+    title: str  # of its table
+    question: str  # what it asks
+    arms: tuple[Arm, ...]  # what is compared
+    settings: Mapping[str, str]  # overrides of all arms
+    scales: Mapping[str, Mapping[str, str]]  # overrides of each scale, which an arm's own win over
+    samplers: tuple[Sampler, ...] = ONE_STEP  # each of which scores every arm
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """A command.
+    """A command."""
 
-    Attributes:
-        name: of the command.
-        title: for people.
-        about: what it shows, and what it cannot.
-        parts: its questions.
-
-    """
-
-    name: str
-    title: str
-    about: str
-    parts: tuple[Part, ...]
+    name: str  # of the command
+    title: str  # for people
+    about: str  # what it shows, and what it cannot
+    parts: tuple[Part, ...]  # its questions
 
 
 @dataclass(frozen=True)
 class Job:
-    """The training of one arm from one seed, and its scores.
+    """The training of one arm from one seed, and its scores."""
 
-    Attributes:
-        settings: every override, by key.
-        seed: of weights, data order, noise and times.
-        root: the folder of runs.
-
-    """
-
-    settings: Mapping[str, str]
-    seed: int
-    root: str
+    settings: Mapping[str, str]  # every override, by key
+    seed: int  # of weights, data order, noise and times
+    root: str  # the folder of runs
 
     @classmethod
     def of(cls, part: Part, arm: Arm, scale: str, seed: int, root: str, overrides: tuple[str, ...] = ()) -> "Job":

@@ -13,18 +13,11 @@ from fullstride.runs.lock import locked
 
 @dataclass(frozen=True)
 class Training:
-    """A training and what it is asked for.
+    """A training and what it is asked for."""
 
-    Attributes:
-        part: whose samplers score it.
-        arm: what it is called there.
-        job: the run.
-
-    """
-
-    part: Part
-    arm: Arm
-    job: Job
+    part: Part  # whose samplers score it
+    arm: Arm  # what it is called there
+    job: Job  # the run
 
     def __str__(self) -> str:
         """As a line of the output begins."""
