@@ -6,7 +6,7 @@ import typer
 
 from benchmarks.cli import cases, experiments
 from benchmarks.cli.report import report
-from benchmarks.harness.outputs import outputs
+from benchmarks.harness.result_paths import outputs
 from fullstride.cli.help import App
 from fullstride.cli.moved import ANYTHING
 from fullstride.cli.running import OneLineErrors

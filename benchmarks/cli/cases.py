@@ -18,9 +18,9 @@ from benchmarks.cases.meanflow.options import (
     StepOptions,
 )
 from benchmarks.cases.step_jax.options import Options as TrainStepOptions
+from benchmarks.harness.budget import ending_early
 from benchmarks.harness.options import CaseOptions
 from benchmarks.harness.result_paths import RESULTS
-from benchmarks.harness.stop_requests import ending_early
 from fullstride.cli.from_dataclass import command_from
 from fullstride.cli.help import App
 from fullstride.cli.options import Results, announce

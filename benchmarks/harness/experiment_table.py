@@ -62,18 +62,14 @@ def in_words(part: PartResult, cell: Callable[[list[float]], str] = mean_and_spr
     return Words(f"{part.question} {', '.join(filter(None, over))}.", (*labels, *named), metrics, rows)
 
 
-def part_table(part: PartResult) -> Table:
-    """A question and its answer."""
-    words = in_words(part)
-    table = blank_table(part.title, (*words.text, *words.metrics), words.caption, left=len(words.text))
-    for row in words.rows:
-        table.add_row(*row)
-    return table
-
-
 def tables(result: ExperimentResult) -> list[Table]:
     """A table for each part that has rows, then the claims."""
-    found = [part_table(part) for part in result.parts if part.rows]
+    found = []
+    for part in (part for part in result.parts if part.rows):
+        words = in_words(part)
+        found.append(blank_table(part.title, (*words.text, *words.metrics), words.caption, left=len(words.text)))
+        for row in words.rows:
+            found[-1].add_row(*row)
     if result.claims:
         claims = Table("claim", "found", "holds", title="Claims", box=box.SIMPLE_HEAD, title_justify="left")
         for claim in result.claims:

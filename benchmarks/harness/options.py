@@ -1,7 +1,7 @@
 """Options of cases: one dataclass a case, whose fields are the options of its command."""
 
 from dataclasses import dataclass
-from typing import Annotated, Any, get_args, get_type_hints
+from typing import Annotated, get_args, get_type_hints
 
 import typer
 
@@ -28,9 +28,6 @@ class CaseOptions:
                 _, option, allowed = get_args(hint)
                 # Typer takes a name that is given to an annotation for a default until it makes the command.
                 name = option.default if isinstance(option.default, str) else f"--{field.replace('_', '-')}"
-                for value in _values(getattr(self, field)):
+                given = getattr(self, field)
+                for value in given if isinstance(given, tuple) else (given,):
                     one_of(name, value, allowed)
-
-
-def _values(value: Any) -> tuple[Any, ...]:
-    return value if isinstance(value, tuple) else (value,)

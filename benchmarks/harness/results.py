@@ -1,15 +1,11 @@
 """Results as JSON, one file a case and machine, raw samples kept."""
 
-import io
 import json
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-from rich.console import Console
 
 from benchmarks.harness.budget import NO_TIME
 from fullstride.errors import ConfigError
@@ -19,7 +15,6 @@ from fullstride.measure.timing import Timing
 from fullstride.runs.atomic_files import replace_file
 
 SCHEMA = 1
-WIDTH = 100  # of a printed result
 # Conditions that stand in a file's name.
 NAMING = (
     "model", "precision", "kv_cache_dtype", "backend", "section", "kernels", "mode", "step", "memory_order",
@@ -37,14 +32,12 @@ def at(**settings: tuple[Any, Any]) -> dict[str, str]:
         settings: of each the value, or several, and the usual one.
 
     """
-    other = {name: value for name, (value, usual) in settings.items() if value != usual}
-    return {"at": slug(" ".join(f"{name} {_words(value)}" for name, value in other.items()))} if other else {}
-
-
-def _words(value: Any) -> str:
-    if value is True:
-        return ""  # its name says it
-    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value) or "none"
+    words = []
+    for name, (value, usual) in settings.items():
+        if value != usual:
+            several = " ".join(map(str, value)) if isinstance(value, tuple) else str(value) or "none"
+            words.append(name if value is True else f"{name} {several}")  # of a switch its name says it
+    return {"at": slug(" ".join(words))} if words else {}
 
 
 def cut_short(conditions: Mapping[str, Any]) -> bool:
@@ -99,15 +92,6 @@ class CaseResult:
             "rows": [row.to_dict() for row in self.rows],
         }
 
-    def __str__(self) -> str:
-        """The table that a bench prints."""
-        from benchmarks.harness.table import result_table
-
-        text = io.StringIO()
-        console = Console(file=text, width=WIDTH)
-        console.print(result_table(self))
-        return "\n".join(line.rstrip() for line in text.getvalue().strip("\n").splitlines())
-
     @property
     def file_name(self) -> str:
         """`case--conditions--machine.json`, the conditions being those that make a file of their own.
@@ -133,22 +117,6 @@ def write_result(result: CaseResult, folder: Path) -> Path:
             "time or other rows"
         )
     return write_json(result.to_dict(), folder / result.file_name)
-
-
-@contextmanager
-def written_first(result: CaseResult, folder: Path) -> Iterator[str]:
-    """Write a result before it is shown and judged within, so that neither can lose it.
-
-    Yields:
-        What became of it, in words.
-
-    Raises:
-        ConfigError: afterwards, if it has no rows and nothing else was wrong; see `write_result`.
-
-    """
-    yield f"written to {write_result(result, folder)}" if result.rows else "nothing was written"
-    if not result.rows:
-        write_result(result, folder)  # which says why
 
 
 def write_json(content: dict[str, Any], path: Path) -> Path:

@@ -11,7 +11,6 @@ from fullstride.measure.code_digest import joined
 from fullstride.measure.environment import environment, machine_slug
 
 Environment = dict[str, Any]
-UNKNOWN = "unknown"
 
 
 def of_run(kept: Mapping[str, Any]) -> dict[str, Any]:
@@ -83,7 +82,8 @@ def of_runs(runs: Iterable[Mapping[str, Any]], device: str) -> Environment:
     names = dict.fromkeys(name for found in known for name in found["versions"])
     versions = {name: ", ".join(_distinct(found["versions"].get(name) for found in known)) for name in names}
     found = gathering | known[-1] | {"versions": versions}
-    commits = _distinct(_commit(each) for each in known)
+    # With a + where there were changes beside it.
+    commits = _distinct(f"{e['commit'][:7]}{'+' * bool(e['dirty'])}" if e["commit"] else "unknown" for e in known)
     return found | ({"commits": commits} if len(commits) > 1 else {})
 
 
@@ -98,11 +98,6 @@ def _one_kind(known: Iterable[Environment], device: str) -> None:
             f"the runs are of different machines, {' and '.join(machines)}, expected those of one kind; "
             "give --runs a folder with one's alone"
         )
-
-
-def _commit(found: Environment) -> str:
-    """With a + where there were changes beside it."""
-    return f"{found['commit'][:7]}{'+' * bool(found['dirty'])}" if found["commit"] else UNKNOWN
 
 
 def _distinct(values: Iterable[str | None]) -> list[str]:

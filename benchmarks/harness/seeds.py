@@ -38,14 +38,6 @@ def seeds_in_words(seeds: Iterable[int]) -> str:
     return f"seeds {', '.join(some)} and {last}" if some else f"seed {last}"
 
 
-def _by_seed(metric: dict[str, Any]) -> dict[int, float]:
-    """The values of a metric as it is written, whose mean and spread are read, too."""
-    finite(metric["mean"])
-    if metric["spread"] is not None:
-        finite(metric["spread"])
-    return {int(seed): finite(value) for seed, value in dict(metric["seeds"]).items()}
-
-
 @dataclass(frozen=True)
 class Outcome:
     """A row: what was done, and what each seed got."""
@@ -58,7 +50,12 @@ class Outcome:
     @classmethod
     def of(cls, row: dict[str, Any]) -> "Outcome":
         """From a row as it is written; KeyError, TypeError or ValueError where it is none."""
-        values = {name: _by_seed(metric) for name, metric in dict(row["metrics"]).items()}
+        values = {}
+        for name, metric in dict(row["metrics"]).items():
+            finite(metric["mean"])
+            if metric["spread"] is not None:
+                finite(metric["spread"])
+            values[name] = {int(seed): finite(value) for seed, value in dict(metric["seeds"]).items()}
         return cls(dict(row["labels"]), values, list(row["settings"]))
 
     @property
