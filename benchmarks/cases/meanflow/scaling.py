@@ -15,9 +15,8 @@ from rich.table import Table
 from torch.cuda import nccl
 
 from benchmarks.cases.meanflow.options import ScalingOptions
-from benchmarks.cases.meanflow.scaling_sets import Found, run_sets, started
+from benchmarks.cases.meanflow.scaling_sets import Found, Job, run_sets, started, step_options
 from benchmarks.cases.meanflow.scaling_steps import Measured
-from benchmarks.cases.meanflow.scaling_workers import Job, step_options
 from benchmarks.cases.meanflow.step_setup import Setup, make_setup, weight_passes
 from benchmarks.harness.budget import NO_MEMORY, NO_TIME, Budget, say
 from benchmarks.harness.results import CaseResult, Row, at, write_result

@@ -8,9 +8,8 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
-from benchmarks.cases.meanflow.step_cases import Case, Steps
+from benchmarks.cases.meanflow.step_cases import Case, Pass, Passes, Steps
 from benchmarks.cases.meanflow.step_gate import TOLERANCE, Exact, Passed
-from benchmarks.cases.meanflow.step_passes import Pass, Passes
 from benchmarks.cases.meanflow.step_profile import profiled
 from benchmarks.cases.meanflow.step_setup import Setup
 from benchmarks.harness.budget import NO_MEMORY, NO_TIME, reason, say
