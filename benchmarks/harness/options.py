@@ -1,7 +1,7 @@
 """Options of cases: one dataclass a case, whose fields are the options of its command."""
 
 from dataclasses import dataclass
-from typing import Annotated, get_args, get_type_hints
+from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 
@@ -10,6 +10,14 @@ from fullstride.errors import one_of
 Seconds = Annotated[
     float, typer.Option(min=0, help="Nothing is begun after them, nor after Ctrl-C; what is left out is named.")
 ]
+
+
+Names = tuple[str, ...]
+
+
+def among(names: str, told: str, flag: str = "") -> Any:
+    """An option for names, which its help shows joined by `|`, and what is told of it."""
+    return typer.Option(*filter(None, [flag]), metavar=names, help=told)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from benchmarks.cases.llm.shared import name_of, shown
+from benchmarks.cases.llm.shared import Bench, shown
 from benchmarks.cases.llm.work import TEMPERATURE
 from benchmarks.harness.budget import say
 from benchmarks.harness.results import CaseResult, Row, write_result
@@ -50,27 +50,15 @@ def named(count: int) -> str:
 
 @dataclass
 class Report:
-    """Rows of one section, written with every new one: a bench that is cut short has told what it found.
+    """Rows of one section, written with every new one: a bench that is cut short has told what it found."""
 
-    Attributes:
-        source, place, precision, section: of the result.
-        kernels: that will be measured.
-        ceilings: of this machine.
-        out: the folder of results.
-        gate: what was compared before.
-        extra: further conditions.
-
-    """
-
-    source: str
-    place: str
+    bench: Bench
     precision: str
     section: str
-    kernels: Sequence[str]
-    ceilings: Ceilings
-    out: Path
-    gate: dict[str, float] = field(default_factory=dict)
-    extra: dict[str, Any] = field(default_factory=dict)
+    kernels: Sequence[str]  # that will be measured
+    ceilings: Ceilings  # of this machine
+    gate: dict[str, float] = field(default_factory=dict)  # what was compared before
+    extra: dict[str, Any] = field(default_factory=dict)  # further conditions
     rows: list[Row] = field(default_factory=list)
 
     def add(self, row: Row) -> None:
@@ -82,14 +70,14 @@ class Report:
         row.extra["speed_up"] = speed / alike[0]["tokens_per_second"]
         row.extra["speed_up_of_the_same_kernels"] = speed / same["tokens_per_second"]
         self.rows.append(row)
-        write_result(self.result(), self.out)
+        write_result(self.result(), self.bench.out)
         told = f"{speed:.1f} tokens/s, {row.extra['speed_up']:.2f} x"
         say(f"{row.name}: {row.timing.median_ms:.3f} ms, {told} ({row.extra['kernels']})")
 
     def result(self) -> CaseResult:
         """With the rows that there are."""
         conditions = {
-            "model": name_of(self.source),
+            "model": self.bench.name,
             "precision": self.precision,
             "section": self.section,
             "kernels": "+".join(dict.fromkeys(self.kernels)),
@@ -99,8 +87,8 @@ class Report:
             "max_sequences": SEQUENCES,
             **self.extra,
         }
-        return CaseResult("llm", self.place, conditions, self.gate, self.ceilings, self.rows, environment())
+        return CaseResult("llm", self.bench.place, conditions, self.gate, self.ceilings, self.rows, environment())
 
     def shown(self) -> Path:
         """Print all rows, and write them once more."""
-        return shown(self.result(), self.out)
+        return shown(self.result(), self.bench.out)

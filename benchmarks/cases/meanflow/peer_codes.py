@@ -49,22 +49,16 @@ def _peak(device: torch.device) -> int | None:
 
 
 class Ours:
-    """A trainer's steps, without its files.
-
-    Attributes:
-        errors: of each form that the step's gate compared with eager fp32.
-
-    """
+    """A trainer's steps, without its files."""
 
     def __init__(self, config: TrainConfig, device: torch.device):
-        """Build the run's state."""
         set_precision(config.precision, device)
         data, self._device = pictures(config.data.batch_size), device
         self._state = build_state(config, data, device)
         objective = build_objective(config, data, self._state.ema)
         self._train_step = build_step(config, objective, self._state, schedule(config.optimizer, config.epochs))
         self._raw, self._size = data.train.records.to(device), config.data.batch_size  # pyright: ignore[reportAttributeAccessIssue]
-        self.errors = self._train_step.errors
+        self.errors = self._train_step.errors  # of each form that the step's gate compared with eager fp32
 
     def timing(self, steps: int) -> Timing:
         """Of so many steps, each from its batch's choice to the end of its work on the device."""
@@ -73,15 +67,12 @@ class Ours:
         # Recorded anew, without the comparison with eager fp32, whose memory is no step's.
         optimizer = self._state.optimizer
         optimizer.load_state_dict(optimizer.state_dict())
-        self._make(WARM)
-        memory.release(self._device)
-        self._make(UNCOUNTED - WARM)
+        for step in range(UNCOUNTED):
+            if step == WARM:
+                memory.release(self._device)
+            self._step()
         peak = _peak(self._device)  # a replay does not show what its record holds
         return Timing(first, tuple(clock.time(self._step) for _ in range(steps)), peak)
-
-    def _make(self, steps: int) -> None:
-        for _ in range(steps):
-            self._step()
 
     def _step(self) -> None:
         first = self._train_step.made * self._size % (len(self._raw) - self._size + 1)

@@ -33,11 +33,8 @@ from fullstride.measure.timing import Call, measure
 
 BATCHES = {"cuda": (1, 8, 64, 512), "cpu": (1, 16), "mps": (1, 16)}
 STEPS: tuple[tuple[str, int], ...] = (("meanflow", 1), ("meanflow", 2), ("euler", 10))
-# Batches of a set.
-SET = 8
-# Images of a batch that are held against fp64.
-JUDGED = 8
-WIDTH = 150  # of the table
+SET = 8  # batches
+JUDGED = 8  # images of a batch that are held against fp64
 
 
 @dataclass(frozen=True)
@@ -96,25 +93,22 @@ class Bench:
         if self.setup.budget.spent:
             self._leave_out(f"batch {batch}, {backend}", NO_TIME)
             return
-        network, noise = self._network(backend), self.setup.images(batch)
+        network: Velocity = self.setup.model
+        if backend != "eager":  # recorded for each batch
+            network = Recorded(
+                torch.compile(network, fullgraph=True, dynamic=False) if "compile" in backend else network
+            )
+        noise = self.setup.images(batch)
         first_ms = self._gate(network, noise, exact, f"batch {batch}, {backend}")
         for case in self._cases(network, noise):
             self._row(case, backend, first_ms)
-
-    def _network(self, backend: str) -> Velocity:
-        """Recorded for each batch."""
-        model = self.setup.model
-        if backend == "eager":
-            return model
-        return Recorded(torch.compile(model, fullgraph=True, dynamic=False) if "compile" in backend else model)
 
     def _cases(self, network: Velocity, noise: Tensor) -> Iterator[Case]:
         """A batch by each sampler; of the largest batch a set, too, from indices to the host as users get it."""
         batch, setup = len(noise), self.setup
         for sampler, steps in STEPS:
-            yield Case(
-                sampler, steps, batch, batch, self._call(partial(SAMPLERS[sampler], network, noise, steps=steps))
-            )
+            take = partial(SAMPLERS[sampler], network, noise, steps=steps)
+            yield Case(sampler, steps, batch, batch, self._call(take))
         if batch == max(self.batches):
             num, asked = SET * batch, {"shape": setup.shape, "seed": 0, "precision": setup.precision}
             for sampler, steps in STEPS[:2]:
@@ -151,9 +145,8 @@ class Bench:
             return
         say(f"timing: {case.name(backend)}")
         timing = measure(case.call, self.setup.clock, self.setup.plan(self.setup.clock.time(case.call)))
-        rate = case.num / timing.median_ms * 1e3
         extra = {"sampler": case.sampler, "steps": case.steps, "batch": case.batch, "num": case.num}
-        extra |= {"backend": backend, "images_per_second": rate}
+        extra |= {"backend": backend, "images_per_second": case.num / timing.median_ms * 1e3}
         evaluations = float(case.steps * (case.num // case.batch))
         work = self.setup.floor(evaluations, evaluations, case.batch)
         # The pool of a graph is none of what the clock sees.
@@ -169,31 +162,13 @@ def run(options: SamplingOptions, out: Path) -> Path:
         GateError: if images are wrong or cannot be made; the rest is measured and written before.
 
     """
-    bench = Bench(_setup(options), options)
-    bench.run()
-    result = result_of(bench)
-
-    def shown() -> Iterator[Table | str]:
-        yield result_table(result)
-        yield from (f"{row.name}: {row.extra['images_per_second']:,.0f} images/s" for row in bench.rows)
-        yield from (f"left out: {name}: {why}" for name, why in bench.left_out.items())
-
-    wrong = [f"{name}: {why}" for name, why in bench.left_out.items() if why not in (NO_MEMORY, NO_TIME)]
-    return finish(result, out, shown, width=WIDTH, wrong=wrong)
-
-
-def _setup(options: SamplingOptions) -> Setup:
     if any("graph" in name for name in options.backends):
         check_backend("graph", resolve_device(options.device), "--backend")
     shared = {"channels_last": options.channels_last, "seconds": options.seconds}
     setup = make_setup(StepOptions(options.device, options.precision, options.model, **shared))
     setup.model.eval()
-    return setup
-
-
-def result_of(bench: Bench) -> CaseResult:
-    """What is written."""
-    setup, options = bench.setup, bench.options
+    bench = Bench(setup, options)
+    bench.run()
     conditions = {
         "model": options.model,
         "precision": options.precision,
@@ -205,5 +180,13 @@ def result_of(bench: Bench) -> CaseResult:
         **at(batch=(options.batches, ())),
         "left_out": [{"name": name, "why": why} for name, why in bench.left_out.items()],
     }
-    device = setup.device.type
-    return CaseResult("meanflow-sampling", device, conditions, bench.errors, setup.ceilings, bench.rows, environment())
+    device, ceilings = setup.device.type, setup.ceilings
+    result = CaseResult("meanflow-sampling", device, conditions, bench.errors, ceilings, bench.rows, environment())
+
+    def shown() -> Iterator[Table | str]:
+        yield result_table(result)
+        yield from (f"{row.name}: {row.extra['images_per_second']:,.0f} images/s" for row in bench.rows)
+        yield from (f"left out: {name}: {why}" for name, why in bench.left_out.items())
+
+    wrong = [f"{name}: {why}" for name, why in bench.left_out.items() if why not in (NO_MEMORY, NO_TIME)]
+    return finish(result, out, shown, width=150, wrong=wrong)

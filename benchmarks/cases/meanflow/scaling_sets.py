@@ -17,15 +17,15 @@ import torch
 
 from benchmarks.cases.meanflow.options import ScalingOptions, StepOptions, counts
 from benchmarks.cases.meanflow.scaling_memory import Memory
-from benchmarks.cases.meanflow.scaling_steps import Groups, Measured, Steps, groups_of
+from benchmarks.cases.meanflow.scaling_steps import Measured, Steps
 from benchmarks.cases.meanflow.step_setup import make_setup
 from benchmarks.harness.budget import NO_TIME, Budget, one_stream, say
 from benchmarks.harness.process_pool import GRACE, UNFINISHED, Team, Worker, await_turn, none_left, share_cores
 from fullstride.device import memory
 from fullstride.meanflow.config.presets import MODELS
-from fullstride.measure.roofline import Ceilings
-from fullstride.step.torch import Processes, joined
+from fullstride.step.torch import joined
 from fullstride.step.torch.body import searched_convolutions
+from fullstride.step.torch.distributed.join import of_ranks
 
 # Of the bench's time, the part in which teams must be ready: those that are not are left out, the others still timed.
 COMPILING = 0.75
@@ -69,34 +69,25 @@ def work(parent: Connection, given: dict[str, Any], job: Job, options: ScalingOp
     known = parent.recv()
     with joined(options.device, "nccl") as everyone:
         # How much memory there is does not depend on what gradients travel by.
-        ways = options.transfers[:1] if job.ratio is None else options.transfers
-        groups = groups_of(counts(everyone.size), options.device, ways)
-        with one_stream(torch.device(options.device)), searched_convolutions():
-            _measure(parent, job, options, known, everyone, groups)
-
-
-def _measure(
-    parent: Connection,
-    job: Job,
-    options: ScalingOptions,
-    known: tuple[Ceilings, int],
-    everyone: Processes,
-    groups: Groups,
-) -> None:
-    device = torch.device(options.device)
-    if job.ratio is None:
-        bench = Memory(options, device, everyone)
-    else:
-        setup = make_setup(step_options(options, job.model), known)
-        bench = Steps(options, setup, setup.loss(job.ratio, split="shared"), everyone)
-        errors = bench.compile(groups)
-        if everyone.leads:
-            parent.send(errors)
-    memory.release(device)  # what the gate took
-    await_turn(parent)
-    for row in bench.measure(groups):
-        if everyone.leads:
-            parent.send(row)
+        ways = options.transfers[:1] if job.ratio is None or options.device != "cuda" else options.transfers
+        # The first n processes for each n above 1 and each way of transfers that there is; collective.
+        sizes = [(n, way) for n in counts(everyone.size) if n > 1 for way in ways]
+        groups = tuple((n, of_ranks(range(n), options.device, way)) for n, way in sizes)
+        device = torch.device(options.device)
+        with one_stream(device), searched_convolutions():
+            if job.ratio is None:
+                bench = Memory(options, device, everyone)
+            else:
+                setup = make_setup(step_options(options, job.model), known)
+                bench = Steps(options, setup, setup.loss(job.ratio, split="shared"), everyone)
+                errors = bench.compile(groups)
+                if everyone.leads:
+                    parent.send(errors)
+            memory.release(device)  # what the gate took
+            await_turn(parent)
+            for row in bench.measure(groups):
+                if everyone.leads:
+                    parent.send(row)
 
 
 @dataclass
@@ -110,20 +101,19 @@ class Found:
     why: str = UNFINISHED  # there are no more rows; empty where all are there
 
 
-def workers_of(job: Job, options: ScalingOptions, size: int, beside: int) -> list[Worker]:
-    """Start a job's processes, which meet as torchrun's would; `beside` of them share the processor."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free.getsockname()[1], "WORLD_SIZE": size}
-    return [Worker(work, place | {"RANK": n, "LOCAL_RANK": n}, job, options, beside) for n in range(size)]
-
-
 @contextmanager
 def started(jobs: list[Job], options: ScalingOptions, size: int) -> Iterator[list[Team]]:
-    """Their teams, which prepare what needs no GPU until they are told the machine's rates."""
+    """Start the jobs' teams, which prepare what needs no GPU until they are told the machine's rates.
+
+    The processes of each meet as torchrun's would; all of them share the processor.
+    """
     with none_left([]) as teams:
         for job in jobs:
-            teams.append(Team(workers_of(job, options, size, size * len(jobs))))
+            with socket.socket() as free:
+                free.bind(("127.0.0.1", 0))
+                place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free.getsockname()[1], "WORLD_SIZE": size}
+            given = [place | {"RANK": n, "LOCAL_RANK": n} for n in range(size)]
+            teams.append(Team([Worker(work, each, job, options, size * len(jobs)) for each in given]))
         yield teams
 
 
@@ -142,13 +132,10 @@ def run_sets(teams: list[Team], every: list[Found], budget: Budget, keep: Callab
             team.end()
         else:
             say(f"timing: {found.job.name}, ready after {found.ready_s:.0f} s")
-            _time(team, found, budget, keep)
 
+            def take(row: Measured, found: Found = found) -> None:
+                found.rows.append(row)
+                keep(found)
 
-def _time(team: Team, found: Found, budget: Budget, keep: Callable[[Found], None]) -> None:
-    def take(row: Measured) -> None:
-        found.rows.append(row)
-        keep(found)
-
-    team.measure(budget.until + GRACE, take)
-    found.why = team.why
+            team.measure(budget.until + GRACE, take)
+            found.why = team.why

@@ -13,11 +13,11 @@ from pathlib import Path
 
 from rich.table import Table
 
-from benchmarks.cases.meanflow.options import SECTIONS, StepOptions
+from benchmarks.cases.meanflow.options import BACKENDS, SECTIONS, StepOptions
 from benchmarks.cases.meanflow.step_cases import Case, Pass
 from benchmarks.cases.meanflow.step_gate import Exact
 from benchmarks.cases.meanflow.step_run import Bench, LeftOut
-from benchmarks.cases.meanflow.step_sections import backends_of, cases_of, chosen, expect_chosen
+from benchmarks.cases.meanflow.step_sections import cases_of, chosen, expect_chosen
 from benchmarks.cases.meanflow.step_setup import Setup, make_setup
 from benchmarks.cases.meanflow.step_table import compare, tables
 from benchmarks.harness.budget import NO_TIME, one_stream, say
@@ -33,7 +33,6 @@ from fullstride.step.torch.body import searched_convolutions
 Found = tuple[list[Row], list[LeftOut]]
 # Seconds after the bench's time, and of a turn, when a process that says nothing is ended: what has begun may finish.
 HANGING = 600.0
-WIDTH = 190  # of the tables
 
 
 @dataclass(frozen=True)
@@ -48,38 +47,29 @@ class Job:
 
 
 def run_jobs(bench: Bench, jobs: list[Job], width: int) -> None:
-    """Run them, `width` at once, and add what they find to the bench."""
+    """Run them, `width` at once, and add what they find to the bench, in the order of the jobs."""
+    setup = bench.setup
     for start in range(0, len(jobs), width):
         wave = jobs[start : start + width]
-        if bench.setup.budget.spent:
-            for job in wave:
-                bench.left_out += _missing(bench, job, NO_TIME)
-        else:
+        found: list[list[Found]] = [[] for _ in wave]
+        why = [NO_TIME] * len(wave)
+        if not setup.budget.spent:
             say(f"compiling: {', '.join(job.name for job in wave)}")
-            for rows, left_out in _wave(bench, wave):
-                bench.rows += rows
-                bench.left_out += left_out
-
-
-def _wave(bench: Bench, wave: list[Job]) -> list[Found]:
-    """What each finds, in the order of the jobs."""
-    setup = bench.setup
-    known = (bench.profiled, setup.ceilings, setup.forward_flops)
-    found: list[list[Found]] = [[] for _ in wave]
-    with none_left([]) as teams:
-        for job in wave:
-            teams.append(Team([Worker(work, len(wave), setup.options, job, *known)]))
-        until = setup.budget.until + HANGING
-        pairs = list(zip(teams, found, strict=True))
-        for team, own in [(team, own) for team, own in pairs if team.get_ready(until, own.append)]:
-            team.measure(time.monotonic() + HANGING, own.append)
-    named = zip(wave, teams, found, strict=True)
-    return [own[0] if own else ([], _missing(bench, job, team.why)) for job, team, own in named]
-
-
-def _missing(bench: Bench, job: Job, why: str) -> list[LeftOut]:
-    size = job.batch or bench.setup.options.batch_size
-    return [LeftOut(job.name, backend, size, why, job.ours) for backend in job.backends]
+            known = (bench.profiled, setup.ceilings, setup.forward_flops)
+            with none_left([]) as teams:
+                for job in wave:
+                    teams.append(Team([Worker(work, len(wave), setup.options, job, *known)]))
+                until = setup.budget.until + HANGING
+                pairs = list(zip(teams, found, strict=True))
+                for team, own in [(team, own) for team, own in pairs if team.get_ready(until, own.append)]:
+                    team.measure(time.monotonic() + HANGING, own.append)
+            why = [team.why for team in teams]
+        for job, own, told in zip(wave, found, why, strict=True):
+            size = job.batch or setup.options.batch_size
+            missing = [LeftOut(job.name, backend, size, told, job.ours) for backend in job.backends]
+            rows, left_out = own[0] if own else ([], missing)
+            bench.rows += rows
+            bench.left_out += left_out
 
 
 def work(
@@ -138,7 +128,7 @@ def run(options: StepOptions, out: Path) -> Path:
         yield from (f"left out: {e.name}, batch {e.batch}, {e.backend}: {e.why}" for e in bench.left_out)
 
     wrong = [f"{e.name}, {e.backend}: {e.why}" for e in bench.left_out if e.wrong]
-    return finish(result, out, shown, width=WIDTH, wrong=wrong)
+    return finish(result, out, shown, width=190, wrong=wrong)
 
 
 def measured(setup: Setup) -> Bench:
@@ -151,7 +141,8 @@ def measured(setup: Setup) -> Bench:
     for compiling in (False, True):
         work = []
         for section in sections:
-            backends = tuple(b for b in backends_of(section, setup) if ("compile" in b) == compiling)
+            every = BACKENDS if section == "backends" and setup.device.type == "cuda" else setup.backends
+            backends = tuple(b for b in every if ("compile" in b) == compiling)
             cases = (case for case in cases_of(section, setup) if chosen(case, setup.options.only))
             work += [(section, case, backends) for case in cases if backends]
         if compiling and setup.options.jobs > 1:
@@ -177,9 +168,8 @@ def _jobs(work: list[tuple[str, Case | Pass, tuple[str, ...]]]) -> list[Job]:
 def result_of(setup: Setup, bench: Bench) -> CaseResult:
     """What is written."""
     options = setup.options
-    errors = {
-        f"{row.name}, batch {row.extra['batch']}: {k}": e for row in bench.rows for k, e in row.extra["errors"].items()
-    }
+    each = [(row, *error) for row in bench.rows for error in row.extra["errors"].items()]
+    errors = {f"{row.name}, batch {row.extra['batch']}: {kind}": error for row, kind, error in each}
     conditions = {
         "model": options.model,
         "precision": options.precision,

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from benchmarks.cases.meanflow.step_gate import TOLERANCE, Exact, Passed, gradients, points, require_all
 from benchmarks.cases.meanflow.step_setup import Drawn, Setup, weight_passes
+from fullstride.device.precision import autocast
 from fullstride.meanflow.objective.loss import MeanFlowLoss
 from fullstride.measure.timing import Call
 from fullstride.step.torch import Averages, TrainStep, constant
@@ -66,14 +67,12 @@ class Steps:
     @functools.cached_property
     def _eager(self) -> Body:
         setup, loss = self.setup, self.case.loss
-        draw = lambda x, _: setup.drawn(loss, x)  # noqa: E731
-        run = self.case.make(setup, loss)
         return Body(
-            loss=run,
+            loss=self.case.make(setup, loss),
             model=setup.model,
             optimizer=self._optimizer(),
             ema=Averages(setup.model, ()),
-            draw=draw,
+            draw=lambda x, _: setup.drawn(loss, x),
             precision=setup.precision,
             generator=setup.generator,
         )
@@ -191,7 +190,7 @@ class Passes:
         run, setup, given = self._compiled if compiling else self._eager, self.setup, points(self.drawn)
 
         def call() -> Any:
-            with torch.set_grad_enabled(self.case.kind == "target"), setup.autocast():
+            with torch.set_grad_enabled(self.case.kind == "target"), autocast(setup.precision, setup.device):
                 return run(setup.model, *given)
 
         return call

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from benchmarks.cases.meanflow.options import BACKENDS
 from benchmarks.cases.meanflow.step_cases import Case, Make, Pass, StepLoss, plain_loss
 from benchmarks.cases.meanflow.step_gate import TOLERANCE
 from benchmarks.cases.meanflow.step_setup import Drawn, Setup
@@ -90,7 +89,6 @@ class CapturedJvp:
     """The target's JVP as a CUDA graph, the prediction as an eager pass."""
 
     def __init__(self) -> None:
-        """It is recorded at the first call."""
         self._inputs: list[Tensor] = []
         self._graph: CudaGraph | None = None
 
@@ -129,19 +127,15 @@ def compiled_model(setup: Setup, loss: MeanFlowLoss) -> StepLoss:
     return lambda _, drawn: inner(model, drawn)
 
 
-def compiled_by(mode: str) -> Make:
-    """The loss compiled in one of the compiler's modes, all of which but the default one have its own CUDA graphs."""
-    return lambda setup, loss: torch.compile(plain_loss(setup, loss), fullgraph=True, dynamic=False, mode=mode)
-
-
 def special(setup: Setup, name: str, make: Make, backend: str, forwards: float = 4.0) -> Case:
     """A case that is run in one way alone, which it brings along unless it is eager."""
     return Case(name, setup.loss(1.0), make, (backend,), ours=False, own=backend != "eager", forwards=forwards)
 
 
 def compiler_mode(setup: Setup, mode: str) -> Case:
-    """A2, the loss compiled in that mode."""
-    return special(setup, f"A2: the loss compiled with {mode}", compiled_by(mode), "compile+graph")
+    """A2, the loss compiled in one of the compiler's modes, all of which but the default have its own CUDA graphs."""
+    make = lambda setup, loss: torch.compile(plain_loss(setup, loss), fullgraph=True, dynamic=False, mode=mode)  # noqa: E731
+    return special(setup, f"A2: the loss compiled with {mode}", make, "compile+graph")
 
 
 def graphed_callable(setup: Setup, loss: MeanFlowLoss) -> StepLoss:
@@ -178,6 +172,8 @@ def alternatives(setup: Setup) -> list[Case | Pass]:
     near = TOLERANCE["bf16"]
 
     own = partial(special, setup)
+    rounded = loss(1.0, backend="two_pass", precision=other)
+    differences = loss(1.0, backend="finite_difference", precision="tf32" if half else None)
     return [
         Case("MeanFlow 100%", loss(1.0)),
         plain_operations(setup),
@@ -191,20 +187,9 @@ def alternatives(setup: Setup) -> list[Case | Pass]:
         own("G: make_graphed_callables", graphed_callable, "graph"),
         own("H: captured JVP, eager prediction", by(CapturedJvp), "graph", forwards=5.0),
         Case("H: two_pass", loss(1.0, backend="two_pass"), forwards=5.0),
-        Case(
-            f"H: two_pass, its JVP in {other}",
-            loss(1.0, backend="two_pass", precision=other),
-            forwards=5.0,
-            tolerance=near,
-        ),
+        Case(f"H: two_pass, its JVP in {other}", rounded, forwards=5.0, tolerance=near),
         Case("I: forward_ad", loss(1.0, backend="forward_ad")),
-        Case(
-            "finite difference",
-            loss(1.0, backend="finite_difference", precision="tf32" if half else None),
-            ours=False,
-            forwards=5.0,
-            tolerance=near,
-        ),
+        Case("finite difference", differences, ours=False, forwards=5.0, tolerance=near),
         compiler_mode(setup, "reduce-overhead"),
     ]
 
@@ -252,18 +237,9 @@ def cases_of(section: str, setup: Setup) -> list[Case | Pass]:
     return [first, meanflow(setup, 1.0), plain_operations(setup)]  # profile
 
 
-def backends_of(section: str, setup: Setup) -> tuple[str, ...]:
-    """By which a section's cases are run: those of `backends` by all."""
-    return BACKENDS if section == "backends" and setup.device.type == "cuda" else setup.backends
-
-
 def chosen(case: Case | Pass, only: tuple[str, ...]) -> bool:
     """Whether a case is among those asked for; flow matching always is, for the ratios' sake."""
-    return not only or case.name == FLOW_MATCHING or _named(case.name, only)
-
-
-def _named(name: str, only: tuple[str, ...]) -> bool:
-    return any(part.lower() in name.lower() for part in only)
+    return not only or case.name == FLOW_MATCHING or any(part.lower() in case.name.lower() for part in only)
 
 
 def expect_chosen(setup: Setup) -> None:
@@ -275,7 +251,7 @@ def expect_chosen(setup: Setup) -> None:
     """
     only = setup.options.only
     names = dict.fromkeys(case.name for section in setup.options.sections for case in cases_of(section, setup))
-    if only and not any(_named(name, only) for name in names):
+    if only and not any(part.lower() in name.lower() for part in only for name in names):
         raise ConfigError(
             f"--only {', '.join(only)}: no row has that in its name; expected parts of {'; '.join(names)}"
         )
