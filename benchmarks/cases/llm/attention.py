@@ -15,7 +15,7 @@ import numpy as np
 from jax import lax
 from rich.table import Table
 
-from benchmarks.cases.llm import attention_pallas as pallas
+from benchmarks.cases.llm import attention_work as pallas
 from benchmarks.cases.llm.attention_work import Case, Way, chained, draw, expected, gather, slots
 from benchmarks.cases.llm.options import BATCHES, BLOCK, AttentionOptions
 from benchmarks.cases.llm.shared import WIDTH

@@ -72,7 +72,14 @@ class Peers:
             folder = Path(name)
             if code := _run_baseline("save", source, dtype, str(folder / "model")).returncode:
                 raise ConfigError(f"--vllm: its weights were not written (exit code {code}; why is said above)")
-            if code := _run_vllm(python, folder, _asked(dtype, runs, work, at_once)):
+            gate = compared(work)
+            asked = {"dtype": dtype, "runs": runs, "prompts": work.prompts, "outputs": work.outputs}
+            asked |= {"temperature": TEMPERATURE, "longest": work.longest, "at_once": at_once}
+            asked |= {"gate_prompts": gate.prompts, "gate_outputs": gate.outputs}
+            (folder / "asked.json").write_text(json.dumps(asked))
+            # Where nothing of this package lies beside the script that its imports could find.
+            script = shutil.copy(bench_vllm.__file__, folder / "beside.py")
+            if code := subprocess.run([python, str(script)], stdout=STDERR, cwd=folder).returncode:
                 raise ConfigError(
                     f"--vllm {python}: it ended with exit code {code}; why is said above, or leave it out"
                 )
@@ -105,28 +112,6 @@ def interpreter(given: str) -> str:
     return os.path.abspath(path)  # a link stays one: to what it points is no environment
 
 
-def _asked(dtype: str, runs: int, work: Work, at_once: int) -> bench_vllm.Asked:
-    gate = compared(work)
-    return {
-        "dtype": dtype,
-        "runs": runs,
-        "prompts": work.prompts,
-        "outputs": work.outputs,
-        "temperature": TEMPERATURE,
-        "longest": work.longest,
-        "at_once": at_once,
-        "gate_prompts": gate.prompts,
-        "gate_outputs": gate.outputs,
-    }
-
-
 def _run_baseline(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "benchmarks.cases.llm.transformers_side", *arguments]
     return subprocess.run(command, stdout=subprocess.PIPE, text=True)
-
-
-def _run_vllm(python: str, folder: Path, asked: bench_vllm.Asked) -> int:
-    """Where nothing of this package lies beside the script that its imports could find."""
-    (folder / "asked.json").write_text(json.dumps(asked))
-    script = shutil.copy(bench_vllm.__file__, folder / "beside.py")
-    return subprocess.run([python, str(script)], stdout=STDERR, cwd=folder).returncode

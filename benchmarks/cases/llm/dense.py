@@ -11,7 +11,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Float32
 
-from benchmarks.cases.llm.weights import MadeParameters
+from benchmarks.cases.llm.devices import MadeParameters
 from fullstride.llm.config import ModelConfig
 from fullstride.llm.models.rope import angles, frequencies, magnitude
 

@@ -54,22 +54,16 @@ def gate(
     crowd = [prompts[0]] * (at_once - 1) + [prompts[-1]]
     answers = [*alone, *_answers(engine, crowd, answer, logprobs=None)]
     sequences = [(*prompt, *tokens) for prompt, (tokens, _) in zip([*prompts, *crowd], answers, strict=True)]
-    expected = _expected(engine, parameters, sequences, answer)
+    distinct = list(dict.fromkeys(sequences))  # engines give many prompts the same answer
+    dense = Dense(engine.model, parameters, engine.sizes.dtype, engine.devices[0])
+    expected = dict(zip(distinct, dense.logprobs(distinct, answer), strict=True))
     told = [(expected[sequence], places) for sequence, (_, places) in zip(sequences, alone, strict=False)]
-    shortfall = max(_shortfall(logprobs, sequence[-answer:]) for sequence, logprobs in expected.items())
+    greedy = [(places, places[range(answer), sequence[-answer:]]) for sequence, places in expected.items()]
+    shortfall = max(float((places.max(1) - taken).max()) for places, taken in greedy)
     limit = FP8_LIMIT if engine.sizes.pool == FP8_POOL else LIMITS[engine.sizes.dtype]
     after = f", {name}" if name else ""
     error, chosen = f"error of logprobs{after}", f"greedy tokens' shortfall, {at_once} at once{after}"
     return {error: _judged(error, _error(told), limit), chosen: _judged(chosen, shortfall, 2 * limit)}
-
-
-def _expected(
-    engine: Engine, parameters: Mapping[str, Any], sequences: list[tuple[int, ...]], answer: int
-) -> dict[tuple[int, ...], np.ndarray]:
-    """Logprobs at each place of the answers; engines give many the same one."""
-    distinct = list(dict.fromkeys(sequences))
-    dense = Dense(engine.model, parameters, engine.sizes.dtype, engine.devices[0])
-    return dict(zip(distinct, dense.logprobs(distinct, answer), strict=True))
 
 
 def _prompts(engine: Engine, lengths: Sequence[int], answer: int) -> list[list[int]]:
@@ -92,10 +86,6 @@ def _error(told: list[tuple[np.ndarray, list[tuple[Logprob, ...]]]]) -> float:
         for each in place
     ]
     return float(np.sqrt(np.mean(np.square(errors))))
-
-
-def _shortfall(logprobs: np.ndarray, tokens: Sequence[int]) -> float:
-    return float((logprobs.max(1) - logprobs[np.arange(len(tokens)), list(tokens)]).max())
 
 
 def _judged(what: str, value: float, limit: float) -> float:

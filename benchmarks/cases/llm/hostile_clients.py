@@ -11,7 +11,6 @@ import json
 import random
 import select
 import socket
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -23,10 +22,9 @@ from typing import Any
 import httpx
 
 from benchmarks.cases.llm.attacks import ATTACKS
-from benchmarks.cases.llm.clients import LONGEST
-from fullstride.measure.gate import GateError
+from benchmarks.cases.llm.clients import LONGEST, found_by, process_of
 
-BEGUN = "begun"
+ITSELF, BEGUN = "benchmarks.cases.llm.hostile_clients", "begun"
 # Seconds between an answer and its client's next small request.
 PAUSE = 0.01
 CHUNK = b"a" * 65536
@@ -44,8 +42,8 @@ def waited(asked: dict[str, Any]) -> dict[str, list[float]]:
         GateError: if a request was refused or not answered, with the server's words.
 
     """
-    with _process("wait", asked) as process:
-        return _read(process)
+    with process_of(ITSELF, "wait", asked=asked) as process:
+        return found_by(process)
 
 
 @contextlib.contextmanager
@@ -63,32 +61,10 @@ def attack(asked: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
     """
     found: dict[str, Any] = {}
-    with _process("attack", asked) as process:
+    with process_of(ITSELF, "attack", asked=asked) as process:
         if process.stdout.readline().strip() == BEGUN:
             yield found
-        found |= _read(process)
-
-
-@contextlib.contextmanager
-def _process(role: str, asked: dict[str, Any]) -> Iterator[Any]:
-    command = [sys.executable, "-m", "benchmarks.cases.llm.hostile_clients", role]
-    pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-    with subprocess.Popen(command, text=True, **pipes) as process:
-        assert process.stdin is not None
-        try:
-            process.stdin.write(json.dumps(asked) + "\n")
-            process.stdin.flush()
-            yield process
-        finally:
-            process.kill()
-
-
-def _read(process: Any) -> Any:
-    said, wrong = process.communicate()
-    if process.returncode:
-        *_, last = ["it said nothing", *wrong.strip().splitlines()]
-        raise GateError(f"the clients' process ended with exit code {process.returncode}: {last}")
-    return json.loads(said)
+        found |= found_by(process)
 
 
 async def _wait(asked: dict[str, Any]) -> dict[str, list[float]]:
@@ -165,10 +141,6 @@ def _attack(asked: dict[str, Any]) -> dict[str, Any]:
     return {"answers": dict(sorted(answers.items())), "seconds": time.perf_counter() - started}
 
 
-def _main(role: str) -> None:
-    asked = json.loads(sys.stdin.readline())
-    sys.stdout.write(json.dumps(asyncio.run(_wait(asked)) if role == "wait" else _attack(asked)))
-
-
 if __name__ == "__main__":
-    _main(sys.argv[1])
+    given = json.loads(sys.stdin.readline())
+    sys.stdout.write(json.dumps(asyncio.run(_wait(given)) if sys.argv[1] == "wait" else _attack(given)))

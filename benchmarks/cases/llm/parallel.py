@@ -10,11 +10,10 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from benchmarks.cases.llm.devices import REPEATS, SEQUENCES, Report, counts, named, settings
+from benchmarks.cases.llm.devices import REPEATS, SEQUENCES, Report, counts, named, on_devices, settings
 from benchmarks.cases.llm.gate import gate
 from benchmarks.cases.llm.shared import Bench, complete, run_all, timing_of
 from benchmarks.cases.llm.sweep import fits, step_samples, weight_bytes, weight_count
-from benchmarks.cases.llm.weights import on_devices
 from benchmarks.cases.llm.work import Work, small
 from benchmarks.cases.step_jax.ceilings import jax_ceilings
 from benchmarks.harness.budget import say

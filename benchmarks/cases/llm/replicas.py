@@ -12,11 +12,10 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from benchmarks.cases.llm.devices import REPEATS, SEQUENCES, Report, counts, named, settings
+from benchmarks.cases.llm.devices import REPEATS, SEQUENCES, Report, counts, named, on_devices, settings
 from benchmarks.cases.llm.gate import gate
 from benchmarks.cases.llm.parallel import floor_of
 from benchmarks.cases.llm.shared import Bench, timing_of
-from benchmarks.cases.llm.weights import on_devices
 from benchmarks.cases.llm.work import TEMPERATURE
 from benchmarks.cases.step_jax.ceilings import jax_ceilings
 from benchmarks.harness.budget import say

@@ -18,10 +18,10 @@ import tests.llm.kernels.emulation  # noqa: F401 # lowers kernels for a CPU
 from benchmarks.cases.llm import devices as bench_devices
 from benchmarks.cases.llm import parallel as bench_parallel
 from benchmarks.cases.llm import replicas as bench_replicas
+from benchmarks.cases.llm.devices import MadeParameters
 from benchmarks.cases.llm.parallel import steps
 from benchmarks.cases.llm.shared import Bench
 from benchmarks.cases.llm.sweep import weight_count
-from benchmarks.cases.llm.weights import MadeParameters
 from benchmarks.cases.llm.work import SHAPES, RandomParameters, TiledParameters
 from benchmarks.harness.results import CaseResult, read_result, write_result
 from fullstride.errors import ConfigError
