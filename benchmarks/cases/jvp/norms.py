@@ -7,35 +7,33 @@ gradients, too. The floor is a copy of as many bytes, and both go in turn throug
 cache. Beside them eager's jvp, torch.func.jvp of the library's own op. Errors are against the plain form in fp64.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
 from benchmarks.cases.jvp.common import (
     Entry,
+    Errors,
     LeftOut,
     Setup,
     Work,
     broken,
+    merged,
     without_graph,
 )
-from benchmarks.cases.jvp.errors import Errors, merged
 from benchmarks.cases.jvp.norms_gate import NAMES, Dual, Problem, backward, eager, gate, ours, results
 from benchmarks.cases.jvp.run import Bench
 from benchmarks.cases.jvp.shapes import NORMS, NORMS_ODD, NORMS_SMALL, NormShape
 from benchmarks.cases.jvp.timing import Copies, sets_beyond
 from benchmarks.harness.budget import NO_TIME, say
-from benchmarks.harness.results import Row
 from fullstride.measure.roofline import Floor
 from fullstride.measure.timing import Call
 
 SHAPES = {"small": NORMS_SMALL, "models": NORMS, "odd": NORMS_ODD, "all": [*NORMS, *NORMS_ODD]}
 # Activations read or written once, there before, and there at the end of each pass.
-PASSES, GIVEN, HELD = (
-    {"forward": 4, "detached": 3, "through": 6},
-    {"forward": 2, "detached": 3, "through": 4},
-    {"forward": 4, "detached": 5, "through": 8},
-)
+PASSES = {"forward": 4, "detached": 3, "through": 6}
+GIVEN = {"forward": 2, "detached": 3, "through": 4}
+HELD = {"forward": 4, "detached": 5, "through": 8}
 FORMATS = ("bf16", "fp16", "fp32")
 CACHE = {"cuda": 64 << 20, "cpu": 0}  # a Hopper's second level; of a processor small sizes only are measured
 
@@ -51,13 +49,11 @@ def rows_of(setup: Setup, problem: Problem, errors: dict[str, Errors], copies: C
             own = errors[kind] if who == "ours" else {}
             sizes = (passes * one, GIVEN[kind] * one, HELD[kind] * one)
             work = Work(str(shape), kind, who, 0, *sizes, errors=own)
-            yield setup.row(work, _maker(run, problems, kind), sets, least)
 
+            def make(i: int, run: Dual = run, kind: str = kind, problems: list[Problem] = problems) -> Call:
+                return without_graph(run, problems[i]) if kind == "forward" else backward(run, problems[i], kind)
 
-def _maker(run: Dual, problems: list[Problem], kind: str) -> Callable[[int], Call]:
-    if kind == "forward":
-        return lambda i: without_graph(run, problems[i])
-    return lambda i: backward(run, problems[i], kind)
+            yield setup.row(work, make, sets, least)
 
 
 def rows(setup: Setup, shapes: list[NormShape]) -> list[Entry]:

@@ -7,8 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.cases.jvp.common import Setup
-from benchmarks.cases.jvp.errors import Errors, error_beside_eager
+from benchmarks.cases.jvp.common import Errors, Setup, error_beside_eager
 from benchmarks.cases.jvp.shapes import NormShape
 from fullstride.jvp.implementation import chosen as chosen_implementation
 from fullstride.jvp.norms.register import ADA_LAYER_NORM, GROUP_NORM, LAYER_NORM, RMS_NORM

@@ -35,7 +35,6 @@ class Attention(eqx.Module):
     dropout: eqx.Module
 
     def __init__(self, dropout: type):
-        """Make the parts."""
         self.query, self.key, self.value, self.out = (_linear(WIDTH, WIDTH) for _ in range(4))
         self.norm, self.dropout = eqx.nn.LayerNorm(WIDTH), dropout(0.1)
 
@@ -49,7 +48,6 @@ class Feedforward(eqx.Module):
     dropout: eqx.Module
 
     def __init__(self, dropout: type):
-        """Make the parts."""
         self.up, self.down = _linear(WIDTH, INNER), _linear(INNER, WIDTH)
         self.norm, self.dropout = eqx.nn.LayerNorm(WIDTH), dropout(0.1)
 
@@ -61,7 +59,6 @@ class Layer(eqx.Module):
     feedforward: Feedforward
 
     def __init__(self, dropout: type):
-        """Make the parts."""
         self.attention, self.feedforward = Attention(dropout), Feedforward(dropout)
 
 
@@ -80,7 +77,6 @@ class Bert(eqx.Module):
     head_out: eqx.nn.Linear
 
     def __init__(self, layers: int = 12, dropout: type = eqx.nn.Dropout):
-        """Make the parts."""
         key = jax.random.key(0)
         self.words = eqx.nn.Embedding(WORDS, WIDTH, key=key)
         self.places = eqx.nn.Embedding(PLACES, WIDTH, key=key)
