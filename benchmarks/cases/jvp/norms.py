@@ -22,7 +22,7 @@ from benchmarks.cases.jvp.common import (
     without_graph,
 )
 from benchmarks.cases.jvp.norms_gate import NAMES, Dual, Problem, backward, eager, gate, ours, results
-from benchmarks.cases.jvp.run import Bench
+from benchmarks.cases.jvp.run import Bench, Rates
 from benchmarks.cases.jvp.shapes import NORMS, NORMS_ODD, NORMS_SMALL, NormShape
 from benchmarks.cases.jvp.timing import Copies, sets_beyond
 from benchmarks.harness.budget import NO_TIME, say
@@ -99,20 +99,8 @@ def _errors(setup: Setup) -> Errors:
     return found
 
 
-def _gigabytes(row: Row) -> str:
-    return f"{row.extra['bytes'] / row.timing.median_ms / 1e6:.4g}"
-
-
-RATES = {"GB/s": _gigabytes, "of copy": lambda row: f"{1 / row.over_floor:.0%}"}
-
-
-BENCH = Bench(
-    "jvp-norms",
-    FORMATS,
-    SHAPES,
-    {"cpu": "small", "cuda": "models"},
-    _kernels,
-    rows,
-    _errors,
-    RATES,
-)
+RATES: Rates = {
+    "GB/s": lambda row: f"{row.extra['bytes'] / row.timing.median_ms / 1e6:.4g}",
+    "of copy": lambda row: f"{1 / row.over_floor:.0%}",
+}
+BENCH = Bench("jvp-norms", FORMATS, SHAPES, {"cpu": "small", "cuda": "models"}, _kernels, rows, _errors, RATES)

@@ -97,13 +97,16 @@ class Bench:
             error = require_close(name, next(stream).raw[0], split.read(orders[0][0, 0]), tolerance=0.0)
             plan = Plan(warmup=1, repeats=5, seconds=1.0)
             timing = measure(lambda: collections.deque(itertools.islice(stream, steps), maxlen=0), self.clock, plan)
-        taken, size = steps * self.batch_size, split.read(torch.zeros(1, dtype=torch.long)).nbytes
+        taken = steps * self.batch_size
         extra = {"workers": workers, "records_per_second": taken / timing.median_ms * 1e3}
-        extra |= {"record_bytes": size, "decode_ms": decode_ms}
-        # Each byte read and written once where it is gathered, on the device or by the host; and its decoding.
+        extra |= {"record_bytes": _bytes(split), "decode_ms": decode_ms}
+        return Row(title, timing, self._floor(split, taken, workers, decode_ms), extra), error
+
+    def _floor(self, split: Split, taken: int, workers: int, decode_ms: float) -> Floor:
+        """Each byte read and written once where it is gathered, on the device or by the host; and its decoding."""
         rate = self.ceilings.bytes if split.in_memory else self.host.bytes
         at_once = min(max(workers, 1), cores())
-        return Row(title, timing, Floor(taken * decode_ms / at_once, 2 * taken * size / rate * 1e3), extra), error
+        return Floor(taken * decode_ms / at_once, 2 * taken * _bytes(split) / rate * 1e3)
 
     def rows(self, counts: list[int]) -> tuple[list[Row], dict[str, float]]:
         """The rows of all sets, and the gate's error of each."""
@@ -116,6 +119,10 @@ class Bench:
                     row, errors[name] = self.row(name, split, workers, decode_ms)
                     rows.append(row)
         return rows, errors
+
+
+def _bytes(split: Split) -> int:
+    return split.read(torch.zeros(1, dtype=torch.long)).nbytes
 
 
 def _decode_ms(split: Split, count: int = 64) -> float:
