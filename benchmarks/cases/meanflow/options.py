@@ -157,7 +157,7 @@ class PeerOptions(CaseOptions):
 
         """
         # It loads PyTorch, which the command line need not.
-        from benchmarks.experiments.meanflow.theirs import check_device
+        from benchmarks.experiments.meanflow.official_code import check_device
 
         check_device(self.official, kind)
         precisions = self.precisions or PEER_PRECISIONS[kind]

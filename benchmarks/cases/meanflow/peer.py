@@ -14,8 +14,7 @@ import torch
 from benchmarks.cases.meanflow.options import PEER_PRECISIONS, PeerOptions
 from benchmarks.cases.meanflow.peer_codes import SHAPE, Ours, Theirs
 from benchmarks.cases.meanflow.step_setup import weight_passes
-from benchmarks.experiments.meanflow.official_code import load_official
-from benchmarks.experiments.meanflow.theirs import check_network, check_settings
+from benchmarks.experiments.meanflow.official_code import check_network, check_settings, load_official
 from benchmarks.harness.budget import NO_TIME, Budget, one_stream, reason, say
 from benchmarks.harness.results import CaseResult, Row, at
 from benchmarks.harness.table import finish, result_table

@@ -3,22 +3,31 @@
 import json
 import signal
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
-from benchmarks.experiments.bert.begun import OVERHEAD, read_begun, recipe_of
 from benchmarks.experiments.bert.steps import overhead
 from benchmarks.harness.budget import say
-from benchmarks.harness.run_provenance import expect_here, of_run
+from benchmarks.harness.run_provenance import expect_here, expect_recipe, of_run
 from benchmarks.harness.time_limit import Limit
 from fullstride.bert.training.overrides import apply, full_key, settings_of
 from fullstride.bert.training.settings import TrainSettings
 from fullstride.bert.training.trainer import Trainer
 from fullstride.errors import ConfigError, one_of
 from fullstride.process.signals import at_once
-from fullstride.runs.atomic_files import replace_file
+from fullstride.runs.atomic_files import read_kept, replace_file
 from fullstride.runs.folder import METRICS, SAME_COMMAND, read_metrics
+from fullstride.settings.overrides import flat
 
+OVERHEAD = "overhead.json"
+# Settings that no number of a result depends on, or that follow from the minutes and the pace.
+FREE = {
+    "steps", "eval_every", "save_every", "keep", "log_every", "run_name", "output_dir", "resume", "overwrite",
+    "evaluation.batch_size",
+}  # fmt: skip
+# Texts that are the same wherever they lie; a path of others says which they are.
+SAME_ANYWHERE = {"gcide", "python_docs"}
 MODELS: Mapping[str, tuple[str, ...]] = {"gpu": ("base6", "base"), "cpu": ("tiny", "mini"), "smoke": ("tiny",)}
 NONE = Limit()
 SETTINGS: Mapping[str, str] = {
@@ -66,6 +75,28 @@ EVALUATIONS = 10
 OWN = ("model.size", "seed", "steps", "output_dir", "run_name", "resume", "overwrite")
 # Steps of a run before it is known how many fit; nothing that is timed depends on them.
 NOMINAL = 100_000
+
+
+def recipe_of(settings: TrainSettings) -> dict[str, Any]:
+    """What the numbers of a run depend on, by dotted keys."""
+    free = FREE | ({"data.path"} if settings.data.name in SAME_ANYWHERE else set())
+    return {key: value for key, value in flat(asdict(settings)) if key not in free}
+
+
+def read_begun(run: Path, settings: TrainSettings) -> dict[str, Any]:
+    """The times and the number of steps of a run that is to be one with these settings.
+
+    Args:
+        run: its folder.
+        settings: that are asked for.
+
+    Raises:
+        ConfigError: if it was begun with others, naming all that differ, or its file is not whole.
+
+    """
+    begun = read_kept(run / OVERHEAD)
+    expect_recipe(begun, recipe_of(settings), run)
+    return begun
 
 
 @dataclass(frozen=True)

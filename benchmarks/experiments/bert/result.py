@@ -5,8 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.experiments.bert.begun import read_begun
-from benchmarks.experiments.bert.experiment import NOMINAL, Asked, device_of
+from benchmarks.experiments.bert.experiment import NOMINAL, Asked, device_of, read_begun
 from benchmarks.harness.run_provenance import of_runs
 from benchmarks.harness.seeds import Curve, ExperimentResult, NothingFinished, Outcome, PartResult
 from fullstride.errors import ConfigError

@@ -8,10 +8,9 @@ from typing import Any
 
 from benchmarks.experiments.meanflow.jobs import name_of
 from benchmarks.experiments.meanflow.official import CHECKPOINT
+from benchmarks.experiments.meanflow.official_code import check_device, check_network, check_settings
 from benchmarks.experiments.meanflow.record import RECORD, Record, best
-from benchmarks.experiments.meanflow.settings import RECIPE
-from benchmarks.experiments.meanflow.spec import Sampler, by_key, composed
-from benchmarks.experiments.meanflow.theirs import check_device, check_network, check_settings
+from benchmarks.experiments.meanflow.spec import RECIPE, Sampler, by_key, composed
 from benchmarks.experiments.meanflow.watch import MOMENTS
 from fullstride.device.select import resolve_device
 from fullstride.errors import ConfigError, one_of

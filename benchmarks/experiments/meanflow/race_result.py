@@ -9,13 +9,14 @@ from PIL import Image
 
 from benchmarks.experiments.meanflow.classifiers import PIXELS, unlike
 from benchmarks.experiments.meanflow.race_asked import SHARE, SHORT, Asked
-from benchmarks.experiments.meanflow.race_claims import SOLVER, judged
-from benchmarks.experiments.meanflow.race_records import (
+from benchmarks.experiments.meanflow.race_claims import (
     CLOCKS,
+    SOLVER,
     Place,
     Records,
     comparable,
     completed,
+    judged,
     line,
     over_seeds,
     places,
