@@ -52,12 +52,7 @@ def _minutes(given: float | None, scale: str, usual: float) -> float:
 
 
 def _show(gather: "Callable[[], ExperimentResult]", out: Path, limit: Limit) -> None:
-    """Gather a result, write it and print it.
-
-    Raises:
-        Preempted: if the limit was over before anything was finished.
-
-    """
+    """Gather a result, write it and print it; Preempted if the limit was over before anything was finished."""
     from benchmarks.harness.experiment_table import show
     from benchmarks.harness.seeds import NothingFinished, write_experiment
 

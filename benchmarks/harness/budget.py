@@ -75,11 +75,8 @@ def one_stream(device: "torch.device") -> Iterator[None]:
 
 @contextmanager
 def ending_early() -> Iterator[None]:
-    """A block of the main thread in which SIGTERM or Ctrl-C spends every `Budget`: what was measured is written.
-
-    Raises:
-        Preempted, KeyboardInterrupt: at its end, if SIGTERM or SIGINT came.
-
+    """A block of the main thread in which SIGTERM or Ctrl-C spends every `Budget`: what was measured is written;
+    Preempted, KeyboardInterrupt at its end, if SIGTERM or SIGINT came.
     """
     with Stop(TOLD, ENDED) as stop:
         _under_way.append(stop)

@@ -25,12 +25,7 @@ class CaseOptions:
     """Options, each `Annotated[type, typer.Option(...)]`, with the names that are allowed as third argument if any."""
 
     def __post_init__(self) -> None:
-        """Check the names.
-
-        Raises:
-            ConfigError: for one that is not allowed.
-
-        """
+        """Check the names; ConfigError for one that is not allowed."""
         for field, hint in get_type_hints(type(self), include_extras=True).items():
             if len(get_args(hint)) > len(("type", "option")):
                 _, option, allowed = get_args(hint)

@@ -128,12 +128,7 @@ def write_json(content: dict[str, Any], path: Path) -> Path:
 
 
 def read_result(path: Path) -> dict[str, Any]:
-    """A written result.
-
-    Raises:
-        ConfigError: if there is none, or it is no result, of another schema, or not whole.
-
-    """
+    """A written result; ConfigError if there is none, or it is no result, of another schema, or not whole."""
     try:
         result = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -148,12 +143,7 @@ def read_result(path: Path) -> dict[str, Any]:
 
 
 def check_keys(data: dict[str, Any], kinds: Mapping[str, type], path: Path, remedy: str) -> None:
-    """Whether a file has every key, and there what its writer puts there.
-
-    Raises:
-        ConfigError: if not, with what to do.
-
-    """
+    """Whether a file has every key, and there what its writer puts there; ConfigError if not, with what to do."""
     if missing := [key for key in kinds if key not in data]:
         raise ConfigError(f"{path}: {', '.join(missing)} missing; {remedy}")
     for key, kind in kinds.items():

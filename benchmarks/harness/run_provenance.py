@@ -32,22 +32,16 @@ def of_run(kept: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def expect_here(runs: Iterable[Mapping[str, Any]], device: str) -> None:
-    """See, before this process adds to runs, that they were made by machines as this one.
-
-    Raises:
-        ConfigError: if they were not: a result is of one kind of machine.
-
+    """See, before this process adds to runs, that they were made by machines as this one; ConfigError if they were not:
+    a result is of one kind of machine.
     """
     if known := _all(runs):
         _one_kind([*known, _here()], device)
 
 
 def expect_recipe(values: Mapping[str, Any], recipe: Mapping[str, Any], run: Path) -> None:
-    """See that a run was made with these settings; those that only one of the two knows are of other code.
-
-    Raises:
-        ConfigError: if one differs, naming all.
-
+    """See that a run was made with these settings; those that only one of the two knows are of other code; ConfigError
+    if one differs, naming all.
     """
     known = values.get("recipe", {})
     if other := [f"{key}={known[key]}" for key in known.keys() & recipe.keys() if known[key] != recipe[key]]:

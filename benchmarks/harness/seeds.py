@@ -161,22 +161,14 @@ class ExperimentResult:
 
 
 def write_experiment(result: ExperimentResult, folder: Path) -> Path:
-    """Write the result whole, replacing an older one of the same experiment, scale and machine.
-
-    Raises:
-        ValueError, TypeError: if a number is not finite or a value is none of JSON's; the older file stays.
-
+    """Write the result whole, replacing an older one of the same experiment, scale and machine; ValueError, TypeError
+    if a number is not finite or a value is none of JSON's; the older file stays.
     """
     return write_json(result.to_dict(), folder / result.file_name)
 
 
 def check_experiment(data: dict[str, Any], path: Path) -> dict[str, Any]:
-    """What a file holds.
-
-    Raises:
-        ConfigError: if it is of another format or not whole.
-
-    """
+    """What a file holds; ConfigError if it is of another format or not whole."""
     if (found := data.get("format")) != FORMAT:
         raise ConfigError(f"{path}: format {found!r} of an experiment, expected {FORMAT}; run the experiment again")
     check_keys(data, KEYS, path, "run the experiment again")

@@ -92,11 +92,8 @@ class Limit:
         os.kill(os.getpid(), signal.SIGTERM)
 
     def cuts(self, act: Callable[[], object]) -> Preempted | None:
-        """Do something, `kept`, and return what ended it early if that was this limit: what comes next has its reserve.
-
-        Raises:
-            Preempted, SystemExit: if it was somebody else, with something to save or without.
-
+        """Do something, `kept`, and return what ended it early if that was this limit: what comes next has its reserve;
+        Preempted, SystemExit if it was somebody else, with something to save or without.
         """
         try:
             with leaving_on_sigterm(), self.kept():

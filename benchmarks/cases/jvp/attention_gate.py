@@ -94,11 +94,8 @@ def results(run: Dual, problem: Problem, through: bool) -> list[Tensor]:
 
 
 def gate(run: Dual, eager: Dual | None, problem: Problem, through: bool, precision: str = "") -> Errors:
-    """Errors of outputs and gradients, `run`'s and eager's in the same format, of some heads of what will be timed.
-
-    Raises:
-        GateError: if `run` is wrong; then nothing of this size is timed.
-
+    """Errors of outputs and gradients, `run`'s and eager's in the same format, of some heads of what will be timed;
+    GateError if `run` is wrong; then nothing of this size is timed.
     """
     names, errors, rounding = ("o", "to", *NAMES[: 6 if through else 3]), {}, ROUNDING.get(precision)
     everything = results(run, problem, through)

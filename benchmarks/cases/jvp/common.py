@@ -175,11 +175,8 @@ class Setup:
 
 
 def make_setup(device: torch.device, precision: str, implementation: str, seconds: float) -> Setup:
-    """The setup, with this machine's ceilings in that format.
-
-    Raises:
-        ConfigError: for a format that the device does not have, or a device without fp64.
-
+    """The setup, with this machine's ceilings in that format; ConfigError for a format that the device does not have,
+    or a device without fp64.
     """
     one_of("--device", device.type, ("cpu", "cuda"))
     _set(precision, device)

@@ -107,11 +107,8 @@ def backward(run: Dual, problem: Problem, kind: str) -> Call:
 
 
 def gate(setup: Setup, problem: Problem, kind: str) -> Errors:
-    """Errors of outputs and gradients, ours and eager's in the same format.
-
-    Raises:
-        GateError: if ours is wrong; then nothing of this size is timed.
-
+    """Errors of outputs and gradients, ours and eager's in the same format; GateError if ours is wrong; then nothing of
+    this size is timed.
     """
     through = kind == "through"
     right = results(ours("plain", through), problem.double(), kind)

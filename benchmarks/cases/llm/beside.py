@@ -59,11 +59,8 @@ class Peers:
         return self._add(found)
 
     def add_vllm(self, python: str, source: str, dtype: str, runs: int, work: Work, at_once: int) -> None:
-        """Run vLLM by its own interpreter, on the same weights.
-
-        Raises:
-            ConfigError: if it does not run, or its weights cannot be written: it was asked for.
-
+        """Run vLLM by its own interpreter, on the same weights; ConfigError if it does not run, or its weights cannot
+        be written: it was asked for.
         """
         if without := _lacking():
             raise ConfigError(f"--vllm: {without}, which write the weights for it; {INSTALL}")
@@ -97,12 +94,7 @@ def _lacking() -> str:
 
 
 def interpreter(given: str) -> str:
-    """The path of an interpreter that runs vLLM.
-
-    Raises:
-        ConfigError: if there is none, or it has no vLLM.
-
-    """
+    """The path of an interpreter that runs vLLM; ConfigError if there is none, or it has no vLLM."""
     path = shutil.which(given)
     if path is None:
         raise ConfigError(f"--vllm {given}: no such program; expected the Python of an environment that has vLLM")

@@ -49,11 +49,8 @@ class Heard:
 
 
 def ask(asked: Asked) -> Heard:
-    """Have all clients ask, in a process of their own.
-
-    Raises:
-        GateError: if the server refused a question or left one unanswered, with its words.
-
+    """Have all clients ask, in a process of their own; GateError if the server refused a question or left one
+    unanswered, with its words.
     """
     with process_of("benchmarks.cases.llm.clients", asked=asdict(asked)) as process:
         return Heard(**found_by(process))
@@ -74,12 +71,7 @@ def process_of(module: str, *words: str, asked: dict[str, Any]) -> Iterator[Any]
 
 
 def found_by(process: Any) -> Any:
-    """What it has found, at its end.
-
-    Raises:
-        GateError: if it failed, with its last words.
-
-    """
+    """What it has found, at its end; GateError if it failed, with its last words."""
     said, wrong = process.communicate()
     if process.returncode:
         *_, last = ["it said nothing", *wrong.strip().splitlines()]

@@ -22,7 +22,6 @@ class Dense:
     """A model whose weights are rounded as an engine's are; one layer of them is on the device at a time."""
 
     def __init__(self, config: ModelConfig, parameters: Mapping[str, Any], dtype: str, device: Any):
-        """Nothing is read yet."""
         self._config, self._parameters, self._dtype, self._device = config, parameters, dtype, device
         self._parts: dict[str, list[str]] = {}
         for name in parameters:

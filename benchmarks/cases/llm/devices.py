@@ -115,7 +115,6 @@ class MadeParameters(RandomParameters):
         return _drawn(shape, sizes, self._dtype)(*own)
 
     def __getitem__(self, name: str) -> np.ndarray:
-        """One parameter, on the host."""
         return np.asarray(self.make(name, jax.devices()[0]))
 
 

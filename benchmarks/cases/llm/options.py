@@ -106,7 +106,6 @@ class AttentionOptions(CaseOptions):
     seed: Annotated[int, typer.Option(min=0, help="Of contexts and numbers.")] = 0
 
     def __post_init__(self) -> None:
-        """Check the sizes."""
         super().__post_init__()
         if self.heads % self.kv_heads:
             raise ConfigError(f"--heads {self.heads} --kv-heads {self.kv_heads}: expected a multiple of the key heads")

@@ -149,17 +149,11 @@ class Agreement:
     """What each engine says beside the first one."""
 
     def __init__(self, report: Report, work: Work):
-        """Of these prompts."""
         self._report, self._work = report, Work(work.prompts, [GREEDY] * len(work.prompts))
         self._first: tuple[list[list[int]], list[dict[int, float]]] | None = None
 
     def check(self, engine: Engine, name: str) -> None:
-        """Note how many tokens and by how much logprobs differ.
-
-        Raises:
-            GateError: if a token does in fp32.
-
-        """
+        """Note how many tokens and by how much logprobs differ; GateError if a token does in fp32."""
         found = complete(engine, self._work, 0.0), first_logprobs(engine, self._work)
         self._first = self._first or found
         total = self._work.tokens

@@ -38,11 +38,8 @@ BUDGET = 1024
 
 
 def run(bench: Bench) -> Path:
-    """Time conversations with 1, 2, 4 and 8 engines behind one server, 16 with each at once; see `case.run`.
-
-    Raises:
-        ConfigError: for a model of too short sequences.
-
+    """Time conversations with 1, 2, 4 and 8 engines behind one server, 16 with each at once; see `case.run`;
+    ConfigError for a model of too short sequences.
     """
     longest, whole = bench.loaded.config.max_position, OPENING + TURNS * (QUESTION + ANSWER)
     if longest < whole:

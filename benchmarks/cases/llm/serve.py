@@ -127,11 +127,8 @@ def _row(url: str, engine: Engine, count: int, conditions: dict[str, Any], ceili
 
 
 def _heard(url: str, engine: Engine, count: int, questions: int, prompt: int, answer: int) -> Heard:
-    """What so many clients hear, each asking so many questions that nobody asked before.
-
-    Raises:
-        GateError: if answers do not have as many tokens as were asked for.
-
+    """What so many clients hear, each asking so many questions that nobody asked before; GateError if answers do not
+    have as many tokens as were asked for.
     """
     slots = _prompts(engine, (count, OTHERS + questions), (count, questions, prompt))
     heard = ask(Asked(url, NAME, slots, answer, TEMPERATURE))

@@ -150,11 +150,8 @@ class PeerOptions(CaseOptions):
     seconds: Seconds = 600.0
 
     def on(self, kind: str) -> "PeerOptions":
-        """With what is usual on a kind of device, cuda, cpu or mps, where nothing is given.
-
-        Raises:
-            ConfigError: if the official code makes no step there.
-
+        """With what is usual on a kind of device, cuda, cpu or mps, where nothing is given; ConfigError if the official
+        code makes no step there.
         """
         # It loads PyTorch, which the command line need not.
         from benchmarks.experiments.meanflow.official_code import check_device

@@ -92,11 +92,9 @@ class _Timed:
         self._batch, self._steps, self.samples_ms = batch, UNCOUNTED + steps, list[float]()
 
     def __len__(self) -> int:
-        """Steps of an epoch."""
         return self._steps
 
     def __iter__(self) -> Iterator[tuple[Tensor, int]]:
-        """One batch after the other."""
         wait = _synchronized(self._batch.device)
         for i in range(self._steps):
             if i == UNCOUNTED:
@@ -112,11 +110,8 @@ class Theirs:
     """The official code's steps, by its own loop."""
 
     def __init__(self, config: TrainConfig, checkout: Path, device: torch.device):
-        """Build its network, and ours with its weights.
-
-        Raises:
-            ConfigError: if the checkout cannot be used, or its network has another number of weights.
-
+        """Build its network, and ours with its weights; ConfigError if the checkout cannot be used, or its network has
+        another number of weights.
         """
         self._code, self._args = opened(config, checkout)
         self._args.start_epoch = 0
@@ -128,11 +123,8 @@ class Theirs:
         self._batch = torch.rand(config.data.batch_size, *SHAPE, device=device)
 
     def error_of_ours(self) -> float:
-        """Relative error of u and du/dt by our network with its weights, none of which is as good as zero, in fp32.
-
-        Raises:
-            GateError: if they are not the same function.
-
+        """Relative error of u and du/dt by our network with its weights, none of which is as good as zero, in fp32;
+        GateError if they are not the same function.
         """
         theirs, config = self._training.model.net, self._config
         awake(theirs, torch.Generator(self._device).manual_seed(0))

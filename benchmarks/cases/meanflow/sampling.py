@@ -123,11 +123,8 @@ class Bench:
         return call
 
     def _gate(self, network: Velocity, noise: Tensor, exact: Velocity, name: str) -> float:
-        """Milliseconds of the first calls, what was compiled and recorded included, once a later one is right.
-
-        Raises:
-            GateError: if it is not.
-
+        """Milliseconds of the first calls, what was compiled and recorded included, once a later one is right;
+        GateError if it is not.
         """
         images: list[Tensor] = []
         call = self._call(lambda: images.append(meanflow_sample(network, noise, steps=2).images))

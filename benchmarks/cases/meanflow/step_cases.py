@@ -196,12 +196,7 @@ class Passes:
         return call
 
     def gate(self, compiling: bool) -> Passed:
-        """Errors of u and du/dt; this is also the first call, which compiles.
-
-        Raises:
-            GateError: if they are too large.
-
-        """
+        """Errors of u and du/dt; this is also the first call, which compiles; GateError if they are too large."""
         self.setup.model.train(not self.setup.options.dropout)
         call, results = self.call(compiling), []
         ms = self.setup.clock.time(lambda: results.append(call()))

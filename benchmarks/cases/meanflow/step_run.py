@@ -135,12 +135,7 @@ class Bench:
         return call, peak
 
     def _require_replays(self, started: Any, plain: Call, replay: Call) -> None:
-        """A replay gives what is recorded, on the same random numbers.
-
-        Raises:
-            GateError: if not.
-
-        """
+        """A replay gives what is recorded, on the same random numbers; GateError if not."""
         setup, tolerance = self.setup, TOLERANCE[self.setup.precision]
         kept = [p.grad for p in setup.model.parameters()]
         state = setup.generator.get_state()

@@ -93,7 +93,6 @@ class CapturedJvp:
         self._graph: CudaGraph | None = None
 
     def __call__(self, model: nn.Module, *points: Tensor) -> tuple[Tensor, Tensor]:
-        """u and du/dt."""
         if self._graph is None:
             self._inputs = [x.clone() for x in points]
             for _ in range(WARM):
@@ -243,11 +242,8 @@ def chosen(case: Case | Pass, only: tuple[str, ...]) -> bool:
 
 
 def expect_chosen(setup: Setup) -> None:
-    """See that `--only` asks for something, before anything is measured: flow matching alone compares with nothing.
-
-    Raises:
-        ConfigError: if no row of the sections has any of its parts in its name.
-
+    """See that `--only` asks for something, before anything is measured: flow matching alone compares with nothing;
+    ConfigError if no row of the sections has any of its parts in its name.
     """
     only = setup.options.only
     names = dict.fromkeys(case.name for section in setup.options.sections for case in cases_of(section, setup))

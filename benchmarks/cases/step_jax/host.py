@@ -38,12 +38,7 @@ def difference(arrays: Sequence[Any], reference: Sequence[Any], start: Sequence[
 def require_alike(
     name: str, arrays: Sequence[Any], reference: Sequence[Any], start: Sequence[Any], tolerance: float
 ) -> float:
-    """The difference of a way's parameters after some steps, if it is within `tolerance`.
-
-    Raises:
-        GateError: if it is not.
-
-    """
+    """The difference of a way's parameters after some steps, if it is within `tolerance`; GateError if it is not."""
     error = difference(arrays, reference, start)
     if not error <= tolerance:
         raise GateError(

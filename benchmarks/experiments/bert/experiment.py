@@ -111,11 +111,8 @@ class Asked:
     overrides: tuple[str, ...] = ()  # of the settings
 
     def __post_init__(self) -> None:
-        """Check the scale and the overrides, and take the scale's models.
-
-        Raises:
-            ConfigError: for an unknown scale, or an override that is none or of what the command's options say.
-
+        """Check the scale and the overrides, and take the scale's models; ConfigError for an unknown scale, or an
+        override that is none or of what the command's options say.
         """
         one_of("--scale", self.scale, SCALES)
         apply(list(self.overrides), TrainSettings())
@@ -124,12 +121,7 @@ class Asked:
         object.__setattr__(self, "models", self.models or MODELS[self.scale])
 
     def settings(self, model: str, steps: int) -> TrainSettings:
-        """Of a run of so many steps.
-
-        Raises:
-            ConfigError: for a setting that cannot be.
-
-        """
+        """Of a run of so many steps; ConfigError for a setting that cannot be."""
         given = {full_key(override): override.partition("=")[2] for override in self.overrides}
         often = str(-(-steps // EVALUATIONS))
         own = {"steps": str(steps), "eval_every": often, "save_every": often}

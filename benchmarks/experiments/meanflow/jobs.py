@@ -65,12 +65,7 @@ def has(job: Job, scores: Scores, sampler: Sampler) -> bool:
 
 
 def kept(job: Job) -> Scores:
-    """What a job has found so far.
-
-    Raises:
-        ConfigError: if the file is not whole.
-
-    """
+    """What a job has found so far; ConfigError if the file is not whole."""
     path = run_folder(job) / SCORES
     return read_kept(path) if path.is_file() else {"samplers": {}}
 
@@ -99,7 +94,6 @@ class Laboratory:
     """Trains and scores jobs; evaluators, whose reference statistics take a while, are kept between them."""
 
     def __init__(self) -> None:
-        """Without evaluators yet."""
         self._evaluators: dict[str, Evaluator] = {}
 
     def run(self, job: Job, samplers: tuple[Sampler, ...]) -> Scores:

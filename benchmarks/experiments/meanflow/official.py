@@ -24,7 +24,6 @@ class Velocity(nn.Module):
     """Its network, net(z, (t, t - r)), as u(z, r, t)."""
 
     def __init__(self, net: nn.Module):
-        """Take the network."""
         super().__init__()
         self.net = net
 
@@ -62,12 +61,8 @@ class Feed:
             epoch, skip = epoch + 1, 0
 
     def __iter__(self) -> Iterator[tuple[Tensor, int]]:
-        """One batch after the other; between two of them a step has been made.
-
-        Raises:
-            Preempted, KeyboardInterrupt: after saving, if a stop signal came since the start was over; before that one
-                ends the process at once.
-
+        """One batch after the other; between two of them a step has been made; Preempted, KeyboardInterrupt after
+        saving, if a stop signal came since the start was over; before that one ends the process at once.
         """
         training, stop, collecting = self.training, self.watch.stop, False
         with ExitStack() as until_the_end:

@@ -34,11 +34,8 @@ RANDOM = Path("meanflow/models/rng.py")
 
 
 def load_official(checkout: Path) -> dict[str, ModuleType]:
-    """The modules of a checkout.
-
-    Raises:
-        ConfigError: if it is none, something that it needs is not installed, or other modules have its names.
-
+    """The modules of a checkout; ConfigError if it is none, something that it needs is not installed, or other modules
+    have its names.
     """
     source = checkout.expanduser().resolve() / "meanflow"
     if not (source / "training" / "train_loop.py").is_file():
@@ -129,11 +126,8 @@ def _schedule(
 
 
 def opened(config: TrainConfig, checkout: Path) -> tuple[dict[str, ModuleType], argparse.Namespace]:
-    """Its modules and its settings; PyTorch is set up as its main module does.
-
-    Raises:
-        ConfigError: if the checkout cannot be used.
-
+    """Its modules and its settings; PyTorch is set up as its main module does; ConfigError if the checkout cannot be
+    used.
     """
     code = load_official(checkout)
     torch.set_float32_matmul_precision("high")
@@ -211,11 +205,8 @@ def run_epoch(code: dict[str, ModuleType], training: Training, step: Callable, b
 
 
 def check_device(checkout: Path, kind: str) -> None:
-    """Raise unless a checkout of the official code makes its steps on a kind of device, cuda, cpu or mps.
-
-    Raises:
-        ConfigError: if it does not.
-
+    """Raise unless a checkout of the official code makes its steps on a kind of device, cuda, cpu or mps; ConfigError
+    if it does not.
     """
     if kind != "cuda" and (checkout.expanduser() / RANDOM).is_file():
         raise ConfigError(
@@ -225,22 +216,14 @@ def check_device(checkout: Path, kind: str) -> None:
 
 
 def check_network(config: TrainConfig) -> None:
-    """Raise unless the official code has the network.
-
-    Raises:
-        ConfigError: for another one than its.
-
-    """
+    """Raise unless the official code has the network; ConfigError for another one than its."""
     if not isinstance(config.model, SongUNetConfig):
         raise ConfigError(f"model={config.model.name}: the official code has song_unet alone; leave it out")
 
 
 def check_settings(config: TrainConfig, usual: TrainConfig) -> None:
-    """Raise for a setting of what is trained that is not the usual one and that the official code does not have.
-
-    Raises:
-        ConfigError: naming them.
-
+    """Raise for a setting of what is trained that is not the usual one and that the official code does not have;
+    ConfigError naming them.
     """
     given, before = dict(flat(asdict(config))), dict(flat(asdict(usual)))
     if other := [key for key, value in given.items() if key in NOT_THEIRS and value != before.get(key)]:

@@ -40,12 +40,8 @@ class Asked:
     overrides: tuple[str, ...] = ()  # key=value of all trainings, such as data=cifar10
 
     def check(self, name: str) -> None:
-        """See that these parts can be, before anything begins.
-
-        Raises:
-            ConfigError: for an unknown scale or part, or an override that is none, or of what all arms of a part differ
-                in.
-
+        """See that these parts can be, before anything begins; ConfigError for an unknown scale or part, or an override
+        that is none, or of what all arms of a part differ in.
         """
         one_of("--scale", self.scale, SCALES)
         for part in self.parts:
@@ -107,12 +103,7 @@ def trainings(experiment: Experiment, asked: Asked) -> list[Training]:
 
 
 def count_missing(name: str, asked: Asked) -> int:
-    """How many runs a call would have to make or to score.
-
-    Raises:
-        ConfigError: for a device that is not there.
-
-    """
+    """How many runs a call would have to make or to score; ConfigError for a device that is not there."""
     wanted = trainings(PHASES[name], asked)
     _expect_devices(wanted)
     return len({run_folder(training.job) for training in wanted if not training.is_finished})
@@ -170,11 +161,8 @@ def gathered(experiment: Experiment, asked: Asked) -> ExperimentResult:
 
 
 def _found(part: Part, asked: Asked, must: bool) -> tuple[dict[str, list[tuple[Job, Scores]]], list[str]]:
-    """The runs of a part that have a score, by arm, and what is missing of it.
-
-    Raises:
-        ConfigError: if the overrides cannot be of the part and it `must` be there; another one is missing then.
-
+    """The runs of a part that have a score, by arm, and what is missing of it; ConfigError if the overrides cannot be
+    of the part and it `must` be there; another one is missing then.
     """
     found, missing = dict[str, list[tuple[Job, Scores]]](), []
     try:

@@ -34,7 +34,6 @@ class WatchedTrainer(Trainer):
     """A trainer that is told to end by a watch, over whose time its rate falls if it does."""
 
     def __init__(self, config: TrainConfig, watch: Watch):
-        """Build the run, as `Trainer`."""
         self.watch, self._decays = watch, config.optimizer.decay == "cosine"
         # Of the time, as the next step has it, on the device.
         self._share = torch.zeros((), dtype=torch.float64, device=resolve_device(config.device))
@@ -77,11 +76,8 @@ class WatchedTrainer(Trainer):
 
 
 def train_ours(config: TrainConfig, watch: Watch) -> str:
-    """Train until the watch ends it, and say why it did.
-
-    Raises:
-        ConfigError, FloatingPointError, OutOfMemory, Preempted, KeyboardInterrupt: as `Trainer.run_to_end`.
-
+    """Train until the watch ends it, and say why it did; ConfigError, FloatingPointError, OutOfMemory, Preempted,
+    KeyboardInterrupt as of `Trainer.run_to_end`.
     """
     try:
         WatchedTrainer(config, watch).run_to_end()

@@ -149,11 +149,8 @@ class Asked:
         return SHARE * self.minutes if code == SHORT else self.minutes
 
     def check(self, code: str, seed: int, official: Path | None) -> None:
-        """See that a run can be, before anything begins.
-
-        Raises:
-            ConfigError: for settings, a device or a checkout that cannot be used.
-
+        """See that a run can be, before anything begins; ConfigError for settings, a device or a checkout that cannot
+        be used.
         """
         config = self.config(code, seed)
         check_settings(self.config("official", 0), Asked(self.scale).config("official", 0))
@@ -168,11 +165,8 @@ class Asked:
         check_device(official, device.type)
 
     def recipe(self, code: str) -> dict[str, Any]:
-        """What the numbers of a code's runs depend on, by dotted keys; a run goes on with the same alone.
-
-        Raises:
-            ConfigError: as `config`.
-
+        """What the numbers of a code's runs depend on, by dotted keys; a run goes on with the same alone; ConfigError
+        as of `config`.
         """
         config = self.config(code, 0)
         free = FREE - ({"data.path"} if row_of(config.data.name).folder else set())  # others are the same anywhere
@@ -185,12 +179,7 @@ class Asked:
         return self.runs / self.scale
 
     def record(self, code: str, seed: int) -> Record:
-        """Of a run, as it is in its folder or will be.
-
-        Raises:
-            ConfigError: if it was begun with other settings.
-
-        """
+        """Of a run, as it is in its folder or will be; ConfigError if it was begun with other settings."""
         return Record(self.folder / f"{code}-{seed}", self.minutes_of(code), self.recipe(code))
 
     def begins_anew(self, code: str, seed: int) -> bool:

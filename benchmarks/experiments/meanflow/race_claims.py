@@ -20,12 +20,7 @@ NONE_OF_BOTH = "no seed was run to its end by both codes"
 
 
 def read_records(asked: Asked, code: str, seeds: tuple[int, ...]) -> Records:
-    """Of a code's runs that have reached a mark.
-
-    Raises:
-        ConfigError: if one was run with other settings than are asked for.
-
-    """
+    """Of a code's runs that have reached a mark; ConfigError if one was run with other settings than are asked for."""
     records = {seed: best(asked.record(code, seed).values) for seed in seeds}
     return {seed: record for seed, record in records.items() if record["marks"]}
 

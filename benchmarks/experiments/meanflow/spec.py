@@ -149,12 +149,7 @@ class Job:
 
 
 def by_key(overrides: Sequence[str]) -> dict[str, str]:
-    """Overrides as settings.
-
-    Raises:
-        ConfigError: for one without `=`, a key given twice, or one that is each training's own.
-
-    """
+    """Overrides as settings; ConfigError for one without `=`, a key given twice, or one that is each training's own."""
     if other := [override for override in overrides if "=" not in override]:
         raise ConfigError(f"{', '.join(other)}: expected key=value")
     found: dict[str, str] = {}
@@ -168,11 +163,8 @@ def by_key(overrides: Sequence[str]) -> dict[str, str]:
 
 
 def composed(overrides: tuple[str, ...]) -> TrainConfig:
-    """A configuration of one's own, composed once for all seeds: checking every key takes a while.
-
-    Raises:
-        ConfigError: for a setting that cannot be.
-
+    """A configuration of one's own, composed once for all seeds: checking every key takes a while; ConfigError for a
+    setting that cannot be.
     """
     return copy.deepcopy(_kept(overrides))
 
