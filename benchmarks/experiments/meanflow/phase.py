@@ -3,12 +3,10 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.experiments.meanflow.classifiers import apart
-from benchmarks.experiments.meanflow.jobs import Scores, begun, floor_of, kept, run_folder
-from benchmarks.experiments.meanflow.phase_rows import by_evaluations, floor_row, not_scored, rows_of
+from benchmarks.experiments.meanflow.jobs import Scores, Training, begun, floor_of, kept, run_folder, work_off
+from benchmarks.experiments.meanflow.phase_rows import apart, by_evaluations, floor_row, not_scored, rows_of
 from benchmarks.experiments.meanflow.phases import PHASES
 from benchmarks.experiments.meanflow.spec import SCALES, Experiment, Job, Part, by_key
-from benchmarks.experiments.meanflow.trainings import Training, work_off
 from benchmarks.harness.experiment_table import show
 from benchmarks.harness.result_paths import SEEDS
 from benchmarks.harness.run_provenance import expect_here, of_runs

@@ -7,7 +7,7 @@ import math
 import numpy as np
 from PIL import Image
 
-from benchmarks.experiments.meanflow.classifiers import PIXELS, unlike
+from benchmarks.experiments.meanflow.phase_rows import PIXELS, unlike
 from benchmarks.experiments.meanflow.race_asked import SHARE, SHORT, Asked
 from benchmarks.experiments.meanflow.race_claims import (
     CLOCKS,
