@@ -106,10 +106,8 @@ class CaseResult:
 def write_result(result: CaseResult, folder: Path) -> Path:
     """Write the result atomically, replacing an older one of the same case and machine.
 
-    Raises:
-        ConfigError: if it has no rows; the older file stays.
-        ValueError, TypeError: if a number is not finite or a value is none of JSON's; likewise.
-
+    ConfigError if it has no rows; the older file stays. ValueError, TypeError if a number is not finite or a value is
+    none of JSON's; likewise.
     """
     if not result.rows:
         raise ConfigError(

@@ -115,9 +115,7 @@ def of_another(run: Dual, problem: Problem) -> Errors:
 
     They are kept by the name that ours have, in a row of its own.
 
-    Raises:
-        GateError: if it is wrong; then it is not timed.
-
+    GateError if it is wrong; then it is not timed.
     """
     names, errors = ("o", "to", *NAMES[:3]), {}
     everything = results(run, problem, through=False)

@@ -123,10 +123,8 @@ class Bench:
     def run(self, options: AttentionOptions | NormsOptions, out: Path) -> Path:
         """Gate, measure, print the tables and write the JSON, whose path is returned.
 
-        Raises:
-            ConfigError: for a device, format or list that there is not.
-            GateError: if a result is wrong; the rest is measured and written before.
-
+        ConfigError for a device, format or list that there is not. GateError if a result is wrong; the rest is measured
+        and written before.
         """
         chosen = resolve_device(options.device)
         one_of("--precision", options.precision, self.formats)

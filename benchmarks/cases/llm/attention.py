@@ -39,10 +39,8 @@ PLAN, GLANCE = Plan(warmup=2, repeats=10, seconds=0.2, most=50), Plan(warmup=1, 
 def run(options: AttentionOptions, out: Path) -> Path:
     """Gate, measure, print the table and write the JSON, whose path is returned.
 
-    Raises:
-        ConfigError: if the set cannot run here.
-        GateError: if a result is not that of fp64; the others are measured and written before.
-
+    ConfigError if the set cannot run here. GateError if a result is not that of fp64; the others are measured and
+    written before.
     """
     dtype, kernels, seed, contexts = options.dtype, options.kernels, options.seed, options.contexts
     heads, dim = options.heads, options.head_dim

@@ -27,10 +27,8 @@ from fullstride.measure.timing import HostClock
 def run(options: Options, out: Path) -> Path:
     """Measure, print the table, write the JSON, whose path is returned.
 
-    Raises:
-        ConfigError: for a model that there is not, a vLLM that does not run, or kernels that cannot run the model here.
-        GateError: if fp32 greedy tokens are not those of what runs beside it, or see `bench_gate.gate`.
-
+    ConfigError for a model that there is not, a vLLM that does not run, or kernels that cannot run the model here.
+    GateError if fp32 greedy tokens are not those of what runs beside it, or see `bench_gate.gate`.
     """
     source, workload, dtype = options.model, options.workload, options.dtype
     kernels, kv_cache_dtype = options.kernels, options.kv_cache_dtype

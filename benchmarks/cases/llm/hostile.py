@@ -36,11 +36,8 @@ IDLE, NAME = "idle", "model"
 def run(bench: Bench) -> Path:
     """Time small completions and /health, idle and by attack, a row each, written as it is found; see `case.run`.
 
-    Raises:
-        ConfigError: for a model without a tokenizer, an end of texts or a chat template.
-        GateError: if a small request is refused, or an attack is answered otherwise than it should be; or see
-            `gate.gate`.
-
+    ConfigError for a model without a tokenizer, an end of texts or a chat template. GateError if a small request is
+    refused, or an attack is answered otherwise than it should be; or see `gate.gate`.
     """
     tokenizer = bench.loaded.tokenizer
     if tokenizer is None or not tokenizer.eos or tokenizer.template is None:
@@ -101,9 +98,7 @@ def _row(name: str, asked: dict[str, Any], least: Floor) -> Row:
 def _answered(name: str, answers: dict[str, int], seconds: float) -> dict[str, Any]:
     """How often an attack was answered, and how.
 
-    Raises:
-        GateError: if the server did something else with it than it is to cost.
-
+    GateError if the server did something else with it than it is to cost.
     """
     expected = str(ATTACKS[name].status)
     if expected not in answers or answers.keys() - {expected, CUT_OFF}:

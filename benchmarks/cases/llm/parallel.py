@@ -116,10 +116,8 @@ def largest_difference(ours: list[dict[int, float]], theirs: list[dict[int, floa
 def run(bench: Bench) -> Path:
     """Time decode steps of one model on 1, 2, 4 and 8 devices, as far as there are so many; see `case.run`.
 
-    Raises:
-        ConfigError: if the kernels that were named cannot run on one of these numbers of devices.
-        GateError: if greedy tokens in fp32 are not those of one device; or see `bench_gate.gate`.
-
+    ConfigError if the kernels that were named cannot run on one of these numbers of devices. GateError if greedy tokens
+    in fp32 are not those of one device; or see `bench_gate.gate`.
     """
     loaded = on_devices(bench.loaded)
     platform = jax.devices()[0].platform

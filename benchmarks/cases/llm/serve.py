@@ -50,10 +50,8 @@ PATIENT = Limits(queue_seconds=LONGEST, total_seconds=LONGEST)
 def run(bench: Bench) -> Path:
     """Time answers by number of clients, a row each, written as it is found; see `case.run`.
 
-    Raises:
-        ConfigError: for a model of too short sequences.
-        GateError: if an answer does not come, or has not as many tokens as were asked for; or see `gate.gate`.
-
+    ConfigError for a model of too short sequences. GateError if an answer does not come, or has not as many tokens as
+    were asked for; or see `gate.gate`.
     """
     loaded, (prompt, answer) = bench.loaded, LENGTHS[bench.place]
     longest, clients = min(prompt + answer, loaded.config.max_position), CLIENTS[bench.place]

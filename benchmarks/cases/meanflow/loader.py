@@ -147,10 +147,8 @@ def worker_counts(most: int) -> list[int]:
 def run(options: LoaderOptions, out: Path) -> Path:
     """Gate, measure, print the table and write the JSON, whose path is returned.
 
-    Raises:
-        ConfigError: if the device is not there, or a set has fewer records than a batch.
-        GateError: if a batch is not what was asked for.
-
+    ConfigError if the device is not there, or a set has fewer records than a batch. GateError if a batch is not what
+    was asked for.
     """
     chosen, batch_size, workers = resolve_device(options.device), options.batch_size, options.workers
     torch.manual_seed(0)

@@ -110,10 +110,8 @@ class Bench:
 def run(options: PeerOptions, out: Path) -> Path:
     """Gate, measure, print the table and write the JSON, whose path is returned.
 
-    Raises:
-        ConfigError: if the device, a precision, a setting or the checkout cannot be used here.
-        GateError, StepError: if a step of ours is wrong, or our network with their weights is another one.
-
+    ConfigError if the device, a precision, a setting or the checkout cannot be used here. GateError, StepError if a
+    step of ours is wrong, or our network with their weights is another one.
     """
     device = resolve_device(options.device)
     options = options.on(device.type)

@@ -154,10 +154,8 @@ class Bench:
 def run(options: SamplingOptions, out: Path) -> Path:
     """Gate, measure, print the table and write the JSON, whose path is returned.
 
-    Raises:
-        ConfigError: if the device is not there or cannot take the precision or a backend, or nothing was measured.
-        GateError: if images are wrong or cannot be made; the rest is measured and written before.
-
+    ConfigError if the device is not there or cannot take the precision or a backend, or nothing was measured. GateError
+    if images are wrong or cannot be made; the rest is measured and written before.
     """
     if any("graph" in name for name in options.backends):
         check_backend("graph", resolve_device(options.device), "--backend")

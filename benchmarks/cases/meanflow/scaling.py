@@ -94,10 +94,8 @@ class Bench:
 def run(options: ScalingOptions, out: Path) -> Path:
     """Measure, print the tables and write the JSON, whose path is returned.
 
-    Raises:
-        ConfigError: if the device is not there, or has too few GPUs, or nothing is to be or was measured.
-        GateError: if a step is wrong or cannot be run; the rest is measured and written before.
-
+    ConfigError if the device is not there, or has too few GPUs, or nothing is to be or was measured. GateError if a
+    step is wrong or cannot be run; the rest is measured and written before.
     """
     budget, device = Budget.of(options.seconds), resolve_device(options.device)
     there = torch.cuda.device_count() if device.type == "cuda" else 2

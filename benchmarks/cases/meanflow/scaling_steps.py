@@ -58,9 +58,7 @@ class Steps:
 
         All processes compile at once: what is compiled names its GPU, so that none could use another's.
 
-        Raises:
-            StepError: if they disagree.
-
+        StepError if they disagree.
         """
         self._make("none", ALONE)(self._x)
         self.everyone.largest(0)

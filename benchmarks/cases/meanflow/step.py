@@ -110,11 +110,8 @@ def work(
 def run(options: StepOptions, out: Path) -> Path:
     """Gate, measure, print the tables and write the JSON, whose path is returned.
 
-    Raises:
-        ConfigError: if the device is not there or cannot take the precision or a backend; if no row is asked for, or
-            none was measured.
-        GateError: if a step of ours is wrong or cannot be run; the rest is measured and written before.
-
+    ConfigError if the device is not there or cannot take the precision or a backend; if no row is asked for, or none
+    was measured. GateError if a step of ours is wrong or cannot be run; the rest is measured and written before.
     """
     # For every row, as `TrainStep` does for its own.
     with one_stream(resolve_device(options.device)), searched_convolutions():

@@ -92,9 +92,7 @@ class Steps:
     def gate(self, compiling: bool) -> Passed:
         """Errors of loss and gradients; this is also the first call, which compiles.
 
-        Raises:
-            GateError: if they are too large.
-
+        GateError if they are too large.
         """
         body, model = replace(self.body(compiling), draw=None), self.setup.model
         model.train(not self.setup.options.dropout)

@@ -27,10 +27,7 @@ OVERHEAD_QUESTION = (
 def gather(asked: Asked) -> ExperimentResult:
     """The result of all runs that have begun.
 
-    Raises:
-        NothingFinished: if none has.
-        ConfigError: if they are of different machines, settings or minutes.
-
+    NothingFinished if none has. ConfigError if they are of different machines, settings or minutes.
     """
     logs = {m: read_metrics(asked.run(m)) for m in asked.models if (asked.run(m) / "metrics.jsonl").is_file()}
     # A run that has just begun has logged nothing yet.

@@ -104,11 +104,8 @@ class Laboratory:
     def run(self, job: Job, samplers: tuple[Sampler, ...]) -> Scores:
         """Train, or go on training, and score what is not scored yet.
 
-        Raises:
-            ConfigError: for settings that cannot work here.
-            FloatingPointError: if the run diverged.
-            KeyboardInterrupt, Preempted: after saving, if a stop signal came; a score is begun again the next time.
-
+        ConfigError for settings that cannot work here. FloatingPointError if the run diverged. KeyboardInterrupt,
+        Preempted after saving if a stop signal came; a score is begun again the next time.
         """
         scores = kept(job)
         if "squared_error" in scores and not (finished(job, samplers) or checkpoints(run_folder(job))):

@@ -91,11 +91,8 @@ class Feed:
 def train_official(config: TrainConfig, checkout: Path, watch: Watch) -> str:
     """Train by the official code until the watch ends it, and say why it did.
 
-    Raises:
-        ConfigError: if the checkout cannot be used, or its network is another one.
-        ValueError: from its loop, if a loss is not finite.
-        Preempted, KeyboardInterrupt: after saving, if a stop signal came.
-
+    ConfigError if the checkout cannot be used, or its network is another one. ValueError from its loop, if a loss is
+    not finite. Preempted, KeyboardInterrupt after saving if a stop signal came.
     """
     code, args = opened(config, checkout)
     data = load_data(config.data)

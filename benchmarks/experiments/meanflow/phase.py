@@ -124,10 +124,7 @@ def _run_missing(experiment: Experiment, asked: Asked) -> None:
 def gathered(experiment: Experiment, asked: Asked) -> ExperimentResult:
     """Everything of an experiment that is scored at a scale.
 
-    Raises:
-        NothingFinished: if nothing is.
-        ConfigError: if runs are of different machines.
-
+    NothingFinished if nothing is. ConfigError if runs are of different machines.
     """
     parts, missing, devices, runs = [], [], set(), list[Scores]()
     for part in experiment.parts:

@@ -59,10 +59,7 @@ DECAYED = (
 def gather(asked: Asked, seeds: tuple[int, ...]) -> ExperimentResult:
     """The result of all runs that have begun.
 
-    Raises:
-        NothingFinished: if none has reached its first mark.
-        ConfigError: if they are of different machines or settings.
-
+    NothingFinished if none has reached its first mark. ConfigError if they are of different machines or settings.
     """
     found = {code: read_records(asked, code, seeds) for code in asked.codes}
     found = {code: records for code, records in found.items() if records}

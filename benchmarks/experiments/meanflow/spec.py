@@ -133,9 +133,7 @@ class Job:
     def config(self) -> TrainConfig:
         """The configuration of its run, which goes on where it was stopped.
 
-        Raises:
-            ConfigError: for a setting that cannot be.
-
+        ConfigError for a setting that cannot be.
         """
         config = composed(tuple(self.overrides))
         config.seed, config.resume, config.output_dir = self.seed, True, self.root
