@@ -62,28 +62,17 @@ def merged(found: Errors, more: Errors) -> Errors:
 
 @dataclass(frozen=True)
 class Work:
-    """What a row of a table computes.
-
-    Attributes:
-        shape, kind, who: its size, its pass, and by what.
-        flops: operations, 2 a multiply-add.
-        moved: bytes that must be read or written once.
-        given: bytes of the tensors that are there before.
-        held: bytes of all tensors that are there at its end, with which its memory is compared.
-        needs: bytes of memory that it is known to take, for a processor, which would swap.
-        errors: of its results against fp64.
-
-    """
+    """What a row of a table computes."""
 
     shape: str
-    kind: str
-    who: str
-    flops: int
-    moved: int
-    given: int
-    held: int
-    needs: int = 0
-    errors: Errors = field(default_factory=dict)
+    kind: str  # its pass
+    who: str  # by what
+    flops: int  # operations, 2 a multiply-add
+    moved: int  # bytes that must be read or written once
+    given: int  # bytes of the tensors that are there before
+    held: int  # bytes of all tensors that are there at its end, with which its memory is compared
+    needs: int = 0  # bytes of memory that it is known to take, for a processor, which would swap
+    errors: Errors = field(default_factory=dict)  # of its results against fp64
 
 
 @dataclass(frozen=True)

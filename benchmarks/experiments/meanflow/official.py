@@ -4,7 +4,6 @@ import signal
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -76,16 +75,13 @@ class Feed:
                     stop.arm()
                 self.watch.after_step(training.made, lambda: Velocity(training.model.net_ema), self._save)
                 if stop.signal is not None:
-                    self._end_stopped(stop.signal)
+                    self._save()
+                    message = f"stopped; saved {training.path}, the same command goes on"
+                    raise Preempted(message) if stop.signal == signal.SIGTERM else KeyboardInterrupt(message)
 
     def _save(self) -> None:
         self.watch.keep_clock(self.training.made)
         self.training.save()
-
-    def _end_stopped(self, number: int) -> NoReturn:
-        self._save()
-        message = f"stopped; saved {self.training.path}, the same command goes on"
-        raise Preempted(message) if number == signal.SIGTERM else KeyboardInterrupt(message)
 
 
 def train_official(config: TrainConfig, checkout: Path, watch: Watch) -> str:

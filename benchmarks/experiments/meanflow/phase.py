@@ -3,8 +3,18 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.experiments.meanflow.jobs import Scores, Training, begun, floor_of, kept, run_folder, work_off
-from benchmarks.experiments.meanflow.phase_rows import apart, by_evaluations, floor_row, not_scored, rows_of
+from benchmarks.experiments.meanflow.jobs import (
+    Scores,
+    Training,
+    begun,
+    floor_of,
+    has,
+    kept,
+    name_of,
+    run_folder,
+    work_off,
+)
+from benchmarks.experiments.meanflow.phase_rows import FLOOR, apart, by_evaluations, rows_of
 from benchmarks.experiments.meanflow.phases import PHASES
 from benchmarks.experiments.meanflow.spec import SCALES, Experiment, Job, Part, by_key
 from benchmarks.harness.experiment_table import show
@@ -13,6 +23,7 @@ from benchmarks.harness.run_provenance import expect_here, of_runs
 from benchmarks.harness.seeds import (
     ExperimentResult,
     NothingFinished,
+    Outcome,
     PartResult,
     seeds_in_words,
     write_experiment,
@@ -135,7 +146,10 @@ def gathered(experiment: Experiment, asked: Asked) -> ExperimentResult:
         runs += [scores for _, scores in every]
         devices |= {job.config.device for job, _ in every}
         rows = [row for arm, of in found.items() for row in rows_of(part, arm, of, why)]
-        rows += [floor_row(floor_of(*every[0], part.samplers), why)] if every else []
+        if every:  # what real images score, which no seed changes
+            floor = floor_of(*every[0], part.samplers)
+            values = {name: {0: value} for name, value in floor.items() if name not in why}
+            rows.append(Outcome({"training": FLOOR, "sampler": ""}, values))
         parts.append(PartResult(part.name, part.title, part.question, rows))
     if not any(part.rows for part in parts):
         raise NothingFinished(f"{asked.root}: nothing of {experiment.name} is scored there; run it without --collect")
@@ -166,7 +180,11 @@ def _found(part: Part, asked: Asked, must: bool) -> tuple[dict[str, list[tuple[J
             there = [(job, scores) for job in jobs if (scores := begun(job, part.samplers)) is not None]
             absent = {job.seed for job in jobs} - {job.seed for job, _ in there}
             missing += [f"{part.name}, {arm.name}, {seeds_in_words(absent)}"] if absent else []
-            for names, seeds in _by_names(part, there).items():
+            lacking = dict[str, set[int]]()  # seeds by what they have no score of
+            for job, scores in there:
+                if names := " and ".join(name_of(one) for one in part.samplers if not has(job, scores, one)):
+                    lacking.setdefault(names, set()).add(job.seed)
+            for names, seeds in lacking.items():
                 missing.append(f"{part.name}, {arm.name}, {seeds_in_words(seeds)}: the score of {names}")
             found |= {arm.name: there} if there else {}
     except ConfigError as error:
@@ -174,12 +192,3 @@ def _found(part: Part, asked: Asked, must: bool) -> tuple[dict[str, list[tuple[J
             raise
         return {}, [f"{part.name}: not with these overrides ({error})"]
     return found, missing
-
-
-def _by_names(part: Part, there: list[tuple[Job, Scores]]) -> dict[str, set[int]]:
-    """Seeds by what they have no score of."""
-    lacking = dict[str, set[int]]()
-    for job, scores in there:
-        if names := not_scored(part, job, scores):
-            lacking.setdefault(names, set()).add(job.seed)
-    return lacking

@@ -82,17 +82,6 @@ def rows_of(part: Part, arm: str, found: list[tuple[Job, Scores]], without: Coll
     return rows
 
 
-def floor_row(floor: dict[str, float], without: Collection[str]) -> Outcome:
-    """What real images score, which no seed changes."""
-    values = {name: {0: value} for name, value in floor.items() if name not in without}
-    return Outcome({"training": FLOOR, "sampler": ""}, values)
-
-
-def not_scored(part: Part, job: Job, scores: Scores) -> str:
-    """The samplers of a part that a run has no score of, by name; nothing if it has all."""
-    return " and ".join(name_of(sampler) for sampler in part.samplers if not has(job, scores, sampler))
-
-
 def by_evaluations(part: PartResult) -> Curve | None:
     """Energy distance against network evaluations: by kind of sampler of one training, or by training of several."""
     rows = [row for row in part.rows if row.labels["sampler"]]

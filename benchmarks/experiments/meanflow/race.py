@@ -53,7 +53,7 @@ class WatchedTrainer(Trainer):
             self._share.fill_(self.watch.share)
 
     def _look_after_a_step(self) -> None:
-        if self.watch.after_step(self.state.position.step, self._scored, self._saved):
+        if self.watch.after_step(self.state.position.step, self._scored, lambda: self._save(must=True)):
             self._watch_steps()
         self._look_at_the_clock()
 
@@ -61,9 +61,6 @@ class WatchedTrainer(Trainer):
         """The averaged network, which is now going to be scored: the watchdog has to wait."""
         self.watchdog.wait_for("a mark", self.limits.evaluation)
         return self.state.ema.model
-
-    def _saved(self) -> None:
-        self._save(must=True)
 
     def _save(self, *, must: bool) -> Path | None:
         self.watch.keep_clock(self.state.position.step)
@@ -126,19 +123,16 @@ def run(code: str, seed: int, asked: Asked, limit: Limit, official: Path | None)
         _compile_alone(run, anew)
         record.write()
         watch = Watch(config, record, limit, device)  # its clock counts the start-up, from here on
-        say(f"{name}: {_train(code, config, watch, official)}")
+        if code == "official":
+            assert official is not None
+            why = train_official(config, official, watch)
+        else:
+            why = train_ours(config, watch)
+        say(f"{name}: {why}")
     if record.trained and code != "official":
         hold(run)  # the trainer has let go of it at its end
         _score_last(code, seed, asked, watch)
     return asked.is_complete(code, seed)
-
-
-def _train(code: str, config: TrainConfig, watch: Watch, official: Path | None) -> str:
-    """Why it ended."""
-    if code != "official":
-        return train_ours(config, watch)
-    assert official is not None
-    return train_official(config, official, watch)
 
 
 def _score_last(code: str, seed: int, asked: Asked, watch: Watch) -> None:

@@ -144,10 +144,6 @@ class Asked:
         """
         return (*CODES, *VARIANTS, *((SHORT,) if self.decays else ()))
 
-    def minutes_of(self, code: str) -> float:
-        """Of its training."""
-        return SHARE * self.minutes if code == SHORT else self.minutes
-
     def check(self, code: str, seed: int, official: Path | None) -> None:
         """See that a run can be, before anything begins; ConfigError for settings, a device or a checkout that cannot
         be used.
@@ -180,7 +176,8 @@ class Asked:
 
     def record(self, code: str, seed: int) -> Record:
         """Of a run, as it is in its folder or will be; ConfigError if it was begun with other settings."""
-        return Record(self.folder / f"{code}-{seed}", self.minutes_of(code), self.recipe(code))
+        minutes = SHARE * self.minutes if code == SHORT else self.minutes
+        return Record(self.folder / f"{code}-{seed}", minutes, self.recipe(code))
 
     def begins_anew(self, code: str, seed: int) -> bool:
         """Whether a run has no checkpoint to go on from."""

@@ -34,10 +34,6 @@ class Clock:
 
     The first steps of each process are start-up. That of the first process is kept; what later ones need to go on is
     an accident of how a run was cut into pieces, and counts nowhere.
-
-    Attributes:
-        startup: seconds until the first process had made its first steps; None before.
-
     """
 
     def __init__(self, wait: Callable[[], None], now: Callable[[], float] = time.perf_counter):
@@ -48,7 +44,7 @@ class Clock:
             now: reads a clock.
 
         """
-        self.startup: float | None = None
+        self.startup: float | None = None  # seconds until the first process had made its first steps; None before
         self._wait, self._now, self._trained = wait, now, 0.0
         self._born, self._steps = now(), 0
         self._since: float | None = None
@@ -94,14 +90,7 @@ class TimeUp(Exception):  # noqa: N818, it is no error
 
 
 class Watch:
-    """Told of every step of a training.
-
-    Attributes:
-        clock: of the training.
-        stop: signals that end a score at once; the training saves and ends after its step.
-        pace: seconds that one evaluation of the network takes for all samples; None before the first score.
-
-    """
+    """Told of every step of a training."""
 
     def __init__(self, config: TrainConfig, record: Record, limit: Limit, device: torch.device):
         """Start the clock: building what is trained is part of the start-up.
@@ -115,8 +104,8 @@ class Watch:
         """
         self.config, self.record, self.limit, self.device = config, record, limit, device
         self.clock = Clock(torch.cuda.synchronize if device.type == "cuda" else lambda: None)
-        self.stop = Stop()
-        self.pace: float | None = None
+        self.stop = Stop()  # signals that end a score at once; the training saves and ends after its step
+        self.pace: float | None = None  # seconds of one evaluation of the network for all samples; None before a score
         self._budget = 60 * record.values["minutes"]
         self._evaluator: Evaluator | None = None
         self._scoring = self._saving = 0.0  # seconds that the longest took
@@ -198,13 +187,10 @@ class Watch:
             "scores": self.score(network, ONE),
         }
 
-    @property
-    def _classes(self) -> int:
-        return classes_of(self.config.model, self.evaluator.data.num_classes)
-
     def _mark(self, step: int, seconds: float, network: nn.Module) -> dict[str, Any]:
-        images = shown(network, self.evaluator, self._classes)
-        return self._scored(step, seconds, network) | {"shown": _bytes(images), "channels": images.shape[1]}
+        images = shown(network, self.evaluator, classes_of(self.config.model, self.evaluator.data.num_classes))
+        encoded = base64.b64encode(to_uint8(images).numpy().tobytes()).decode()
+        return self._scored(step, seconds, network) | {"shown": encoded, "channels": images.shape[1]}
 
     @property
     def evaluator(self) -> Evaluator:
@@ -215,7 +201,8 @@ class Watch:
 
     def score(self, network: nn.Module, sampler: Sampler) -> dict[str, float]:
         """What a sampler of a network gets."""
-        found = self.evaluator.sampler_score(network, *sampler, self._classes)
+        classes = classes_of(self.config.model, self.evaluator.data.num_classes)
+        found = self.evaluator.sampler_score(network, *sampler, classes)
         assert found is not None  # nothing ends this one's parts
         self.record.rest_on(metrics(self.evaluator.floor))
         self.pace = found.seconds / found.nfe
@@ -228,7 +215,3 @@ def shown(network: nn.Module, evaluator: Evaluator, classes: int) -> Tensor:
     asked = {"num": SHOWN, "shape": shape, "seed": SHOWN_SEED, "device": device, "num_classes": classes}
     label = torch.arange(SHOWN) % classes if classes else None
     return sample(network, sampler="meanflow", steps=1, label=label, **asked).images
-
-
-def _bytes(images: Tensor) -> str:
-    return base64.b64encode(to_uint8(images).numpy().tobytes()).decode()
