@@ -13,9 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.cases.llm.attacks import ATTACKS
 from benchmarks.cases.llm.gate import gate
-from benchmarks.cases.llm.hostile_clients import CUT_OFF, attack, waited
+from benchmarks.cases.llm.hostile_clients import ATTACKS, CUT_OFF, attack, waited
 from benchmarks.cases.llm.shared import Bench, shown, timing_of
 from benchmarks.cases.llm.sweep import prompt_operations, weight_bytes
 from benchmarks.cases.step_jax.ceilings import jax_ceilings

@@ -25,9 +25,8 @@ from benchmarks.cases.step_jax.table import (
     step_table,
     target_lines,
 )
-from benchmarks.cases.step_jax.tree import StaticDropout, tree
 from benchmarks.cases.step_jax.ways import BARE, FLAT, WAYS
-from benchmarks.cases.step_jax.workload import Workload
+from benchmarks.cases.step_jax.workload import StaticDropout, Workload, tree
 from benchmarks.harness.budget import NO_TIME, Budget, say
 from benchmarks.harness.results import CaseResult, Row, at, write_result
 from benchmarks.harness.table import console_of
@@ -142,30 +141,33 @@ def _host(options: Options, network: Network, budget: Budget) -> CaseResult:
     return _result(options, "host", rows, ceilings, gate, calls=options.calls, targets=targets)
 
 
-def _leaves(options: Options, network: Network, budget: Budget) -> CaseResult:
-    """Whether the overhead grows linearly with the model."""
+def _trees(
+    options: Options, section: str, workloads: dict[str, Workload]
+) -> tuple[CaseResult, dict[str, dict[int, float]]]:
+    """A section about several trees by their labels, and each way's time by the number of arrays."""
     ceilings, rows, gate = jax_ceilings(), [], {}
     found: dict[str, dict[int, float]] = {}
-    for size in SIZES:
-        workload = tree(size)
+    for label, workload in workloads.items():
         times = host_times(workload, _chosen(options, (*SOME, *OURS), FLAT), options.calls)
-        gate |= {f"{name}, {size}": t.gate for name, t in times.items()}
+        gate |= {f"{name}, {label}": t.gate for name, t in times.items()}
         for name, t in times.items():
-            rows.append(_row(f"{name}, {size}", workload, t, times, ceilings))
+            rows.append(_row(f"{name}, {label}", workload, t, times, ceilings))
             found.setdefault(name, {})[len(workload.arrays())] = t.cpu.median_ms
+    return _result(options, section, rows, ceilings, gate, calls=options.calls), found
+
+
+def _leaves(options: Options, network: Network, budget: Budget) -> CaseResult:
+    """Whether the overhead grows linearly with the model."""
+    result, found = _trees(options, "leaves", {size: tree(size) for size in SIZES})
     fits = {name: slope(list(ms), list(ms.values())) for name, ms in found.items()}
     shown = {name: {"us_per_array": us, "ms_at_none": ms} for name, (us, ms) in fits.items()}
-    return _result(options, "leaves", rows, ceilings, gate, calls=options.calls, fits=shown)
+    result.conditions["fits"] = shown
+    return result
 
 
 def _static(options: Options, network: Network, budget: Budget) -> CaseResult:
     """Whether it helps to make leaves that are no arrays static fields."""
-    ceilings, rows, gate = jax_ceilings(), [], {}
-    for label, workload in (("leaves", tree(options.model)), ("static", tree(options.model, StaticDropout))):
-        times = host_times(workload, _chosen(options, (*SOME, *OURS), FLAT), options.calls)
-        gate |= {f"{name}, {label}": t.gate for name, t in times.items()}
-        rows += [_row(f"{name}, {label}", workload, t, times, ceilings) for name, t in times.items()]
-    return _result(options, "static", rows, ceilings, gate, calls=options.calls)
+    return _trees(options, "static", {"leaves": tree(options.model), "static": tree(options.model, StaticDropout)})[0]
 
 
 def _step(options: Options, network: Network, budget: Budget) -> CaseResult:

@@ -9,9 +9,8 @@ from typer.testing import CliRunner
 
 from benchmarks.cases.llm import hostile as bench_hostile
 from benchmarks.cases.llm import shared as bench_shared
-from benchmarks.cases.llm.attacks import ATTACKS
 from benchmarks.cases.llm.hostile import IDLE, spread
-from benchmarks.cases.llm.hostile_clients import CUT_OFF, attack, waited
+from benchmarks.cases.llm.hostile_clients import ATTACKS, CUT_OFF, attack, waited
 from benchmarks.cases.llm.work import SHAPES
 from benchmarks.cli.app import app
 from fullstride.llm.config import ModelConfig

@@ -12,9 +12,8 @@ from benchmarks.cases.step_jax.options import Options
 from benchmarks.cases.step_jax.real import fused, verdict
 from benchmarks.cases.step_jax.table import Target, break_even
 from benchmarks.cases.step_jax.train_step import run
-from benchmarks.cases.step_jax.tree import StaticDropout, tree
 from benchmarks.cases.step_jax.ways import BARE, WAYS, Running, trained
-from benchmarks.cases.step_jax.workload import Workload
+from benchmarks.cases.step_jax.workload import StaticDropout, Workload, tree
 from benchmarks.harness.results import read_result
 from fullstride.errors import ConfigError
 from fullstride.measure.environment import slug
