@@ -13,13 +13,7 @@ import typer
 from benchmarks.cases.jvp.options import AttentionOptions, NormsOptions
 from benchmarks.cases.llm.options import AttentionOptions as PagedAttentionOptions
 from benchmarks.cases.llm.options import Options as LlmOptions
-from benchmarks.cases.meanflow.options import (
-    LoaderOptions,
-    PeerOptions,
-    SamplingOptions,
-    ScalingOptions,
-    StepOptions,
-)
+from benchmarks.cases.meanflow.options import LoaderOptions, PeerOptions, SamplingOptions, ScalingOptions, StepOptions
 from benchmarks.cases.step_jax.options import Options as TrainStepOptions
 from benchmarks.cli import experiments
 from benchmarks.cli.report import report

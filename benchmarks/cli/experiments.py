@@ -225,8 +225,7 @@ def bert(
         typer.Option("--model", metavar="SIZE", help="One each; base6 and base if absent, on a CPU tiny and mini."),
     ] = None,
     minutes: Annotated[
-        float | None,
-        typer.Option(min=0.001, help="Of training, for each model. 20 if absent, of smoke seconds."),
+        float | None, typer.Option(min=0.001, help="Of training, for each model. 20 if absent, of smoke seconds.")
     ] = None,
     limit: Seconds = math.inf,
     seed: Annotated[int, typer.Option(min=0, help="Of weights, order and masks.")] = 0,

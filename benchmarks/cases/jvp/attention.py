@@ -29,16 +29,7 @@ from benchmarks.cases.jvp.attention_gate import (
     vanilla,
     work,
 )
-from benchmarks.cases.jvp.common import (
-    FORMATS,
-    Entry,
-    Errors,
-    LeftOut,
-    Setup,
-    broken,
-    set_format,
-    without_graph,
-)
+from benchmarks.cases.jvp.common import FORMATS, Entry, Errors, LeftOut, Setup, broken, set_format, without_graph
 from benchmarks.cases.jvp.run import Bench, Rates
 from benchmarks.cases.jvp.shapes import ERRORS, ODD, REFERENCE, SMALL, SPEED, AttentionShape, distinct
 from benchmarks.harness.budget import NO_MEMORY, NO_TIME, reason, say

@@ -143,8 +143,7 @@ class PeerOptions(CaseOptions):
         Names, among(PRECISION, "Of our steps, one each; on a GPU bf16 and tf32 if absent.", "--precision")
     ] = ()
     backend: Annotated[
-        str | None,
-        among(BY, "Of our steps; compile+graph on a GPU, eager on a CPU. Theirs are compiled if ours are."),
+        str | None, among(BY, "Of our steps; compile+graph on a GPU, eager on a CPU. Theirs are compiled if ours are.")
     ] = None
     steps: Annotated[int, typer.Option(min=1, help="Timed of each code; the averages move every 16.")] = 48
     seconds: Seconds = 600.0

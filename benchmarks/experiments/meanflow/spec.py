@@ -66,16 +66,8 @@ FASHION: Settings = {
     "device": "cuda",
     "evaluation.num_samples": "5000",
 }
-SHORT = {
-    "smoke": SMOKE | {"data": "digits"},
-    "cpu": DIGITS | {"epochs": "25"},
-    "gpu": FASHION | {"epochs": "20"},
-}
-LONG = {
-    "smoke": SMOKE | {"data": "digits"},
-    "cpu": DIGITS | {"epochs": "70"},
-    "gpu": FASHION | {"epochs": "60"},
-}
+SHORT = {"smoke": SMOKE | {"data": "digits"}, "cpu": DIGITS | {"epochs": "25"}, "gpu": FASHION | {"epochs": "20"}}
+LONG = {"smoke": SMOKE | {"data": "digits"}, "cpu": DIGITS | {"epochs": "70"}, "gpu": FASHION | {"epochs": "60"}}
 # Thousands of evaluations of a network on a GPU: in TF32, with one launch each.
 SAMPLED_FAST: Settings = {"evaluation.precision": "tf32", "evaluation.backend": "graph"}
 V0: Settings = {"loss.time_law": "v0", "loss.logit_normal_mean": "-2.0", "loss.logit_normal_std": "2.0"}
