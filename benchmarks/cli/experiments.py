@@ -52,12 +52,7 @@ def _minutes(given: float | None, scale: str, usual: float) -> float:
 
 
 def _show(gather: "Callable[[], ExperimentResult]", out: Path, limit: Limit) -> None:
-    """Gather a result, write it and print it.
-
-    Raises:
-        Preempted: if the limit was over before anything was finished.
-
-    """
+    """Gather a result, write it and print it; Preempted if the limit was over before anything was finished."""
     from benchmarks.harness.experiment_table import show
     from benchmarks.harness.seeds import NothingFinished, write_experiment
 
@@ -230,8 +225,7 @@ def bert(
         typer.Option("--model", metavar="SIZE", help="One each; base6 and base if absent, on a CPU tiny and mini."),
     ] = None,
     minutes: Annotated[
-        float | None,
-        typer.Option(min=0.001, help="Of training, for each model. 20 if absent, of smoke seconds."),
+        float | None, typer.Option(min=0.001, help="Of training, for each model. 20 if absent, of smoke seconds.")
     ] = None,
     limit: Seconds = math.inf,
     seed: Annotated[int, typer.Option(min=0, help="Of weights, order and masks.")] = 0,

@@ -27,18 +27,11 @@ OWN = 0.25
 
 @dataclass(frozen=True)
 class Task:
-    """A command.
+    """A command."""
 
-    Attributes:
-        name: of its log.
-        words: as `fullstride launch` takes them; it takes `--limit SECONDS`, by whose end it has saved and left.
-        least: seconds below which it is not worth beginning, as its start alone takes them.
-
-    """
-
-    name: str
-    words: Words
-    least: float = 0.0
+    name: str  # of its log
+    words: Words  # as `fullstride launch` takes them; it takes `--limit SECONDS`, by whose end it has saved and left
+    least: float = 0.0  # seconds below which it is not worth beginning, as its start alone takes them
 
 
 Lane = tuple[str, frozenset[int]]
@@ -77,12 +70,6 @@ class Running:
         return ended.code, f"{self.task.name}: {ended.why} ({self.log}: {last})"
 
 
-def _each_before_any_twice(gpus: Sequence[str]) -> list[str]:
-    """0, 0, 1, 1 as 0, 1, 0, 1: few commands take as many GPUs as there are."""
-    times = [list(gpus[:i]).count(gpu) for i, gpu in enumerate(gpus)]
-    return [gpu for _, gpu in sorted(zip(times, gpus, strict=True), key=lambda pair: pair[0])]
-
-
 def run_side_by_side(tasks: Sequence[Task], gpus: Sequence[str], logs: Path, limit: Limit) -> list[str]:
     """Run commands in their order, each on the GPU that is free first, until all have ended.
 
@@ -108,7 +95,9 @@ def run_side_by_side(tasks: Sequence[Task], gpus: Sequence[str], logs: Path, lim
     logs.mkdir(parents=True, exist_ok=True)
     until, waiting = limit.until - OWN * limit.reserve, list(tasks)
     failures, broken, running = list[Failure](), set[str](), dict[int, Running]()
-    gpus = _each_before_any_twice(gpus)[: len(tasks)]
+    # 0, 0, 1, 1 as 0, 1, 0, 1: few commands take as many GPUs as there are.
+    times = [list(gpus[:i]).count(gpu) for i, gpu in enumerate(gpus)]
+    gpus = [gpu for _, gpu in sorted(zip(times, gpus, strict=True), key=lambda pair: pair[0])][: len(tasks)]
     lanes = list(zip(gpus, shares(len(gpus)), strict=True))
     with _passing_on(running) as told:
         while True:

@@ -1,6 +1,8 @@
-"""What benches of many rows share: a time to be done by, a voice, a stream, and why a row is missing."""
+"""What benches of many rows share: a time to be done by, stop signals, a voice, a stream, why a row is missing."""
 
 import gc
+import signal
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,13 +11,18 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from benchmarks.harness.stop_requests import asked_to_end
-from fullstride.errors import in_a_line, is_out_of_memory
+from fullstride.errors import Preempted, in_a_line, is_out_of_memory
+from fullstride.process.signals import Stop
 
 if TYPE_CHECKING:
     import torch
 
 NO_MEMORY, NO_TIME = "no memory", "no time"
+TOLD = "nothing more is begun, and what is measured is written; Ctrl-C again ends at once without it"
+ENDED = "ended without writing what was measured"
+WRITTEN = "stopped; what was measured is written, and what is left out named"
+
+_under_way: list[Stop] = []
 
 
 @dataclass(frozen=True)
@@ -64,3 +71,26 @@ def one_stream(device: "torch.device") -> Iterator[None]:
     with torch.cuda.stream(stream):
         yield
     torch.cuda.current_stream(device).wait_stream(stream)
+
+
+@contextmanager
+def ending_early() -> Iterator[None]:
+    """A block of the main thread in which SIGTERM or Ctrl-C spends every `Budget`: what was measured is written;
+    Preempted, KeyboardInterrupt at its end, if SIGTERM or SIGINT came.
+    """
+    with Stop(TOLD, ENDED) as stop:
+        _under_way.append(stop)
+        try:
+            yield
+        finally:
+            _under_way.remove(stop)
+    if stop.signal is not None:
+        raise KeyboardInterrupt(WRITTEN) if stop.signal == signal.SIGINT else Preempted(WRITTEN)
+
+
+def asked_to_end() -> bool:
+    """Whether a signal came in a block of `ending_early` that is under way."""
+    if threading.current_thread() is threading.main_thread():
+        for stop in _under_way:
+            stop.arm()  # anew: what compiles has handlers of its own
+    return any(stop.signal is not None for stop in _under_way)

@@ -35,20 +35,12 @@ def places_of(value: float, digits: int) -> int:
 
 @dataclass(frozen=True)
 class Words:
-    """A question's table as text.
+    """A question's table as text."""
 
-    Attributes:
-        caption: the question, and over which seeds its answer is.
-        text: the first columns' names.
-        metrics: the other columns' names.
-        rows: their cells.
-
-    """
-
-    caption: str
-    text: tuple[str, ...]
-    metrics: tuple[str, ...]
-    rows: list[list[str]]
+    caption: str  # the question, and over which seeds its answer is
+    text: tuple[str, ...]  # the first columns' names
+    metrics: tuple[str, ...]  # the other columns' names
+    rows: list[list[str]]  # their cells
 
 
 def in_words(part: PartResult, cell: Callable[[list[float]], str] = mean_and_spread) -> Words:
@@ -70,18 +62,14 @@ def in_words(part: PartResult, cell: Callable[[list[float]], str] = mean_and_spr
     return Words(f"{part.question} {', '.join(filter(None, over))}.", (*labels, *named), metrics, rows)
 
 
-def part_table(part: PartResult) -> Table:
-    """A question and its answer."""
-    words = in_words(part)
-    table = blank_table(part.title, (*words.text, *words.metrics), words.caption, left=len(words.text))
-    for row in words.rows:
-        table.add_row(*row)
-    return table
-
-
 def tables(result: ExperimentResult) -> list[Table]:
     """A table for each part that has rows, then the claims."""
-    found = [part_table(part) for part in result.parts if part.rows]
+    found = []
+    for part in (part for part in result.parts if part.rows):
+        words = in_words(part)
+        found.append(blank_table(part.title, (*words.text, *words.metrics), words.caption, left=len(words.text)))
+        for row in words.rows:
+            found[-1].add_row(*row)
     if result.claims:
         claims = Table("claim", "found", "holds", title="Claims", box=box.SIMPLE_HEAD, title_justify="left")
         for claim in result.claims:

@@ -12,25 +12,25 @@ Seconds = Annotated[
 ]
 
 
+Names = tuple[str, ...]
+
+
+def among(names: str, told: str, flag: str = "") -> Any:
+    """An option for names, which its help shows joined by `|`, and what is told of it."""
+    return typer.Option(*filter(None, [flag]), metavar=names, help=told)
+
+
 @dataclass(frozen=True)
 class CaseOptions:
     """Options, each `Annotated[type, typer.Option(...)]`, with the names that are allowed as third argument if any."""
 
     def __post_init__(self) -> None:
-        """Check the names.
-
-        Raises:
-            ConfigError: for one that is not allowed.
-
-        """
+        """Check the names; ConfigError for one that is not allowed."""
         for field, hint in get_type_hints(type(self), include_extras=True).items():
             if len(get_args(hint)) > len(("type", "option")):
                 _, option, allowed = get_args(hint)
                 # Typer takes a name that is given to an annotation for a default until it makes the command.
                 name = option.default if isinstance(option.default, str) else f"--{field.replace('_', '-')}"
-                for value in _values(getattr(self, field)):
+                given = getattr(self, field)
+                for value in given if isinstance(given, tuple) else (given,):
                     one_of(name, value, allowed)
-
-
-def _values(value: Any) -> tuple[Any, ...]:
-    return value if isinstance(value, tuple) else (value,)

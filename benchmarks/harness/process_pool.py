@@ -79,19 +79,13 @@ def speaking(workers: Collection[Worker], until: float) -> list[Worker]:
 
 
 class Team:
-    """Workers that make one job together.
-
-    Attributes:
-        workers: its processes.
-        why: there are no more findings; empty once all are there.
-        ready_s: seconds from the start until all had compiled; None of one that has not.
-
-    """
+    """Workers that make one job together."""
 
     def __init__(self, workers: Sequence[Worker]):
         """Take workers that have just started."""
         self.workers = list(workers)
-        self.why, self.ready_s = UNFINISHED, None
+        self.why = UNFINISHED  # there are no more findings; empty once all are there
+        self.ready_s = None  # seconds from the start until all had compiled; None of one that has not
         self._began = time.monotonic()
 
     def tell(self, word: Any) -> None:

@@ -1,15 +1,11 @@
 """Results as JSON, one file a case and machine, raw samples kept."""
 
-import io
 import json
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-from rich.console import Console
 
 from benchmarks.harness.budget import NO_TIME
 from fullstride.errors import ConfigError
@@ -19,7 +15,6 @@ from fullstride.measure.timing import Timing
 from fullstride.runs.atomic_files import replace_file
 
 SCHEMA = 1
-WIDTH = 100  # of a printed result
 # Conditions that stand in a file's name.
 NAMING = (
     "model", "precision", "kv_cache_dtype", "backend", "section", "kernels", "mode", "step", "memory_order",
@@ -37,14 +32,12 @@ def at(**settings: tuple[Any, Any]) -> dict[str, str]:
         settings: of each the value, or several, and the usual one.
 
     """
-    other = {name: value for name, (value, usual) in settings.items() if value != usual}
-    return {"at": slug(" ".join(f"{name} {_words(value)}" for name, value in other.items()))} if other else {}
-
-
-def _words(value: Any) -> str:
-    if value is True:
-        return ""  # its name says it
-    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value) or "none"
+    words = []
+    for name, (value, usual) in settings.items():
+        if value != usual:
+            several = " ".join(map(str, value)) if isinstance(value, tuple) else str(value) or "none"
+            words.append(name if value is True else f"{name} {several}")  # of a switch its name says it
+    return {"at": slug(" ".join(words))} if words else {}
 
 
 def cut_short(conditions: Mapping[str, Any]) -> bool:
@@ -55,20 +48,12 @@ def cut_short(conditions: Mapping[str, Any]) -> bool:
 
 @dataclass(frozen=True)
 class Row:
-    """One measured function.
+    """One measured function."""
 
-    Attributes:
-        name: what it is.
-        timing: its times.
-        floor: its roofline bound.
-        extra: anything else worth keeping, JSON-serialisable.
-
-    """
-
-    name: str
-    timing: Timing
-    floor: Floor
-    extra: dict[str, Any] = field(default_factory=dict)
+    name: str  # what it is
+    timing: Timing  # its times
+    floor: Floor  # its roofline bound
+    extra: dict[str, Any] = field(default_factory=dict)  # anything else worth keeping, JSON-serialisable
 
     @property
     def over_floor(self) -> float:
@@ -88,26 +73,15 @@ class Row:
 
 @dataclass(frozen=True)
 class CaseResult:
-    """A case run once on one machine.
+    """A case run once on one machine."""
 
-    Attributes:
-        case: its name, such as `meanflow-step`.
-        device: cpu, cuda or mps.
-        conditions: everything that was chosen: sizes, precision, backend.
-        gate: relative errors of what was timed against its reference.
-        ceilings: rates measured in the same run.
-        rows: the measurements.
-        environment: see `environment.environment`.
-
-    """
-
-    case: str
-    device: str
-    conditions: dict[str, Any]
-    gate: dict[str, float]
-    ceilings: Ceilings
-    rows: list[Row]
-    environment: dict[str, Any]
+    case: str  # its name, such as `meanflow-step`
+    device: str  # cpu, cuda or mps
+    conditions: dict[str, Any]  # everything that was chosen: sizes, precision, backend
+    gate: dict[str, float]  # relative errors of what was timed against its reference
+    ceilings: Ceilings  # rates measured in the same run
+    rows: list[Row]  # the measurements
+    environment: dict[str, Any]  # see `environment.environment`
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-serialisable."""
@@ -117,15 +91,6 @@ class CaseResult:
             "ceilings": vars(self.ceilings),
             "rows": [row.to_dict() for row in self.rows],
         }
-
-    def __str__(self) -> str:
-        """The table that a bench prints."""
-        from benchmarks.harness.table import result_table
-
-        text = io.StringIO()
-        console = Console(file=text, width=WIDTH)
-        console.print(result_table(self))
-        return "\n".join(line.rstrip() for line in text.getvalue().strip("\n").splitlines())
 
     @property
     def file_name(self) -> str:
@@ -141,10 +106,8 @@ class CaseResult:
 def write_result(result: CaseResult, folder: Path) -> Path:
     """Write the result atomically, replacing an older one of the same case and machine.
 
-    Raises:
-        ConfigError: if it has no rows; the older file stays.
-        ValueError, TypeError: if a number is not finite or a value is none of JSON's; likewise.
-
+    ConfigError if it has no rows; the older file stays. ValueError, TypeError if a number is not finite or a value is
+    none of JSON's; likewise.
     """
     if not result.rows:
         raise ConfigError(
@@ -152,22 +115,6 @@ def write_result(result: CaseResult, folder: Path) -> Path:
             "time or other rows"
         )
     return write_json(result.to_dict(), folder / result.file_name)
-
-
-@contextmanager
-def written_first(result: CaseResult, folder: Path) -> Iterator[str]:
-    """Write a result before it is shown and judged within, so that neither can lose it.
-
-    Yields:
-        What became of it, in words.
-
-    Raises:
-        ConfigError: afterwards, if it has no rows and nothing else was wrong; see `write_result`.
-
-    """
-    yield f"written to {write_result(result, folder)}" if result.rows else "nothing was written"
-    if not result.rows:
-        write_result(result, folder)  # which says why
 
 
 def write_json(content: dict[str, Any], path: Path) -> Path:
@@ -179,12 +126,7 @@ def write_json(content: dict[str, Any], path: Path) -> Path:
 
 
 def read_result(path: Path) -> dict[str, Any]:
-    """A written result.
-
-    Raises:
-        ConfigError: if there is none, or it is no result, of another schema, or not whole.
-
-    """
+    """A written result; ConfigError if there is none, or it is no result, of another schema, or not whole."""
     try:
         result = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -199,12 +141,7 @@ def read_result(path: Path) -> dict[str, Any]:
 
 
 def check_keys(data: dict[str, Any], kinds: Mapping[str, type], path: Path, remedy: str) -> None:
-    """Whether a file has every key, and there what its writer puts there.
-
-    Raises:
-        ConfigError: if not, with what to do.
-
-    """
+    """Whether a file has every key, and there what its writer puts there; ConfigError if not, with what to do."""
     if missing := [key for key in kinds if key not in data]:
         raise ConfigError(f"{path}: {', '.join(missing)} missing; {remedy}")
     for key, kind in kinds.items():

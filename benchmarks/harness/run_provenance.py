@@ -11,7 +11,6 @@ from fullstride.measure.code_digest import joined
 from fullstride.measure.environment import environment, machine_slug
 
 Environment = dict[str, Any]
-UNKNOWN = "unknown"
 
 
 def of_run(kept: Mapping[str, Any]) -> dict[str, Any]:
@@ -33,22 +32,16 @@ def of_run(kept: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def expect_here(runs: Iterable[Mapping[str, Any]], device: str) -> None:
-    """See, before this process adds to runs, that they were made by machines as this one.
-
-    Raises:
-        ConfigError: if they were not: a result is of one kind of machine.
-
+    """See, before this process adds to runs, that they were made by machines as this one; ConfigError if they were not:
+    a result is of one kind of machine.
     """
     if known := _all(runs):
         _one_kind([*known, _here()], device)
 
 
 def expect_recipe(values: Mapping[str, Any], recipe: Mapping[str, Any], run: Path) -> None:
-    """See that a run was made with these settings; those that only one of the two knows are of other code.
-
-    Raises:
-        ConfigError: if one differs, naming all.
-
+    """See that a run was made with these settings; those that only one of the two knows are of other code; ConfigError
+    if one differs, naming all.
     """
     known = values.get("recipe", {})
     if other := [f"{key}={known[key]}" for key in known.keys() & recipe.keys() if known[key] != recipe[key]]:
@@ -83,7 +76,8 @@ def of_runs(runs: Iterable[Mapping[str, Any]], device: str) -> Environment:
     names = dict.fromkeys(name for found in known for name in found["versions"])
     versions = {name: ", ".join(_distinct(found["versions"].get(name) for found in known)) for name in names}
     found = gathering | known[-1] | {"versions": versions}
-    commits = _distinct(_commit(each) for each in known)
+    # With a + where there were changes beside it.
+    commits = _distinct(f"{e['commit'][:7]}{'+' * bool(e['dirty'])}" if e["commit"] else "unknown" for e in known)
     return found | ({"commits": commits} if len(commits) > 1 else {})
 
 
@@ -98,11 +92,6 @@ def _one_kind(known: Iterable[Environment], device: str) -> None:
             f"the runs are of different machines, {' and '.join(machines)}, expected those of one kind; "
             "give --runs a folder with one's alone"
         )
-
-
-def _commit(found: Environment) -> str:
-    """With a + where there were changes beside it."""
-    return f"{found['commit'][:7]}{'+' * bool(found['dirty'])}" if found["commit"] else UNKNOWN
 
 
 def _distinct(values: Iterable[str | None]) -> list[str]:

@@ -38,33 +38,24 @@ def seeds_in_words(seeds: Iterable[int]) -> str:
     return f"seeds {', '.join(some)} and {last}" if some else f"seed {last}"
 
 
-def _by_seed(metric: dict[str, Any]) -> dict[int, float]:
-    """The values of a metric as it is written, whose mean and spread are read, too."""
-    finite(metric["mean"])
-    if metric["spread"] is not None:
-        finite(metric["spread"])
-    return {int(seed): finite(value) for seed, value in dict(metric["seeds"]).items()}
-
-
 @dataclass(frozen=True)
 class Outcome:
-    """A row: what was done, and what each seed got.
+    """A row: what was done, and what each seed got."""
 
-    Attributes:
-        labels: what tells the row apart, by column.
-        values: by metric, then by seed.
-        settings: how the run differs from the defaults, in the command line's spelling.
-
-    """
-
-    labels: dict[str, str]
-    values: dict[str, dict[int, float]]
+    labels: dict[str, str]  # what tells the row apart, by column
+    values: dict[str, dict[int, float]]  # by metric, then by seed
+    # How the run differs from the defaults, in the command line's spelling.
     settings: list[str] = field(default_factory=list)
 
     @classmethod
     def of(cls, row: dict[str, Any]) -> "Outcome":
         """From a row as it is written; KeyError, TypeError or ValueError where it is none."""
-        values = {name: _by_seed(metric) for name, metric in dict(row["metrics"]).items()}
+        values = {}
+        for name, metric in dict(row["metrics"]).items():
+            finite(metric["mean"])
+            if metric["spread"] is not None:
+                finite(metric["spread"])
+            values[name] = {int(seed): finite(value) for seed, value in dict(metric["seeds"]).items()}
         return cls(dict(row["labels"]), values, list(row["settings"]))
 
     @property
@@ -88,113 +79,64 @@ class Outcome:
 
 @dataclass(frozen=True)
 class PartResult:
-    """One question and its rows.
+    """One question and its rows."""
 
-    Attributes:
-        name: short.
-        title: of its table.
-        question: what it asks, and how to read the answer.
-        rows: the answer.
-
-    """
-
-    name: str
-    title: str
-    question: str
-    rows: list[Outcome]
+    name: str  # short
+    title: str  # of its table
+    question: str  # what it asks, and how to read the answer
+    rows: list[Outcome]  # the answer
 
 
 @dataclass(frozen=True)
 class Claim:
-    """Something said beforehand, and whether it was found.
+    """Something said beforehand, and whether it was found."""
 
-    Attributes:
-        text: the claim.
-        found: what was measured instead of it.
-        holds: None where it could not be judged.
-
-    """
-
-    text: str
-    found: str
-    holds: bool | None
+    text: str  # the claim
+    found: str  # what was measured instead of it
+    holds: bool | None  # None where it could not be judged
 
 
 @dataclass(frozen=True)
 class Curve:
-    """A figure of lines.
+    """A figure of lines."""
 
-    Attributes:
-        name: of its file.
-        caption: what it shows.
-        xlabel: of the horizontal axis.
-        ylabel: of the vertical one.
-        series: by name, pairs (x, y).
-        log_x: whether the horizontal axis is logarithmic.
-        log_y: whether the vertical one is.
-
-    """
-
-    name: str
-    caption: str
-    xlabel: str
-    ylabel: str
-    series: dict[str, list[tuple[float, float]]]
-    log_x: bool = False
-    log_y: bool = True
+    name: str  # of its file
+    caption: str  # what it shows
+    xlabel: str  # of the horizontal axis
+    ylabel: str  # of the vertical one
+    series: dict[str, list[tuple[float, float]]]  # by name, pairs (x, y)
+    log_x: bool = False  # whether the horizontal axis is logarithmic
+    log_y: bool = True  # whether the vertical one is
 
 
 @dataclass(frozen=True)
 class Picture:
-    """A grid of images.
+    """A grid of images."""
 
-    Attributes:
-        name: of its file.
-        caption: what its rows and columns are.
-        png: base64.
-        rows: what each row of images is, if they are told apart; as high as each other.
-
-    """
-
-    name: str
-    caption: str
-    png: str
+    name: str  # of its file
+    caption: str  # what its rows and columns are
+    png: str  # base64
+    # What each row of images is, if they are told apart; as high as each other.
     rows: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class ExperimentResult:
-    """An experiment at one scale on one machine.
+    """An experiment at one scale on one machine."""
 
-    Attributes:
-        experiment: its command's name.
-        title: for people.
-        about: what it shows, and what it cannot.
-        scale: smoke, cpu or gpu.
-        device: cpu, cuda or mps.
-        conditions: what holds for all rows.
-        parts: the tables.
-        claims: what was to be checked.
-        curves: figures.
-        pictures: grids of images.
-        missing: what of it has not been run.
-        environment: see `environment.environment`.
-        ceilings: rates measured beside a step that was timed, by what names its rows; older files have none.
-
-    """
-
-    experiment: str
-    title: str
-    about: str
-    scale: str
-    device: str
-    conditions: dict[str, Any]
-    parts: list[PartResult]
-    environment: dict[str, Any]
-    claims: list[Claim] = field(default_factory=list)
-    curves: list[Curve] = field(default_factory=list)
-    pictures: list[Picture] = field(default_factory=list)
-    missing: list[str] = field(default_factory=list)
+    experiment: str  # its command's name
+    title: str  # for people
+    about: str  # what it shows, and what it cannot
+    scale: str  # smoke, cpu or gpu
+    device: str  # cpu, cuda or mps
+    conditions: dict[str, Any]  # what holds for all rows
+    parts: list[PartResult]  # the tables
+    environment: dict[str, Any]  # see `environment.environment`
+    claims: list[Claim] = field(default_factory=list)  # what was to be checked
+    curves: list[Curve] = field(default_factory=list)  # figures
+    pictures: list[Picture] = field(default_factory=list)  # grids of images
+    missing: list[str] = field(default_factory=list)  # what of it has not been run
+    # Rates measured beside a step that was timed, by what names its rows; older files have none.
     ceilings: dict[str, Ceilings] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
@@ -219,22 +161,14 @@ class ExperimentResult:
 
 
 def write_experiment(result: ExperimentResult, folder: Path) -> Path:
-    """Write the result whole, replacing an older one of the same experiment, scale and machine.
-
-    Raises:
-        ValueError, TypeError: if a number is not finite or a value is none of JSON's; the older file stays.
-
+    """Write the result whole, replacing an older one of the same experiment, scale and machine; ValueError, TypeError
+    if a number is not finite or a value is none of JSON's; the older file stays.
     """
     return write_json(result.to_dict(), folder / result.file_name)
 
 
 def check_experiment(data: dict[str, Any], path: Path) -> dict[str, Any]:
-    """What a file holds.
-
-    Raises:
-        ConfigError: if it is of another format or not whole.
-
-    """
+    """What a file holds; ConfigError if it is of another format or not whole."""
     if (found := data.get("format")) != FORMAT:
         raise ConfigError(f"{path}: format {found!r} of an experiment, expected {FORMAT}; run the experiment again")
     check_keys(data, KEYS, path, "run the experiment again")

@@ -7,24 +7,48 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.harness.results import CaseResult, Row, written_first
+from benchmarks.harness.results import CaseResult, Row, write_result
 from fullstride.measure.gate import GateError
 from fullstride.measure.roofline import explained, marked
 
-COLUMNS = ("ms", "median", "p10-p90", "bound", "x bound", "GiB", "first s")
+Columns = Sequence[tuple[str, Callable[[Row], str]]]  # names, and what they say of a row
 
 
-def _cells(row: Row) -> tuple[str, ...]:
-    t = row.timing
-    return (
-        row.name,
-        f"{t.median_ms:.2f}",
-        spread(row),
-        f"{row.floor.ms:.2f}",
-        marked(f"{row.over_floor:.2f}", row.over_floor),
-        gib(t.peak_bytes),
-        f"{t.first_ms / 1e3:.1f}",
-    )
+def median(row: Row) -> str:
+    """Median milliseconds."""
+    return f"{row.timing.median_ms:.2f}"
+
+
+def spread(row: Row) -> str:
+    """Tenth and ninetieth percentile of a row's times."""
+    return f"{row.timing.quantile(0.1):.4g}-{row.timing.quantile(0.9):.4g}"
+
+
+def over_bound(row: Row) -> str:
+    """The median over the roofline bound, marked if that cannot be."""
+    return marked(f"{row.over_floor:.2f}", row.over_floor)
+
+
+def peak(row: Row) -> str:
+    """The most memory in GiB; nothing if it is not known."""
+    return gib(row.timing.peak_bytes)
+
+
+def gib(size: int | None) -> str:
+    """Bytes in GiB; nothing if they are not known."""
+    return "" if size is None else f"{size / 2**30:.2f}"
+
+
+def first_call(row: Row) -> str:
+    """Seconds of the first call."""
+    return f"{row.timing.first_ms / 1e3:.1f}"
+
+
+BOUND: Columns = (("bound", lambda row: f"{row.floor.ms:.2f}"), ("x bound", over_bound))
+COLUMNS: Columns = (
+    *(("ms", lambda row: row.name), ("median", median), ("p10-p90", spread), *BOUND),
+    *(("GiB", peak), ("first s", first_call)),
+)
 
 
 def legend(result: CaseResult) -> str:
@@ -36,9 +60,14 @@ def legend(result: CaseResult) -> str:
 def result_table(result: CaseResult) -> Table:
     """One line a row: times, roofline bound and their ratio; what the bounds are made of as the caption."""
     conditions = ", ".join(f"{k} {v}" for k, v in result.conditions.items())
-    table = blank_table(f"{result.case}: {conditions}", COLUMNS, legend(result))
-    for row in result.rows:
-        table.add_row(*_cells(row))
+    return rows_table(f"{result.case}: {conditions}", COLUMNS, result.rows, legend(result))
+
+
+def rows_table(title: str, columns: Columns, rows: Iterable[Row], caption: str | None = None) -> Table:
+    """A table with a line a row."""
+    table = blank_table(title, [name for name, _ in columns], caption)
+    for row in rows:
+        table.add_row(*(cell(row) for _, cell in columns))
     return table
 
 
@@ -48,16 +77,6 @@ def blank_table(title: str, columns: Iterable[str], caption: str | None = None, 
     for i, column in enumerate(columns):
         table.add_column(column, justify="left" if i < left else "right", no_wrap=True)
     return table
-
-
-def spread(row: Row) -> str:
-    """Tenth and ninetieth percentile of a row's times."""
-    return f"{row.timing.quantile(0.1):.4g}-{row.timing.quantile(0.9):.4g}"
-
-
-def gib(size: int | None) -> str:
-    """Bytes in GiB; nothing if they are not known."""
-    return "" if size is None else f"{size / 2**30:.2f}"
 
 
 def console_of(width: int) -> Console:
@@ -74,6 +93,7 @@ def finish(
     *,
     width: int,
     wrong: Sequence[str] = (),
+    failed: Exception | None = None,
 ) -> Path:
     """Write a result, print it, and raise for what is wrong; neither can lose it.
 
@@ -83,6 +103,7 @@ def finish(
         shown: the tables and lines to print.
         width: of the widest table.
         wrong: what is a fault of ours.
+        failed: what the case broke at.
 
     Returns:
         The file written.
@@ -93,11 +114,11 @@ def finish(
 
     """
     console = console_of(width)
-    with written_first(result, out) as told:
-        for each in (*shown(), told):
-            console.print(
-                each, highlight=isinstance(each, Table), markup=isinstance(each, Table), soft_wrap=each is told
-            )
-        if wrong:
-            raise GateError("; ".join(wrong))
+    told = f"written to {write_result(result, out)}" if result.rows else "nothing was written"
+    for each in (*shown(), told):
+        console.print(each, highlight=isinstance(each, Table), markup=isinstance(each, Table), soft_wrap=each is told)
+    if failed or wrong:
+        raise failed or GateError("; ".join(wrong))
+    if not result.rows:
+        write_result(result, out)  # which says why
     return out / result.file_name

@@ -31,16 +31,10 @@ def _process_age() -> float:
 
 @dataclass(frozen=True)
 class Limit:
-    """An end, by the monotonic clock, and what may still be begun before it.
+    """An end, by the monotonic clock, and what may still be begun before it."""
 
-    Attributes:
-        seconds: the whole time, as it was asked for.
-        begun: its start.
-
-    """
-
-    seconds: float = math.inf
-    begun: float = 0.0
+    seconds: float = math.inf  # the whole time, as it was asked for
+    begun: float = 0.0  # its start
 
     @classmethod
     def of(cls, seconds: float) -> "Limit":
@@ -98,11 +92,8 @@ class Limit:
         os.kill(os.getpid(), signal.SIGTERM)
 
     def cuts(self, act: Callable[[], object]) -> Preempted | None:
-        """Do something, `kept`, and return what ended it early if that was this limit: what comes next has its reserve.
-
-        Raises:
-            Preempted, SystemExit: if it was somebody else, with something to save or without.
-
+        """Do something, `kept`, and return what ended it early if that was this limit: what comes next has its reserve;
+        Preempted, SystemExit if it was somebody else, with something to save or without.
         """
         try:
             with leaving_on_sigterm(), self.kept():

@@ -42,7 +42,6 @@ class Case:
     act: str | None = None
 
     def __str__(self) -> str:
-        """Its name."""
         size = "x".join(map(str, self.shape))
         parts = [self.op, self.work, self.dtype, size, self.act, "channels_last" if self.channels_last else None]
         return " ".join(filter(None, parts))

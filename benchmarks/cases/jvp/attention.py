@@ -15,35 +15,31 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.cases.jvp.attention_gate import NAMES, Problem, gate, of_another, results
-from benchmarks.cases.jvp.attention_ways import MATRICES, dual_ways, libraries, library, ours, vanilla, work
-from benchmarks.cases.jvp.common import (
-    FORMATS,
-    Entry,
-    LeftOut,
-    Setup,
-    broken,
-    set_format,
-    without_graph,
+from benchmarks.cases.jvp.attention_gate import (
+    MATRICES,
+    NAMES,
+    Problem,
+    dual_ways,
+    gate,
+    libraries,
+    library,
+    of_another,
+    ours,
+    results,
+    vanilla,
+    work,
 )
-from benchmarks.cases.jvp.errors import Errors
-from benchmarks.cases.jvp.run import Bench
+from benchmarks.cases.jvp.common import FORMATS, Entry, Errors, LeftOut, Setup, broken, set_format, without_graph
+from benchmarks.cases.jvp.run import Bench, Rates
 from benchmarks.cases.jvp.shapes import ERRORS, ODD, REFERENCE, SMALL, SPEED, AttentionShape, distinct
 from benchmarks.harness.budget import NO_MEMORY, NO_TIME, reason, say
-from benchmarks.harness.results import Row
 from fullstride.jvp.implementation import chosen as chosen_implementation
 from fullstride.measure.timing import Call
 
 COMPARABLE = [shape for shape in ODD if shape.k[2] > 1]  # the score of a single key has no gradient
 LARGE = distinct([*SPEED, *REFERENCE])
-SHAPES = {
-    "small": SMALL,
-    "reference": REFERENCE,
-    "speed": SPEED,
-    "large": LARGE,
-    "odd": COMPARABLE,
-    "all": [*LARGE, *COMPARABLE],
-}
+SHAPES = {"small": SMALL, "reference": REFERENCE, "speed": SPEED, "large": LARGE, "odd": COMPARABLE}
+SHAPES["all"] = [*LARGE, *COMPARABLE]
 # What each pass makes.
 MADE = {"forward": ("o", "to"), "detached": NAMES[:3], "through": NAMES}
 # Errors by whose they are, or why it is not timed: what is wrong is not.
@@ -147,20 +143,9 @@ def _errors(setup: Setup) -> Errors:
     return _gate(setup, Problem.draw(ERRORS, setup), through=True)
 
 
-def _tflops(row: Row) -> str:
-    return f"{row.extra['gflop'] / row.timing.median_ms:.3g}"
-
-
-RATES = {"GFLOP": lambda row: f"{row.extra['gflop']:.4g}", "TFLOP/s": _tflops}
-
-
-BENCH = Bench(
-    "jvp-attention",
-    tuple(FORMATS),
-    SHAPES,
-    {"cpu": "small", "cuda": "large"},
-    _kernels,
-    rows,
-    _errors,
-    RATES,
-)
+RATES: Rates = {
+    "GFLOP": lambda row: f"{row.extra['gflop']:.4g}",
+    "TFLOP/s": lambda row: f"{row.extra['gflop'] / row.timing.median_ms:.3g}",
+}
+USUAL = {"cpu": "small", "cuda": "large"}
+BENCH = Bench("jvp-attention", tuple(FORMATS), SHAPES, USUAL, _kernels, rows, _errors, RATES)

@@ -7,17 +7,20 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, finfo
 
-from benchmarks.cases.jvp.errors import Errors
 from benchmarks.cases.jvp.timing import timed
 from benchmarks.harness.budget import NO_MEMORY, NO_TIME, Budget, reason, say
 from benchmarks.harness.results import Row
 from fullstride.device.precision import set_precision
 from fullstride.errors import one_of
+from fullstride.measure.gate import require_close
 from fullstride.measure.roofline import Ceilings, Floor, floor, measure_ceilings
 from fullstride.measure.timing import Call, Clock, clock_for
 
+# Against fp64 a right result may be twice as far off as eager's, or a few roundings of what is stored.
+OVER_EAGER, ROUNDINGS = 2.0, 4.0
+Errors = dict[str, dict[str, float]]  # by result, then ours and eager's
 FORMATS = {
     "bf16": torch.bfloat16,
     "fp16": torch.float16,
@@ -27,30 +30,49 @@ FORMATS = {
 }
 
 
-@dataclass(frozen=True)
-class Work:
-    """What a row of a table computes.
+def error_beside_eager(
+    name: str, out: Tensor, exact: Tensor, eager: Tensor | None, rounding: float | None = None
+) -> dict[str, float]:
+    """Relative errors against fp64, ours and eager's in the same format.
 
-    Attributes:
-        shape, kind, who: its size, its pass, and by what.
-        flops: operations, 2 a multiply-add.
-        moved: bytes that must be read or written once.
-        given: bytes of the tensors that are there before.
-        held: bytes of all tensors that are there at its end, with which its memory is compared.
-        needs: bytes of memory that it is known to take, for a processor, which would swap.
-        errors: of its results against fp64.
+    Args:
+        name: of the result.
+        out: ours.
+        exact: in fp64.
+        eager: eager's, if there is one.
+        rounding: the relative error of what is rounded; None is that of out's format.
+
+    Raises:
+        GateError: if ours is more than twice eager's, and more than a few roundings.
 
     """
+    least = ROUNDINGS * (rounding or finfo(out.dtype).eps)
+    found = {} if eager is None else {"eager": require_close(f"{name}, eager", eager, exact, 0.99)}
+    return {"ours": require_close(name, out, exact, max(least, OVER_EAGER * found.get("eager", 0.0)))} | found
+
+
+def merged(found: Errors, more: Errors) -> Errors:
+    """The larger of the errors."""
+    every = {name: [d.get(name, {}) for d in (found, more)] for name in found | more}
+    return {
+        name: {who: max(errors.get(who, 0.0) for errors in both) for who in both[0] | both[1]}
+        for name, both in every.items()
+    }
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a row of a table computes."""
 
     shape: str
-    kind: str
-    who: str
-    flops: int
-    moved: int
-    given: int
-    held: int
-    needs: int = 0
-    errors: Errors = field(default_factory=dict)
+    kind: str  # its pass
+    who: str  # by what
+    flops: int  # operations, 2 a multiply-add
+    moved: int  # bytes that must be read or written once
+    given: int  # bytes of the tensors that are there before
+    held: int  # bytes of all tensors that are there at its end, with which its memory is compared
+    needs: int = 0  # bytes of memory that it is known to take, for a processor, which would swap
+    errors: Errors = field(default_factory=dict)  # of its results against fp64
 
 
 @dataclass(frozen=True)
@@ -123,21 +145,16 @@ class Setup:
     def _row(self, work: Work, make: Callable[[int], Call], sets: int, least: Floor) -> Row:
         say(f"timing: {work.shape} {work.kind}, {work.who}")
         first = self.clock.time(lambda: make(0)())
-        peak = self._peak(make)
+        # What dies while the call runs hides as much of it: autograd's threads let go when they come to it.
+        peak = max(self._added(make) for _ in range(3)) if self.device.type == "cuda" else None
         timing, graphed = timed([make(i) for i in range(sets)], self.clock, self.device, least.ms)
         timing = replace(timing, first_ms=first, peak_bytes=None if peak is None else peak + work.given)
         extra = {"shape": work.shape, "kind": work.kind, "who": work.who, "gflop": work.flops / 1e9}
         extra |= {"bytes": work.moved, "tensor_bytes": work.held, "calls_in_graph": graphed, "errors": work.errors}
         return Row(f"{work.shape} {work.kind}, {work.who}", timing, least, extra)
 
-    def _peak(self, make: Callable[[int], Call]) -> int | None:
-        """Most bytes that preparing a call and calling it add to what was there."""
-        if self.device.type != "cuda":
-            return None
-        # What dies while the call runs hides as much of it: autograd's threads let go when they come to it.
-        return max(self._added(make) for _ in range(3))
-
     def _added(self, make: Callable[[int], Call]) -> int:
+        """Most bytes that preparing a call and calling it add to what was there."""
         gc.collect()
         torch.cuda.synchronize()
         before = torch.cuda.memory_allocated()
@@ -147,11 +164,8 @@ class Setup:
 
 
 def make_setup(device: torch.device, precision: str, implementation: str, seconds: float) -> Setup:
-    """The setup, with this machine's ceilings in that format.
-
-    Raises:
-        ConfigError: for a format that the device does not have, or a device without fp64.
-
+    """The setup, with this machine's ceilings in that format; ConfigError for a format that the device does not have,
+    or a device without fp64.
     """
     one_of("--device", device.type, ("cpu", "cuda"))
     _set(precision, device)

@@ -8,36 +8,146 @@ cache. Beside them eager's jvp, torch.func.jvp of the library's own op. Errors a
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
 
 from benchmarks.cases.jvp.common import (
     Entry,
+    Errors,
     LeftOut,
     Setup,
     Work,
     broken,
+    error_beside_eager,
+    merged,
     without_graph,
 )
-from benchmarks.cases.jvp.errors import Errors, merged
-from benchmarks.cases.jvp.norms_gate import NAMES, Dual, Problem, backward, eager, gate, ours, results
-from benchmarks.cases.jvp.run import Bench
+from benchmarks.cases.jvp.run import Bench, Rates
 from benchmarks.cases.jvp.shapes import NORMS, NORMS_ODD, NORMS_SMALL, NormShape
 from benchmarks.cases.jvp.timing import Copies, sets_beyond
 from benchmarks.harness.budget import NO_TIME, say
-from benchmarks.harness.results import Row
+from fullstride.jvp.implementation import chosen as chosen_implementation
+from fullstride.jvp.norms.register import ADA_LAYER_NORM, GROUP_NORM, LAYER_NORM, RMS_NORM
 from fullstride.measure.roofline import Floor
 from fullstride.measure.timing import Call
 
+OPS = {op.name: op for op in (GROUP_NORM, LAYER_NORM, RMS_NORM, ADA_LAYER_NORM)}
+EPS = 1e-5
+NAMES = {"detached": ("dx", "dweight", "dbias"), "through": ("dx", "dtx", "dweight", "dbias")}
 SHAPES = {"small": NORMS_SMALL, "models": NORMS, "odd": NORMS_ODD, "all": [*NORMS, *NORMS_ODD]}
 # Activations read or written once, there before, and there at the end of each pass.
-PASSES, GIVEN, HELD = (
-    {"forward": 4, "detached": 3, "through": 6},
-    {"forward": 2, "detached": 3, "through": 4},
-    {"forward": 4, "detached": 5, "through": 8},
-)
+PASSES = {"forward": 4, "detached": 3, "through": 6}
+GIVEN = {"forward": 2, "detached": 3, "through": 4}
+HELD = {"forward": 4, "detached": 5, "through": 8}
 FORMATS = ("bf16", "fp16", "fp32")
 CACHE = {"cuda": 64 << 20, "cpu": 0}  # a Hopper's second level; of a processor small sizes only are measured
+
+
+@dataclass
+class Problem:
+    """The tensors of one norm: x, its tangent, the parameters, and gradients of the output and its tangent."""
+
+    shape: NormShape
+    x: Tensor
+    tx: Tensor
+    parameters: list[Tensor]
+    gradients: list[Tensor]
+
+    @classmethod
+    def draw(cls, shape: NormShape, setup: Setup) -> "Problem":
+        """Normal numbers; parameters are fp32, as autocast leaves them, but modulations are activations."""
+        x, tx, gy, gty = (_laid(setup.randn(*shape.size), shape) for _ in range(4))
+        dtype = setup.dtype if shape.op == "ada_layer_norm" else torch.float32
+        count = 1 if shape.op == "rms_norm" else 2
+        parameters = [setup.randn(*shape.parameters).to(dtype) for _ in range(count)]
+        return cls(shape, x, tx, parameters, [gy, gty])
+
+    def double(self) -> "Problem":
+        """The same in fp64."""
+        x, tx, *gradients = (_laid(a.double(), self.shape) for a in (self.x, self.tx, *self.gradients))
+        return Problem(self.shape, x, tx, [p.double() for p in self.parameters], gradients)
+
+    def leaves(self) -> "Problem":
+        """The same with x, its tangent and the parameters as leaves of a graph."""
+        x, tx, *parameters = (a.detach().requires_grad_() for a in (self.x, self.tx, *self.parameters))
+        return Problem(self.shape, x, tx, parameters, self.gradients)
+
+
+Dual = Callable[[Problem], tuple[Tensor, Tensor]]
+
+
+def _laid(x: Tensor, shape: NormShape) -> Tensor:
+    return x.contiguous(memory_format=torch.channels_last) if shape.channels_last else x
+
+
+def ours(implementation: str, through: bool) -> Dual:
+    """The op on pairs."""
+
+    def run(problem: Problem) -> tuple[Tensor, Tensor]:
+        shape, name = problem.shape, chosen_implementation(implementation, problem.x)
+        settings = (shape.groups, EPS, shape.act or "", None, name) if shape.op == "group_norm" else (EPS, None, name)
+        absent = [None] * len(problem.parameters)
+        y, ty = OPS[shape.op]((problem.x, *problem.parameters), (problem.tx, *absent), settings, through)
+        assert ty is not None
+        return y, ty
+
+    return run
+
+
+def _library(problem: Problem, x: Tensor) -> Tensor:
+    shape, p = problem.shape, problem.parameters
+    if shape.op == "group_norm":
+        # Torch's derivative of a group norm in channels_last fails; half precision wants its parameters alike.
+        y = F.group_norm(x.contiguous(), shape.groups, *(a.to(x.dtype) for a in p), eps=EPS)
+        return y if shape.act is None else F.silu(y)
+    if shape.op == "ada_layer_norm":
+        one = (shape.size[0], *[1] * (x.ndim - 2), shape.size[-1])
+        return F.layer_norm(x, x.shape[-1:], eps=EPS) * (1 + p[0].reshape(one)) + p[1].reshape(one)
+    if shape.op == "rms_norm":
+        return F.rms_norm(x, x.shape[-1:], p[0].to(x.dtype), eps=EPS)
+    return F.layer_norm(x, x.shape[-1:], *(a.to(x.dtype) for a in p), eps=EPS)
+
+
+def eager(problem: Problem) -> tuple[Tensor, Tensor]:
+    """torch.func.jvp of the library's op."""
+    y, ty, *_ = torch.func.jvp(lambda x: _library(problem, x), (problem.x,), (problem.tx,))
+    return y, ty
+
+
+def results(run: Dual, problem: Problem, kind: str) -> dict[str, Tensor]:
+    """Outputs, and gradients by `detached` or `through`."""
+    outputs, gradients = run(problem), backward(run, problem, kind)()
+    names = ("y", "ty", *NAMES[kind])  # the last is absent where there is no bias
+    return {name: x.detach() for name, x in zip(names, (*outputs, *gradients), strict=False)}
+
+
+def backward(run: Dual, problem: Problem, kind: str) -> Call:
+    """The backward pass, of x, of its tangent if `through`, and of the parameters; the forward pass is run here."""
+    leaves = problem.leaves()
+    outputs, asked = run(leaves), [leaves.x, leaves.tx]
+    if kind == "detached":
+        outputs, asked = outputs[:1], asked[:1]
+    gradients = problem.gradients[: len(outputs)]
+    return lambda: torch.autograd.grad(outputs, [*asked, *leaves.parameters], gradients, retain_graph=True)
+
+
+def gate(setup: Setup, problem: Problem, kind: str) -> Errors:
+    """Errors of outputs and gradients, ours and eager's in the same format; GateError if ours is wrong; then nothing of
+    this size is timed.
+    """
+    through = kind == "through"
+    right = results(ours("plain", through), problem.double(), kind)
+    found, by_eager = results(ours(setup.implementation, through), problem, kind), results(eager, problem, kind)
+    if through and "layer" in problem.shape.op:
+        by_eager.pop("dx")  # torch's own gradient through the derivative of a LayerNorm is wrong
+    return {
+        name: error_beside_eager(f"{problem.shape} {name}", found[name], right[name], by_eager.get(name))
+        for name in right
+    }
 
 
 def rows_of(setup: Setup, problem: Problem, errors: dict[str, Errors], copies: Copies) -> Iterator[Entry]:
@@ -51,13 +161,11 @@ def rows_of(setup: Setup, problem: Problem, errors: dict[str, Errors], copies: C
             own = errors[kind] if who == "ours" else {}
             sizes = (passes * one, GIVEN[kind] * one, HELD[kind] * one)
             work = Work(str(shape), kind, who, 0, *sizes, errors=own)
-            yield setup.row(work, _maker(run, problems, kind), sets, least)
 
+            def make(i: int, run: Dual = run, kind: str = kind, problems: list[Problem] = problems) -> Call:
+                return without_graph(run, problems[i]) if kind == "forward" else backward(run, problems[i], kind)
 
-def _maker(run: Dual, problems: list[Problem], kind: str) -> Callable[[int], Call]:
-    if kind == "forward":
-        return lambda i: without_graph(run, problems[i])
-    return lambda i: backward(run, problems[i], kind)
+            yield setup.row(work, make, sets, least)
 
 
 def rows(setup: Setup, shapes: list[NormShape]) -> list[Entry]:
@@ -103,20 +211,8 @@ def _errors(setup: Setup) -> Errors:
     return found
 
 
-def _gigabytes(row: Row) -> str:
-    return f"{row.extra['bytes'] / row.timing.median_ms / 1e6:.4g}"
-
-
-RATES = {"GB/s": _gigabytes, "of copy": lambda row: f"{1 / row.over_floor:.0%}"}
-
-
-BENCH = Bench(
-    "jvp-norms",
-    FORMATS,
-    SHAPES,
-    {"cpu": "small", "cuda": "models"},
-    _kernels,
-    rows,
-    _errors,
-    RATES,
-)
+RATES: Rates = {
+    "GB/s": lambda row: f"{row.extra['bytes'] / row.timing.median_ms / 1e6:.4g}",
+    "of copy": lambda row: f"{1 / row.over_floor:.0%}",
+}
+BENCH = Bench("jvp-norms", FORMATS, SHAPES, {"cpu": "small", "cuda": "models"}, _kernels, rows, _errors, RATES)

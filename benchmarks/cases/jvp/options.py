@@ -5,14 +5,12 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.harness.options import CaseOptions, Seconds
+from benchmarks.harness.options import CaseOptions, Seconds, among
 from fullstride.cli.options import Device
 
 IMPLEMENTATIONS = ("auto", "plain", "triton")
 Implementation = Annotated[
-    str,
-    typer.Option(metavar="auto|plain|triton", help="Of our ops: plain PyTorch operations, or Triton kernels."),
-    IMPLEMENTATIONS,
+    str, among("auto|plain|triton", "Of our ops: plain PyTorch operations, or Triton kernels."), IMPLEMENTATIONS
 ]
 Jobs = Annotated[int, typer.Option(min=0, help="Processes that compile kernels beforehand.")]
 
@@ -23,13 +21,11 @@ class AttentionOptions(CaseOptions):
 
     device: Device = "auto"
     precision: Annotated[
-        str,
-        typer.Option(metavar="bf16|fp16|fp32|tf32|tf32x3", help="Of the tensors; tf32 and tf32x3 of products of fp32."),
+        str, among("bf16|fp16|fp32|tf32|tf32x3", "Of the tensors; tf32 and tf32x3 of products of fp32.")
     ] = "bf16"
     implementation: Implementation = "auto"
     shapes: Annotated[
-        str | None,
-        typer.Option(metavar="small|reference|speed|large|odd|all", help="Sizes; small on a CPU, else large, the two."),
+        str | None, among("small|reference|speed|large|odd|all", "Sizes; small on a CPU, else large, the two.")
     ] = None
     seconds: Seconds = 600.0
     jobs: Jobs = 8
@@ -40,10 +36,8 @@ class NormsOptions(CaseOptions):
     """Norms with their forward derivatives, in bytes a second beside a copy's."""
 
     device: Device = "auto"
-    precision: Annotated[str, typer.Option(metavar="bf16|fp16|fp32", help="Of the activations.")] = "bf16"
+    precision: Annotated[str, among("bf16|fp16|fp32", "Of the activations.")] = "bf16"
     implementation: Implementation = "auto"
-    shapes: Annotated[
-        str | None, typer.Option(metavar="small|models|odd|all", help="Sizes; small on a CPU, else models.")
-    ] = None
+    shapes: Annotated[str | None, among("small|models|odd|all", "Sizes; small on a CPU, else models.")] = None
     seconds: Seconds = 180.0
     jobs: Jobs = 8

@@ -1,52 +1,130 @@
 """How a bench of `fullstride.jvp` runs: gate, kernels ahead, rows, errors in every format, tables, JSON."""
 
-from collections.abc import Callable, Mapping, Sequence
+import multiprocessing
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cases.jvp.common import Entry, Setup, by_format, make_setup
-from benchmarks.cases.jvp.compile import compile_ahead
-from benchmarks.cases.jvp.errors import Errors
+import torch
+from rich.table import Table
+
+from benchmarks.cases.jvp.common import Entry, Errors, LeftOut, Setup, by_format, make_setup, wrong_of
 from benchmarks.cases.jvp.options import AttentionOptions, NormsOptions
-from benchmarks.cases.jvp.table import Rates, finish
-from benchmarks.harness.budget import one_stream
+from benchmarks.cases.jvp.timing import GRAPH_MS
+from benchmarks.harness.budget import one_stream, say
+from benchmarks.harness.results import CaseResult, Row
+from benchmarks.harness.table import blank_table, finish, legend, over_bound, spread
 from fullstride.device.select import resolve_device
 from fullstride.errors import one_of
+from fullstride.jvp.implementation import chosen
+from fullstride.measure.environment import environment
+
+TEXT = ("size", "pass", "by")
+COLUMNS = ("ms", "p10-p90", "MB", "x tensors")
+LAST = ("bound", "x bound", "error", "eager's", "ratio")
+Rates = dict[str, Callable[[Row], str]]  # a bench's own columns
+
+
+def compile_ahead(setup: Setup, jobs: int, calls: Iterable[Callable[[], Any]]) -> None:
+    """Make the calls in `jobs` processes, where that compiles anything; with less than 2, leave it to the bench."""
+    if jobs >= 2 and chosen(setup.implementation, torch.empty(0, device=setup.device)) == "triton":
+        start = time.monotonic()
+        say(f"compiling, {jobs} at a time")
+        in_processes(jobs, calls)
+        say(f"compiled in {time.monotonic() - start:.0f} s")
+
+
+def in_processes(jobs: int, calls: Iterable[Callable[[], Any]]) -> None:
+    """Make the calls; what fails in one is no concern, since the bench makes the call again and says it."""
+    # A process with a GPU cannot be forked.
+    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
+        for done in [pool.submit(call) for call in calls]:
+            done.exception()
+
+
+def flat(errors: dict[str, Errors]) -> dict[str, float]:
+    """As a gate's errors: `bf16 to, ours`."""
+    return {
+        f"{form} {name}, {who}": e
+        for form, results in errors.items()
+        for name, both in results.items()
+        for who, e in both.items()
+    }
+
+
+def errors_table(errors: dict[str, Errors]) -> Table:
+    """One line a result, ours and eager's error in each format."""
+    title = "relative errors against fp64: ours (eager's, ours in eager's)"
+    out = blank_table(title, ("", *errors))
+    for name in next(iter(errors.values())):
+        pairs = [found[name] for found in errors.values()]
+        beside = [f" ({pair['eager']:.1e}, {_ratio(pair)})" if "eager" in pair else "" for pair in pairs]
+        out.add_row(name, *(f"{pair['ours']:.1e}{eager}" for pair, eager in zip(pairs, beside, strict=True)))
+    return out
+
+
+def _ratio(errors: dict[str, float]) -> str:
+    return f"{errors['ours'] / errors['eager']:.2f}" if errors.get("eager") else ""
+
+
+def table(result: CaseResult, entries: list[Entry], rates: Rates) -> Table:
+    """One line an entry: time, memory, a case's own columns `rates`, roofline bound, errors; or why there is none."""
+    conditions = ", ".join(f"{k} {v}" for k, v in result.conditions.items() if isinstance(v, str))
+    graphs = (
+        f"\ncalls of up to {GRAPH_MS:g} ms are replays of CUDA graphs, without host time, but * could not be captured"
+    )
+    caption = legend(result) + (graphs if result.device == "cuda" else "")
+    out = blank_table(f"{result.case}: {conditions}", (*TEXT, *COLUMNS, *rates, *LAST), caption, left=len(TEXT))
+    for entry in entries:
+        if isinstance(entry, Row):
+            out.add_row(*_cells(entry, rates))
+        else:
+            out.add_row(entry.shape, entry.kind, entry.who, entry.why if len(entry.why) <= 12 else "left out")
+    return out
+
+
+def _cells(row: Row, rates: Rates) -> tuple[str, ...]:
+    timing, x = row.timing, row.extra
+    peak = timing.peak_bytes
+    with_host = peak is not None and not x["calls_in_graph"] and timing.median_ms <= GRAPH_MS
+    # Of the results the largest errors, and the largest ratio.
+    ours, eagers = ([e[who] for e in x["errors"].values() if who in e] for who in ("ours", "eager"))
+    ratio = max(filter(None, map(_ratio, x["errors"].values())), key=float, default="")
+    return (
+        *(x[key] for key in ("shape", "kind", "who")),
+        f"{'*' if with_host else ''}{timing.median_ms:.4g}",
+        spread(row),
+        "" if peak is None else f"{peak / 1e6:.1f}",
+        "" if peak is None else f"{peak / x['tensor_bytes']:.2f}",
+        *(rate(row) for rate in rates.values()),
+        f"{row.floor.ms:.3g}",
+        over_bound(row),
+        *(f"{max(errors):.1e}" if errors else "" for errors in (ours, eagers)),
+        ratio,
+    )
 
 
 @dataclass(frozen=True)
 class Bench:
-    """What a bench measures.
+    """What a bench measures."""
 
-    Attributes:
-        case: its name in the results.
-        formats: that it can be asked for.
-        shapes: lists of sizes, by name.
-        usual: the name of the list that is measured unless one is given, by the kind of device.
-        kernels: calls that compile what sizes need.
-        rows: gates and times sizes.
-        errors: against fp64, in a setup's format.
-        rates: columns of its own.
-
-    """
-
-    case: str
-    formats: tuple[str, ...]
-    shapes: Mapping[str, Sequence[Any]]
-    usual: Mapping[str, str]
-    kernels: Callable[[Setup, list[Any]], list[Callable[[], None]]]
-    rows: Callable[[Setup, list[Any]], list[Entry]]
-    errors: Callable[[Setup], Errors]
-    rates: Rates
+    case: str  # its name in the results
+    formats: tuple[str, ...]  # that it can be asked for
+    shapes: Mapping[str, Sequence[Any]]  # lists of sizes, by name
+    usual: Mapping[str, str]  # the name of the list that is measured unless one is given, by the kind of device
+    kernels: Callable[[Setup, list[Any]], list[Callable[[], None]]]  # calls that compile what sizes need
+    rows: Callable[[Setup, list[Any]], list[Entry]]  # gates and times sizes
+    errors: Callable[[Setup], Errors]  # against fp64, in a setup's format
+    rates: Rates  # columns of its own
 
     def run(self, options: AttentionOptions | NormsOptions, out: Path) -> Path:
         """Gate, measure, print the tables and write the JSON, whose path is returned.
 
-        Raises:
-            ConfigError: for a device, format or list that there is not.
-            GateError: if a result is wrong; the rest is measured and written before.
-
+        ConfigError for a device, format or list that there is not. GateError if a result is wrong; the rest is measured
+        and written before.
         """
         chosen = resolve_device(options.device)
         one_of("--precision", options.precision, self.formats)
@@ -58,7 +136,21 @@ class Bench:
             compile_ahead(setup, options.jobs, self.kernels(setup, sizes))
             measured = self.rows(setup, sizes)
             errors, left_out = by_format(setup, self.formats, self.errors)
-        conditions: dict[str, Any] = {"shapes": list(map(str, sizes))}
-        if shapes not in (None, self.usual[chosen.type]):
-            conditions["at"] = shapes
-        return finish(self.case, setup, conditions, self.rates, (errors, [*measured, *left_out]), out)
+        entries, another = [*measured, *left_out], shapes not in (None, self.usual[chosen.type])
+        conditions = {
+            "precision": setup.precision,
+            "backend": setup.implementation,
+            "shapes": list(map(str, sizes)),
+            **({"at": shapes} if another else {}),
+            "left_out": [vars(e) for e in entries if isinstance(e, LeftOut)],
+        }
+        rows = [e for e in entries if isinstance(e, Row)]
+        result = CaseResult(self.case, chosen.type, conditions, flat(errors), setup.ceilings, rows, environment())
+
+        def shown() -> Iterator[Table | str]:
+            yield table(result, entries, self.rates)
+            if errors:
+                yield errors_table(errors)
+            yield from (f"left out: {e.shape} {e.kind}, {e.who}: {e.why}" for e in entries if isinstance(e, LeftOut))
+
+        return finish(result, out, shown, width=190, wrong=wrong_of(entries))

@@ -5,17 +5,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class AttentionShape:
-    """One attention, without a mask.
-
-    Attributes:
-        name: what it is.
-        batch, heads, length, dim: of q.
-        keys, kv_heads, dim_v: of k and v; those of q unless given.
-
-    """
+    """One attention, without a mask."""
 
     name: str
-    batch: int
+    batch: int  # this and the next three: of q; the last three: of k and v, those of q unless given
     heads: int
     length: int
     dim: int
@@ -56,21 +49,13 @@ class AttentionShape:
 
 @dataclass(frozen=True)
 class NormShape:
-    """One norm.
+    """One norm."""
 
-    Attributes:
-        op: `group_norm`, `layer_norm`, `rms_norm` or `ada_layer_norm`.
-        size: x's shape.
-        groups, act: of a group norm.
-        channels_last: how its images lie in memory.
-
-    """
-
-    op: str
-    size: tuple[int, ...]
-    groups: int = 0
+    op: str  # `group_norm`, `layer_norm`, `rms_norm` or `ada_layer_norm`
+    size: tuple[int, ...]  # x's shape
+    groups: int = 0  # this and the next: of a group norm
     act: str | None = None
-    channels_last: bool = False
+    channels_last: bool = False  # how its images lie in memory
 
     @property
     def parameters(self) -> tuple[int, ...]:
@@ -94,11 +79,8 @@ def distinct(shapes: list[AttentionShape]) -> list[AttentionShape]:
 
 
 # Reference 3's table: one batch, heads of 128 columns.
-REFERENCE = [
-    AttentionShape("table", 1, heads, length, 128)
-    for heads in (1, 24)
-    for length in (128, 1024, 4096, 8192, 16384, 32768)
-]
+LENGTHS = (128, 1024, 4096, 8192, 16384, 32768)
+REFERENCE = [AttentionShape("table", 1, heads, length, 128) for heads in (1, 24) for length in LENGTHS]
 # What must be fast: a video model's layer, the public record's shape, a DiT's layer, a U-Net's.
 SPEED = [
     AttentionShape("long128", 1, 24, 16384, 128),
@@ -107,10 +89,8 @@ SPEED = [
     AttentionShape("unet80", 64, 4, 256, 80),
 ]
 # What the kernels are tuned for, by name.
-TUNING = {
-    shape.name: shape
-    for shape in (*SPEED, AttentionShape("unet64", 64, 4, 256, 64), AttentionShape("mid128", 4, 16, 2048, 128))
-}
+TUNING = {shape.name: shape for shape in SPEED}
+TUNING |= {"unet64": AttentionShape("unet64", 64, 4, 256, 64), "mid128": AttentionShape("mid128", 4, 16, 2048, 128)}
 # What a kernel may stumble over: one row, lengths that fill no block, heads between powers of two, shared keys.
 ODD = [
     AttentionShape("one", 1, 1, 1, 16),

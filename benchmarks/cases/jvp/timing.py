@@ -61,7 +61,6 @@ class Copies:
     """Times of copies of as many bytes, in turn over as many buffers, measured as what they stand beside."""
 
     def __init__(self, clock: Clock, device: torch.device):
-        """None measured yet."""
         self.clock, self.device, self.found = clock, device, dict[tuple[int, int], float]()
 
     def ms(self, moved: int, sets: int) -> float:

@@ -15,7 +15,7 @@ import numpy as np
 from jax import lax
 from rich.table import Table
 
-from benchmarks.cases.llm import attention_pallas as pallas
+from benchmarks.cases.llm import attention_work as pallas
 from benchmarks.cases.llm.attention_work import Case, Way, chained, draw, expected, gather, slots
 from benchmarks.cases.llm.options import BATCHES, BLOCK, AttentionOptions
 from benchmarks.cases.llm.shared import WIDTH
@@ -26,7 +26,7 @@ from benchmarks.harness.table import finish, result_table
 from fullstride.llm.config import ModelConfig
 from fullstride.llm.kernels import QKNorm, Shape, choose
 from fullstride.measure.environment import environment
-from fullstride.measure.roofline import Ceilings, Floor, floor
+from fullstride.measure.roofline import floor
 from fullstride.measure.timing import HostClock, Plan, Timing, measure
 
 # Relative error of rows against fp64, by the pool's dtype.
@@ -39,10 +39,8 @@ PLAN, GLANCE = Plan(warmup=2, repeats=10, seconds=0.2, most=50), Plan(warmup=1, 
 def run(options: AttentionOptions, out: Path) -> Path:
     """Gate, measure, print the table and write the JSON, whose path is returned.
 
-    Raises:
-        ConfigError: if the set cannot run here.
-        GateError: if a result is not that of fp64; the others are measured and written before.
-
+    ConfigError if the set cannot run here. GateError if a result is not that of fp64; the others are measured and
+    written before.
     """
     dtype, kernels, seed, contexts = options.dtype, options.kernels, options.seed, options.contexts
     heads, dim = options.heads, options.head_dim
@@ -59,14 +57,17 @@ def run(options: AttentionOptions, out: Path) -> Path:
         if place == "cuda" and pallas.present():
             ways |= pallas.ways(shape)
     rng, ceilings = np.random.default_rng(seed), jax_ceilings(dtype)
-    pool = _pool(
-        seed, (LAYERS[place], 2, slots(shape, max(options.batch), contexts[1]), shape.kv_heads, shape.head_dim), dtype
-    )
+    size = LAYERS[place], 2, slots(shape, max(options.batch), contexts[1]), shape.kv_heads, shape.head_dim
+    # A layer at a time, since random numbers take more room than what is made of them.
+    keys = jax.random.split(jax.random.key(seed), size[0])
+    pool = jax.jit(lambda keys: lax.map(lambda key: jax.random.normal(key, size[1:], dtype), keys))(keys)
     norms = QKNorm(*(jnp.asarray(rng.uniform(0.5, 1.5, shape.head_dim), dtype) for _ in range(2)))
     rows, gate, wrong, left_out = [], {}, [], []
     for count in options.batch:
         case = draw(rng, shape, count, *contexts, dtype)
-        least = _floor(case, shape, np.dtype(dtype).itemsize, ceilings)
+        tokens, width = int(case.contexts.sum()), shape.head_dim
+        moved = 2 * tokens * shape.kv_heads * width * np.dtype(dtype).itemsize
+        least = floor(4 * tokens * shape.heads * width, moved, ceilings)
         for name, way in ways.items():
             say(f"{name}, batch {count}")
             way = way._replace(call=partial(way.call, norms=norms, shape=shape))
@@ -83,11 +84,8 @@ def run(options: AttentionOptions, out: Path) -> Path:
                 left_out.append(f"batch {count}: {name}: {reason(broken)}")
                 say(f"left out: {left_out[-1]}")
                 continue
-            extra = {
-                "tokens": int(case.contexts.sum()),
-                "calls": calls,
-                "share_of_copy_rate": least.memory_ms / timing.median_ms,
-            }
+            extra = {"tokens": tokens, "calls": calls}
+            extra["share_of_copy_rate"] = least.memory_ms / timing.median_ms
             rows.append(Row(f"batch {count}: {name}", timing, least, extra))
     name = f"{shape.heads}-{shape.kv_heads}-heads-of-{shape.head_dim}"
     conditions = {
@@ -117,18 +115,6 @@ def run(options: AttentionOptions, out: Path) -> Path:
     if wrong:
         wrong[-1] += f"; expected at most {TOLERANCE[dtype]:.2g}"
     return finish(result, out, shown, width=WIDTH, wrong=wrong)
-
-
-def _pool(seed: int, shape: tuple[int, ...], dtype: str) -> jax.Array:
-    """A layer at a time, since random numbers take more room than what is made of them."""
-    keys = jax.random.split(jax.random.key(seed), shape[0])
-    return jax.jit(lambda keys: lax.map(lambda key: jax.random.normal(key, shape[1:], dtype), keys))(keys)
-
-
-def _floor(case: Case, shape: Shape, size: int, ceilings: Ceilings) -> Floor:
-    tokens = int(case.contexts.sum())
-    moved = 2 * tokens * shape.kv_heads * shape.head_dim * size
-    return floor(4 * tokens * shape.heads * shape.head_dim, moved, ceilings)
 
 
 def _gate(way: Way, case: Case, pool: jax.Array, norms: QKNorm, shape: Shape) -> tuple[float, jax.Array]:

@@ -1,6 +1,11 @@
-"""Work of `benchmarks paged-attention`: rows of a decode step, what is right, and a gather to stand beside."""
+"""Work of `benchmarks paged-attention`: rows of a decode step, what is right, and what stands beside.
+
+A gather is what XLA does without a kernel; JAX's own paged attention is a Pallas kernel for GPUs.
+"""
 
 from collections.abc import Callable
+from functools import partial
+from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import jax
@@ -11,18 +16,21 @@ from jaxtyping import Array, Float, Int
 from fullstride.llm.kernels import Batch, QKNorm, Shape
 from fullstride.llm.kernels.xla.attention import Pool, heads, write
 
+MODULE = "jax.experimental.pallas.ops.gpu.paged_attention"
+# Parts of a row's context that are read at the same time, its usual number and fewer: the batch decides what is faster.
+SPLITS = (16, 4)
+# Keys that a part multiplies at once: its usual eight pages of sixteen tokens.
+KEYS = 128
+# Of each layer keys and values, with heads outside, as it wants them.
+Pages = tuple[tuple[Float[Array, "kv_heads pages block head_dim"], Float[Array, "kv_heads pages block head_dim"]], ...]
+
 
 class Case(NamedTuple):
-    """One token of each row.
-
-    Attributes:
-        contexts: tokens that each row sees, this one among them.
-
-    """
+    """One token of each row."""
 
     qkv: Float[Array, "D wide"]
     batch: Batch
-    contexts: np.ndarray
+    contexts: np.ndarray  # tokens that each row sees, this one among them
 
 
 def _itself(pool: Any) -> Any:
@@ -30,26 +38,15 @@ def _itself(pool: Any) -> Any:
 
 
 class Way(NamedTuple):
-    """One to compute it.
+    """One to compute it."""
 
-    Attributes:
-        call: of one layer, or of all of them.
-        whole: of all.
-        keep: XLA would leave out a call whose result nobody reads.
-        layer: how it is told the layer.
-        inside: from the pool to its layout of it.
-        outside: and back.
-        another: not of this project; where it breaks, the others are measured all the same.
-
-    """
-
-    call: Callable[..., Any]
-    whole: bool = False
-    keep: bool = False
-    layer: Callable[[int], Any] = jnp.int32
-    inside: Callable[[Any], Any] = _itself
-    outside: Callable[[Any], Any] = _itself
-    another: bool = False
+    call: Callable[..., Any]  # of one layer, or of all of them
+    whole: bool = False  # of all
+    keep: bool = False  # XLA would leave out a call whose result nobody reads
+    layer: Callable[[int], Any] = jnp.int32  # how it is told the layer
+    inside: Callable[[Any], Any] = _itself  # from the pool to its layout of it
+    outside: Callable[[Any], Any] = _itself  # and back
+    another: bool = False  # not of this project; where it breaks, the others are measured all the same
 
 
 def slots(shape: Shape, rows: int, longest: int) -> int:
@@ -131,3 +128,72 @@ def expected(case: Case, pool: Pool, layer: int, norms: QKNorm, shape: Shape, ro
         shares /= shares.sum(-1, keepdims=True)
         found.append(np.einsum("kgs,skd->kgd", shares, values).reshape(-1))
     return np.array(found)
+
+
+def present() -> bool:
+    """Whether this version of JAX has it."""
+    return find_spec(MODULE) is not None
+
+
+def ways(shape: Shape, **options: Any) -> dict[str, Way]:
+    """It, by name."""
+    return {
+        f"JAX's Pallas, {splits} splits": Way(
+            partial(attention, splits=splits, **options),
+            keep=True,
+            layer=int,
+            inside=partial(pages, shape=shape),
+            outside=partial(pool_of, shape=shape),
+            another=True,
+        )
+        for splits in SPLITS
+    }
+
+
+@partial(jax.jit, static_argnames="shape")
+def pages(pool: Pool, shape: Shape) -> Pages:
+    """The pool in its layout."""
+    blocks = pool.reshape(*pool.shape[:2], -1, shape.block, shape.kv_heads, shape.head_dim)
+    outside = jnp.moveaxis(blocks, 4, 2)
+    return tuple((layer[0], layer[1]) for layer in outside)
+
+
+@partial(jax.jit, static_argnames="shape")
+def pool_of(found: Pages, shape: Shape) -> Pool:
+    """The pool again."""
+    blocks = jnp.moveaxis(jnp.stack([jnp.stack(layer) for layer in found]), 2, 4)
+    return blocks.reshape(*blocks.shape[:2], -1, shape.kv_heads, shape.head_dim)
+
+
+def attention(
+    qkv: Float[Array, "D wide"],
+    pool: Pages,
+    layer: int,
+    batch: Batch,
+    norms: QKNorm | None,
+    shape: Shape,
+    *,
+    splits: int,
+    interpret: bool = False,
+) -> tuple[Float[Array, "D out"], Pages]:
+    """A decode step's attention on one layer; keys and values are written by XLA before."""
+    from jax.experimental.pallas.ops.gpu.paged_attention import paged_attention
+
+    q, k, v = heads(qkv, batch, norms, shape)
+    at = (slice(None), batch.slots // shape.block, batch.slots % shape.block)
+    keys, values = (x.at[at].set(new.swapaxes(0, 1)) for x, new in zip(pool[layer], (k, v), strict=True))
+    width = batch.rows.shape[1]
+    splits = _divisor(width, splits)
+    out = paged_attention(
+        q * jnp.asarray(shape.scale, q.dtype),  # it has no scale of its own
+        *(keys, values, batch.rows, batch.positions + 1),
+        k_splits=splits,
+        pages_per_compute_block=_divisor(width // splits, max(1, KEYS // shape.block)),
+        interpret=interpret,
+    )
+    return out.reshape(len(qkv), -1), (*pool[:layer], (keys, values), *pool[layer + 1 :])
+
+
+def _divisor(number: int, most: int) -> int:
+    """The largest divisor of a number that is no more than so many."""
+    return max(d for d in range(1, min(number, most) + 1) if number % d == 0)

@@ -23,22 +23,15 @@ INSTALL = f"{how_to_install('torch')} transformers"
 
 @dataclass
 class Peers:
-    """What was found.
+    """What was found."""
 
-    Attributes:
-        times: milliseconds of a first call and of the runs after it, by name.
-        greedy: tokens after the last prompt, by whose they are, the same model's in both ways of transformers.
-        versions: of packages.
-        attention: of transformers, be it in another's place.
-        left_out: what did not run, and why.
-
-    """
-
+    # Milliseconds of a first call and of the runs after it, by name.
     times: dict[str, list[float]] = field(default_factory=dict)
+    # Tokens after the last prompt, by whose they are, the same model's in both ways of transformers.
     greedy: dict[str, list[int]] = field(default_factory=dict)
-    versions: dict[str, str] = field(default_factory=dict)
-    attention: str | None = None
-    left_out: list[str] = field(default_factory=list)
+    versions: dict[str, str] = field(default_factory=dict)  # of packages
+    attention: str | None = None  # of transformers, be it in another's place
+    left_out: list[str] = field(default_factory=list)  # what did not run, and why
 
     @property
     def conditions(self) -> dict[str, Any]:
@@ -66,11 +59,8 @@ class Peers:
         return self._add(found)
 
     def add_vllm(self, python: str, source: str, dtype: str, runs: int, work: Work, at_once: int) -> None:
-        """Run vLLM by its own interpreter, on the same weights.
-
-        Raises:
-            ConfigError: if it does not run, or its weights cannot be written: it was asked for.
-
+        """Run vLLM by its own interpreter, on the same weights; ConfigError if it does not run, or its weights cannot
+        be written: it was asked for.
         """
         if without := _lacking():
             raise ConfigError(f"--vllm: {without}, which write the weights for it; {INSTALL}")
@@ -79,7 +69,14 @@ class Peers:
             folder = Path(name)
             if code := _run_baseline("save", source, dtype, str(folder / "model")).returncode:
                 raise ConfigError(f"--vllm: its weights were not written (exit code {code}; why is said above)")
-            if code := _run_vllm(python, folder, _asked(dtype, runs, work, at_once)):
+            gate = compared(work)
+            asked = {"dtype": dtype, "runs": runs, "prompts": work.prompts, "outputs": work.outputs}
+            asked |= {"temperature": TEMPERATURE, "longest": work.longest, "at_once": at_once}
+            asked |= {"gate_prompts": gate.prompts, "gate_outputs": gate.outputs}
+            (folder / "asked.json").write_text(json.dumps(asked))
+            # Where nothing of this package lies beside the script that its imports could find.
+            script = shutil.copy(bench_vllm.__file__, folder / "beside.py")
+            if code := subprocess.run([python, str(script)], stdout=STDERR, cwd=folder).returncode:
                 raise ConfigError(
                     f"--vllm {python}: it ended with exit code {code}; why is said above, or leave it out"
                 )
@@ -97,12 +94,7 @@ def _lacking() -> str:
 
 
 def interpreter(given: str) -> str:
-    """The path of an interpreter that runs vLLM.
-
-    Raises:
-        ConfigError: if there is none, or it has no vLLM.
-
-    """
+    """The path of an interpreter that runs vLLM; ConfigError if there is none, or it has no vLLM."""
     path = shutil.which(given)
     if path is None:
         raise ConfigError(f"--vllm {given}: no such program; expected the Python of an environment that has vLLM")
@@ -112,28 +104,6 @@ def interpreter(given: str) -> str:
     return os.path.abspath(path)  # a link stays one: to what it points is no environment
 
 
-def _asked(dtype: str, runs: int, work: Work, at_once: int) -> bench_vllm.Asked:
-    gate = compared(work)
-    return {
-        "dtype": dtype,
-        "runs": runs,
-        "prompts": work.prompts,
-        "outputs": work.outputs,
-        "temperature": TEMPERATURE,
-        "longest": work.longest,
-        "at_once": at_once,
-        "gate_prompts": gate.prompts,
-        "gate_outputs": gate.outputs,
-    }
-
-
 def _run_baseline(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "benchmarks.cases.llm.transformers_side", *arguments]
     return subprocess.run(command, stdout=subprocess.PIPE, text=True)
-
-
-def _run_vllm(python: str, folder: Path, asked: bench_vllm.Asked) -> int:
-    """Where nothing of this package lies beside the script that its imports could find."""
-    (folder / "asked.json").write_text(json.dumps(asked))
-    script = shutil.copy(bench_vllm.__file__, folder / "beside.py")
-    return subprocess.run([python, str(script)], stdout=STDERR, cwd=folder).returncode

@@ -1,59 +1,98 @@
 """`python -m benchmarks llm`: this engine beside transformers, vLLM and the floor of what must be read."""
 
-import time
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
-import numpy as np
+from jax.profiler import ProfileData
 
 from benchmarks.cases.llm.beside import Peers, interpreter
 from benchmarks.cases.llm.gate import gate
-from benchmarks.cases.llm.latency import run_latency
 from benchmarks.cases.llm.options import ATTENTION, RUNS, SEQUENCES, Options
-from benchmarks.cases.llm.parallel import run_parallel
-from benchmarks.cases.llm.shared import complete, kept_as, name_of, shown
-from benchmarks.cases.llm.sweep import run_sweep, weight_count
-from benchmarks.cases.llm.trace import traced
+from benchmarks.cases.llm.shared import Bench, complete, shown, timing_of
+from benchmarks.cases.llm.sweep import weight_bytes, weight_count
 from benchmarks.cases.llm.work import TEMPERATURE, Work, compared, large, model, small
 from benchmarks.cases.step_jax.ceilings import jax_ceilings
 from benchmarks.harness.budget import say
-from benchmarks.harness.results import CaseResult, Row, at
+from benchmarks.harness.results import Row, at
 from fullstride.llm.engine import Engine, EngineConfig
 from fullstride.llm.engine.build import chosen
 from fullstride.llm.engine.shapes import DEFAULTS, dtype_for
-from fullstride.measure.environment import environment, xla_flags
+from fullstride.measure.environment import xla_flags
 from fullstride.measure.gate import GateError
 from fullstride.measure.roofline import Ceilings, Floor, floor
-from fullstride.measure.timing import Timing
+from fullstride.measure.timing import HostClock
+
+DEVICE, STREAM = "/device:GPU", "Stream"
 
 
-def _of_server(name: str) -> Callable[..., Path]:
-    """A workload of a server, whose packages no other needs: imported when it runs."""
+class Span(NamedTuple):
+    """A kernel or copy, in nanoseconds."""
 
-    def run(*arguments: Any) -> Path:
-        return getattr(import_module(f"benchmarks.cases.llm.{name}"), f"run_{name}")(*arguments)
+    name: str
+    start: float
+    end: float
 
-    return run
+
+@dataclass(frozen=True)
+class Trace:
+    """A GPU's time between its first and its last kernel."""
+
+    wall_ms: float  # from the one to the other
+    busy_ms: float  # in which at least one ran
+    kernels: dict[str, tuple[int, float]]  # times they ran and milliseconds in all, longest first
+
+    @property
+    def idle(self) -> float:
+        """Share of the time in which none ran."""
+        return 1 - self.busy_ms / self.wall_ms
+
+    def to_dict(self, most: int = 12) -> dict[str, Any]:
+        """JSON-serialisable, with the longest kernels."""
+        longest = [{"name": name, "count": n, "ms": ms} for name, (n, ms) in list(self.kernels.items())[:most]]
+        return {"wall_ms": self.wall_ms, "busy_ms": self.busy_ms, "idle": self.idle, "kernels": longest}
 
 
-# Workloads but for `small` and `large`.
-OTHERS: dict[str, Callable[..., Path]] = {
-    "latency": run_latency,
-    "parallel": run_parallel,
-    **{name: _of_server(name) for name in ("replicas", "serve", "hostile")},
-}
+def traced(call: Callable[[], object]) -> Trace | None:
+    """Run it under the profiler; None where no GPU did anything."""
+    with tempfile.TemporaryDirectory() as folder:
+        with jax.profiler.trace(folder):
+            call()
+        (file,) = Path(folder).rglob("*.xplane.pb")
+        found = spans(ProfileData.from_file(str(file)).planes)
+    return trace_of(found) if found else None
+
+
+def spans(planes: Iterable[Any]) -> list[Span]:
+    """What ran on streams of GPUs; other lines of their planes say the same again."""
+    lines = (line for plane in planes if plane.name.startswith(DEVICE) for line in plane.lines)
+    events = (event for line in lines if line.name.startswith(STREAM) for event in line.events)
+    return [Span(event.name, event.start_ns, event.start_ns + event.duration_ns) for event in events]
+
+
+def trace_of(found: list[Span]) -> Trace:
+    """Sum them up; what runs at the same time counts once."""
+    ordered = sorted(found, key=lambda span: span.start)
+    busy, until = 0.0, ordered[0].start
+    kernels: dict[str, tuple[int, float]] = {}
+    for span in ordered:
+        busy += max(0.0, span.end - max(span.start, until))
+        until = max(until, span.end)
+        count, ms = kernels.get(span.name, (0, 0.0))
+        kernels[span.name] = count + 1, ms + (span.end - span.start) / 1e6
+    longest = dict(sorted(kernels.items(), key=lambda item: -item[1][1]))
+    return Trace((until - ordered[0].start) / 1e6, busy / 1e6, longest)
 
 
 def run(options: Options, out: Path) -> Path:
     """Measure, print the table, write the JSON, whose path is returned.
 
-    Raises:
-        ConfigError: for a model that there is not, a vLLM that does not run, or kernels that cannot run the model here.
-        GateError: if fp32 greedy tokens are not those of what runs beside it, or see `bench_gate.gate`.
-
+    ConfigError for a model that there is not, a vLLM that does not run, or kernels that cannot run the model here.
+    GateError if fp32 greedy tokens are not those of what runs beside it, or see `bench_gate.gate`.
     """
     source, workload, dtype = options.model, options.workload, options.dtype
     kernels, kv_cache_dtype = options.kernels, options.kv_cache_dtype
@@ -65,10 +104,9 @@ def run(options: Options, out: Path) -> Path:
     asked = EngineConfig(dtype=dtype, kernels=kernels, kv_cache_dtype=kv_cache_dtype)
     loaded = model(source, dtype_for(asked, device.platform, "") or None)
     chosen(loaded.config, asked)  # what cannot run is told before anything is timed
-    if workload == "sweep":
-        return run_sweep(loaded, source, place, dtype, kernels, out, kv_cache_dtype)
-    if workload in OTHERS:
-        return OTHERS[workload](loaded, source, place, dtype, kernels, out)
+    bench = Bench(loaded, source, place, dtype, kernels, out, kv_cache_dtype)
+    if workload not in ("small", "large"):  # imported when it runs, as what a server needs no other does
+        return import_module(f"benchmarks.cases.llm.{workload}").run(bench)
     vocab = loaded.config.vocab_size
     work = small(vocab) if workload == "small" else large(vocab, sequences)
     most = DEFAULTS["cpu" if place == "cpu" else "other"].rows
@@ -80,31 +118,17 @@ def run(options: Options, out: Path) -> Path:
     if workload == "small" and baseline is not False:
         peers.add_transformers(source, loaded.config.dtype, place, runs, attention)
     # As large as the workload, as the others' tensors are: an engine for longer ones has tables to match.
-    settings = EngineConfig(
-        dtype=dtype,
-        kv_cache_dtype=kv_cache_dtype,
-        prefix_cache=False,
-        max_length=work.longest,
-        max_sequences=count,
-        kernels=kernels,
-    )
-    engine = Engine(loaded, settings)
+    engine = bench.engine(prefix_cache=False, max_length=work.longest, max_sequences=count)
     ceilings = jax_ceilings(engine.sizes.dtype, "read")
     least = _floor(engine, work, ceilings)
     found = _gate(engine, work, peers.greedy) | gate(engine, loaded.parameters, [*map(len, work.prompts)], count)
-    rows = [_row("fullstride", _timed(engine, work, runs), work, least)]
+    samples = [HostClock().time(lambda: complete(engine, work, TEMPERATURE)) for _ in range(runs + 1)]
+    rows = [_row("fullstride", samples, work, least)]
     if workload == "small" and (trace := traced(lambda: complete(engine, work, TEMPERATURE))) is not None:
         rows[0].extra["gpu"] = trace.to_dict()
         say(f"the GPU was idle for {trace.idle:.0%} of a run under the profiler")
     rows += [_row(name, samples, work, least) for name, samples in peers.times.items()]
-    machine = environment()
-    machine["versions"] |= peers.versions
     conditions = {
-        "model": name_of(source),
-        "precision": engine.sizes.dtype,
-        **kept_as(settings),
-        "section": workload,
-        "kernels": engine.kernels,
         "prompts": len(work.prompts),
         "tokens": work.tokens,
         "runs": runs,
@@ -119,7 +143,8 @@ def run(options: Options, out: Path) -> Path:
         ),
         **peers.conditions,
     }
-    result = CaseResult("llm", place, conditions, found, ceilings, rows, machine)
+    result = bench.result(engine, found, ceilings, rows, section=workload, **conditions)
+    result.environment["versions"] |= peers.versions
     return shown(result, out)
 
 
@@ -135,23 +160,13 @@ def _gate(engine: Engine, work: Work, theirs: dict[str, list[int]]) -> dict[str,
     return {f"greedy tokens that differ from {whose}, of {len(ours)}": float(n) for whose, n in wrong.items()}
 
 
-def _timed(engine: Engine, work: Work, runs: int) -> list[float]:
-    samples = []
-    for _ in range(runs + 1):
-        started = time.perf_counter()
-        complete(engine, work, TEMPERATURE)
-        samples.append((time.perf_counter() - started) * 1e3)
-    return samples
-
-
 def _row(name: str, samples: list[float], work: Work, least: Floor) -> Row:
-    timing = Timing(samples[0], tuple(samples[1:]), None)
+    timing = timing_of(samples)
     return Row(name, timing, least, {"tokens_per_second": work.tokens / timing.median_ms * 1e3})
 
 
 def _floor(engine: Engine, work: Work, ceilings: Ceilings) -> Floor:
     pool = engine._runner.state.pool
-    active, kv = weight_count(engine.model), pool.nbytes // pool.shape[2]
-    weights = active * np.dtype(engine.sizes.dtype).itemsize
     everything = work.tokens + sum(map(len, work.prompts))
-    return floor(2 * active * everything, work.floor_bytes(weights, kv), ceilings)
+    moved = work.floor_bytes(weight_bytes(engine), pool.nbytes // pool.shape[2])
+    return floor(2 * weight_count(engine.model) * everything, moved, ceilings)

@@ -4,10 +4,12 @@ Run as a module, it reads what to ask from stdin and writes when answers came to
 """
 
 import asyncio
+import contextlib
 import json
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -26,55 +28,55 @@ LEAST = 3
 
 @dataclass(frozen=True)
 class Asked:
-    """What to ask of a server.
+    """What to ask of a server."""
 
-    Attributes:
-        url: of the server.
-        model: its name.
-        slots: of each client, one of which asks one question after the other, the prompts as token ids.
-        answer: tokens of an answer.
-        temperature: of all.
-
-    """
-
-    url: str
-    model: str
+    url: str  # of the server
+    model: str  # its name
+    # Of each client, one of which asks one question after the other, the prompts as token ids.
     slots: list[list[list[int]]]
-    answer: int
-    temperature: float
+    answer: int  # tokens of an answer
+    temperature: float  # of all
 
 
 @dataclass(frozen=True)
 class Heard:
-    """When the answers of all clients came.
+    """When the answers of all clients came."""
 
-    Attributes:
-        seconds: from the first question to the end of the last answer.
-        firsts: milliseconds from each question to the first text of its answer.
-        paces: milliseconds a token after that part.
-        tokens: of all answers, as the server counts them.
-
-    """
-
-    seconds: float
-    firsts: list[float]
-    paces: list[float]
-    tokens: int
+    seconds: float  # from the first question to the end of the last answer
+    firsts: list[float]  # milliseconds from each question to the first text of its answer
+    paces: list[float]  # milliseconds a token after that part
+    tokens: int  # of all answers, as the server counts them
 
 
 def ask(asked: Asked) -> Heard:
-    """Have all clients ask, in a process of their own.
-
-    Raises:
-        GateError: if the server refused a question or left one unanswered, with its words.
-
+    """Have all clients ask, in a process of their own; GateError if the server refused a question or left one
+    unanswered, with its words.
     """
-    command = [sys.executable, "-m", "benchmarks.cases.llm.clients"]
-    done = subprocess.run(command, input=json.dumps(asdict(asked)), capture_output=True, text=True)
-    if done.returncode:
-        *_, last = ["it said nothing", *done.stderr.strip().splitlines()]
-        raise GateError(f"the clients' process ended with exit code {done.returncode}: {last}")
-    return Heard(**json.loads(done.stdout))
+    with process_of("benchmarks.cases.llm.clients", asked=asdict(asked)) as process:
+        return Heard(**found_by(process))
+
+
+@contextlib.contextmanager
+def process_of(module: str, *words: str, asked: dict[str, Any]) -> Iterator[Any]:
+    """A process that runs a module, and is told as a line of JSON what to ask; it ends with the block."""
+    pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    with subprocess.Popen([sys.executable, "-m", module, *words], text=True, **pipes) as process:
+        assert process.stdin is not None
+        try:
+            process.stdin.write(json.dumps(asked) + "\n")
+            process.stdin.flush()
+            yield process
+        finally:
+            process.kill()
+
+
+def found_by(process: Any) -> Any:
+    """What it has found, at its end; GateError if it failed, with its last words."""
+    said, wrong = process.communicate()
+    if process.returncode:
+        *_, last = ["it said nothing", *wrong.strip().splitlines()]
+        raise GateError(f"the clients' process ended with exit code {process.returncode}: {last}")
+    return json.loads(said)
 
 
 async def _answer(client: httpx.AsyncClient, asked: Asked, prompt: list[int]) -> tuple[float, float, int]:
@@ -98,25 +100,22 @@ async def _answer(client: httpx.AsyncClient, asked: Asked, prompt: list[int]) ->
     return 1e3 * (first - started), 1e3 * (last - first) / max(1, tokens - begun), tokens
 
 
-async def _slot(client: httpx.AsyncClient, asked: Asked, prompts: list[list[int]]) -> list[tuple[float, float, int]]:
-    return [await _answer(client, asked, prompt) for prompt in prompts]
-
-
 async def heard(asked: Asked) -> Heard:
     """Ask with all clients at once."""
+
+    async def ask_in_turn(prompts: list[list[int]]) -> list[tuple[float, float, int]]:
+        return [await _answer(client, asked, prompt) for prompt in prompts]
+
     limits = httpx.Limits(max_connections=None)
     # A proxy of the environment's would stand before this machine, too.
     async with httpx.AsyncClient(timeout=LONGEST, limits=limits, trust_env=False) as client:
         started = time.perf_counter()
-        slots = await asyncio.gather(*(_slot(client, asked, prompts) for prompts in asked.slots))
+        slots = await asyncio.gather(*map(ask_in_turn, asked.slots))
         seconds = time.perf_counter() - started
     firsts, paces, tokens = zip(*(answer for slot in slots for answer in slot), strict=True)
     return Heard(seconds, list(firsts), list(paces), sum(tokens))
 
 
-def _main(given: dict[str, Any]) -> None:
-    sys.stdout.write(json.dumps(asdict(asyncio.run(heard(Asked(**given))))))
-
-
 if __name__ == "__main__":
-    _main(json.load(sys.stdin))
+    given = Asked(**json.loads(sys.stdin.readline()))
+    sys.stdout.write(json.dumps(asdict(asyncio.run(heard(given)))))

@@ -1,14 +1,21 @@
-"""What the benches of several devices share: how many there are, and rows that are written as they come."""
+"""What the benches of several devices share: their number, random weights made on them, rows written as they come."""
 
+import functools
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array
 
-from benchmarks.cases.llm.shared import name_of, shown
-from benchmarks.cases.llm.work import TEMPERATURE
+from benchmarks.cases.llm.shared import Bench, shown
+from benchmarks.cases.llm.work import TEMPERATURE, RandomParameters
 from benchmarks.harness.budget import say
 from benchmarks.harness.results import CaseResult, Row, write_result
 from fullstride.llm.config import ModelConfig
@@ -50,27 +57,15 @@ def named(count: int) -> str:
 
 @dataclass
 class Report:
-    """Rows of one section, written with every new one: a bench that is cut short has told what it found.
+    """Rows of one section, written with every new one: a bench that is cut short has told what it found."""
 
-    Attributes:
-        source, place, precision, section: of the result.
-        kernels: that will be measured.
-        ceilings: of this machine.
-        out: the folder of results.
-        gate: what was compared before.
-        extra: further conditions.
-
-    """
-
-    source: str
-    place: str
+    bench: Bench
     precision: str
     section: str
-    kernels: Sequence[str]
-    ceilings: Ceilings
-    out: Path
-    gate: dict[str, float] = field(default_factory=dict)
-    extra: dict[str, Any] = field(default_factory=dict)
+    kernels: Sequence[str]  # that will be measured
+    ceilings: Ceilings  # of this machine
+    gate: dict[str, float] = field(default_factory=dict)  # what was compared before
+    extra: dict[str, Any] = field(default_factory=dict)  # further conditions
     rows: list[Row] = field(default_factory=list)
 
     def add(self, row: Row) -> None:
@@ -82,14 +77,14 @@ class Report:
         row.extra["speed_up"] = speed / alike[0]["tokens_per_second"]
         row.extra["speed_up_of_the_same_kernels"] = speed / same["tokens_per_second"]
         self.rows.append(row)
-        write_result(self.result(), self.out)
+        write_result(self.result(), self.bench.out)
         told = f"{speed:.1f} tokens/s, {row.extra['speed_up']:.2f} x"
         say(f"{row.name}: {row.timing.median_ms:.3f} ms, {told} ({row.extra['kernels']})")
 
     def result(self) -> CaseResult:
         """With the rows that there are."""
         conditions = {
-            "model": name_of(self.source),
+            "model": self.bench.name,
             "precision": self.precision,
             "section": self.section,
             "kernels": "+".join(dict.fromkeys(self.kernels)),
@@ -99,8 +94,45 @@ class Report:
             "max_sequences": SEQUENCES,
             **self.extra,
         }
-        return CaseResult("llm", self.place, conditions, self.gate, self.ceilings, self.rows, environment())
+        return CaseResult("llm", self.bench.place, conditions, self.gate, self.ceilings, self.rows, environment())
 
     def shown(self) -> Path:
         """Print all rows, and write them once more."""
-        return shown(self.result(), self.out)
+        return shown(self.result(), self.bench.out)
+
+
+class MadeParameters(RandomParameters):
+    """As `RandomParameters` with other numbers: every device makes its own part, of a whole that is always the same."""
+
+    def make(self, name: str, device: Any, rows: slice | None = None, columns: slice | None = None) -> Array:
+        """A part of one, on a device of JAX's; whole where no part is given."""
+        shape = self._shapes[name]
+        given = (rows or slice(None), columns or slice(None))[: len(shape)]
+        bounds = [part.indices(size) for part, size in zip(given, shape, strict=True)]
+        starts = np.array([start for start, *_ in bounds], np.int32)
+        sizes = tuple(stop - start for start, stop, _ in bounds)
+        own = jax.device_put((np.uint32(zlib.crc32(name.encode())), starts), device)
+        return _drawn(shape, sizes, self._dtype)(*own)
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return np.asarray(self.make(name, jax.devices()[0]))
+
+
+@functools.cache
+def _drawn(shape: tuple[int, ...], sizes: tuple[int, ...], dtype: Any) -> Any:
+    """What makes a part of such a parameter, by its seed and where the part begins; the whole is never stored."""
+
+    def draw(seed, starts):
+        values = jax.random.normal(jax.random.key(seed), shape, jnp.float32)
+        part = lax.dynamic_slice(values, tuple(starts), sizes)
+        return (1 + 0.1 * part if len(shape) == 1 else 0.03 * part).astype(dtype)
+
+    return jax.jit(draw)
+
+
+def on_devices(loaded: Any) -> Any:
+    """The same model with weights that are made on the devices, where they are random anyhow."""
+    if not isinstance(loaded.parameters, RandomParameters):
+        return loaded
+    made = MadeParameters(loaded.config, loaded.config.dtype)
+    return SimpleNamespace(config=loaded.config, parameters=made, tokenizer=loaded.tokenizer)

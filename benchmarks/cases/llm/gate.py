@@ -1,20 +1,32 @@
-"""The gate of `benchmarks llm`: greedy answers and their logprobs beside a dense pass in fp32, of no engine."""
+"""The gate of `benchmarks llm`: greedy answers and their logprobs beside a dense pass in fp32, of no engine.
 
+The dense pass is a decoder of whole sequences, layer by layer, without a pool or kernels.
+"""
+
+import functools
+import math
 import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+from jax import lax
+from jaxtyping import Array, Float, Float32
 
-from benchmarks.cases.llm.dense import Dense
+from benchmarks.cases.llm.devices import MadeParameters
 from benchmarks.cases.llm.shared import run_all, tokens_of
+from fullstride.llm.config import ModelConfig
 from fullstride.llm.engine import Engine
 from fullstride.llm.engine.programs import TOP
 from fullstride.llm.kernels import FP8_POOL
+from fullstride.llm.models.rope import angles, frequencies, magnitude
 from fullstride.llm.outputs import Logprob
 from fullstride.llm.sampling_params import SamplingParams
 from fullstride.measure.gate import GateError
 
+Layer = dict[str, Array]
 # Of an answer: the token that a prompt's step brings, and a burst of decode steps.
 ANSWER = 9
 # Nats by which logprobs may be off, root mean square, by dtype: three to five times what SmolLM2 is off by on a CPU,
@@ -24,6 +36,80 @@ LIMITS = {"float32": 0.02, "float16": 0.04, "bfloat16": 0.25}
 FP8_LIMIT = 0.6
 # Of an answer: its tokens, and each one's logprobs where they were asked for.
 Answer = tuple[list[int], list[tuple[Logprob, ...]]]
+
+
+class Dense:
+    """A model whose weights are rounded as an engine's are; one layer of them is on the device at a time."""
+
+    def __init__(self, config: ModelConfig, parameters: Mapping[str, Any], dtype: str, device: Any):
+        self._config, self._parameters, self._dtype, self._device = config, parameters, dtype, device
+        self._parts: dict[str, list[str]] = {}
+        for name in parameters:
+            prefix, _, part = name.rpartition(".")
+            self._parts.setdefault(prefix, []).append(part)
+
+    def logprobs(self, sequences: Sequence[Sequence[int]], count: int) -> list[Float32[np.ndarray, "count vocab"]]:
+        """Of the last `count` tokens of each sequence, given all before them."""
+        config, embed = self._config, self._get("embed")
+        states = [embed[jnp.asarray(sequence[:-1])] for sequence in sequences]
+        with jax.default_matmul_precision("highest"):
+            for number in range(config.layers):
+                layer = {part: self._get(f"layers.{number}.{part}") for part in self._parts[f"layers.{number}"]}
+                states = [_layer(config)(layer, x) for x in states]
+            head, norm = embed if config.tied else self._get("head"), self._get("norm")
+            last = [_norm(x[-count:], norm, config.rms_eps) @ head.T for x in states]
+        return [np.asarray(jax.nn.log_softmax(x)) for x in last]
+
+    def _get(self, name: str) -> Float[Array, "..."]:
+        if isinstance(self._parameters, MadeParameters):  # which are slow to bring to the host
+            value = self._parameters.make(name, self._device)
+        else:
+            value = jax.device_put(self._parameters[name], self._device)
+        return value.astype(self._dtype).astype(jnp.float32)
+
+
+@functools.cache
+def _layer(config: ModelConfig) -> Any:
+    """One of a model's layers, compiled once for sequences of a length."""
+
+    def apply(layer: Layer, x: Float[Array, "T hidden"]) -> Float[Array, "T hidden"]:
+        x = x + _attention(config, layer, _norm(x, layer["attn_norm"], config.rms_eps))
+        h = _norm(x, layer["mlp_norm"], config.rms_eps)
+        return x + (jax.nn.silu(h @ layer["gate"].T) * (h @ layer["up"].T)) @ layer["down"].T
+
+    return jax.jit(apply)
+
+
+def _norm(x: Float[Array, "*T width"], weight: Float[Array, " width"], eps: float) -> Float[Array, "*T width"]:
+    return x * lax.rsqrt((x * x).mean(-1, keepdims=True) + eps) * weight
+
+
+def _attention(config: ModelConfig, layer: Layer, x: Float[Array, "T hidden"]) -> Float[Array, "T hidden"]:
+    q, k, v = (_heads(config, layer, name, x) for name in "qkv")
+    q, k = (_rotated(config, layer, name, each) for name, each in (("q", q), ("k", k)))
+    shared, seen = config.heads // config.kv_heads, jnp.tril(jnp.ones((len(x), len(x)), bool))
+
+    def head(number):  # one at a time: the scores of a long sequence fill a device
+        own = number // shared
+        scores = jnp.where(seen, q[:, number] @ k[:, own].T / math.sqrt(config.head_dim), -jnp.inf)
+        return jax.nn.softmax(scores) @ v[:, own]
+
+    mixed = lax.map(head, jnp.arange(config.heads))
+    return mixed.swapaxes(0, 1).reshape(len(x), -1) @ layer["o"].T
+
+
+def _heads(config: ModelConfig, layer: Layer, name: str, x: Float[Array, "T hidden"]) -> Float[Array, "T heads wide"]:
+    y = x @ layer[name].T
+    y = y + layer[f"{name}_bias"] if config.qkv_bias else y
+    return y.reshape(len(x), -1, config.head_dim)
+
+
+def _rotated(config: ModelConfig, layer: Layer, name: str, x: Float[Array, "T heads wide"]) -> Array:
+    x = _norm(x, layer[f"{name}_norm"], config.rms_eps) if config.qk_norm else x
+    cos, sin = angles(jnp.arange(len(x)), frequencies(config), magnitude(config))
+    a, b = jnp.split(x, 2, axis=-1)
+    cos, sin = cos[:, None], sin[:, None]
+    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], -1)
 
 
 def gate(
@@ -54,22 +140,16 @@ def gate(
     crowd = [prompts[0]] * (at_once - 1) + [prompts[-1]]
     answers = [*alone, *_answers(engine, crowd, answer, logprobs=None)]
     sequences = [(*prompt, *tokens) for prompt, (tokens, _) in zip([*prompts, *crowd], answers, strict=True)]
-    expected = _expected(engine, parameters, sequences, answer)
+    distinct = list(dict.fromkeys(sequences))  # engines give many prompts the same answer
+    dense = Dense(engine.model, parameters, engine.sizes.dtype, engine.devices[0])
+    expected = dict(zip(distinct, dense.logprobs(distinct, answer), strict=True))
     told = [(expected[sequence], places) for sequence, (_, places) in zip(sequences, alone, strict=False)]
-    shortfall = max(_shortfall(logprobs, sequence[-answer:]) for sequence, logprobs in expected.items())
+    greedy = [(places, places[range(answer), sequence[-answer:]]) for sequence, places in expected.items()]
+    shortfall = max(float((places.max(1) - taken).max()) for places, taken in greedy)
     limit = FP8_LIMIT if engine.sizes.pool == FP8_POOL else LIMITS[engine.sizes.dtype]
     after = f", {name}" if name else ""
     error, chosen = f"error of logprobs{after}", f"greedy tokens' shortfall, {at_once} at once{after}"
     return {error: _judged(error, _error(told), limit), chosen: _judged(chosen, shortfall, 2 * limit)}
-
-
-def _expected(
-    engine: Engine, parameters: Mapping[str, Any], sequences: list[tuple[int, ...]], answer: int
-) -> dict[tuple[int, ...], np.ndarray]:
-    """Logprobs at each place of the answers; engines give many the same one."""
-    distinct = list(dict.fromkeys(sequences))
-    dense = Dense(engine.model, parameters, engine.sizes.dtype, engine.devices[0])
-    return dict(zip(distinct, dense.logprobs(distinct, answer), strict=True))
 
 
 def _prompts(engine: Engine, lengths: Sequence[int], answer: int) -> list[list[int]]:
@@ -92,10 +172,6 @@ def _error(told: list[tuple[np.ndarray, list[tuple[Logprob, ...]]]]) -> float:
         for each in place
     ]
     return float(np.sqrt(np.mean(np.square(errors))))
-
-
-def _shortfall(logprobs: np.ndarray, tokens: Sequence[int]) -> float:
-    return float((logprobs.max(1) - logprobs[np.arange(len(tokens)), list(tokens)]).max())
 
 
 def _judged(what: str, value: float, limit: float) -> float:

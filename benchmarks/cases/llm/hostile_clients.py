@@ -1,7 +1,8 @@
 """Clients of `benchmarks llm --workload hostile`, in processes of their own: those that wait, those that attack.
 
 Run as a module with `wait` or `attack`, it reads what to do as a line of JSON from stdin and writes what came of it to
-stdout, also as JSON; an attack says when it begins, and ends with stdin.
+stdout, also as JSON; an attack says when it begins, and ends with stdin. Each attack is the costliest request of its
+kind that a server reads.
 """
 
 import asyncio
@@ -11,27 +12,29 @@ import json
 import random
 import select
 import socket
-import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from threading import Event
 from typing import Any
 
 import httpx
 
-from benchmarks.cases.llm.attacks import ATTACKS
-from benchmarks.cases.llm.clients import LONGEST
-from fullstride.measure.gate import GateError
+from benchmarks.cases.llm.clients import LONGEST, found_by, process_of
 
-BEGUN = "begun"
+ITSELF, BEGUN = "benchmarks.cases.llm.hostile_clients", "begun"
 # Seconds between an answer and its client's next small request.
 PAUSE = 0.01
 CHUNK = b"a" * 65536
 # Of a connection that was closed before its answer could be read.
 CUT_OFF = "cut off"
+# As many messages, and lists, as a server takes by default; nested ones are a few less, for those around them.
+MESSAGES, LISTS = 2048, 65_536
+NESTED = LISTS - 16
+COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
 
 
 def waited(asked: dict[str, Any]) -> dict[str, list[float]]:
@@ -44,8 +47,8 @@ def waited(asked: dict[str, Any]) -> dict[str, list[float]]:
         GateError: if a request was refused or not answered, with the server's words.
 
     """
-    with _process("wait", asked) as process:
-        return _read(process)
+    with process_of(ITSELF, "wait", asked=asked) as process:
+        return found_by(process)
 
 
 @contextlib.contextmanager
@@ -63,32 +66,10 @@ def attack(asked: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
     """
     found: dict[str, Any] = {}
-    with _process("attack", asked) as process:
+    with process_of(ITSELF, "attack", asked=asked) as process:
         if process.stdout.readline().strip() == BEGUN:
             yield found
-        found |= _read(process)
-
-
-@contextlib.contextmanager
-def _process(role: str, asked: dict[str, Any]) -> Iterator[Any]:
-    command = [sys.executable, "-m", "benchmarks.cases.llm.hostile_clients", role]
-    pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-    with subprocess.Popen(command, text=True, **pipes) as process:
-        assert process.stdin is not None
-        try:
-            process.stdin.write(json.dumps(asked) + "\n")
-            process.stdin.flush()
-            yield process
-        finally:
-            process.kill()
-
-
-def _read(process: Any) -> Any:
-    said, wrong = process.communicate()
-    if process.returncode:
-        *_, last = ["it said nothing", *wrong.strip().splitlines()]
-        raise GateError(f"the clients' process ended with exit code {process.returncode}: {last}")
-    return json.loads(said)
+        found |= found_by(process)
 
 
 async def _wait(asked: dict[str, Any]) -> dict[str, list[float]]:
@@ -165,10 +146,53 @@ def _attack(asked: dict[str, Any]) -> dict[str, Any]:
     return {"answers": dict(sorted(answers.items())), "seconds": time.perf_counter() - started}
 
 
-def _main(role: str) -> None:
-    asked = json.loads(sys.stdin.readline())
-    sys.stdout.write(json.dumps(asyncio.run(_wait(asked)) if role == "wait" else _attack(asked)))
+@dataclass(frozen=True)
+class Attack:
+    """One kind of request."""
+
+    status: int  # of its answers
+    path: str  # of the route
+    # By their size in bytes, texts of JSON objects; sent in turn. None for a header without end.
+    bodies: Callable[[int], list[str]] | None = None
+
+
+def _text(size: int) -> list[str]:
+    return [json.dumps({"prompt": ("the quick brown fox jumps " * (size // 26 + 1))[:size]})]
+
+
+def _chat(size: int) -> list[str]:
+    empty = {"role": "user", "content": ""}
+    messages = [{**empty, "content": "x " * ((size // MESSAGES - len(json.dumps(empty))) // 2)}] * MESSAGES
+    return [json.dumps({"messages": messages, "max_tokens": 1})]
+
+
+def _schemas(size: int) -> list[str]:
+    """Small, and the grammar is large; several, as what could be compiled is kept."""
+    costly = [{"type": "integer", "multipleOf": 9_999_999 - 2 * turn, "minimum": -(10**15)} for turn in range(100)]
+    return [json.dumps({"prompt": "x", "max_tokens": 1, "structured_outputs": {"json": schema}}) for schema in costly]
+
+
+def _brackets(size: int) -> list[str]:
+    """Too many lists; as many as may be, in one another; and side by side, with a text that fills the rest."""
+    nested, flat = "[" * NESTED + "]" * NESTED, ",".join(["[]"] * NESTED)
+    prompts = ",".join(["[]"] * (size // 3)), nested, f'{flat},"{"x" * (size - len(flat))}"'
+    return [f'{{"prompt":[{prompt}]}}' for prompt in prompts]
+
+
+def _numbers(size: int) -> list[str]:
+    return [f'{{"prompt":[{",".join("7" * (size // 2))}]}}']
+
+
+ATTACKS: Mapping[str, Attack] = {
+    "a long text to tokenize": Attack(200, "/tokenize", _text),
+    "a long chat": Attack(400, CHATS, _chat),
+    "a costly schema": Attack(400, COMPLETIONS, _schemas),
+    "a header without end": Attack(431, "/health"),
+    "brackets": Attack(400, COMPLETIONS, _brackets),
+    "numbers": Attack(400, COMPLETIONS, _numbers),
+}
 
 
 if __name__ == "__main__":
-    _main(sys.argv[1])
+    given = json.loads(sys.stdin.readline())
+    sys.stdout.write(json.dumps(asyncio.run(_wait(given)) if sys.argv[1] == "wait" else _attack(given)))

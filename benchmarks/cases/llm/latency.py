@@ -16,18 +16,16 @@ import jax
 import numpy as np
 
 from benchmarks.cases.llm.gate import gate
-from benchmarks.cases.llm.shared import name_of, shown
-from benchmarks.cases.llm.sweep import prompt_operations, weight_count
+from benchmarks.cases.llm.shared import Bench, shown, timing_of
+from benchmarks.cases.llm.sweep import prompt_operations, weight_bytes
 from benchmarks.cases.llm.work import SHAPES, model
 from benchmarks.cases.step_jax.ceilings import jax_ceilings
 from benchmarks.harness.budget import say
-from benchmarks.harness.results import CaseResult, Row
+from benchmarks.harness.results import Row
 from fullstride.llm.engine import Engine, EngineConfig
 from fullstride.llm.engine.shapes import dtype_for
 from fullstride.llm.sampling_params import SamplingParams
-from fullstride.measure.environment import environment
 from fullstride.measure.roofline import floor
-from fullstride.measure.timing import Timing
 
 PROMPT, ANSWER = 1024, 64
 STARTS, REPEATS = 3, 20
@@ -41,39 +39,28 @@ def settings(longest: int, dtype: str | None, kernels: str) -> EngineConfig:
     return EngineConfig(dtype=dtype, prefix_cache=False, max_length=length, kernels=kernels)
 
 
-def run_latency(loaded: Any, source: str, place: str, dtype: str | None, kernels: str, out: Path) -> Path:
-    """Time starts and first tokens; see `bench.run`."""
+def run(bench: Bench) -> Path:
+    """Time starts and first tokens; see `case.run`."""
+    loaded = bench.loaded
     # First, since a GPU that JAX has taken holds nothing else.
     with tempfile.TemporaryDirectory() as folder:
-        if source in SHAPES:
+        if bench.source in SHAPES:
             store(loaded.parameters, Path(folder))
-        starts = _starts(source, dtype, kernels, folder)
-    engine = Engine(loaded, settings(loaded.config.max_position, dtype, kernels))
-    off = gate(engine, loaded.parameters, [prompt_length(engine)], 1)
-    first = first_tokens(engine, prompt_length(engine))
+        starts = _starts(bench.source, bench.dtype, bench.kernels, folder)
+    engine = Engine(loaded, settings(loaded.config.max_position, bench.dtype, bench.kernels))
+    prompt = min(PROMPT, engine.sizes.max_length - 1)  # as long as there is room for
+    off = gate(engine, loaded.parameters, [prompt], 1)
+    first = first_tokens(engine, prompt)
     ceilings = jax_ceilings(engine.sizes.dtype, "read")
-    count, size = weight_count(loaded.config), np.dtype(engine.sizes.dtype).itemsize
-    read = floor(0, count * size, ceilings)
-    least = floor(prompt_operations(loaded.config, prompt_length(engine)), count * size, ceilings)
+    read = floor(0, weight_bytes(engine), ceilings)
+    least = floor(prompt_operations(loaded.config, prompt), weight_bytes(engine), ceilings)
     rows = [
-        Row("start, process and all, programs compiled before", _timing([sum(s.values()) for s in starts]), read),
-        *(Row(f"of which {phase}", _timing([start[phase] for start in starts]), read) for phase in PHASES),
-        Row(f"first token, prompt of {prompt_length(engine)}", _timing(first), least),
+        Row("start, process and all, programs compiled before", timing_of(sum(s.values()) for s in starts), read),
+        *(Row(f"of which {phase}", timing_of(start[phase] for start in starts), read) for phase in PHASES),
+        Row(f"first token, prompt of {prompt}", timing_of(first), least),
     ]
-    conditions = {
-        "model": name_of(source),
-        "precision": engine.sizes.dtype,
-        "section": "latency",
-        "kernels": engine.kernels,
-        "max_length": engine.sizes.max_length,
-        "max_sequences": engine.sizes.rows,
-    }
-    return shown(CaseResult("llm", place, conditions, off, ceilings, rows, environment()), out)
-
-
-def prompt_length(engine: Engine) -> int:
-    """As long as there is room for."""
-    return min(PROMPT, engine.sizes.max_length - 1)
+    sizes: dict[str, Any] = {"max_length": engine.sizes.max_length, "max_sequences": engine.sizes.rows}
+    return shown(bench.result(engine, off, ceilings, rows, section="latency", **sizes), bench.out)
 
 
 def first_tokens(engine: Engine, length: int) -> list[float]:
@@ -91,10 +78,6 @@ def first_tokens(engine: Engine, length: int) -> list[float]:
         if deltas[0].error:
             raise RuntimeError(deltas[0].error)
     return samples
-
-
-def _timing(samples: list[float]) -> Timing:
-    return Timing(samples[0], tuple(samples[1:]), None)
 
 
 def store(parameters: Mapping[str, np.ndarray], folder: Path) -> None:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.harness.options import CaseOptions
+from benchmarks.harness.options import CaseOptions, among
 from fullstride.errors import ConfigError, one_of
 
 # What can run with keys and values of another dtype than the model's, and what cannot.
@@ -30,15 +30,14 @@ BATCHES, BLOCK = (1, 4, 8, 16, 32, 64), 64
 class Options(CaseOptions):
     """The language model engine beside transformers, vLLM and the floor of what must be read."""
 
-    model: Annotated[
-        str,
-        typer.Option(metavar="NAME|PATH", help="A name, file or folder; qwen3-0.6b or qwen3-8b: random weights."),
-    ] = "smollm2"
+    model: Annotated[str, among("NAME|PATH", "A name, file or folder; qwen3-0.6b or qwen3-8b: random weights.")] = (
+        "smollm2"
+    )
     workload: Annotated[
         str,
-        typer.Option(
-            metavar="|".join(WORKLOADS),
-            help="4 prompts of 100 tokens; nano-vllm's bench; decode steps by batch and context; start, first token; "
+        among(
+            "|".join(WORKLOADS),
+            "4 prompts of 100 tokens; nano-vllm's bench; decode steps by batch and context; start, first token; "
             "one model, or copies of it, on several devices; clients of the HTTP server; the same under attack.",
         ),
         WORKLOADS,
@@ -53,41 +52,26 @@ class Options(CaseOptions):
     ] = None
     baseline_attention: Annotated[
         str | None,
-        typer.Option(
-            metavar="|".join(ATTENTIONS),
-            help="Of transformers; PyTorch's sdpa unless given. The last two need their packages, a GPU and bfloat16.",
+        among(
+            "|".join(ATTENTIONS),
+            "Of transformers; PyTorch's sdpa unless given. The last two need their packages, a GPU and bfloat16.",
         ),
     ] = None
     vllm: Annotated[
-        str | None,
-        typer.Option(metavar="PYTHON", help="That of an environment with vLLM: runs it, too; of small and large."),
+        str | None, among("PYTHON", "That of an environment with vLLM: runs it, too; of small and large.")
     ] = None
-    dtype: Annotated[
-        str | None, typer.Option(metavar="float32|bfloat16", help="Of the weights; float32 on a CPU unless given.")
-    ] = None
+    dtype: Annotated[str | None, among("float32|bfloat16", "Of the weights; float32 on a CPU unless given.")] = None
     kernels: Annotated[
-        str,
-        typer.Option(
-            metavar="auto|token|chained|paged|plain", help="Of the engine; auto takes the fastest that can run."
-        ),
+        str, among("auto|token|chained|paged|plain", "Of the engine; auto takes the fastest that can run.")
     ] = "auto"
-    kv_cache_dtype: Annotated[
-        str, typer.Option(metavar="auto|fp8", help="Of keys and values; auto is that of the weights.")
-    ] = "auto"
+    kv_cache_dtype: Annotated[str, among("auto|fp8", "Of keys and values; auto is that of the weights.")] = "auto"
 
     def __post_init__(self) -> None:
-        """Check the names, and that the workload has what is given.
-
-        Raises:
-            ConfigError: if not.
-
-        """
+        """Check the names, and that the workload has what is given."""
         super().__post_init__()
         if self.kv_cache_dtype != "auto" and self.workload not in WITH_KV_DTYPE:
-            which = ", ".join(WITH_KV_DTYPE)
-            raise ConfigError(
-                f"kv_cache_dtype={self.kv_cache_dtype} with --workload {self.workload}: expected one of {which}"
-            )
+            given = f"kv_cache_dtype={self.kv_cache_dtype} with --workload {self.workload}"
+            raise ConfigError(f"{given}: expected one of {', '.join(WITH_KV_DTYPE)}")
         for name, workloads in OF.items():
             if getattr(self, name) is not None and self.workload not in workloads:
                 own = f"{' and '.join(workloads)} {'has' if len(workloads) == 1 else 'have'}"
@@ -122,12 +106,6 @@ class AttentionOptions(CaseOptions):
     seed: Annotated[int, typer.Option(min=0, help="Of contexts and numbers.")] = 0
 
     def __post_init__(self) -> None:
-        """Check the sizes.
-
-        Raises:
-            ConfigError: for those that cannot be.
-
-        """
         super().__post_init__()
         if self.heads % self.kv_heads:
             raise ConfigError(f"--heads {self.heads} --kv-heads {self.kv_heads}: expected a multiple of the key heads")

@@ -4,19 +4,16 @@ import gc
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from benchmarks.cases.llm.devices import REPEATS, SEQUENCES, Report, counts, named, settings
+from benchmarks.cases.llm.devices import REPEATS, SEQUENCES, Report, counts, named, on_devices, settings
 from benchmarks.cases.llm.gate import gate
-from benchmarks.cases.llm.shared import complete, run_all
-from benchmarks.cases.llm.sweep import fits, step_samples, weight_count
-from benchmarks.cases.llm.weights import on_devices
+from benchmarks.cases.llm.shared import Bench, complete, run_all, timing_of
+from benchmarks.cases.llm.sweep import fits, step_samples, weight_bytes, weight_count
 from benchmarks.cases.llm.work import Work, small
 from benchmarks.cases.step_jax.ceilings import jax_ceilings
 from benchmarks.harness.budget import say
@@ -30,7 +27,7 @@ from fullstride.llm.models.tensor_parallel import mesh_of
 from fullstride.llm.sampling_params import SamplingParams
 from fullstride.measure.gate import GateError
 from fullstride.measure.roofline import Ceilings, Floor
-from fullstride.measure.timing import Timing
+from fullstride.measure.timing import HostClock
 
 # Rows and contexts of the decode steps.
 POINTS = {"cpu": ((1, 64), (4, 64)), "cuda": ((1, 400), (4, 400), (16, 400), (16, 900))}
@@ -61,21 +58,18 @@ def sum_ms(engine: Engine, rows: int) -> float:
     call = jax.jit(jax.shard_map(chain, mesh=mesh, in_specs=whole, out_specs=whole, check_vma=False))
     zeros = jnp.zeros((rows, engine.model.hidden_size), engine.sizes.dtype)
     x = jax.device_put(zeros, NamedSharding(mesh, whole))
-    samples = []
-    for _ in range(REPEATS + 1):
-        started = time.perf_counter()
-        call(x).block_until_ready()
-        samples.append((time.perf_counter() - started) * 1e3 / SUMS)
-    return float(np.median(samples[1:]))
+    samples = [HostClock().time(lambda: call(x).block_until_ready()) for _ in range(REPEATS + 1)]
+    return timing_of(samples).median_ms / SUMS
 
 
 def floor_of(engine: Engine, rows: int, context: int, ceilings: Ceilings, one_sum: float) -> Floor:
     """A device's share of the bytes at the copy rate and, one after the other, two sums a layer and the embedding's."""
     pool, count = engine._runner.state.pool, len(engine.devices)
-    weights = weight_count(engine.model)
-    moved = (weights * np.dtype(engine.sizes.dtype).itemsize + rows * context * (pool.nbytes // pool.shape[2])) / count
+    moved = (weight_bytes(engine) + rows * context * (pool.nbytes // pool.shape[2])) / count
     sums = (2 * engine.model.layers + 1) * one_sum
-    return Floor(2 * rows * weights / count / ceilings.flops * 1e3, moved / ceilings.bytes * 1e3 + sums)
+    return Floor(
+        2 * rows * weight_count(engine.model) / count / ceilings.flops * 1e3, moved / ceilings.bytes * 1e3 + sums
+    )
 
 
 def steps(engine: Engine, place: str, ceilings: Ceilings) -> Iterator[Row]:
@@ -85,8 +79,7 @@ def steps(engine: Engine, place: str, ceilings: Ceilings) -> Iterator[Row]:
         if not fits(runner, rows, context):
             continue
         one_sum = sum_ms(engine, rows)
-        first, *samples = step_samples(runner, rows, context)
-        timing = Timing(first, tuple(samples), None)
+        timing = timing_of(step_samples(runner, rows, context))
         extra = {
             "devices": count,
             "batch": rows,
@@ -120,32 +113,30 @@ def largest_difference(ours: list[dict[int, float]], theirs: list[dict[int, floa
     return max(abs(a - b) for a, b in pairs)
 
 
-def run_parallel(loaded: Any, source: str, place: str, dtype: str | None, kernels: str, out: Path) -> Path:
-    """Time decode steps of one model on 1, 2, 4 and 8 devices, as far as there are so many; see `bench.run`.
+def run(bench: Bench) -> Path:
+    """Time decode steps of one model on 1, 2, 4 and 8 devices, as far as there are so many; see `case.run`.
 
-    Raises:
-        ConfigError: if the kernels that were named cannot run on one of these numbers of devices.
-        GateError: if greedy tokens in fp32 are not those of one device; or see `bench_gate.gate`.
-
+    ConfigError if the kernels that were named cannot run on one of these numbers of devices. GateError if greedy tokens
+    in fp32 are not those of one device; or see `bench_gate.gate`.
     """
-    loaded = on_devices(loaded)
+    loaded = on_devices(bench.loaded)
     platform = jax.devices()[0].platform
-    precision = dtype_for(settings(loaded.config, dtype, kernels), platform, loaded.config.dtype)
-    chosen = cases(loaded.config, precision, kernels)
+    precision = dtype_for(settings(loaded.config, bench.dtype, bench.kernels), platform, loaded.config.dtype)
+    chosen = cases(loaded.config, precision, bench.kernels)
     ceilings = jax_ceilings(precision, "read")
-    report = Report(source, place, precision, "parallel", [name for _, name in chosen], ceilings, out)
+    report = Report(bench, precision, "parallel", [name for _, name in chosen], ceilings)
     work = small(loaded.config.vocab_size)
     agreement = Agreement(report, work)
     for count, name in chosen:
         started = time.perf_counter()
-        engine = Engine(loaded, settings(loaded.config, dtype, name, tensor_parallel_size=count))
+        engine = Engine(loaded, settings(loaded.config, bench.dtype, name, tensor_parallel_size=count))
         ready = time.perf_counter() - started
         called = f"{named(count)}, {name}"
         say(f"{called}: ready after {ready:.1f} s")
         report.extra.setdefault("ready_seconds", {})[called] = ready
         agreement.check(engine, called)
         report.gate |= gate(engine, loaded.parameters, [*map(len, work.prompts)], SEQUENCES, called)
-        for row in steps(engine, place, ceilings):
+        for row in steps(engine, bench.place, ceilings):
             report.add(row)
         del engine
         gc.collect()
@@ -156,17 +147,11 @@ class Agreement:
     """What each engine says beside the first one."""
 
     def __init__(self, report: Report, work: Work):
-        """Of these prompts."""
         self._report, self._work = report, Work(work.prompts, [GREEDY] * len(work.prompts))
         self._first: tuple[list[list[int]], list[dict[int, float]]] | None = None
 
     def check(self, engine: Engine, name: str) -> None:
-        """Note how many tokens and by how much logprobs differ.
-
-        Raises:
-            GateError: if a token does in fp32.
-
-        """
+        """Note how many tokens and by how much logprobs differ; GateError if a token does in fp32."""
         found = complete(engine, self._work, 0.0), first_logprobs(engine, self._work)
         self._first = self._first or found
         total = self._work.tokens

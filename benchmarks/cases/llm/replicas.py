@@ -8,15 +8,14 @@ import asyncio
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
 
-from benchmarks.cases.llm.devices import REPEATS, SEQUENCES, Report, counts, named, settings
+from benchmarks.cases.llm.devices import REPEATS, SEQUENCES, Report, counts, named, on_devices, settings
 from benchmarks.cases.llm.gate import gate
 from benchmarks.cases.llm.parallel import floor_of
-from benchmarks.cases.llm.weights import on_devices
+from benchmarks.cases.llm.shared import Bench, timing_of
 from benchmarks.cases.llm.work import TEMPERATURE
 from benchmarks.cases.step_jax.ceilings import jax_ceilings
 from benchmarks.harness.budget import say
@@ -29,7 +28,6 @@ from fullstride.llm.server.limits import Limits
 from fullstride.llm.server.metrics import Metrics
 from fullstride.llm.server.request_manager import Bridge
 from fullstride.measure.roofline import Floor
-from fullstride.measure.timing import Timing
 
 # Of a conversation, in tokens but for its turns: each question stands behind all that was said before.
 TURNS, OPENING, QUESTION, ANSWER = 3, 128, 32, 100
@@ -39,18 +37,17 @@ PROMPTS = (OPENING + QUESTION, OPENING + TURNS * QUESTION + (TURNS - 1) * ANSWER
 BUDGET = 1024
 
 
-def run_replicas(loaded: Any, source: str, place: str, dtype: str | None, kernels: str, out: Path) -> Path:
-    """Time conversations with 1, 2, 4 and 8 engines behind one server, 16 with each at once; see `bench.run`.
-
-    Raises:
-        ConfigError: for a model of too short sequences.
-
+def run(bench: Bench) -> Path:
+    """Time conversations with 1, 2, 4 and 8 engines behind one server, 16 with each at once; see `case.run`;
+    ConfigError for a model of too short sequences.
     """
-    longest, whole = loaded.config.max_position, OPENING + TURNS * (QUESTION + ANSWER)
+    longest, whole = bench.loaded.config.max_position, OPENING + TURNS * (QUESTION + ANSWER)
     if longest < whole:
-        raise ConfigError(f"{source}: sequences of at most {longest} tokens, expected a conversation's {whole} or more")
-    loaded = on_devices(loaded)
-    config = settings(loaded.config, dtype, kernels, prefix_cache=True, max_tokens_per_step=BUDGET)
+        raise ConfigError(
+            f"{bench.source}: sequences of at most {longest} tokens, expected a conversation's {whole} or more"
+        )
+    loaded = on_devices(bench.loaded)
+    config = settings(loaded.config, bench.dtype, bench.kernels, prefix_cache=True, max_tokens_per_step=BUDGET)
     engines: list[Engine] = []
     off: dict[str, float] = {}
     report: Report | None = None
@@ -63,16 +60,15 @@ def run_replicas(loaded: Any, source: str, place: str, dtype: str | None, kernel
         first = engines[0]
         if report is None:
             ceilings = jax_ceilings(first.sizes.dtype, "read")
-            report = Report(source, place, first.sizes.dtype, "replicas", [first.kernels], ceilings, out, off)
+            report = Report(bench, first.sizes.dtype, "replicas", [first.kernels], ceilings, off)
             report.extra = {"turns": TURNS, "opening": OPENING, "question": QUESTION, "answer": ANSWER}
         before = [engine.stats() for engine in engines]
-        samples = list(_samples(engines, REPEATS + 1))
+        timing = timing_of(_samples(engines, REPEATS + 1))
         queries, hits = (
             sum(getattr(engine.stats(), name) - getattr(old, name) for engine, old in zip(engines, before, strict=True))
             for name in ("prefix_queries", "prefix_hits")
         )
         tokens = count * SEQUENCES * TURNS * ANSWER
-        timing = Timing(samples[0], tuple(samples[1:]), None)
         extra = {
             "devices": count,
             "batch": SEQUENCES,

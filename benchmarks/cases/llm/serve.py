@@ -5,7 +5,8 @@ server starts, the engine answers as many prompts of the same lengths at once.
 """
 
 import string
-import time
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,23 +17,22 @@ from tokenizers import decoders, models
 
 from benchmarks.cases.llm.clients import LONGEST, Asked, Heard, ask
 from benchmarks.cases.llm.gate import gate
-from benchmarks.cases.llm.shared import complete, name_of, shown
-from benchmarks.cases.llm.sweep import prompt_operations, weight_count
+from benchmarks.cases.llm.shared import Bench, complete, shown
+from benchmarks.cases.llm.sweep import prompt_operations, weight_bytes, weight_count
 from benchmarks.cases.llm.work import TEMPERATURE, Work
 from benchmarks.cases.step_jax.ceilings import jax_ceilings
 from benchmarks.harness.budget import say
-from benchmarks.harness.results import CaseResult, Row, write_result
+from benchmarks.harness.results import Row, write_result
 from fullstride.errors import ConfigError
-from fullstride.llm.engine import Engine, EngineConfig
+from fullstride.llm.engine import Engine
 from fullstride.llm.server.app import create_app
 from fullstride.llm.server.launch import background
 from fullstride.llm.server.limits import Limits
 from fullstride.llm.server.served_model import Served
 from fullstride.llm.text.tokenizer import Tokenizer
-from fullstride.measure.environment import environment
 from fullstride.measure.gate import GateError
 from fullstride.measure.roofline import Ceilings, floor
-from fullstride.measure.timing import Timing
+from fullstride.measure.timing import HostClock, Timing
 
 # Tokens of a prompt and of an answer, and clients at once, by place.
 LENGTHS = {"cpu": (128, 64), "cuda": (1024, 128)}
@@ -47,42 +47,38 @@ NAME = "model"
 PATIENT = Limits(queue_seconds=LONGEST, total_seconds=LONGEST)
 
 
-def run_serve(loaded: Any, source: str, place: str, dtype: str | None, kernels: str, out: Path) -> Path:
-    """Time answers by number of clients, a row each, written as it is found; see `bench.run`.
+def run(bench: Bench) -> Path:
+    """Time answers by number of clients, a row each, written as it is found; see `case.run`.
 
-    Raises:
-        ConfigError: for a model of too short sequences.
-        GateError: if an answer does not come, or has not as many tokens as were asked for; or see `bench_gate.gate`.
-
+    ConfigError for a model of too short sequences. GateError if an answer does not come, or has not as many tokens as
+    were asked for; or see `gate.gate`.
     """
-    prompt, answer = LENGTHS[place]
-    longest, clients = min(prompt + answer, loaded.config.max_position), CLIENTS[place]
+    loaded, (prompt, answer) = bench.loaded, LENGTHS[bench.place]
+    longest, clients = min(prompt + answer, loaded.config.max_position), CLIENTS[bench.place]
     if longest <= answer:
-        raise ConfigError(f"{source}: sequences of at most {longest} tokens, expected more than an answer's {answer}")
+        expected = f"expected more than an answer's {answer}"
+        raise ConfigError(f"{bench.source}: sequences of at most {longest} tokens, {expected}")
     tokenizer = loaded.tokenizer or stand_in(loaded.config.vocab_size)
     worded: Any = SimpleNamespace(config=loaded.config, parameters=loaded.parameters, tokenizer=tokenizer)
-    engine = Engine(worded, EngineConfig(dtype=dtype, kernels=kernels, max_length=longest, max_sequences=max(clients)))
+    engine = replace(bench, loaded=worded).engine(max_length=longest, max_sequences=max(clients))
     off = gate(engine, loaded.parameters, [longest - answer], max(clients))
     ceilings = jax_ceilings(engine.sizes.dtype, "read")
     alone = {count: _alone(engine, count, longest - answer, answer) for count in clients}
     conditions = {
-        "model": name_of(source),
-        "precision": engine.sizes.dtype,
-        "kernels": engine.kernels,
         "prompt": longest - answer,
         "answer": answer,
         "questions a client": QUESTIONS,
         "temperature": TEMPERATURE,
         "tokenizer": "a stand-in" if loaded.tokenizer is None else "the model's",
     }
-    found, rows = environment(), []
+    rows: list[Row] = []
+    result = bench.result(engine, off, ceilings, rows, "llm-serve", **conditions)
     app = create_app(engine, Served((NAME,), tokenizer, longest), concurrent=engine.sizes.rows, limits=PATIENT)
-    result = CaseResult("llm-serve", place, conditions, off, ceilings, rows, found)
     with background(app) as url:
         for count in clients:
             rows.append(_row(url, engine, count, conditions, ceilings, alone[count]))
-            write_result(result, out)
-    return shown(result, out)
+            write_result(result, bench.out)
+    return shown(result, bench.out)
 
 
 def stand_in(vocab: int) -> Tokenizer:
@@ -103,9 +99,7 @@ def _alone(engine: Engine, count: int, prompt: int, answer: int) -> float:
     seconds = 0.0
     for turn in range(QUESTIONS + 1):
         work = Work(_prompts(engine, (count, turn), (count, prompt)), [answer] * count)
-        started = time.perf_counter()
-        complete(engine, work, TEMPERATURE)
-        seconds += (time.perf_counter() - started) * (turn > 0)
+        seconds += HostClock().time(partial(complete, engine, work, TEMPERATURE)) / 1e3 * (turn > 0)
     return QUESTIONS * count * answer / seconds
 
 
@@ -115,8 +109,7 @@ def _row(url: str, engine: Engine, count: int, conditions: dict[str, Any], ceili
     first, timed = (_heard(url, engine, count, questions, prompt, answer) for questions in (1, QUESTIONS))
     speed = timed.tokens / timed.seconds
     say(f"{count} at once: {speed:.1f} tokens/s, the engine alone {alone:.1f}")
-    weights, size = weight_count(engine.model), np.dtype(engine.sizes.dtype).itemsize
-    read = floor(prompt_operations(engine.model, prompt), weights * size, ceilings)
+    read = floor(prompt_operations(engine.model, prompt), weight_bytes(engine), ceilings)
     extra = {
         "batch": count,
         "requests": len(timed.firsts),
@@ -127,16 +120,13 @@ def _row(url: str, engine: Engine, count: int, conditions: dict[str, Any], ceili
         "first_token_floor_ms": read.ms,
     }
     # How many decode at a time, and with how much context, the clients decide: all weights are read for one.
-    least = floor(2 * weights, weights * size, ceilings)
+    least = floor(2 * weight_count(engine.model), weight_bytes(engine), ceilings)
     return Row(f"{count} at once", Timing(first.paces[0], tuple(timed.paces), None), least, extra)
 
 
 def _heard(url: str, engine: Engine, count: int, questions: int, prompt: int, answer: int) -> Heard:
-    """What so many clients hear, each asking so many questions that nobody asked before.
-
-    Raises:
-        GateError: if answers do not have as many tokens as were asked for.
-
+    """What so many clients hear, each asking so many questions that nobody asked before; GateError if answers do not
+    have as many tokens as were asked for.
     """
     slots = _prompts(engine, (count, OTHERS + questions), (count, questions, prompt))
     heard = ask(Asked(url, NAME, slots, answer, TEMPERATURE))

@@ -1,15 +1,19 @@
-"""What the engine's benches share: names, a whole workload, and how a result is shown."""
+"""What the engine's benches share: a model on this machine, a whole workload, and how a result is shown."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from benchmarks.cases.llm.work import Work
-from benchmarks.harness.results import CaseResult, write_result
+from benchmarks.harness.results import CaseResult, Row, write_result
 from benchmarks.harness.table import console_of, result_table
 from fullstride.llm.engine import Engine, EngineConfig
 from fullstride.llm.outputs import Delta
 from fullstride.llm.sampling_params import SamplingParams
-from fullstride.measure.roofline import marked
+from fullstride.measure.environment import environment
+from fullstride.measure.roofline import Ceilings, marked
+from fullstride.measure.timing import Timing
 
 WIDTH = 120  # columns that the table needs
 
@@ -27,15 +31,44 @@ def shown(result: CaseResult, out: Path) -> Path:
     return write_result(result, out)
 
 
-def name_of(source: str) -> str:
-    """Of a model, from its file or folder."""
-    path = Path(source)
-    return path.stem if path.is_file() else path.name
+@dataclass(frozen=True)
+class Bench:
+    """A model on this machine, and what is asked of its engines."""
+
+    loaded: Any
+    source: str  # the model's name, file or folder
+    place: str  # cpu or cuda
+    dtype: str | None
+    kernels: str
+    out: Path  # folder of results
+    kv_cache_dtype: str = "auto"
+
+    @property
+    def name(self) -> str:
+        """Of the model, from its file or folder."""
+        path = Path(self.source)
+        return path.stem if path.is_file() else path.name
+
+    def engine(self, **settings: Any) -> Engine:
+        """With these settings besides what is asked for."""
+        asked = {"dtype": self.dtype, "kernels": self.kernels, "kv_cache_dtype": self.kv_cache_dtype}
+        return Engine(self.loaded, EngineConfig(**asked, **settings))
+
+    def result(
+        self, engine: Engine, off: dict[str, float], ceilings: Ceilings, rows: list[Row], case: str = "llm",
+        section: str = "", **conditions: Any,
+    ) -> CaseResult:  # fmt: skip
+        """What is written of an engine, which its gate found off by so much; the conditions are further ones."""
+        kept = {} if self.kv_cache_dtype == "auto" else {"kv_cache_dtype": self.kv_cache_dtype}
+        own = {"model": self.name, "precision": engine.sizes.dtype, **kept, **({"section": section} if section else {})}
+        conditions = own | {"kernels": engine.kernels} | conditions
+        return CaseResult(case, self.place, conditions, off, ceilings, rows, environment())
 
 
-def kept_as(settings: EngineConfig) -> dict[str, str]:
-    """What a result says of its pool, if that is not the weights' dtype."""
-    return {} if settings.kv_cache_dtype == "auto" else {"kv_cache_dtype": settings.kv_cache_dtype}
+def timing_of(samples: Iterable[float]) -> Timing:
+    """Of samples of which the first does not count."""
+    first, *others = samples
+    return Timing(first, tuple(others), None)
 
 
 def run_all(engine: Engine, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]) -> list[list[Delta]]:

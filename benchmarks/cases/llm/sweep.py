@@ -2,25 +2,24 @@
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.cases.llm.gate import gate
-from benchmarks.cases.llm.shared import kept_as, name_of, shown
+from benchmarks.cases.llm.shared import Bench, shown, timing_of
 from benchmarks.cases.llm.work import TEMPERATURE
 from benchmarks.cases.step_jax.ceilings import jax_ceilings
-from benchmarks.harness.results import CaseResult, Row, at, write_result
+from benchmarks.harness.results import Row, at, write_result
 from fullstride.llm.config import ModelConfig, parameter_shapes
-from fullstride.llm.engine import Engine, EngineConfig, wire
+from fullstride.llm.engine import Engine, wire
 from fullstride.llm.engine.runner import Runner
 from fullstride.llm.engine.wire import Decode
-from fullstride.measure.environment import environment, xla_flags
+from fullstride.measure.environment import xla_flags
 from fullstride.measure.roofline import Ceilings, floor
-from fullstride.measure.timing import Timing
 
 GRIDS = {"cpu": ((1, 4), (128, 512)), "cuda": ((1, 2, 4, 8, 16, 32, 64, 128, 256), (128, 400, 1024, 4096, 8192))}
 # Dispatches that follow one another without being waited for, and how often that is timed.
@@ -31,6 +30,11 @@ def weight_count(config: ModelConfig) -> int:
     """Weights that a step reads; an untied embedding is looked up, not read whole."""
     shapes = parameter_shapes(config)
     return sum(int(np.prod(shape)) for name, shape in shapes.items() if config.tied or name != "embed")
+
+
+def weight_bytes(engine: Engine) -> int:
+    """Of the weights that a step reads."""
+    return weight_count(engine.model) * np.dtype(engine.sizes.dtype).itemsize
 
 
 def prompt_operations(config: ModelConfig, tokens: int) -> int:
@@ -51,7 +55,6 @@ def sweep(engine: Engine, place: str, ceilings: Ceilings) -> Iterator[tuple[list
     runner, config = engine._runner, engine.model
     pool = runner.state.pool
     count, kv = weight_count(config), pool.nbytes // pool.shape[2]
-    weights = count * np.dtype(engine.sizes.dtype).itemsize
     batches, contexts = GRIDS[place]
     grid = {f"batch {batch}, context {context}": (batch, context) for context in contexts for batch in batches}
     rows: list[Row] = []
@@ -60,9 +63,8 @@ def sweep(engine: Engine, place: str, ceilings: Ceilings) -> Iterator[tuple[list
     for name, (batch, context) in grid.items():
         if not fits(runner, batch, context):
             continue
-        first, *samples = step_samples(runner, batch, context)
-        least = floor(2 * batch * count, weights + batch * context * kv, ceilings)
-        timing = Timing(first, tuple(samples), None)
+        timing = timing_of(step_samples(runner, batch, context))
+        least = floor(2 * batch * count, weight_bytes(engine) + batch * context * kv, ceilings)
         speed = batch / timing.median_ms * 1e3
         rows.append(Row(name, timing, least, {"batch": batch, "context": context, "tokens_per_second": speed}))
         left_out.remove(name)
@@ -116,37 +118,17 @@ def _stand(runner: Runner, context: int) -> None:
     jax.block_until_ready(runner.state)
 
 
-def run_sweep(
-    loaded: Any, source: str, place: str, dtype: str | None, kernels: str, out: Path, kv_cache_dtype: str = "auto"
-) -> Path:
-    """Time decode steps and write every row as it is found; see `bench.run`."""
-    batches, contexts = GRIDS[place]
-    longest = min(loaded.config.max_position, max(contexts) + 128)
-    settings = EngineConfig(
-        dtype=dtype,
-        kv_cache_dtype=kv_cache_dtype,
-        prefix_cache=False,
-        max_length=longest,
-        max_sequences=max(batches),
-        kernels=kernels,
-    )
-    engine = Engine(loaded, settings)
-    off = gate(engine, loaded.parameters, contexts, engine.sizes.rows)
+def run(bench: Bench) -> Path:
+    """Time decode steps and write every row as it is found; see `case.run`."""
+    batches, contexts = GRIDS[bench.place]
+    longest = min(bench.loaded.config.max_position, max(contexts) + 128)
+    engine = bench.engine(prefix_cache=False, max_length=longest, max_sequences=max(batches))
+    off = gate(engine, bench.loaded.parameters, contexts, engine.sizes.rows)
     ceilings = jax_ceilings(engine.sizes.dtype, "read")
-    conditions = {
-        "model": name_of(source),
-        "precision": engine.sizes.dtype,
-        **kept_as(settings),
-        "section": "sweep",
-        "kernels": engine.kernels,
-        "steps a dispatch": engine.sizes.steps,
-        "temperature": TEMPERATURE,
-        **at(xla=(xla_flags(), "")),
-    }
-    found = environment()
-    result = CaseResult("llm", place, conditions, off, ceilings, [], found)
-    for rows, left_out in sweep(engine, place, ceilings):
-        result = CaseResult("llm", place, {**conditions, "left_out": left_out}, off, ceilings, rows, found)
+    conditions = {"steps a dispatch": engine.sizes.steps, "temperature": TEMPERATURE, **at(xla=(xla_flags(), ""))}
+    result = bench.result(engine, off, ceilings, [], section="sweep", **conditions)
+    for rows, left_out in sweep(engine, bench.place, ceilings):
+        result = replace(result, conditions=result.conditions | {"left_out": left_out}, rows=rows)
         if rows:
-            write_result(result, out)  # minutes of rows outlive whatever ends the bench
-    return shown(result, out)
+            write_result(result, bench.out)  # minutes of rows outlive whatever ends the bench
+    return shown(result, bench.out)

@@ -75,23 +75,19 @@ class RandomParameters(Mapping[str, np.ndarray]):
     """Made when they are asked for, the same each time; small enough that activations stay finite."""
 
     def __init__(self, config: ModelConfig, dtype: str):
-        """Nothing is made yet."""
         self._shapes = parameter_shapes(config)
         # NumPy itself knows no bfloat16.
         self._dtype = ml_dtypes.bfloat16 if dtype == "bfloat16" else np.dtype(dtype)
 
     def __getitem__(self, name: str) -> np.ndarray:
-        """One parameter."""
         shape = self._shapes[name]
         values = np.random.default_rng(zlib.crc32(name.encode())).standard_normal(shape, np.float32)
         return (1 + 0.1 * values if len(shape) == 1 else 0.03 * values).astype(self._dtype)
 
     def __iter__(self) -> Iterator[str]:
-        """Names."""
         return iter(self._shapes)
 
     def __len__(self) -> int:
-        """How many there are."""
         return len(self._shapes)
 
 
@@ -99,14 +95,12 @@ class TiledParameters(RandomParameters):
     """The same few numbers again and again, from another one on in each parameter; read in parts."""
 
     def __init__(self, config: ModelConfig, dtype: str):
-        """The numbers are drawn."""
         super().__init__(config, dtype)
         drawn = (0.03 * np.random.default_rng(0).standard_normal(DRAWN, np.float32)).astype(self._dtype)
         # Twice, so that as many from any one on are a view.
         self._numbers = np.concatenate([drawn, drawn])
 
     def __getitem__(self, name: str) -> np.ndarray:
-        """One parameter."""
         return self.read(name)
 
     def read(self, name: str, rows: slice | None = None, columns: slice | None = None) -> np.ndarray:

@@ -19,7 +19,6 @@ import torch
 from PIL import Image
 from rich.table import Table
 from sklearn.datasets import load_sample_images
-from torch import Tensor
 
 from benchmarks.cases.meanflow.options import LoaderOptions, counts
 from benchmarks.harness.budget import say
@@ -40,7 +39,6 @@ from fullstride.measure.roofline import Ceilings, Floor, measure_ceilings
 from fullstride.measure.timing import Clock, HostClock, Plan, clock_for, measure
 
 RECORDS = {"memory": 60_000, "pictures": 2_000, "latents": 10_000}
-JPEG_QUALITY = 90
 
 
 def write_photographs(folder: Path, count: int, size: int = 256) -> None:
@@ -52,7 +50,7 @@ def write_photographs(folder: Path, count: int, size: int = 256) -> None:
         whole = photographs[i % len(photographs)]
         top, left = (int(rng.integers(0, n - size + 1)) for n in whole.shape[:2])
         cut = Image.fromarray(whole[top : top + size, left : left + size])
-        cut.save(folder / f"{i:06d}.jpg", quality=JPEG_QUALITY)
+        cut.save(folder / f"{i:06d}.jpg", quality=90)
 
 
 def _memory(_: Path, count: int) -> Split:
@@ -87,8 +85,11 @@ class Bench:
 
     def row(self, name: str, split: Split, workers: int, decode_ms: float) -> tuple[Row, float]:
         """Gate, then time; the row and the gate's error."""
-        orders = [self._order(split, epoch) for epoch in range(2)]
-        steps = steps_a_call(len(orders[0]), workers)
+        if not (whole := len(split) // self.batch_size):
+            raise ConfigError(f"batch_size={self.batch_size}: expected at most {len(split)}, the records of a set")
+        sizes = {"steps": whole, "micro_batches": 1, "batch_size": self.batch_size, "seed": 0}
+        orders = [epoch_order(len(split), **sizes, epoch=epoch) for epoch in range(2)]
+        steps = steps_a_call(whole, workers)
         title = name if split.in_memory else f"{name}, {workers} workers"
         say(f"timing: {title}")
         with Loader(split, self.device, workers) as loader:
@@ -97,19 +98,9 @@ class Bench:
             plan = Plan(warmup=1, repeats=5, seconds=1.0)
             timing = measure(lambda: collections.deque(itertools.islice(stream, steps), maxlen=0), self.clock, plan)
         taken = steps * self.batch_size
-        extra = {
-            "workers": workers,
-            "records_per_second": taken / timing.median_ms * 1e3,
-            "record_bytes": _bytes(split),
-            "decode_ms": decode_ms,
-        }
+        extra = {"workers": workers, "records_per_second": taken / timing.median_ms * 1e3}
+        extra |= {"record_bytes": _bytes(split), "decode_ms": decode_ms}
         return Row(title, timing, self._floor(split, taken, workers, decode_ms), extra), error
-
-    def _order(self, split: Split, epoch: int) -> Tensor:
-        if not (steps := len(split) // self.batch_size):
-            raise ConfigError(f"batch_size={self.batch_size}: expected at most {len(split)}, the records of a set")
-        sizes = {"steps": steps, "micro_batches": 1, "batch_size": self.batch_size}
-        return epoch_order(len(split), **sizes, seed=0, epoch=epoch)
 
     def _floor(self, split: Split, taken: int, workers: int, decode_ms: float) -> Floor:
         """Each byte read and written once where it is gathered, on the device or by the host; and its decoding."""
@@ -156,10 +147,8 @@ def worker_counts(most: int) -> list[int]:
 def run(options: LoaderOptions, out: Path) -> Path:
     """Gate, measure, print the table and write the JSON, whose path is returned.
 
-    Raises:
-        ConfigError: if the device is not there, or a set has fewer records than a batch.
-        GateError: if a batch is not what was asked for.
-
+    ConfigError if the device is not there, or a set has fewer records than a batch. GateError if a batch is not what
+    was asked for.
     """
     chosen, batch_size, workers = resolve_device(options.device), options.batch_size, options.workers
     torch.manual_seed(0)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.harness.options import CaseOptions, Seconds
+from benchmarks.harness.options import CaseOptions, Names, Seconds, among
 from fullstride.cli.options import Device
 from fullstride.device.precision import PRECISIONS
 from fullstride.errors import ConfigError
@@ -16,10 +16,13 @@ SECTIONS = ("ratios", "backends", "alternatives", "scaling", "batches", "profile
 BACKENDS = ("eager", "graph", "compile", "compile+graph")
 SAMPLED_BY = ("eager", "graph", "compile+graph")
 KINDS = ("ddp", "fsdp")
+TRAINED = ("unet", "dit_b2")
+RUN_BY = "How the network runs, may be given again; all if absent, on a CPU eager alone."
 TRANSFERS = ("auto", "copies", "nccl")
+PRECISION, BY = "fp32|tf32|bf16", "|".join(BACKENDS)  # as help shows them
 MOST_AVERAGES = 5
 
-Precision = Annotated[str, typer.Option(metavar="fp32|tf32|bf16", help="Of the network's products."), PRECISIONS]
+Precision = Annotated[str, among(PRECISION, "Of the network's products."), PRECISIONS]
 ChannelsLast = Annotated[bool, typer.Option("--channels-last", help="Memory order of convolutions.")]
 Averages = Annotated[int, typer.Option(min=0, help="Of the weights, in a full step.")]
 
@@ -30,38 +33,21 @@ class StepOptions(CaseOptions):
 
     device: Device = "auto"
     precision: Annotated[
-        str,
-        typer.Option(
-            metavar="fp32|tf32|bf16", help="Of products; weights stay fp32, tf32 is CUDA's, bf16 is autocast."
-        ),
-        PRECISIONS,
+        str, among(PRECISION, "Of products; weights stay fp32, tf32 is CUDA's, bf16 is autocast."), PRECISIONS
     ] = "fp32"
-    model: Annotated[str, typer.Option(metavar="unet|song_unet|dit_b4|...", help="The network to train."), MODELS] = (
-        "unet"
-    )
+    model: Annotated[str, among("unet|song_unet|dit_b4|...", "The network to train."), MODELS] = "unet"
     batch_size: Annotated[int, typer.Option(min=1, help="Images a step.")] = 64
     sections: Annotated[
-        tuple[str, ...],
-        typer.Option("--section", metavar="|".join((*SECTIONS, "all")), help="Which tables, one each."),
-        SECTIONS,
+        Names, among("|".join((*SECTIONS, "all")), "Which tables, one each.", "--section"), SECTIONS
     ] = ("ratios",)
     backends: Annotated[
-        tuple[str, ...],
-        typer.Option(
-            "--backend",
-            metavar="|".join(BACKENDS),
-            help="How a step runs, one each; all unless given, on a CPU eager alone.",
-        ),
-        BACKENDS,
+        Names, among(BY, "How a step runs, one each; all unless given, on a CPU eager alone.", "--backend"), BACKENDS
     ] = ()
     full_step: Annotated[bool, typer.Option("--full-step", help="With fused AdamW and averages.")] = False
     averages: Averages = 3
     channels_last: ChannelsLast = False
     dropout: Annotated[bool, typer.Option("--dropout", help="As the preset says, instead of none.")] = False
-    only: Annotated[
-        tuple[str, ...],
-        typer.Option(metavar="TEXT", help="Rows whose name has it, and flow matching; all if absent."),
-    ] = ()
+    only: Annotated[Names, among("TEXT", "Rows whose name has it, and flow matching; all if absent.")] = ()
     jobs: Annotated[int, typer.Option(min=1, help="Processes that compile at once.")] = 1
     seconds: Seconds = 200.0
 
@@ -79,25 +65,14 @@ class SamplingOptions(CaseOptions):
 
     device: Device = "auto"
     precision: Precision = "fp32"
-    model: Annotated[
-        str, typer.Option(metavar="unet|song_unet|dit_b4|...", help="The network that generates."), MODELS
-    ] = "unet"
+    model: Annotated[str, among("unet|song_unet|dit_b4|...", "The network that generates."), MODELS] = "unet"
     batches: Annotated[
         tuple[int, ...],
         typer.Option(
-            "--batch-size",
-            help="Images of a forward pass, may be given again; 1 to 512 if absent, on a CPU to 16.",
+            "--batch-size", help="Images of a forward pass, may be given again; 1 to 512 if absent, on a CPU to 16."
         ),
     ] = ()
-    backends: Annotated[
-        tuple[str, ...],
-        typer.Option(
-            "--backend",
-            metavar="|".join(SAMPLED_BY),
-            help="How the network runs, may be given again; all if absent, on a CPU eager alone.",
-        ),
-        SAMPLED_BY,
-    ] = ()
+    backends: Annotated[Names, among("|".join(SAMPLED_BY), RUN_BY, "--backend"), SAMPLED_BY] = ()
     channels_last: ChannelsLast = False
     seconds: Seconds = 200.0
 
@@ -114,32 +89,21 @@ class ScalingOptions(CaseOptions):
 
     device: Device = "auto"
     precision: Precision = "bf16"
-    backend: Annotated[str, typer.Option(metavar="|".join(BACKENDS), help="How a step runs."), BACKENDS] = (
-        "compile+graph"
-    )
-    models: Annotated[
-        tuple[str, ...], typer.Option("--model", metavar="unet|dit_b2|...", help="Networks to train, one each."), MODELS
-    ] = ("unet", "dit_b2")
+    backend: Annotated[str, among(BY, "How a step runs."), BACKENDS] = "compile+graph"
+    models: Annotated[Names, among("unet|dit_b2|...", "Networks to train, one each.", "--model"), MODELS] = TRAINED
     ratios: Annotated[
         tuple[float, ...], typer.Option("--ratio", help="Shares of the samples with r != t, one each.")
     ] = (1.0, 0.25)
-    kinds: Annotated[
-        tuple[str, ...], typer.Option("--kind", metavar="ddp|fsdp", help="What is shared, one each."), KINDS
-    ] = KINDS
+    kinds: Annotated[Names, among("ddp|fsdp", "What is shared, one each.", "--kind"), KINDS] = KINDS
     transfers: Annotated[
-        tuple[str, ...],
-        typer.Option(metavar="auto|copies|nccl", help="What gradients travel by, one each; on a CPU gloo alone."),
-        TRANSFERS,
+        Names, among("auto|copies|nccl", "What gradients travel by, one each; on a CPU gloo alone."), TRANSFERS
     ] = ("auto", "nccl")
     processes: Annotated[int, typer.Option(min=0, help="Most of them; 0 for one on each GPU, on a CPU two.")] = 0
     batch_size: Annotated[int, typer.Option(min=1, help="Images a GPU.")] = 64
     averages: Averages = 3
-    largest: Annotated[
-        str, typer.Option(metavar="MODEL", help="Whose memory is measured; empty for none."), ("", *MODELS)
-    ] = "dit_xl2"
+    largest: Annotated[str, among("MODEL", "Whose memory is measured; empty for none."), ("", *MODELS)] = "dit_xl2"
     only: Annotated[
-        tuple[str, ...],
-        typer.Option(metavar="TEXT", help="What is measured, by a part of its name: 'unet', 'ratio 25%', 'memory'."),
+        Names, among("TEXT", "What is measured, by a part of its name: 'unet', 'ratio 25%', 'memory'.")
     ] = ()
     seconds: Seconds = 300.0
 
@@ -161,12 +125,7 @@ class LoaderOptions(CaseOptions):
 
 
 # A process's part of `cifar10_v1`, which eight make together, in the memory order that is faster.
-RECIPE = {
-    "preset": "cifar10_v1",
-    "data.batch_size": "128",
-    "gradient_accumulation_steps": "1",
-    "channels_last": "true",
-}
+RECIPE = {"preset": "cifar10_v1", "data.batch_size": "128", "gradient_accumulation_steps": "1", "channels_last": "true"}
 PEER_PRECISIONS = {"cuda": ("bf16", "tf32"), "cpu": ("fp32",), "mps": ("fp32",)}
 PEER_BACKENDS = {"cuda": "compile+graph", "cpu": "eager", "mps": "eager"}
 
@@ -178,33 +137,23 @@ class PeerOptions(CaseOptions):
     official: Annotated[Path, typer.Option(metavar="PATH", help="A checkout of github.com/Gsunshine/py-meanflow.")]
     device: Device = "auto"
     settings: Annotated[
-        tuple[str, ...], typer.Argument(metavar="KEY=VALUE", help="Of the training, as `meanflow train` has them.")
+        Names, typer.Argument(metavar="KEY=VALUE", help="Of the training, as `meanflow train` has them.")
     ] = ()
     precisions: Annotated[
-        tuple[str, ...],
-        typer.Option(
-            "--precision", metavar="fp32|tf32|bf16", help="Of our steps, one each; on a GPU bf16 and tf32 if absent."
-        ),
+        Names, among(PRECISION, "Of our steps, one each; on a GPU bf16 and tf32 if absent.", "--precision")
     ] = ()
     backend: Annotated[
-        str | None,
-        typer.Option(
-            metavar="|".join(BACKENDS),
-            help="Of our steps; compile+graph on a GPU, eager on a CPU. Theirs are compiled if ours are.",
-        ),
+        str | None, among(BY, "Of our steps; compile+graph on a GPU, eager on a CPU. Theirs are compiled if ours are.")
     ] = None
     steps: Annotated[int, typer.Option(min=1, help="Timed of each code; the averages move every 16.")] = 48
     seconds: Seconds = 600.0
 
     def on(self, kind: str) -> "PeerOptions":
-        """With what is usual on a kind of device, cuda, cpu or mps, where nothing is given.
-
-        Raises:
-            ConfigError: if the official code makes no step there.
-
+        """With what is usual on a kind of device, cuda, cpu or mps, where nothing is given; ConfigError if the official
+        code makes no step there.
         """
         # It loads PyTorch, which the command line need not.
-        from benchmarks.experiments.meanflow.theirs import check_device
+        from benchmarks.experiments.meanflow.official_code import check_device
 
         check_device(self.official, kind)
         precisions = self.precisions or PEER_PRECISIONS[kind]

@@ -14,11 +14,10 @@ import torch
 from benchmarks.cases.meanflow.options import PEER_PRECISIONS, PeerOptions
 from benchmarks.cases.meanflow.peer_codes import SHAPE, Ours, Theirs
 from benchmarks.cases.meanflow.step_setup import weight_passes
-from benchmarks.experiments.meanflow.official_code import load_official
-from benchmarks.experiments.meanflow.theirs import check_network, check_settings
+from benchmarks.experiments.meanflow.official_code import check_network, check_settings, load_official
 from benchmarks.harness.budget import NO_TIME, Budget, one_stream, reason, say
-from benchmarks.harness.results import CaseResult, Row, at, written_first
-from benchmarks.harness.table import console_of, result_table
+from benchmarks.harness.results import CaseResult, Row, at
+from benchmarks.harness.table import finish, result_table
 from fullstride.device import memory
 from fullstride.device.precision import check_precision, set_precision
 from fullstride.device.select import resolve_device
@@ -31,7 +30,6 @@ from fullstride.measure.flops import count_flops
 from fullstride.measure.roofline import Ceilings, floor, measure_ceilings
 from fullstride.measure.timing import Timing
 
-WIDTH = 110  # of the table
 READY = "py-meanflow, augmented before"
 
 
@@ -44,7 +42,6 @@ class Bench:
     config: TrainConfig
 
     def __post_init__(self) -> None:
-        """Nothing is measured yet."""
         self.rates: dict[str, Ceilings] = {}
         self.errors: dict[str, float] = {}
         self.left_out: list[dict[str, str]] = []
@@ -113,10 +110,8 @@ class Bench:
 def run(options: PeerOptions, out: Path) -> Path:
     """Gate, measure, print the table and write the JSON, whose path is returned.
 
-    Raises:
-        ConfigError: if the device, a precision, a setting or the checkout cannot be used here.
-        GateError, StepError: if a step of ours is wrong, or our network with their weights is another one.
-
+    ConfigError if the device, a precision, a setting or the checkout cannot be used here. GateError, StepError if a
+    step of ours is wrong, or our network with their weights is another one.
     """
     device = resolve_device(options.device)
     options = options.on(device.type)
@@ -138,32 +133,17 @@ def run(options: PeerOptions, out: Path) -> Path:
         except Exception as error:  # what one breaks at is no reason to lose the rest
             failed = error
             bench.left_out.append({"name": "the rest", "why": reason(error)})
-        result = _result(bench, rows)
-    with written_first(result, out) as told:
-        console = console_of(WIDTH)
-        console.print(result_table(result))
-        console.print(told)
-        if failed is not None:
-            raise failed
-    return out / result.file_name
-
-
-def _result(bench: Bench, rows: list[Row]) -> CaseResult:
-    options, data = bench.options, bench.config.data
+        ceilings = bench.ceilings(options.precisions[0])
     conditions = {
         "recipe": " ".join(options.recipe),
         "backend": options.backend,
-        "batch_size": data.batch_size,
+        "batch_size": config.data.batch_size,
         "image_shape": list(SHAPE),
         "parameters": bench.weights,
         "steps": options.steps,
         **({"rows": slug(" ".join(options.settings))} if options.settings else {}),
-        **at(
-            precisions=(options.precisions, PEER_PRECISIONS[bench.device.type]),
-            steps=(options.steps, PeerOptions.steps),
-        ),
+        **at(precisions=(options.precisions, PEER_PRECISIONS[device.type]), steps=(options.steps, PeerOptions.steps)),
         "left_out": bench.left_out,
     }
-    ceilings = bench.ceilings(options.precisions[0])
-    kind = bench.device.type
-    return CaseResult("meanflow-peer", kind, conditions, bench.errors, ceilings, rows, environment())
+    result = CaseResult("meanflow-peer", device.type, conditions, bench.errors, ceilings, rows, environment())
+    return finish(result, out, lambda: [result_table(result)], width=110, failed=failed)

@@ -49,22 +49,16 @@ def _peak(device: torch.device) -> int | None:
 
 
 class Ours:
-    """A trainer's steps, without its files.
-
-    Attributes:
-        errors: of each form that the step's gate compared with eager fp32.
-
-    """
+    """A trainer's steps, without its files."""
 
     def __init__(self, config: TrainConfig, device: torch.device):
-        """Build the run's state."""
         set_precision(config.precision, device)
         data, self._device = pictures(config.data.batch_size), device
         self._state = build_state(config, data, device)
         objective = build_objective(config, data, self._state.ema)
         self._train_step = build_step(config, objective, self._state, schedule(config.optimizer, config.epochs))
         self._raw, self._size = data.train.records.to(device), config.data.batch_size  # pyright: ignore[reportAttributeAccessIssue]
-        self.errors = self._train_step.errors
+        self.errors = self._train_step.errors  # of each form that the step's gate compared with eager fp32
 
     def timing(self, steps: int) -> Timing:
         """Of so many steps, each from its batch's choice to the end of its work on the device."""
@@ -73,15 +67,12 @@ class Ours:
         # Recorded anew, without the comparison with eager fp32, whose memory is no step's.
         optimizer = self._state.optimizer
         optimizer.load_state_dict(optimizer.state_dict())
-        self._make(WARM)
-        memory.release(self._device)
-        self._make(UNCOUNTED - WARM)
+        for step in range(UNCOUNTED):
+            if step == WARM:
+                memory.release(self._device)
+            self._step()
         peak = _peak(self._device)  # a replay does not show what its record holds
         return Timing(first, tuple(clock.time(self._step) for _ in range(steps)), peak)
-
-    def _make(self, steps: int) -> None:
-        for _ in range(steps):
-            self._step()
 
     def _step(self) -> None:
         first = self._train_step.made * self._size % (len(self._raw) - self._size + 1)
@@ -101,11 +92,9 @@ class _Timed:
         self._batch, self._steps, self.samples_ms = batch, UNCOUNTED + steps, list[float]()
 
     def __len__(self) -> int:
-        """Steps of an epoch."""
         return self._steps
 
     def __iter__(self) -> Iterator[tuple[Tensor, int]]:
-        """One batch after the other."""
         wait = _synchronized(self._batch.device)
         for i in range(self._steps):
             if i == UNCOUNTED:
@@ -121,11 +110,8 @@ class Theirs:
     """The official code's steps, by its own loop."""
 
     def __init__(self, config: TrainConfig, checkout: Path, device: torch.device):
-        """Build its network, and ours with its weights.
-
-        Raises:
-            ConfigError: if the checkout cannot be used, or its network has another number of weights.
-
+        """Build its network, and ours with its weights; ConfigError if the checkout cannot be used, or its network has
+        another number of weights.
         """
         self._code, self._args = opened(config, checkout)
         self._args.start_epoch = 0
@@ -137,11 +123,8 @@ class Theirs:
         self._batch = torch.rand(config.data.batch_size, *SHAPE, device=device)
 
     def error_of_ours(self) -> float:
-        """Relative error of u and du/dt by our network with its weights, none of which is as good as zero, in fp32.
-
-        Raises:
-            GateError: if they are not the same function.
-
+        """Relative error of u and du/dt by our network with its weights, none of which is as good as zero, in fp32;
+        GateError if they are not the same function.
         """
         theirs, config = self._training.model.net, self._config
         awake(theirs, torch.Generator(self._device).manual_seed(0))

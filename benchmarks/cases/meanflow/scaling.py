@@ -15,13 +15,12 @@ from rich.table import Table
 from torch.cuda import nccl
 
 from benchmarks.cases.meanflow.options import ScalingOptions
-from benchmarks.cases.meanflow.scaling_sets import Found, run_sets, started
+from benchmarks.cases.meanflow.scaling_sets import Found, Job, run_sets, started, step_options
 from benchmarks.cases.meanflow.scaling_steps import Measured
-from benchmarks.cases.meanflow.scaling_workers import Job, step_options
 from benchmarks.cases.meanflow.step_setup import Setup, make_setup, weight_passes
 from benchmarks.harness.budget import NO_MEMORY, NO_TIME, Budget, say
 from benchmarks.harness.results import CaseResult, Row, at, write_result
-from benchmarks.harness.table import blank_table, finish, gib, spread
+from benchmarks.harness.table import Columns, finish, gib, median, peak, rows_table, spread
 from fullstride.device import memory
 from fullstride.device.precision import set_precision
 from fullstride.device.select import resolve_device
@@ -32,7 +31,6 @@ from fullstride.measure.timing import Timing
 
 # Where rows lie until all are known: a bench that is cut short replaces no whole result.
 UNFINISHED = "unfinished"
-WIDTH = 150  # of the table
 
 
 @dataclass
@@ -50,37 +48,30 @@ class Bench:
     def result(self) -> CaseResult:
         """With the rows that there are."""
         rows = [row for each in self.found for row in _rows(each, self)]
-        cuda = self.options.device == "cuda"
+        given = {"batch": (self.options.batch_size, ScalingOptions.batch_size)}
+        for name in ("averages", "ratios", "kinds", "transfers", "processes", "largest"):
+            given[name] = (getattr(self.options, name), getattr(ScalingOptions, name))
         models = dict.fromkeys(each.job.model for each in self.found if each.job.ratio is not None)
         largest = next((each.job.model for each in self.found if each.job.ratio is None), None)
-        parameters = {name: sum(p.numel() for p in own.model.parameters()) for name, own in self.setups.items()}
+        weights = {name: sum(p.numel() for p in each.model.parameters()) for name, each in self.setups.items()}
         conditions = {
             "model": ",".join(models or [largest or ""]),
             "precision": self.options.precision,
             "backend": self.options.backend,
             **({"rows": slug(" ".join(self.options.only))} if self.options.only else {}),
-            **self._other(),
+            **at(**given),
             "batch_size": self.options.batch_size,
             "averages": self.options.averages,
             "processes": self.size,
             **({"largest": largest} if largest else {}),
-            "parameters": parameters,
-            **({"nccl": ".".join(map(str, nccl.version()))} if cuda else {}),
+            "parameters": weights,
+            **({"nccl": ".".join(map(str, nccl.version()))} if self.options.device == "cuda" else {}),
             "ready_seconds": {each.job.name: each.ready_s for each in self.found if each.ready_s is not None},
             "left_out": [{"name": each.job.name, "why": each.why} for each in self.found if each.why],
         }
         errors = {f"{each.job.name}, {kind}": error for each in self.found for kind, error in each.errors.items()}
-        return CaseResult(
-            "meanflow-scaling", self.options.device, conditions, errors, self.ceilings, rows, environment()
-        )
-
-    def _other(self) -> dict[str, str]:
-        names = {"batch": "batch_size"} | {
-            n: n for n in ("averages", "ratios", "kinds", "transfers", "processes", "largest")
-        }
-        return at(
-            **{word: (getattr(self.options, name), getattr(ScalingOptions, name)) for word, name in names.items()}
-        )
+        device = self.options.device
+        return CaseResult("meanflow-scaling", device, conditions, errors, self.ceilings, rows, environment())
 
     def keep(self, found: Found) -> None:
         """Tell the newest row, and write all."""
@@ -103,20 +94,27 @@ class Bench:
 def run(options: ScalingOptions, out: Path) -> Path:
     """Measure, print the tables and write the JSON, whose path is returned.
 
-    Raises:
-        ConfigError: if the device is not there, or has too few GPUs, or nothing is to be or was measured.
-        GateError: if a step is wrong or cannot be run; the rest is measured and written before.
-
+    ConfigError if the device is not there, or has too few GPUs, or nothing is to be or was measured. GateError if a
+    step is wrong or cannot be run; the rest is measured and written before.
     """
     budget, device = Budget.of(options.seconds), resolve_device(options.device)
-    size = _size(options, device)
+    there = torch.cuda.device_count() if device.type == "cuda" else 2
+    if options.processes > there and device.type == "cuda":
+        raise ConfigError(f"--processes={options.processes}: expected at most {there}, as there are GPUs")
+    size = options.processes or there
     # Compilers and records are for GPUs: on a CPU only the transfers are of interest.
     options = replace(options, device=device.type, **({} if device.type == "cuda" else {"backend": "eager"}))
     jobs = _jobs(options)
     with started(jobs, options, size) as sets:
         # The processes start meanwhile, and take their GPUs when they are told the rates.
-        setups = {name: make_setup(step_options(options, name)) for name in dict.fromkeys(_timed(jobs))}
-        bench = Bench(options, out, size, setups, _ceilings(setups, options, device), [Found(job) for job in jobs])
+        timed = dict.fromkeys(job.model for job in jobs if job.ratio is not None)
+        setups = {name: make_setup(step_options(options, name)) for name in timed}
+        if setups:
+            ceilings = next(iter(setups.values())).ceilings
+        else:
+            set_precision(options.precision, device)
+            ceilings = measure_ceilings(device.type, "bfloat16" if options.precision == "bf16" else "float32")
+        bench = Bench(options, out, size, setups, ceilings, [Found(job) for job in jobs])
         for setup in setups.values():
             setup.model.cpu()  # the memory is the processes'
         memory.release(device)
@@ -124,19 +122,15 @@ def run(options: ScalingOptions, out: Path) -> Path:
             own = setups.get(job.model) if job.ratio is not None else None
             each.tell((bench.ceilings, own.forward_flops if own else 0))
         run_sets(sets, bench.found, budget, bench.keep)
-    return _told(bench)
-
-
-def _told(bench: Bench) -> Path:
     result, left_out = bench.result(), [(each.job.name, each.why) for each in bench.found if each.why]
 
     def shown() -> Iterator[Table | str]:
         bench.forget_unfinished()  # the whole is written
-        yield table(result)
+        yield rows_table(f"{result.case}: {options.precision}", COLUMNS, result.rows)
         yield from (f"left out: {name}: {why}" for name, why in left_out)
 
     wrong = [f"{name}: {why}" for name, why in left_out if why not in (NO_TIME, NO_MEMORY)]
-    return finish(result, bench.out, shown, width=WIDTH, wrong=wrong)
+    return finish(result, out, shown, width=150, wrong=wrong)
 
 
 def _jobs(options: ScalingOptions) -> list[Job]:
@@ -152,24 +146,6 @@ def _jobs(options: ScalingOptions) -> list[Job]:
     return chosen
 
 
-def _timed(jobs: list[Job]) -> list[str]:
-    return [job.model for job in jobs if job.ratio is not None]
-
-
-def _ceilings(setups: dict[str, Setup], options: ScalingOptions, device: torch.device) -> Ceilings:
-    if setups:
-        return next(iter(setups.values())).ceilings
-    set_precision(options.precision, device)
-    return measure_ceilings(device.type, "bfloat16" if options.precision == "bf16" else "float32")
-
-
-def _size(options: ScalingOptions, device: torch.device) -> int:
-    there = torch.cuda.device_count() if device.type == "cuda" else 2
-    if options.processes > there and device.type == "cuda":
-        raise ConfigError(f"--processes={options.processes}: expected at most {there}, as there are GPUs")
-    return options.processes or there
-
-
 def _rows(found: Found, bench: Bench) -> list[Row]:
     """Of a set's findings; the first, of one process alone, is what the others are compared with."""
     rows = []
@@ -179,15 +155,11 @@ def _rows(found: Found, bench: Bench) -> list[Row]:
         by = [measured.kind, *filter(None, [measured.extra.get("transfers")])] if measured.count > 1 else []
         name = ", ".join([found.job.name, beside, *by])
         extra = {"model": found.job.model, "ratio": found.job.ratio, "processes": measured.count, "kind": measured.kind}
-        alone = found.rows[0]
         if found.job.ratio is not None:
-            extra |= {"efficiency": _median(alone) / timing.median_ms, "batch": bench.options.batch_size}
+            alone = Timing(0.0, found.rows[0].samples_ms, None)
+            extra |= {"efficiency": alone.median_ms / timing.median_ms, "batch": bench.options.batch_size}
         rows.append(Row(name, timing, _floor(found.job, measured, bench), extra | measured.extra))
     return rows
-
-
-def _median(measured: Measured) -> float:
-    return Timing(0.0, measured.samples_ms, None).median_ms
 
 
 def _floor(job: Job, measured: Measured, bench: Bench) -> Floor:
@@ -199,24 +171,11 @@ def _floor(job: Job, measured: Measured, bench: Bench) -> Floor:
     return bench.setups[job.model].floor(3 + job.ratio, passes, bench.options.batch_size)
 
 
-def table(result: CaseResult) -> Table:
-    """A line a row."""
-    columns = ("step", "ms", "p10-p90", "efficiency", "transfer ms", "early", "GiB", "state GiB", "largest batch")
-    shown = blank_table(f"{result.case}: {result.conditions['precision']}", columns)
-    for row in result.rows:
-        shown.add_row(row.name, *_cells(row))
-    return shown
-
-
-def _cells(row: Row) -> list[str]:
-    t, extra = row.timing, row.extra
-    return [
-        f"{t.median_ms:.2f}",
-        spread(row),
-        f"{extra['efficiency']:.1%}" if "efficiency" in extra else "",
-        f"{extra['transfer_ms']:.2f}" if "transfer_ms" in extra else "",
-        str(extra.get("sent_early", "")),
-        gib(t.peak_bytes),
-        gib(extra.get("state_bytes")),
-        str(extra.get("largest_batch", "")),
-    ]
+COLUMNS: Columns = (
+    *(("step", lambda row: row.name), ("ms", median), ("p10-p90", spread)),
+    ("efficiency", lambda row: f"{row.extra['efficiency']:.1%}" if "efficiency" in row.extra else ""),
+    ("transfer ms", lambda row: f"{row.extra['transfer_ms']:.2f}" if "transfer_ms" in row.extra else ""),
+    ("early", lambda row: str(row.extra.get("sent_early", ""))),
+    *(("GiB", peak), ("state GiB", lambda row: gib(row.extra.get("state_bytes")))),
+    ("largest batch", lambda row: str(row.extra.get("largest_batch", ""))),
+)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from benchmarks.cases.meanflow.options import ScalingOptions
-from benchmarks.cases.meanflow.scaling_steps import Groups, Measured, Samples, blocks
+from benchmarks.cases.meanflow.scaling_steps import Groups, Measured, blocks
 from benchmarks.cases.meanflow.step_cases import DECAYS
 from benchmarks.cases.meanflow.step_run import leave_forward_ad
 from benchmarks.cases.meanflow.step_setup import IMAGE_SHAPES
@@ -51,17 +51,19 @@ class Memory:
         step.body.clear()
         memory.release(self.device)
         state = torch.cuda.memory_allocated(self.device) + processes.shared_bytes
-        rest = max(0, peaks[1] - self._peak_of_gradients(step, processes))
-        batch = self._largest(
-            step, processes, (peaks[2] - peaks[1]) / (MORE - SMALL), peaks[1] - processes.shared_bytes, rest
-        )
+        # A small batch's, without what travels and what the optimizer takes.
+        replace(step.body, reducer=None).gradients(self._images(SMALL))
+        rest = max(0, peaks[1] - self._peak(processes))
+        step.body.clear()
+        small = peaks[1] - processes.shared_bytes
+        batch = self._largest(step, processes, (peaks[2] - peaks[1]) / (MORE - SMALL), small, rest)
         first_ms = 1e3 * (time.perf_counter() - start)
         x = self._images(batch)
-        samples: Samples = blocks(lambda: step(x), processes, self.device, count=3, steps=1)
+        samples, _ = blocks(lambda: step(x), processes, self.device, count=3, steps=1)
         peak = max(processes.gather(self._peak(processes)))
         extra = {"largest_batch": batch, "state_bytes": state, "peaks_at_small_batches": peaks[1:]}
         step.end()
-        return Measured("fsdp" if count > 1 else "none", count, samples.slowest, first_ms, peak, extra)
+        return Measured("fsdp" if count > 1 else "none", count, samples, first_ms, peak, extra)
 
     def _step(self, processes: Processes) -> TrainStep:
         with self.device:
@@ -90,14 +92,6 @@ class Memory:
 
     def _peak(self, processes: Processes) -> int:
         return memory.peak_memory(self.device) + processes.shared_bytes
-
-    def _peak_of_gradients(self, step: TrainStep, processes: Processes) -> int:
-        """Of a small batch, without what travels and what the optimizer takes."""
-        memory.release(self.device)
-        replace(step.body, reducer=None).gradients(self._images(SMALL))
-        peak = self._peak(processes)
-        step.body.clear()
-        return peak
 
     def _largest(self, step: TrainStep, processes: Processes, sample: float, small: int, rest: int) -> int:
         """The largest batch of which a forward and backward pass goes through on every process.

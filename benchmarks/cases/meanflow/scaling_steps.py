@@ -18,7 +18,6 @@ from fullstride.measure.gate import GateError
 from fullstride.measure.timing import clock_for
 from fullstride.step.torch import ALONE, Averages, Processes, Shards, TrainStep
 from fullstride.step.torch.distributed.buckets import ALIGNED, BUCKET_BYTES
-from fullstride.step.torch.distributed.join import of_ranks
 from fullstride.step.torch.runners.backends import compiled_loss
 from fullstride.step.torch.runners.graph import WARM
 
@@ -29,30 +28,14 @@ Groups = tuple[tuple[int, Processes], ...]
 
 @dataclass(frozen=True)
 class Measured:
-    """Steps of some processes.
+    """Steps of some processes."""
 
-    Attributes:
-        kind: none for a process alone, ddp or fsdp.
-        count: of processes.
-        samples_ms: a step's time in each block, the slowest process's.
-        first_ms: of the steps until the first block, compilation apart.
-        peak_bytes: the most that a process's tensors held; None where it is not known.
-        extra: anything else.
-
-    """
-
-    kind: str
-    count: int
-    samples_ms: tuple[float, ...]
-    first_ms: float
-    peak_bytes: int | None
-    extra: dict[str, Any] = field(default_factory=dict)
-
-
-def groups_of(counts: tuple[int, ...], device: str, transfers: tuple[str, ...]) -> Groups:
-    """A group of the first n processes for each n above 1 and each way of transfers that there is; collective."""
-    ways = transfers if device == "cuda" else transfers[:1]
-    return tuple((n, of_ranks(range(n), device, way)) for n in counts if n > 1 for way in ways)
+    kind: str  # none for a process alone, ddp or fsdp
+    count: int  # of processes
+    samples_ms: tuple[float, ...]  # a step's time in each block, the slowest process's
+    first_ms: float  # of the steps until the first block, compilation apart
+    peak_bytes: int | None  # the most that a process's tensors held; None where it is not known
+    extra: dict[str, Any] = field(default_factory=dict)  # anything else
 
 
 @dataclass
@@ -65,7 +48,6 @@ class Steps:
     everyone: Processes
 
     def __post_init__(self) -> None:
-        """Compile lazily."""
         self._plain = plain_loss(self.setup, self.loss)
         compiling = "compile" in self.options.backend
         self._run = compiled_loss(self._plain, telling=True) if compiling else self._plain
@@ -76,9 +58,7 @@ class Steps:
 
         All processes compile at once: what is compiled names its GPU, so that none could use another's.
 
-        Raises:
-            StepError: if they disagree.
-
+        StepError if they disagree.
         """
         self._make("none", ALONE)(self._x)
         self.everyone.largest(0)
@@ -145,33 +125,25 @@ class Steps:
         peak = self.setup.clock.peak_bytes()
         peak = None if peak is None else peak + processes.shared_bytes
         first_ms = 1e3 * (time.perf_counter() - start)
-        samples = blocks(lambda: step(self._x), beside, self.setup.device)
+        samples, own = blocks(lambda: step(self._x), beside, self.setup.device)
         alike = beside.gather(float(step(self._x)["loss"]))
         if not all(map(math.isfinite, alike)):
             raise GateError(f"{kind}, {processes.transfers}, {count} processes: losses after the last step are {alike}")
         reducer = step.body.reducer
-        extra: dict[str, Any] = {"own_median_ms": samples.own, "losses": alike}
+        extra: dict[str, Any] = {"own_median_ms": own, "losses": alike}
         if reducer is not None:
             extra |= {"buckets": reducer.buckets, "sent_early": reducer.early, "transfers": processes.transfers}
             extra["transfer_ms"] = transfer_ms(self.setup, processes)
         step.end()
         del step, reducer
         memory.release(self.setup.device)
-        return Measured(kind, count, samples.slowest, first_ms, peak, extra)
-
-
-@dataclass(frozen=True)
-class Samples:
-    """Times of a step: the slowest process's by block, and each process's median."""
-
-    slowest: tuple[float, ...]
-    own: list[float]
+        return Measured(kind, count, samples, first_ms, peak, extra)
 
 
 def blocks(
     step: Callable[[], Any], processes: Processes, device: torch.device, count: int = BLOCKS, steps: int = STEPS
-) -> Samples:
-    """Milliseconds of a step, by blocks that all begin together; collective."""
+) -> tuple[tuple[float, ...], list[float]]:
+    """Milliseconds of a step by blocks that all begin together, the slowest process's, and each one's median."""
 
     def block() -> None:
         for _ in range(steps):
@@ -182,7 +154,7 @@ def blocks(
         processes.largest(0)
         own.append(clock.time(block) / steps)
     every = processes.gather(own)
-    return Samples(tuple(map(max, zip(*every, strict=True))), [sorted(each)[len(each) // 2] for each in every])
+    return tuple(map(max, zip(*every, strict=True))), [sorted(each)[len(each) // 2] for each in every]
 
 
 def transfer_ms(setup: Setup, processes: Processes) -> float:
@@ -195,5 +167,5 @@ def transfer_ms(setup: Setup, processes: Processes) -> float:
         for wait in [processes.transfer.start_average(given) for _ in range(round(setup.weight_bytes / flat.nbytes))]:
             wait()
 
-    found = blocks(transfer, processes, setup.device)
-    return sorted(found.slowest)[len(found.slowest) // 2]
+    found, _ = blocks(transfer, processes, setup.device)
+    return sorted(found)[len(found) // 2]

@@ -5,38 +5,113 @@ operations of a forward pass, a step takes 3F, the tangent one F more for its sh
 matching is bound by 1 + ratio/3. All ratios are to the fastest flow-matching step of the same run.
 """
 
+import time
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 from rich.table import Table
 
-from benchmarks.cases.meanflow.options import SECTIONS, StepOptions
-from benchmarks.cases.meanflow.step_cases import Case
+from benchmarks.cases.meanflow.options import BACKENDS, SECTIONS, StepOptions
+from benchmarks.cases.meanflow.step_cases import Case, Pass
 from benchmarks.cases.meanflow.step_gate import Exact
-from benchmarks.cases.meanflow.step_passes import Pass
-from benchmarks.cases.meanflow.step_run import Bench
-from benchmarks.cases.meanflow.step_sections import backends_of, cases_of, chosen, expect_chosen
+from benchmarks.cases.meanflow.step_run import Bench, LeftOut
+from benchmarks.cases.meanflow.step_sections import cases_of, chosen, expect_chosen
 from benchmarks.cases.meanflow.step_setup import Setup, make_setup
 from benchmarks.cases.meanflow.step_table import compare, tables
-from benchmarks.cases.meanflow.step_workers import Job, run_jobs
-from benchmarks.harness.budget import one_stream, say
-from benchmarks.harness.results import CaseResult, at
+from benchmarks.harness.budget import NO_TIME, one_stream, say
+from benchmarks.harness.process_pool import Team, Worker, await_turn, none_left, share_cores
+from benchmarks.harness.results import CaseResult, Row, at
 from benchmarks.harness.table import finish
+from fullstride.device import memory
 from fullstride.device.select import resolve_device
 from fullstride.measure.environment import environment, slug
+from fullstride.measure.roofline import Ceilings
 from fullstride.step.torch.body import searched_convolutions
 
-WIDTH = 190  # of the tables
+Found = tuple[list[Row], list[LeftOut]]
+# Seconds after the bench's time, and of a turn, when a process that says nothing is ended: what has begun may finish.
+HANGING = 600.0
+
+
+@dataclass(frozen=True)
+class Job:
+    """A case of a section, found again by its name, and the backends it is run by."""
+
+    section: str
+    name: str
+    batch: int | None
+    backends: tuple[str, ...]
+    ours: bool
+
+
+def run_jobs(bench: Bench, jobs: list[Job], width: int) -> None:
+    """Run them, `width` at once, and add what they find to the bench, in the order of the jobs."""
+    setup = bench.setup
+    for start in range(0, len(jobs), width):
+        wave = jobs[start : start + width]
+        found: list[list[Found]] = [[] for _ in wave]
+        why = [NO_TIME] * len(wave)
+        if not setup.budget.spent:
+            say(f"compiling: {', '.join(job.name for job in wave)}")
+            known = (bench.profiled, setup.ceilings, setup.forward_flops)
+            with none_left([]) as teams:
+                for job in wave:
+                    teams.append(Team([Worker(work, len(wave), setup.options, job, *known)]))
+                until = setup.budget.until + HANGING
+                pairs = list(zip(teams, found, strict=True))
+                for team, own in [(team, own) for team, own in pairs if team.get_ready(until, own.append)]:
+                    team.measure(time.monotonic() + HANGING, own.append)
+            why = [team.why for team in teams]
+        for job, own, told in zip(wave, found, why, strict=True):
+            size = job.batch or setup.options.batch_size
+            missing = [LeftOut(job.name, backend, size, told, job.ours) for backend in job.backends]
+            rows, left_out = own[0] if own else ([], missing)
+            bench.rows += rows
+            bench.left_out += left_out
+
+
+def work(
+    parent: Connection,
+    beside: int,
+    options: StepOptions,
+    job: Job,
+    profiled: tuple[str, ...],
+    ceilings: Ceilings,
+    forward_flops: int,
+) -> None:
+    """A worker: gate the case, which compiles it; wait; time it.
+
+    Args:
+        parent: says when it is this one's turn, and hears what was found.
+        beside: workers at once, that share the processor's cores.
+        options: of the bench.
+        job: what to run.
+        profiled: names of cases whose kernels are listed.
+        ceilings: of the machine, as the parent measured them.
+        forward_flops: of one image, likewise.
+
+    """
+    share_cores(beside)
+    setup = make_setup(replace(options, seconds=float("inf")), (ceilings, forward_flops))
+
+    def turn() -> None:
+        memory.release(setup.device)  # what the gate took, for those that are timed first
+        await_turn(parent)
+
+    with one_stream(setup.device), searched_convolutions():
+        bench = Bench(setup, Exact.of(setup), profiled, turn=turn)
+        case = next(c for c in cases_of(job.section, setup) if (c.name, c.batch) == (job.name, job.batch))
+        bench.run(case, job.backends)
+    parent.send((bench.rows, bench.left_out))
 
 
 def run(options: StepOptions, out: Path) -> Path:
     """Gate, measure, print the tables and write the JSON, whose path is returned.
 
-    Raises:
-        ConfigError: if the device is not there or cannot take the precision or a backend; if no row is asked for, or
-            none was measured.
-        GateError: if a step of ours is wrong or cannot be run; the rest is measured and written before.
-
+    ConfigError if the device is not there or cannot take the precision or a backend; if no row is asked for, or none
+    was measured. GateError if a step of ours is wrong or cannot be run; the rest is measured and written before.
     """
     # For every row, as `TrainStep` does for its own.
     with one_stream(resolve_device(options.device)), searched_convolutions():
@@ -50,7 +125,7 @@ def run(options: StepOptions, out: Path) -> Path:
         yield from (f"left out: {e.name}, batch {e.batch}, {e.backend}: {e.why}" for e in bench.left_out)
 
     wrong = [f"{e.name}, {e.backend}: {e.why}" for e in bench.left_out if e.wrong]
-    return finish(result, out, shown, width=WIDTH, wrong=wrong)
+    return finish(result, out, shown, width=190, wrong=wrong)
 
 
 def measured(setup: Setup) -> Bench:
@@ -63,7 +138,8 @@ def measured(setup: Setup) -> Bench:
     for compiling in (False, True):
         work = []
         for section in sections:
-            backends = tuple(b for b in backends_of(section, setup) if ("compile" in b) == compiling)
+            every = BACKENDS if section == "backends" and setup.device.type == "cuda" else setup.backends
+            backends = tuple(b for b in every if ("compile" in b) == compiling)
             cases = (case for case in cases_of(section, setup) if chosen(case, setup.options.only))
             work += [(section, case, backends) for case in cases if backends]
         if compiling and setup.options.jobs > 1:
@@ -89,9 +165,8 @@ def _jobs(work: list[tuple[str, Case | Pass, tuple[str, ...]]]) -> list[Job]:
 def result_of(setup: Setup, bench: Bench) -> CaseResult:
     """What is written."""
     options = setup.options
-    errors = {
-        f"{row.name}, batch {row.extra['batch']}: {k}": e for row in bench.rows for k, e in row.extra["errors"].items()
-    }
+    each = [(row, *error) for row in bench.rows for error in row.extra["errors"].items()]
+    errors = {f"{row.name}, batch {row.extra['batch']}: {kind}": error for row, kind, error in each}
     conditions = {
         "model": options.model,
         "precision": options.precision,

@@ -1,4 +1,4 @@
-"""Steps of a loss, as the step's bench times them: eager or compiled, alone or whole, behind their gate."""
+"""Steps of a loss, alone or whole, and passes of the network, as the step's bench times them behind their gate."""
 
 import functools
 from collections.abc import Callable
@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.cases.meanflow.step_gate import TOLERANCE, Exact, Passed, gradients, require_all
+from benchmarks.cases.meanflow.step_gate import TOLERANCE, Exact, Passed, gradients, points, require_all
 from benchmarks.cases.meanflow.step_setup import Drawn, Setup, weight_passes
+from fullstride.device.precision import autocast
 from fullstride.meanflow.objective.loss import MeanFlowLoss
 from fullstride.measure.timing import Call
 from fullstride.step.torch import Averages, TrainStep, constant
@@ -28,30 +29,17 @@ def plain_loss(setup: Setup, loss: MeanFlowLoss) -> StepLoss:
 
 @dataclass(frozen=True)
 class Case:
-    """A step of a loss.
+    """A step of a loss."""
 
-    Attributes:
-        name: what it is.
-        loss: what is minimised.
-        make: the loss function that is run, of this loss.
-        backends: the only ones that it is run by, out of the chosen.
-        ours: whether it must be right: what fails of others is told and no more.
-        own: whether it compiles or captures by itself; its backend is but a name then.
-        tolerance: of its errors; None is the precision's.
-        forwards: forward passes that its arithmetic takes at least; None is 3 + ratio.
-        batch: samples; None is the chosen number.
-
-    """
-
-    name: str
-    loss: MeanFlowLoss
-    make: Make = plain_loss
-    backends: tuple[str, ...] | None = None
-    ours: bool = True
-    own: bool = False
-    tolerance: float | None = None
-    forwards: float | None = None
-    batch: int | None = None
+    name: str  # what it is
+    loss: MeanFlowLoss  # what is minimised
+    make: Make = plain_loss  # the loss function that is run, of this loss
+    backends: tuple[str, ...] | None = None  # the only ones that it is run by, out of the chosen
+    ours: bool = True  # whether it must be right: what fails of others is told and no more
+    own: bool = False  # whether it compiles or captures by itself; its backend is but a name then
+    tolerance: float | None = None  # of its errors; None is the precision's
+    forwards: float | None = None  # forward passes that its arithmetic takes at least; None is 3 + ratio
+    batch: int | None = None  # samples; None is the chosen number
 
     @property
     def work(self) -> float:
@@ -79,14 +67,12 @@ class Steps:
     @functools.cached_property
     def _eager(self) -> Body:
         setup, loss = self.setup, self.case.loss
-        draw = lambda x, _: setup.drawn(loss, x)  # noqa: E731
-        run = self.case.make(setup, loss)
         return Body(
-            loss=run,
+            loss=self.case.make(setup, loss),
             model=setup.model,
             optimizer=self._optimizer(),
             ema=Averages(setup.model, ()),
-            draw=draw,
+            draw=lambda x, _: setup.drawn(loss, x),
             precision=setup.precision,
             generator=setup.generator,
         )
@@ -106,9 +92,7 @@ class Steps:
     def gate(self, compiling: bool) -> Passed:
         """Errors of loss and gradients; this is also the first call, which compiles.
 
-        Raises:
-            GateError: if they are too large.
-
+        GateError if they are too large.
         """
         body, model = replace(self.body(compiling), draw=None), self.setup.model
         model.train(not self.setup.options.dropout)
@@ -152,3 +136,76 @@ class Steps:
         """Leave nothing in the network."""
         for p in self.setup.model.parameters():
             p.grad = None
+
+
+@dataclass(frozen=True)
+class Pass:
+    """A pass of the network alone: `forward`, `jvp`, or `target`, a JVP that keeps the prediction's graph."""
+
+    name: str
+    kind: str
+    backends: tuple[str, ...] | None = None
+    ours: bool = True
+    own: bool = False
+    batch: int | None = None
+
+    @property
+    def work(self) -> float:
+        """Forward passes."""
+        return 1.0 if self.kind == "forward" else 2.0
+
+    def start(self, setup: Setup, exact: Exact, size: int) -> "Passes":
+        """Ready to be run on a batch of that size."""
+        return Passes(self, setup, exact, exact.batch(setup.loss(1.0), size))
+
+    def passes(self, setup: Setup) -> float:
+        """The weights are read."""
+        return 1.0
+
+
+@dataclass
+class Passes:
+    """A pass on a batch."""
+
+    case: Pass
+    setup: Setup
+    exact: Exact
+    drawn: Drawn
+
+    @functools.cached_property
+    def _eager(self) -> Callable[..., Any]:
+        loss = self.setup.loss(1.0)
+        if self.case.kind == "forward":
+            return lambda model, z, r, t, v: (model(z, r, t),)
+        return lambda model, z, r, t, v: loss.velocity_and_derivative(model, z, r, t, v, {})
+
+    @functools.cached_property
+    def _compiled(self) -> Callable[..., Any]:
+        return torch.compile(self._eager, fullgraph=True, dynamic=False)
+
+    def call(self, compiling: bool) -> Call:
+        """The pass on the same points every time."""
+        run, setup, given = self._compiled if compiling else self._eager, self.setup, points(self.drawn)
+
+        def call() -> Any:
+            with torch.set_grad_enabled(self.case.kind == "target"), autocast(setup.precision, setup.device):
+                return run(setup.model, *given)
+
+        return call
+
+    def gate(self, compiling: bool) -> Passed:
+        """Errors of u and du/dt; this is also the first call, which compiles; GateError if they are too large."""
+        self.setup.model.train(not self.setup.options.dropout)
+        call, results = self.call(compiling), []
+        ms = self.setup.clock.time(lambda: results.append(call()))
+        self.setup.model.train()
+        found = self.results(results[0])
+        right = list(self.exact.values(len(found[0])))[: len(found)]
+        return Passed(require_all(("u", "du/dt")[: len(found)], found, right, TOLERANCE[self.setup.precision]), ms)
+
+    def results(self, result: Any) -> list[Tensor]:
+        """What a call returns."""
+        return [x.detach() for x in result]
+
+    def end(self) -> None:
+        """Nothing is left."""

@@ -111,11 +111,6 @@ def points(drawn: Drawn) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def require_all(names: tuple[str, ...], found: list[Tensor], right: list[Tensor], tolerance: float) -> dict[str, float]:
-    """The relative errors.
-
-    Raises:
-        GateError: if one is too large.
-
-    """
+    """The relative errors; GateError if one is too large."""
     every = zip(names, found, right, strict=True)
     return {name: require_close(name, a.detach(), b.detach(), tolerance) for name, a, b in every}

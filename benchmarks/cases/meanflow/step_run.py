@@ -8,9 +8,8 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
-from benchmarks.cases.meanflow.step_cases import Case, Steps
+from benchmarks.cases.meanflow.step_cases import Case, Pass, Passes, Steps
 from benchmarks.cases.meanflow.step_gate import TOLERANCE, Exact, Passed
-from benchmarks.cases.meanflow.step_passes import Pass, Passes
 from benchmarks.cases.meanflow.step_profile import profiled
 from benchmarks.cases.meanflow.step_setup import Setup
 from benchmarks.harness.budget import NO_MEMORY, NO_TIME, reason, say
@@ -38,37 +37,23 @@ class LeftOut:
         return self.ours and self.why not in (NO_MEMORY, NO_TIME)
 
 
-@dataclass(frozen=True)
-class Made:
-    """A call that is ready: how long that took, and the memory that it needs where measuring cannot see it."""
-
-    call: Call
-    start_ms: float
-    peak: int | None = None
-
-
 @dataclass
 class Bench:
-    """Measures cases and keeps what it finds.
-
-    Attributes:
-        rows, left_out: of all cases so far.
-        profiled: names of cases whose kernels are listed, too.
-        turn: called once, before the first timing: returns when nothing else runs.
-
-    """
+    """Measures cases and keeps what it finds."""
 
     setup: Setup
     exact: Exact
-    profiled: tuple[str, ...] = ()
+    profiled: tuple[str, ...] = ()  # names of cases whose kernels are listed, too
     rows: list[Row] = field(default_factory=list)
     left_out: list[LeftOut] = field(default_factory=list)
-    turn: Callable[[], None] | None = None
+    turn: Callable[[], None] | None = None  # called once, before the first timing: returns when nothing else runs
 
     def run(self, case: Case | Pass, backends: tuple[str, ...]) -> None:
         """Measure a case by each of those backends that it can be run by, unless that is done."""
         size = case.batch or self.setup.options.batch_size
-        wanted = [b for b in backends if b in (case.backends or backends) and not self._done(case.name, b, size)]
+        done = {(r.extra["name"], r.extra["backend"], r.extra["batch"]) for r in self.rows}
+        done |= {(e.name, e.backend, e.batch) for e in self.left_out}
+        wanted = [b for b in backends if b in (case.backends or backends) and (case.name, b, size) not in done]
         if not wanted:
             return
         passed: dict[bool, Passed | Exception] = {}
@@ -91,11 +76,6 @@ class Bench:
         if any("compile" in backend for backend in wanted):
             torch._dynamo.reset()
 
-    def _done(self, name: str, backend: str, size: int) -> bool:
-        key = name, backend, size
-        found = [(r.extra["name"], r.extra["backend"], r.extra["batch"]) for r in self.rows]
-        return key in found or key in [(e.name, e.backend, e.batch) for e in self.left_out]
-
     def _row(self, case: Case | Pass, started: Any, backend: str, size: int, passed: dict) -> Row:
         setup = self.setup
         run_by = "" if case.own else backend
@@ -105,19 +85,21 @@ class Bench:
             self.turn = None
         say(f"timing: {case.name}, batch {size}, {backend}")
         started.end()
-        before = setup.allocated()
-        made = self._made(started, run_by)
-        ms = setup.clock.time(made.call)
-        timing = measure(made.call, setup.clock, setup.plan(ms))
-        peak = timing.peak_bytes if made.peak is None else made.peak
+        before = torch.cuda.memory_allocated(setup.device) if setup.device.type == "cuda" else 0
+        start = time.perf_counter()
+        call, peak = self._made(started, run_by)
+        start_ms = 1e3 * (time.perf_counter() - start)
+        ms = setup.clock.time(call)
+        timing = measure(call, setup.clock, setup.plan(ms))
+        peak = timing.peak_bytes if peak is None else peak
         if peak is not None:
             # What a graph of a case's own keeps, nobody sees.
             peak = None if case.own and "graph" in backend else peak - before + setup.weight_bytes
-        timing = replace(timing, first_ms=gate.first_ms + made.start_ms, peak_bytes=peak)
+        timing = replace(timing, first_ms=gate.first_ms + start_ms, peak_bytes=peak)
         extra = {"name": case.name, "backend": backend, "batch": size, "forwards": case.work, "errors": gate.errors}
         extra |= {"ratio": case.loss.ratio} if isinstance(case, Case) else {}
         if case.name in self.profiled and "graph" not in backend:
-            extra["profile"] = profiled(made.call, setup.device)
+            extra["profile"] = profiled(call, setup.device)
         return Row(f"{case.name}, {backend}", timing, setup.floor(case.work, case.passes(setup), size), extra)
 
     def _gated(self, case: Case | Pass, started: Any, compiling: bool, passed: dict) -> Passed:
@@ -132,44 +114,28 @@ class Bench:
             raise found
         return found
 
-    def _made(self, started: Any, backend: str) -> Made:
-        start = time.perf_counter()
+    def _made(self, started: Any, backend: str) -> tuple[Call, int | None]:
+        """A call that is ready, and the memory that it needs where measuring cannot see it: a graph's own."""
         compiling, graph = "compile" in backend, "graph" in backend
-        plain = started.call(compiling)
-        peak = None
-        if self.setup.options.full_step and isinstance(started, Steps):
+        plain = call = started.call(compiling)
+        whole = self.setup.options.full_step and isinstance(started, Steps)
+        if whole:
             call = started.whole(compiling, graph)
-            peak = self._warmed_up(call) if graph else None
-        elif graph:
-            call, peak = self._recorded(plain)
+        if not graph:
+            return call, None
+        for _ in range(WARM):
+            call()
+        memory.release(self.setup.device)
+        if whole:
+            call()  # which records
         else:
-            call = plain
-        if graph:
-            self._require_replays(started, plain, call)
-        return Made(call, 1e3 * (time.perf_counter() - start), peak)
-
-    def _recorded(self, call: Call) -> tuple[Call, int | None]:
-        for _ in range(WARM):
-            call()
-        memory.release(self.setup.device)
-        graph = CudaGraph(call, self.setup.generator)
-        return graph.replay, self.setup.clock.peak_bytes()
-
-    def _warmed_up(self, call: Call) -> int | None:
-        """The steps before the record, and it; its memory is the pool's, which a replay does not show."""
-        for _ in range(WARM):
-            call()
-        memory.release(self.setup.device)
-        call()
-        return self.setup.clock.peak_bytes()
+            call = CudaGraph(call, self.setup.generator).replay
+        peak = self.setup.clock.peak_bytes()
+        self._require_replays(started, plain, call)
+        return call, peak
 
     def _require_replays(self, started: Any, plain: Call, replay: Call) -> None:
-        """A replay gives what is recorded, on the same random numbers.
-
-        Raises:
-            GateError: if not.
-
-        """
+        """A replay gives what is recorded, on the same random numbers; GateError if not."""
         setup, tolerance = self.setup, TOLERANCE[self.setup.precision]
         kept = [p.grad for p in setup.model.parameters()]
         state = setup.generator.get_state()

@@ -1,16 +1,196 @@
-"""Which cases each of the step's tables has."""
+"""Which cases each of the step's tables has.
 
-from benchmarks.cases.meanflow.options import BACKENDS
-from benchmarks.cases.meanflow.step_alternatives import alternatives, compiler_mode, plain_operations
-from benchmarks.cases.meanflow.step_cases import Case
-from benchmarks.cases.meanflow.step_passes import Pass
-from benchmarks.cases.meanflow.step_setup import Setup
+Other ways to compute the step stand under letters: A compiles the network alone and A2 lets the compiler capture the
+loss, which a section of its own does after a search for the fastest kernels; B takes the JVP from two VJPs; C writes
+the derivatives of norms and attention out, which is what `fullstride.jvp` does and all other rows rest on; D splits the
+derivative in two, or the batch in parts; E sends the whole batch through the JVP; F captures the JVP alone, G the
+network with its backward pass, H the JVP beside an eager prediction; I computes with dual tensors. `two passes` is no
+letter: the samples in the JVP and the others apart, where a run takes all together. What is said to be impossible is
+tried all the same, and its error is told.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from benchmarks.cases.meanflow.step_cases import Case, Make, Pass, StepLoss, plain_loss
+from benchmarks.cases.meanflow.step_gate import TOLERANCE
+from benchmarks.cases.meanflow.step_setup import Drawn, Setup
+from fullstride.device.cuda_graph import CudaGraph
 from fullstride.errors import ConfigError
+from fullstride.jvp import jvp
+from fullstride.jvp.implementation import only_plain
+from fullstride.meanflow.objective.derivative import Conditions, velocity_and_derivative
+from fullstride.meanflow.objective.loss import MeanFlowLoss
+from fullstride.step.torch.runners.graph import WARM
 
+Way = Callable[..., tuple[Tensor, Tensor]]
 RATIOS = (1.0, 0.75, 0.25, 0.5)  # what is asked for most comes first, as time may run out
 SHARES = (0.25, 0.5, 0.75, 1.0)
 BATCHES = (16, 32, 64, 128, 256, 512)
 FLOW_MATCHING = "FM MSE"
+
+
+@dataclass(frozen=True)
+class LossBy(MeanFlowLoss):
+    """MeanFlow's loss with u and du/dt in a way that is no setting."""
+
+    way: Way = velocity_and_derivative
+
+    def velocity_and_derivative(
+        self, model: Any, z: Tensor, r: Tensor, t: Tensor, v: Tensor, conditions: Conditions
+    ) -> tuple[Tensor, Tensor]:
+        """By that way."""
+        return self.way(model, z, r, t, v)
+
+
+def by(way: Callable[[], Way]) -> Make:
+    """The loss in a way that is made for it."""
+
+    def make(setup: Setup, loss: MeanFlowLoss) -> StepLoss:
+        given = {each.name: getattr(loss, each.name) for each in fields(loss) if each.init}
+        return plain_loss(setup, LossBy(**given, way=way()))
+
+    return make
+
+
+def torch_jvp(model: nn.Module, z: Tensor, r: Tensor, t: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """PyTorch's own derivative of plain operations, whose graph it keeps."""
+    with only_plain(), sdpa_kernel([SDPBackend.MATH]):
+        u, dudt, *_ = torch.func.jvp(lambda z, t: model(z, r, t), (z, t), (v, torch.ones_like(t)))
+    return u, dudt.detach()
+
+
+def two_vjps(model: nn.Module, z: Tensor, r: Tensor, t: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """J v as the derivative of w -> J^T w along v; both passes are reverse ones."""
+    z, t = z.detach().requires_grad_(), t.detach().requires_grad_()
+    with only_plain(), sdpa_kernel([SDPBackend.MATH]):
+        u = model(z, r, t)
+        w = torch.zeros_like(u, requires_grad=True)
+        back = torch.autograd.grad(u, (z, t), w, create_graph=True)
+        (dudt,) = torch.autograd.grad(back, w, (v, torch.ones_like(t)), retain_graph=True)
+    return u, dudt.detach()
+
+
+def split(model: nn.Module, z: Tensor, r: Tensor, t: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """v du/dz and du/dt, a JVP each."""
+    u, along_z = jvp(lambda z: model(z, r, t), (z,), (v,))
+    with torch.no_grad():
+        _, along_t = jvp(lambda t: model(z, r, t), (t,), (torch.ones_like(t),))
+    return u, along_z + along_t
+
+
+class CapturedJvp:
+    """The target's JVP as a CUDA graph, the prediction as an eager pass."""
+
+    def __init__(self) -> None:
+        self._inputs: list[Tensor] = []
+        self._graph: CudaGraph | None = None
+
+    def __call__(self, model: nn.Module, *points: Tensor) -> tuple[Tensor, Tensor]:
+        if self._graph is None:
+            self._inputs = [x.clone() for x in points]
+            for _ in range(WARM):
+                self._derivative(model)
+            self._graph = CudaGraph(partial(self._derivative, model), None)
+        for own, given in zip(self._inputs, points, strict=True):
+            own.copy_(given)
+        return model(*points[:3]), self._graph.replay()
+
+    def _derivative(self, model: nn.Module) -> Tensor:
+        with torch.no_grad():
+            z, r, t, v = self._inputs
+            return velocity_and_derivative(model, z, r, t, v)[1]
+
+
+class _Shared(nn.Module):
+    """The network under another forward, which is what may be replaced."""
+
+    def __init__(self, model: nn.Module):
+        super().__init__()
+        self.model = model
+
+    def forward(self, z: Tensor, r: Tensor, t: Tensor) -> Tensor:
+        return self.model(z, r, t)
+
+
+def compiled_model(setup: Setup, loss: MeanFlowLoss) -> StepLoss:
+    """The network compiled, PyTorch's derivative around it."""
+    model: Any = torch.compile(_Shared(setup.model), dynamic=False)
+    inner = by(lambda: torch_jvp)(setup, loss)
+    return lambda _, drawn: inner(model, drawn)
+
+
+def special(setup: Setup, name: str, make: Make, backend: str, forwards: float = 4.0) -> Case:
+    """A case that is run in one way alone, which it brings along unless it is eager."""
+    return Case(name, setup.loss(1.0), make, (backend,), ours=False, own=backend != "eager", forwards=forwards)
+
+
+def compiler_mode(setup: Setup, mode: str) -> Case:
+    """A2, the loss compiled in one of the compiler's modes, all of which but the default have its own CUDA graphs."""
+    make = lambda setup, loss: torch.compile(plain_loss(setup, loss), fullgraph=True, dynamic=False, mode=mode)  # noqa: E731
+    return special(setup, f"A2: the loss compiled with {mode}", make, "compile+graph")
+
+
+def graphed_callable(setup: Setup, loss: MeanFlowLoss) -> StepLoss:
+    """`torch.cuda.make_graphed_callables` of the network."""
+    made: list[Any] = []
+
+    def run(model: nn.Module, drawn: Drawn) -> Tensor:
+        if not made:
+            given = tuple(x.clone() for x in (drawn["x"], drawn["r"], drawn["t"]))
+            made.append(torch.cuda.make_graphed_callables(_Shared(model), given))
+        return loss.at(made[0], **drawn)[0]
+
+    return run
+
+
+def plain_operations(setup: Setup) -> Case:
+    """The step by PyTorch's own derivative, which is what all others are an answer to."""
+    make = by(lambda: torch_jvp)
+    return Case("torch.func.jvp of plain operations", setup.loss(1.0), make, ("eager", "graph"), ours=False)
+
+
+def splits(setup: Setup, ratio: float) -> list[Case]:
+    """The batch in one pass, in which some samples carry a tangent, and in two."""
+    name = f"MeanFlow {ratio:.0%}"
+    shared, static = (setup.loss(ratio, split=split) for split in ("shared", "static"))
+    return [Case(name, shared), Case(f"{name}, two passes", static)]
+
+
+def alternatives(setup: Setup) -> list[Case | Pass]:
+    """With every sample in the JVP, unless named otherwise."""
+    loss, size = setup.loss, setup.options.batch_size
+    part, half = max(1, size // 4), setup.precision == "bf16"
+    other = "tf32" if half else "bf16"  # what autocast leaves alone is rounded to TF32 beside it
+    near = TOLERANCE["bf16"]
+
+    own = partial(special, setup)
+    rounded = loss(1.0, backend="two_pass", precision=other)
+    differences = loss(1.0, backend="finite_difference", precision="tf32" if half else None)
+    return [
+        Case("MeanFlow 100%", loss(1.0)),
+        plain_operations(setup),
+        own("A: the network compiled, torch.func.jvp around it", compiled_model, "compile"),
+        own("B: the JVP by two VJPs", by(lambda: two_vjps), "eager", forwards=7.0),
+        Case("D: split JVP", loss(1.0), by(lambda: split), forwards=6.0),
+        Case(f"D: micro-batched JVP, {part} at once", loss(1.0, chunk=part)),
+        *(case for ratio in (0.25, 0.75) for case in splits(setup, ratio)),
+        Case("E: the whole batch in the JVP, ratio 25%", loss(0.25, split="full"), forwards=4.0),
+        Pass("F: the JVP alone", "jvp"),
+        own("G: make_graphed_callables", graphed_callable, "graph"),
+        own("H: captured JVP, eager prediction", by(CapturedJvp), "graph", forwards=5.0),
+        Case("H: two_pass", loss(1.0, backend="two_pass"), forwards=5.0),
+        Case(f"H: two_pass, its JVP in {other}", rounded, forwards=5.0, tolerance=near),
+        Case("I: forward_ad", loss(1.0, backend="forward_ad")),
+        Case("finite difference", differences, ours=False, forwards=5.0, tolerance=near),
+        compiler_mode(setup, "reduce-overhead"),
+    ]
 
 
 def name_of(ratio: float) -> str:
@@ -56,30 +236,18 @@ def cases_of(section: str, setup: Setup) -> list[Case | Pass]:
     return [first, meanflow(setup, 1.0), plain_operations(setup)]  # profile
 
 
-def backends_of(section: str, setup: Setup) -> tuple[str, ...]:
-    """By which a section's cases are run: those of `backends` by all."""
-    return BACKENDS if section == "backends" and setup.device.type == "cuda" else setup.backends
-
-
 def chosen(case: Case | Pass, only: tuple[str, ...]) -> bool:
     """Whether a case is among those asked for; flow matching always is, for the ratios' sake."""
-    return not only or case.name == FLOW_MATCHING or _named(case.name, only)
-
-
-def _named(name: str, only: tuple[str, ...]) -> bool:
-    return any(part.lower() in name.lower() for part in only)
+    return not only or case.name == FLOW_MATCHING or any(part.lower() in case.name.lower() for part in only)
 
 
 def expect_chosen(setup: Setup) -> None:
-    """See that `--only` asks for something, before anything is measured: flow matching alone compares with nothing.
-
-    Raises:
-        ConfigError: if no row of the sections has any of its parts in its name.
-
+    """See that `--only` asks for something, before anything is measured: flow matching alone compares with nothing;
+    ConfigError if no row of the sections has any of its parts in its name.
     """
     only = setup.options.only
     names = dict.fromkeys(case.name for section in setup.options.sections for case in cases_of(section, setup))
-    if only and not any(_named(name, only) for name in names):
+    if only and not any(part.lower() in name.lower() for part in only for name in names):
         raise ConfigError(
             f"--only {', '.join(only)}: no row has that in its name; expected parts of {'; '.join(names)}"
         )

@@ -1,7 +1,5 @@
 """What all rows of the step's bench share: the network, the machine's rates, what was chosen."""
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,7 +8,7 @@ from torch import Tensor, nn
 
 from benchmarks.cases.meanflow.options import BACKENDS, StepOptions
 from benchmarks.harness.budget import Budget
-from fullstride.device.precision import autocast, set_precision
+from fullstride.device.precision import set_precision
 from fullstride.device.select import resolve_device
 from fullstride.meanflow.config.presets import MODELS
 from fullstride.meanflow.objective.loss import MeanFlowLoss
@@ -61,19 +59,12 @@ class Setup:
 
     def loss(self, ratio: float, **settings: Any) -> MeanFlowLoss:
         """CIFAR-10's loss at that ratio; at 0 flow matching with adaptive weights."""
-        return MeanFlowLoss(
-            **{"ratio": ratio, "times": LogitNormalV0(-2.0, 2.0), "weighting_power": 0.75, "weighting_eps": 1e-3}
-            | settings
-        )
-
-    def autocast(self) -> AbstractContextManager:
-        """bf16 where asked for."""
-        return autocast(self.precision, self.device)
+        usual = {"times": LogitNormalV0(-2.0, 2.0), "weighting_power": 0.75, "weighting_eps": 1e-3}
+        return MeanFlowLoss(ratio, **usual | settings)
 
     def images(self, batch: int) -> Tensor:
         """Random data; the arithmetic does not depend on what it shows."""
-        x = torch.randn(batch, *self.shape, device=self.device, generator=self.generator)
-        return self.ordered(x)
+        return self.ordered(torch.randn(batch, *self.shape, device=self.device, generator=self.generator))
 
     def ordered(self, x: Tensor) -> Tensor:
         """Images in the chosen memory order."""
@@ -87,10 +78,6 @@ class Setup:
     def floor(self, forwards: float, passes: float, batch: int) -> Floor:
         """Of work that takes as many forward passes of a batch, and moves the weights as many times."""
         return floor(forwards * batch * self.forward_flops, passes * self.weight_bytes, self.ceilings)
-
-    def allocated(self) -> int:
-        """Bytes of tensors on a GPU now."""
-        return torch.cuda.memory_allocated(self.device) if self.device.type == "cuda" else 0
 
     def plan(self, ms: float) -> Plan:
         """How often to call what takes as long."""
@@ -121,31 +108,24 @@ def make_setup(options: StepOptions, known: tuple[Ceilings, int] | None = None) 
     set_precision(options.precision, device)
     torch.manual_seed(0)
     budget = Budget.of(options.seconds)
-    model = _network(options, shape).to(device)
+    config = MODELS[options.model]()
+    if "dropout" in vars(config) and not options.dropout:
+        config = replace(config, dropout=0.0)
+    # Layers that start as good as zero would hide a wrong derivative behind them.
+    model = awake(build_model(config, shape, num_classes=0), torch.Generator().manual_seed(0)).to(device)
     if options.channels_last:
         in_channels_last(model)
     for name in options.backends:
         check_backend(name, device, torch.optim.AdamW(model.parameters()))
     kind = device.type
+
+    @torch.no_grad()
+    def one_image() -> Tensor:
+        return model(torch.zeros(1, *shape, device=device), *torch.tensor([[0.0], [1.0]], device=device))
+
     ceilings, flops = known or (
         measure_ceilings(kind, "bfloat16" if options.precision == "bf16" else "float32"),
-        count_flops(_one_image(model, shape, device)),
+        count_flops(one_image),
     )
     generator = torch.Generator(device).manual_seed(0)
     return Setup(options, device, model, shape, generator, clock_for(kind), ceilings, flops, budget)
-
-
-def _network(options: StepOptions, shape: tuple[int, int, int]) -> nn.Module:
-    config = MODELS[options.model]()
-    if "dropout" in vars(config) and not options.dropout:
-        config = replace(config, dropout=0.0)
-    # Layers that start as good as zero would hide a wrong derivative behind them.
-    return awake(build_model(config, shape, num_classes=0), torch.Generator().manual_seed(0))
-
-
-def _one_image(model: nn.Module, shape: tuple[int, int, int], device: torch.device) -> Callable[[], Tensor]:
-    def call() -> Tensor:
-        with torch.no_grad():
-            return model(torch.zeros(1, *shape, device=device), *torch.tensor([[0.0], [1.0]], device=device))
-
-    return call

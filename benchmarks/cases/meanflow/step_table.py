@@ -1,27 +1,26 @@
 """The tables of the step's bench."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from rich.table import Table
 
 from benchmarks.cases.meanflow.step_sections import BATCHES, FLOW_MATCHING, counts_of, name_of
 from benchmarks.harness.results import CaseResult, Row
-from benchmarks.harness.table import blank_table, gib, legend, spread
-from fullstride.measure.roofline import marked
+from benchmarks.harness.table import BOUND, Columns, blank_table, first_call, legend, median, peak, rows_table, spread
 
-COLUMNS = (
-    "batch",
-    "by",
-    "ms",
-    "p10-p90",
-    "bound",
-    "x bound",
-    "x FM",
-    "at least",
-    "GiB",
-    "x FM's GiB",
-    "first s",
-    "error",
+
+def _of_steps(name: str) -> Callable[[Row], str]:
+    """A ratio that steps have, and passes do not."""
+    return lambda row: f"{row.extra[name]:.2f}" if "ratio" in row.extra and name in row.extra else ""
+
+
+COLUMNS: Columns = (
+    *(("step", lambda row: row.extra["name"]), ("batch", lambda row: str(row.extra["batch"]))),
+    *(("by", lambda row: row.extra["backend"]), ("ms", median), ("p10-p90", spread), *BOUND),
+    ("x FM", _of_steps("over_flow_matching")),
+    ("at least", lambda row: f"{row.extra['forwards'] / 3:.2f}" if "ratio" in row.extra else ""),
+    *(("GiB", peak), ("x FM's GiB", _of_steps("memory_over_flow_matching")), ("first s", first_call)),
+    ("error", lambda row: f"{max(row.extra['errors'].values()):.1e}"),
 )
 
 
@@ -51,7 +50,13 @@ def compare(rows: list[Row]) -> None:
 
 def tables(result: CaseResult, sections: tuple[str, ...]) -> Iterator[Table]:
     """All rows, and what the chosen sections show besides."""
-    yield _all_rows(result)
+    conditions = ", ".join(f"{k} {v}" for k, v in result.conditions.items() if k != "left_out")
+    by = {r.extra["flow_matching_by"] for r in result.rows if "flow_matching_by" in r.extra}
+    against = f"\nx FM: of the fastest {FLOW_MATCHING} step of this run, by {', '.join(sorted(by))}" if by else ""
+    # Rows of one case together, in the order in which cases and backends came.
+    cases = [(row.extra["batch"], row.extra["name"]) for row in result.rows]
+    rows = sorted(result.rows, key=lambda row: cases.index((row.extra["batch"], row.extra["name"])))
+    yield rows_table(f"{result.case}: {conditions}", COLUMNS, rows, f"{legend(result)}{against}")
     if "scaling" in sections:
         yield _scaling(result)
     if "batches" in sections:
@@ -60,42 +65,6 @@ def tables(result: CaseResult, sections: tuple[str, ...]) -> Iterator[Table]:
         yield _groups(profiles)
         for row in profiles:
             yield _kernels(row)
-
-
-def _all_rows(result: CaseResult) -> Table:
-    conditions = ", ".join(f"{k} {v}" for k, v in result.conditions.items() if k != "left_out")
-    by = {r.extra["flow_matching_by"] for r in result.rows if "flow_matching_by" in r.extra}
-    against = f"\nx FM: of the fastest {FLOW_MATCHING} step of this run, by {', '.join(sorted(by))}" if by else ""
-    out = blank_table(f"{result.case}: {conditions}", ("step", *COLUMNS), f"{legend(result)}{against}")
-    for row in sorted(result.rows, key=lambda r: _place(r, result.rows)):
-        out.add_row(*_cells(row))
-    return out
-
-
-def _place(row: Row, rows: list[Row]) -> tuple[int, int]:
-    """Rows of one case together, in the order in which cases and backends came."""
-    names = [(r.extra["batch"], r.extra["name"]) for r in rows]
-    return names.index((row.extra["batch"], row.extra["name"])), rows.index(row)
-
-
-def _cells(row: Row) -> tuple[str, ...]:
-    t, x = row.timing, row.extra
-    is_step = "ratio" in x
-    return (
-        x["name"],
-        str(x["batch"]),
-        x["backend"],
-        f"{t.median_ms:.2f}",
-        spread(row),
-        f"{row.floor.ms:.2f}",
-        marked(f"{row.over_floor:.2f}", row.over_floor),
-        f"{x['over_flow_matching']:.2f}" if is_step and "over_flow_matching" in x else "",
-        f"{x['forwards'] / 3:.2f}" if is_step else "",
-        gib(t.peak_bytes),
-        f"{x['memory_over_flow_matching']:.2f}" if is_step and "memory_over_flow_matching" in x else "",
-        f"{t.first_ms / 1e3:.1f}",
-        f"{max(x['errors'].values()):.1e}",
-    )
 
 
 def _scaling(result: CaseResult) -> Table:
@@ -108,17 +77,12 @@ def _scaling(result: CaseResult) -> Table:
         steps = [found.get((name_of(share), size, backend)) for share in counts.values()]
         passes = [found.get(("JVP", n, backend)) for n in counts]
         for name, times in (("step, ms (x linear)", steps), ("JVP alone, ms (x linear)", passes)):
-            out.add_row(name, backend, *_beside_linear(times, list(counts)))
+            cells, fewest = [], min(counts)
+            for ms, n in zip(times, counts, strict=True):
+                linear = "" if ms is None or times[0] is None else f" ({ms / times[0] / (n / fewest):.2f})"
+                cells.append("" if ms is None else f"{ms:.2f}{linear}")
+            out.add_row(name, backend, *cells)
     return out
-
-
-def _beside_linear(times: list[float | None], counts: list[int]) -> list[str]:
-    first = times[0]
-    cells = []
-    for ms, n in zip(times, counts, strict=True):
-        linear = "" if ms is None or first is None else f" ({ms / first / (n / counts[0]):.2f})"
-        cells.append("" if ms is None else f"{ms:.2f}{linear}")
-    return cells
 
 
 def _batches(result: CaseResult) -> Table:
@@ -137,9 +101,8 @@ def _groups(rows: list[Row]) -> Table:
     by = {(r.extra["name"], r.extra["backend"]): r.extra["profile"] for r in rows}
     pairs = [(by.get((name_of(1.0), b)), by.get((FLOW_MATCHING, b)), b) for b in dict.fromkeys(b for _, b in by)]
     added = [(f"the JVP adds, {b}", a["groups"], c["groups"]) for a, c, b in pairs if a and c]
-    out = blank_table(
-        "profile: ms on the device by kernels of a kind (share)", ("", *names, *(name for name, *_ in added))
-    )
+    title = "profile: ms on the device by kernels of a kind (share)"
+    out = blank_table(title, ("", *names, *(name for name, *_ in added)))
     profiles = [r.extra["profile"] for r in rows]
     for group in profiles[0]["groups"]:
         shares = (f"{p['groups'][group]:.2f} ({p['groups'][group] / p['ms']:.0%})" for p in profiles)
@@ -150,9 +113,8 @@ def _groups(rows: list[Row]) -> Table:
 
 
 def _kernels(row: Row) -> Table:
-    out = blank_table(
-        f"longest kernels of {row.extra['name']}, {row.extra['backend']}", ("kernel", "kind", "ms", "launches")
-    )
+    title = f"longest kernels of {row.extra['name']}, {row.extra['backend']}"
+    out = blank_table(title, ("kernel", "kind", "ms", "launches"))
     for kernel in row.extra["profile"]["kernels"]:
         out.add_row(kernel["name"][:110], kernel["group"], f"{kernel['ms']:.3f}", f"{kernel['launches']:.0f}")
     return out

@@ -41,13 +41,9 @@ def jax_ceilings(dtype: str = "float32", moved: str = "copy") -> Ceilings:
     matrix, vector = jnp.ones((count // 4 // COLUMNS, COLUMNS), jnp.float32), jnp.ones(COLUMNS)
     gemm, move = _milliseconds(jax.jit(jnp.matmul), one, two), _milliseconds(jax.jit(MOVES[moved]), matrix, vector)
     rates = 2 * size**3 / median(gemm) * 1e3, PASSES[moved] * count / median(move) * 1e3
-    return Ceilings(*rates, f"{size}^3 {_product_format(dtype)}", count, gemm, move, moved)
-
-
-def _product_format(dtype: str) -> str:
     asked = jax.config.jax_default_matmul_precision  # pyright: ignore[reportAttributeAccessIssue]
-    quick = asked in (None, "default", "tensorfloat32")
-    return "tf32" if dtype == "float32" and platform() == "cuda" and quick else dtype
+    quick = dtype == "float32" and platform() == "cuda" and asked in (None, "default", "tensorfloat32")
+    return Ceilings(*rates, f"{size}^3 {'tf32' if quick else dtype}", count, gemm, move, moved)
 
 
 def _milliseconds(function: Any, *args: Any) -> list[float]:

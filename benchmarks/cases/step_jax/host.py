@@ -10,38 +10,52 @@ from typing import Any
 
 import equinox as eqx
 import jax
+import numpy as np
 from equinox._compile_utils import hashable_combine, hashable_partition
 
-from benchmarks.cases.step_jax.gate import STEPS, require_alike
 from benchmarks.cases.step_jax.ways import WAYS, Running, trained
 from benchmarks.cases.step_jax.workload import Workload
 from benchmarks.harness.budget import NO_TIME, Budget, say
+from fullstride.measure.gate import GateError
 from fullstride.measure.timing import Timing
 from fullstride.step.jax.trees import memo
 from fullstride.step.jax.trees.arguments import read
 
+STEPS = 3
 KINDS = ("cpu", "host", "ready")
 BLOCK = 10
 # Only rounding may differ between programs of one multiplication an array.
 TOLERANCE = 1e-5
 
 
+def difference(arrays: Sequence[Any], reference: Sequence[Any], start: Sequence[Any]) -> float:
+    """|arrays - reference| over |reference - start|, in fp64: how much of the training differs."""
+    pairs = [(np.asarray(a, "d") - np.asarray(r, "d")).ravel() for a, r in zip(arrays, reference, strict=True)]
+    moved = [(np.asarray(r, "d") - np.asarray(s, "d")).ravel() for r, s in zip(reference, start, strict=True)]
+    return float(np.linalg.norm(np.concatenate(pairs)) / np.linalg.norm(np.concatenate(moved)))
+
+
+def require_alike(
+    name: str, arrays: Sequence[Any], reference: Sequence[Any], start: Sequence[Any], tolerance: float
+) -> float:
+    """The difference of a way's parameters after some steps, if it is within `tolerance`; GateError if it is not."""
+    error = difference(arrays, reference, start)
+    if not error <= tolerance:
+        raise GateError(
+            f"{name}: after {STEPS} steps {error:.2e} of the training differs, expected at most {tolerance:.2g}; "
+            "not timed"
+        )
+    return error
+
+
 @dataclass(frozen=True)
 class Times:
-    """One way's calls, in milliseconds, the device idle before each.
+    """One way's calls, in milliseconds, the device idle before each."""
 
-    Attributes:
-        cpu: processor time of the calling thread until the call came back.
-        host: time until it came back.
-        ready: time until the result was there.
-        gate: how much of the training differs from the first way's.
-
-    """
-
-    cpu: Timing
-    host: Timing
-    ready: Timing
-    gate: float = 0.0
+    cpu: Timing  # processor time of the calling thread until the call came back
+    host: Timing  # time until it came back
+    ready: Timing  # time until the result was there
+    gate: float = 0.0  # how much of the training differs from the first way's
 
 
 def timed(calls: dict[str, Callable[[], Any]], repeats: int) -> dict[str, dict[str, list[float]]]:
@@ -107,12 +121,8 @@ def host_times(workload: Workload, names: Sequence[str], repeats: int) -> dict[s
     calls = {name: way.call for name, way in ways.items()}
     with settled():
         found = timed(calls, repeats)
-    return {name: Times(*_timings(first[name], found[name]), gate=gate[name]) for name in names}
-
-
-def _timings(first: float, samples: dict[str, list[float]]) -> tuple[Timing, Timing, Timing]:
-    cpu, host, ready = (Timing(first, tuple(samples[kind]), None) for kind in KINDS)
-    return cpu, host, ready
+    of = lambda name: {kind: Timing(first[name], tuple(found[name][kind]), None) for kind in KINDS}  # noqa: E731
+    return {name: Times(**of(name), gate=gate[name]) for name in names}
 
 
 def ratios(a: Timing, b: Timing) -> Timing:

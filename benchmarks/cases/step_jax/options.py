@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.harness.options import CaseOptions, Seconds
+from benchmarks.harness.options import CaseOptions, Names, Seconds, among
 from fullstride.errors import ConfigError
 
 SECTIONS = ("host", "leaves", "static", "step")
@@ -23,30 +23,24 @@ class Options(CaseOptions):
     """Equinox's ways to call a training step beside ours, JAX's own and the bare executable."""
 
     sections: Annotated[
-        tuple[str, ...],
-        typer.Option("--section", metavar="|".join((*SECTIONS, "all")), help="Which tables, one each."),
-        SECTIONS,
+        Names, among("|".join((*SECTIONS, "all")), "Which tables, one each.", "--section"), SECTIONS
     ] = ("host",)
-    model: Annotated[str, typer.Option(metavar="|".join(MODELS), help="BERT's size."), MODELS] = "base"
+    model: Annotated[str, among("|".join(MODELS), "BERT's size."), MODELS] = "base"
     modes: Annotated[
-        tuple[str, ...],
-        typer.Option(
-            "--mode",
-            metavar="|".join(MODES),
-            help="Of the real step: nothing dropped, by fused attention or by attention written out; of hidden states "
+        Names,
+        among(
+            "|".join(MODES),
+            "Of the real step: nothing dropped, by fused attention or by attention written out; of hidden states "
             "alone; everywhere.",
+            "--mode",
         ),
         MODES,
     ] = USUAL
-    precision: Annotated[str, typer.Option(metavar="fp32|bf16", help="That the real step computes in."), PRECISIONS] = (
-        "fp32"
-    )
+    precision: Annotated[str, among("fp32|bf16", "That the real step computes in."), PRECISIONS] = "fp32"
     batch_size: Annotated[int, typer.Option(min=1, help="Rows of the real step.")] = 8
     length: Annotated[int, typer.Option(min=1, help="Tokens of a row.")] = 128
     calls: Annotated[int, typer.Option(min=1, help="Timed calls of each way, in the tables about the host.")] = 300
-    only: Annotated[
-        tuple[str, ...], typer.Option(metavar="TEXT", help="Ways whose name has it; =NAME is that one.")
-    ] = ()
+    only: Annotated[Names, among("TEXT", "Ways whose name has it; =NAME is that one.")] = ()
     seconds: Seconds = 500.0
     profile: Annotated[
         Path | None, typer.Option(help="Folder for ten traced steps of each way of the real step, for TensorBoard.")

@@ -1,6 +1,7 @@
 """A step with its real computation, by the way it is called, beside the bare executable."""
 
 import random
+import re
 import statistics
 import time
 from collections.abc import Sequence
@@ -10,7 +11,6 @@ from typing import Any, NamedTuple
 
 import jax
 
-from benchmarks.cases.step_jax.hlo import fused
 from benchmarks.cases.step_jax.host import gated, settled, started
 from benchmarks.cases.step_jax.ways import BARE, Running
 from benchmarks.cases.step_jax.workload import Workload
@@ -19,6 +19,11 @@ from fullstride.measure.environment import slug
 from fullstride.measure.pairs import median_interval
 from fullstride.measure.timing import Timing
 
+COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) \([^\n]*\{\n(.*?)^\}", re.MULTILINE | re.DOTALL)
+OPERATION = re.compile(r"^\s+(?:ROOT )?%?[\w.\-]+ = \S+ ([\w\-]+)\(", re.MULTILINE)
+CALLED = re.compile(r"calls=%?([\w.\-]+)")
+# Threefry, JAX's generator, is rotations and exclusive ors; few other computations have as many.
+ROUNDS = 10
 # The bare executable first: all others are compared with it.
 NAMES = (
     BARE,
@@ -41,28 +46,46 @@ TRACED = 10
 TOLERANCE = {"fp32": 5e-2, "bf16": 0.25}
 
 
-@dataclass(frozen=True)
-class StepTimes:
-    """One way's steps, in milliseconds.
+def fused(hlo: str) -> dict[str, int]:
+    """Of a program as text: fused computations, those that draw random bits, those of them that drop by it as well.
 
-    Attributes:
-        blocked: each step waited for.
-        cpu: processor time of all threads until then: on a CPU all of a step's work, whatever else the machine does.
-        free: steps of a loop that waits at its end, each a mean of `BLOCK`.
-        rounds: median of `blocked` in each round.
-        cpu_rounds: median of `cpu` in each round.
-        gate: how much of the training differs from the bare executable's.
-        notes: what XLA says of the program, where it is known.
+    Returns:
+        `fusions`; `random`, which draw bits by XLA's generator or JAX's; `random_and_select`, which select in the
+        same computation, too; `operations_of_largest_random`; `exponential`, such as a softmax's;
+        `exponential_and_select`, which mask in the same computation; `exponential_and_random`, which drop in it.
 
     """
+    bodies = dict(COMPUTATION.findall(hlo))
+    operations = [OPERATION.findall(bodies[name]) for name in set(CALLED.findall(hlo)) & bodies.keys()]
+    random = [ops for ops in operations if _draws(ops)]
+    exponential = [ops for ops in operations if "exponential" in ops]
+    return {
+        "fusions": len(operations),
+        "random": len(random),
+        "random_and_select": sum("select" in ops for ops in random),
+        "operations_of_largest_random": max(map(len, random), default=0),
+        "exponential": len(exponential),
+        "exponential_and_select": sum("select" in ops for ops in exponential),
+        "exponential_and_random": sum(map(_draws, exponential)),
+    }
 
-    blocked: Timing
+
+def _draws(operations: list[str]) -> bool:
+    return "rng-bit-generator" in operations or operations.count("xor") >= ROUNDS
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """One way's steps, in milliseconds."""
+
+    blocked: Timing  # each step waited for
+    # Processor time of all threads until then: on a CPU all of a step's work, whatever else the machine does.
     cpu: Timing
-    free: Timing
-    rounds: tuple[float, ...]
-    cpu_rounds: tuple[float, ...]
-    gate: float
-    notes: dict[str, Any]
+    free: Timing  # steps of a loop that waits at its end, each a mean of `BLOCK`
+    rounds: tuple[float, ...]  # median of `blocked` in each round
+    cpu_rounds: tuple[float, ...]  # median of `cpu` in each round
+    gate: float  # how much of the training differs from the bare executable's
+    notes: dict[str, Any]  # what XLA says of the program, where it is known
 
 
 def over(times: Sequence[float], bare: Sequence[float]) -> dict[str, Any]:
@@ -102,7 +125,7 @@ def step_times(
     with settled():
         while len(visits[BARE]) < least or (not budget.spent and len(visits[BARE]) < 6 * least):
             for name in draw.sample(list(ways), len(ways)):
-                visits[name].append(Visit(*_waited(ways[name]), _loop(ways[name])))
+                visits[name].append(_visit(ways[name]))
     if profile is not None:
         for name, way in ways.items():
             traced(way, profile / slug(name))
@@ -140,7 +163,7 @@ def _times(visits: list[Visit], first: float, gate: float, notes: dict[str, Any]
     )
 
 
-def _waited(way: Running) -> tuple[list[float], list[float]]:
+def _visit(way: Running) -> Visit:
     jax.block_until_ready(way.call())
     times, cpu = [], []
     for _ in range(BLOCK):
@@ -148,15 +171,11 @@ def _waited(way: Running) -> tuple[list[float], list[float]]:
         jax.block_until_ready(way.call())
         cpu.append((time.process_time() - used) * 1e3)
         times.append((time.perf_counter() - start) * 1e3)
-    return times, cpu
-
-
-def _loop(way: Running) -> float:
     start, out = time.perf_counter(), None
     for _ in range(BLOCK):
         out = way.call()
     jax.block_until_ready(out)
-    return (time.perf_counter() - start) * 1e3 / BLOCK
+    return Visit(times, cpu, (time.perf_counter() - start) * 1e3 / BLOCK)
 
 
 def _notes(executable: Any) -> dict[str, Any]:

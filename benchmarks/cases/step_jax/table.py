@@ -1,17 +1,51 @@
-"""Results of the step's bench as tables for people."""
+"""Results of the step's bench as tables for people, and what is asked of the ways to call a step."""
 
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from rich.table import Table
 
+from benchmarks.cases.step_jax.host import Times, ratios
 from benchmarks.harness.results import CaseResult, Row
-from benchmarks.harness.table import blank_table, spread
+from benchmarks.harness.table import Columns, first_call, median, rows_table, spread
 
-HOST = ("way", "cpu ms", "p10-p90", "host ms", "ready ms", "x flat", "first s", "break-even")
-STEP = (
-    *("way", "waited ms", "p10-p90", "x bare", "in a loop", "x bare", "cpu ms", "x bare"),
-    *("first s", "break-even", "within 1 %"),
+
+@dataclass(frozen=True)
+class Target:
+    """The processor time of one way over another's."""
+
+    name: str  # the way
+    against: str  # what it is compared with
+    limit: float  # the ratio's median may be this at most
+
+    def judged(self, times: dict[str, Times]) -> dict[str, Any]:
+        """The ratio in a run, with its spread."""
+        found = ratios(times[self.name].cpu, times[self.against].cpu)
+        spread = {"p10": found.quantile(0.1), "p90": found.quantile(0.9)}
+        return asdict(self) | {"ratio": found.median_ms, **spread, "passed": found.median_ms <= self.limit}
+
+
+TARGETS = (
+    Target("TrainStep", "flat list", 1.15),
+    Target("TrainStep grouped", "flat list", 0.3),
+    Target("make_train_step", "flat list", 1.5),
+    Target("cached_filter_jit", "filter_jit", 0.25),
+    Target("cached_filter_jit", "filter_jit patched", 0.5),
+    Target("cached_filter_jit donated", "filter_jit donated", 0.25),
+    Target("cached_filter_jit donated", "filter_jit patched, donated", 0.5),
 )
+
+
+def judged(times: dict[str, Times]) -> list[dict[str, Any]]:
+    """Every target whose ways were measured."""
+    return [t.judged(times) for t in TARGETS if t.name in times and t.against in times]
+
+
+def break_even(first_ms: float, step_ms: float, other_first_ms: float, other_step_ms: float) -> float | None:
+    """Steps after which the first of two ways, that may take longer to start, is ahead; None for never."""
+    saved = other_step_ms - step_ms
+    return max(0.0, (first_ms - other_first_ms) / saved) if saved > 0 else None
 
 
 def title(result: CaseResult) -> str:
@@ -20,45 +54,47 @@ def title(result: CaseResult) -> str:
     return f"{result.case}: {', '.join(said)}"
 
 
-def _steps(steps: float | None) -> str:
+def _ratio(name: str) -> Callable[[Row], str]:
+    return lambda row: f"{row.extra[name]['ratio']:.3f}" if name in row.extra else ""
+
+
+def _host_spread(row: Row) -> str:
+    return f"{row.timing.quantile(0.1):.3f}-{row.timing.quantile(0.9):.3f}"
+
+
+def _break_even(row: Row) -> str:
+    """Of a way that is compared with another."""
+    if "break_even" not in row.extra:
+        return ""
+    steps = row.extra["break_even"]
     return "never" if steps is None else f"{steps:,.0f} steps"
 
 
-def _ratio(found: dict[str, Any] | None) -> str:
-    return "" if found is None else f"{found['ratio']:.3f}"
+HOST: Columns = (
+    *(("way", lambda row: row.name), ("cpu ms", lambda row: f"{row.timing.median_ms:.3f}"), ("p10-p90", _host_spread)),
+    ("host ms", lambda row: f"{row.extra['host']['median_ms']:.3f}"),
+    ("ready ms", lambda row: f"{row.extra['ready']['median_ms']:.3f}"),
+    *(("x flat", _ratio("over_flat")), ("first s", first_call), ("break-even", _break_even)),
+)
+STEP: Columns = (
+    *(("way", lambda row: row.name), ("waited ms", median), ("p10-p90", spread), ("x bare", _ratio("over_bare"))),
+    ("in a loop", lambda row: f"{row.extra['free']['median_ms']:.2f}"),
+    ("x bare", _ratio("free_over_bare")),
+    ("cpu ms", lambda row: f"{row.extra['cpu']['median_ms']:.2f}"),
+    *(("x bare", _ratio("cpu_over_bare")), ("first s", first_call), ("break-even", _break_even)),
+    ("within 1 %", lambda row: row.extra["within"]),
+)
 
 
 def host_table(result: CaseResult) -> Table:
     """One line a way: processor time, the time until it came back and until it was done, over the flat list's."""
-    table = blank_table(title(result), HOST)
-    for row in result.rows:
-        if "host" in row.extra:
-            table.add_row(*_host_cells(row))
-    return table
-
-
-def _host_cells(row: Row) -> tuple[str, ...]:
-    t, extra = row.timing, row.extra
-    return (
-        row.name,
-        f"{t.median_ms:.3f}",
-        f"{t.quantile(0.1):.3f}-{t.quantile(0.9):.3f}",
-        f"{extra['host']['median_ms']:.3f}",
-        f"{extra['ready']['median_ms']:.3f}",
-        _ratio(extra.get("over_flat")),
-        f"{t.first_ms / 1e3:.1f}",
-        _steps(extra["break_even"]) if "break_even" in extra else "",
-    )
+    return rows_table(title(result), HOST, [row for row in result.rows if "host" in row.extra])
 
 
 def parts_table(result: CaseResult) -> Table:
     """What happens to the trees before and after a step."""
-    table = blank_table("of which, alone", ("part", "cpu ms", "p10-p90"))
-    for row in result.rows:
-        if row.extra.get("part"):
-            t = row.timing
-            table.add_row(row.name, f"{t.median_ms:.3f}", f"{t.quantile(0.1):.3f}-{t.quantile(0.9):.3f}")
-    return table
+    columns = (("part", HOST[0][1]), *HOST[1:3])
+    return rows_table("of which, alone", columns, [row for row in result.rows if row.extra.get("part")])
 
 
 def target_lines(result: CaseResult) -> list[str]:
@@ -80,20 +116,4 @@ def fit_lines(result: CaseResult) -> list[str]:
 
 def step_table(result: CaseResult) -> Table:
     """One line a way: each step waited for, and in a loop that waits at its end, over the bare executable's."""
-    table = blank_table(title(result), STEP)
-    for row in result.rows:
-        t, extra = row.timing, row.extra
-        table.add_row(
-            row.name,
-            f"{t.median_ms:.2f}",
-            spread(row),
-            _ratio(extra["over_bare"]),
-            f"{extra['free']['median_ms']:.2f}",
-            _ratio(extra["free_over_bare"]),
-            f"{extra['cpu']['median_ms']:.2f}",
-            _ratio(extra["cpu_over_bare"]),
-            f"{t.first_ms / 1e3:.1f}",
-            _steps(extra["break_even"]) if "break_even" in extra else "",
-            extra["within"],
-        )
-    return table
+    return rows_table(title(result), STEP, result.rows)

@@ -16,11 +16,17 @@ from benchmarks.cases.step_jax.ceilings import jax_ceilings, platform
 from benchmarks.cases.step_jax.host import Times, host_times, parts, slope
 from benchmarks.cases.step_jax.options import USUAL, Options
 from benchmarks.cases.step_jax.real import NAMES, StepTimes, over, step_times, verdict
-from benchmarks.cases.step_jax.table import fit_lines, host_table, parts_table, step_table, target_lines
-from benchmarks.cases.step_jax.targets import break_even, judged
-from benchmarks.cases.step_jax.tree import StaticDropout, tree
+from benchmarks.cases.step_jax.table import (
+    break_even,
+    fit_lines,
+    host_table,
+    judged,
+    parts_table,
+    step_table,
+    target_lines,
+)
 from benchmarks.cases.step_jax.ways import BARE, FLAT, WAYS
-from benchmarks.cases.step_jax.workload import Workload
+from benchmarks.cases.step_jax.workload import StaticDropout, Workload, tree
 from benchmarks.harness.budget import NO_TIME, Budget, say
 from benchmarks.harness.results import CaseResult, Row, at, write_result
 from benchmarks.harness.table import console_of
@@ -36,8 +42,6 @@ SIZES = ("tiny", "base", "large")
 DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 # A step's median may be this much longer than the bare executable's.
 WITHIN = 1.01
-# Columns that the tables need.
-WIDTH = 150
 # The tree that the targets are set for.
 JUDGED = "base"
 # Makes the workload of a size and mode.
@@ -60,7 +64,7 @@ def run(options: Options, network: Network, out: Path) -> list[Path]:
         GateError: where two ways train differently.
 
     """
-    budget, console = Budget.of(options.seconds), console_of(WIDTH)
+    budget, console = Budget.of(options.seconds), console_of(150)
     written, without = [], []
     for section in options.sections:
         if budget.spent and section != options.sections[0]:
@@ -92,15 +96,11 @@ def run_bert(options: Options, out: Path) -> None:
 
 
 def _chosen(options: Options, names: tuple[str, ...], always: str) -> tuple[str, ...]:
-    meant = [name for name in names if any(_meant(one, name) for one in options.only)]
+    # By a part of its name, or by `=` and all of it.
+    meant = [name for name in names if any(one == f"={name}" or one in name for one in options.only)]
     if options.only and not meant:
         raise ConfigError(f"--only {', '.join(options.only)}: no way has that in its name; expected {', '.join(names)}")
     return tuple(name for name in names if name == always or not options.only or name in meant)
-
-
-def _meant(given: str, name: str) -> bool:
-    """Whether `--only` asks for a way: by a part of its name, or by `=` and all of it."""
-    return given == f"={name}" or given in name
 
 
 def _result(
@@ -141,30 +141,33 @@ def _host(options: Options, network: Network, budget: Budget) -> CaseResult:
     return _result(options, "host", rows, ceilings, gate, calls=options.calls, targets=targets)
 
 
-def _leaves(options: Options, network: Network, budget: Budget) -> CaseResult:
-    """Whether the overhead grows linearly with the model."""
+def _trees(
+    options: Options, section: str, workloads: dict[str, Workload]
+) -> tuple[CaseResult, dict[str, dict[int, float]]]:
+    """A section about several trees by their labels, and each way's time by the number of arrays."""
     ceilings, rows, gate = jax_ceilings(), [], {}
     found: dict[str, dict[int, float]] = {}
-    for size in SIZES:
-        workload = tree(size)
+    for label, workload in workloads.items():
         times = host_times(workload, _chosen(options, (*SOME, *OURS), FLAT), options.calls)
-        gate |= {f"{name}, {size}": t.gate for name, t in times.items()}
+        gate |= {f"{name}, {label}": t.gate for name, t in times.items()}
         for name, t in times.items():
-            rows.append(_row(f"{name}, {size}", workload, t, times, ceilings))
+            rows.append(_row(f"{name}, {label}", workload, t, times, ceilings))
             found.setdefault(name, {})[len(workload.arrays())] = t.cpu.median_ms
+    return _result(options, section, rows, ceilings, gate, calls=options.calls), found
+
+
+def _leaves(options: Options, network: Network, budget: Budget) -> CaseResult:
+    """Whether the overhead grows linearly with the model."""
+    result, found = _trees(options, "leaves", {size: tree(size) for size in SIZES})
     fits = {name: slope(list(ms), list(ms.values())) for name, ms in found.items()}
     shown = {name: {"us_per_array": us, "ms_at_none": ms} for name, (us, ms) in fits.items()}
-    return _result(options, "leaves", rows, ceilings, gate, calls=options.calls, fits=shown)
+    result.conditions["fits"] = shown
+    return result
 
 
 def _static(options: Options, network: Network, budget: Budget) -> CaseResult:
     """Whether it helps to make leaves that are no arrays static fields."""
-    ceilings, rows, gate = jax_ceilings(), [], {}
-    for label, workload in (("leaves", tree(options.model)), ("static", tree(options.model, StaticDropout))):
-        times = host_times(workload, _chosen(options, (*SOME, *OURS), FLAT), options.calls)
-        gate |= {f"{name}, {label}": t.gate for name, t in times.items()}
-        rows += [_row(f"{name}, {label}", workload, t, times, ceilings) for name, t in times.items()]
-    return _result(options, "static", rows, ceilings, gate, calls=options.calls)
+    return _trees(options, "static", {"leaves": tree(options.model), "static": tree(options.model, StaticDropout)})[0]
 
 
 def _step(options: Options, network: Network, budget: Budget) -> CaseResult:
@@ -176,7 +179,7 @@ def _step(options: Options, network: Network, budget: Budget) -> CaseResult:
             left_out += [{"name": f"{name}, {mode}", "why": NO_TIME} for name in names]
             continue
         workload = network(options, mode)
-        share = _share(budget, len(options.modes) - i)
+        share = Budget.of((budget.until - time.monotonic()) / (len(options.modes) - i))
         profile = options.profile and options.profile / mode
         times = step_times(workload, names, options.precision, share, profile=profile)
         left_out += [{"name": f"{name}, {mode}", "why": NO_TIME} for name in names if name not in times]
@@ -184,21 +187,12 @@ def _step(options: Options, network: Network, budget: Budget) -> CaseResult:
         rows += [_step_row(f"{name}, {mode}", workload, t, times, ceilings) for name, t in times.items()]
         jax.clear_caches()
     only = {} if set(options.modes) == set(USUAL) else {"mode": "-".join(options.modes)}
-    sizes: dict[str, Any] = {
-        **only,
-        "precision": options.precision,
-        "batch_size": options.batch_size,
-        "length": options.length,
-    }
+    sizes: dict[str, Any] = {**only, "precision": options.precision, "batch_size": options.batch_size}
+    sizes["length"] = options.length
     if (options.batch_size, options.length) != (Options.batch_size, Options.length):
         sizes["at"] = f"{options.batch_size}x{options.length}"
     sizes |= {"xla_flags": xla_flags(), "left_out": left_out}
     return _result(options, "step", rows, ceilings, gate, **sizes)
-
-
-def _share(budget: Budget, left: int) -> Budget:
-    """The time of the next of so many that are left."""
-    return Budget.of((budget.until - time.monotonic()) / left)
 
 
 def _step_row(name: str, workload: Workload, t: StepTimes, times: dict[str, StepTimes], ceilings: Ceilings) -> Row:

@@ -19,20 +19,12 @@ from fullstride.step.jax.train_step import TrainStep
 
 @dataclass(frozen=True)
 class Running:
-    """A way, ready to be called.
+    """A way, ready to be called."""
 
-    Attributes:
-        call: takes a step and returns what to wait for.
-        params: the trained arrays as they are now.
-        executable: JAX's compiled object, of a way that has it.
-        compile_ms: what making that took; other ways compile in their first call.
-
-    """
-
-    call: Callable[[], Any]
-    params: Callable[[], list[Any]]
-    executable: Any = None
-    compile_ms: float = 0.0
+    call: Callable[[], Any]  # takes a step and returns what to wait for
+    params: Callable[[], list[Any]]  # the trained arrays as they are now
+    executable: Any = None  # JAX's compiled object, of a way that has it
+    compile_ms: float = 0.0  # what making that took; other ways compile in their first call
 
 
 def trained(tree: Any) -> list[Any]:

@@ -1,4 +1,7 @@
-"""What the ways of calling a step are compared on."""
+"""What the ways of calling a step are compared on, and a tree of BERT's shape in Equinox modules, its widths shrunk.
+
+What dispatch costs goes by leaves and nodes.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -6,35 +9,27 @@ from typing import Any
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
+import numpy as np
 import optax
 
 from fullstride.measure.roofline import Ceilings, Floor, floor
 
 Trees = tuple[Any, Any]
+WIDTH, INNER, WORDS, PLACES = 24, 48, 64, 16
 
 
 @dataclass(frozen=True)
 class Workload:
-    """A model with its loss, optimizer and batch.
+    """A model with its loss, optimizer and batch."""
 
-    Attributes:
-        name: for the table.
-        model: makes the model; the same one each time.
-        loss_fn: scalar loss of (model, batch, key).
-        optimizer: optax's.
-        batch: on the device.
-        key: what the loss gets.
-        flops: operations of a step's products, 2 a multiply-add, backward included; 0 where there is none.
-
-    """
-
-    name: str
-    model: Callable[[], Any]
-    loss_fn: Callable[[Any, Any, Any], Any]
-    optimizer: optax.GradientTransformation
-    batch: Any
-    key: Any
-    flops: float = 0.0
+    name: str  # for the table
+    model: Callable[[], Any]  # makes the model; the same one each time
+    loss_fn: Callable[[Any, Any, Any], Any]  # scalar loss of (model, batch, key)
+    optimizer: optax.GradientTransformation  # optax's
+    batch: Any  # on the device
+    key: Any  # what the loss gets
+    flops: float = 0.0  # operations of a step's products, 2 a multiply-add, backward included; 0 where there is none
 
     def fresh(self) -> Trees:
         """A model and its optimizer's state whose buffers are nobody else's."""
@@ -61,3 +56,110 @@ class Workload:
         """The time of the products alone, and of reading and writing every array once."""
         moved = 2 * sum(x.size * x.dtype.itemsize for x in self.arrays())
         return floor(self.flops, moved, ceilings)
+
+
+def _linear(size_in: int, size_out: int) -> eqx.nn.Linear:
+    return eqx.nn.Linear(size_in, size_out, key=jax.random.key(0))
+
+
+class StaticDropout(eqx.Module):
+    """Dropout whose settings are static fields; Equinox's own are leaves."""
+
+    p: float = eqx.field(static=True)
+    inference: bool = eqx.field(static=True, default=False)
+
+
+class Attention(eqx.Module):
+    """Four projections, a norm, dropout."""
+
+    query: eqx.nn.Linear
+    key: eqx.nn.Linear
+    value: eqx.nn.Linear
+    out: eqx.nn.Linear
+    norm: eqx.nn.LayerNorm
+    dropout: eqx.Module
+
+    def __init__(self, dropout: type):
+        self.query, self.key, self.value, self.out = (_linear(WIDTH, WIDTH) for _ in range(4))
+        self.norm, self.dropout = eqx.nn.LayerNorm(WIDTH), dropout(0.1)
+
+
+class Feedforward(eqx.Module):
+    """Two projections, a norm, dropout."""
+
+    up: eqx.nn.Linear
+    down: eqx.nn.Linear
+    norm: eqx.nn.LayerNorm
+    dropout: eqx.Module
+
+    def __init__(self, dropout: type):
+        self.up, self.down = _linear(WIDTH, INNER), _linear(INNER, WIDTH)
+        self.norm, self.dropout = eqx.nn.LayerNorm(WIDTH), dropout(0.1)
+
+
+class Layer(eqx.Module):
+    """16 arrays."""
+
+    attention: Attention
+    feedforward: Feedforward
+
+    def __init__(self, dropout: type):
+        self.attention, self.feedforward = Attention(dropout), Feedforward(dropout)
+
+
+class Bert(eqx.Module):
+    """13 arrays and 16 for each layer: 205 for 12 layers, 616 with the state of AdamW."""
+
+    words: eqx.nn.Embedding
+    places: eqx.nn.Embedding
+    types: eqx.nn.Embedding
+    norm: eqx.nn.LayerNorm
+    dropout: eqx.Module
+    layers: list
+    pooler: eqx.nn.Linear
+    head: eqx.nn.Linear
+    head_norm: eqx.nn.LayerNorm
+    head_out: eqx.nn.Linear
+
+    def __init__(self, layers: int = 12, dropout: type = eqx.nn.Dropout):
+        key = jax.random.key(0)
+        self.words = eqx.nn.Embedding(WORDS, WIDTH, key=key)
+        self.places = eqx.nn.Embedding(PLACES, WIDTH, key=key)
+        self.types = eqx.nn.Embedding(2, WIDTH, key=key)
+        self.norm, self.dropout = eqx.nn.LayerNorm(WIDTH), dropout(0.1)
+        self.layers = [Layer(dropout) for _ in range(layers)]
+        self.pooler, self.head = _linear(WIDTH, WIDTH), _linear(WIDTH, WIDTH)
+        self.head_norm, self.head_out = eqx.nn.LayerNorm(WIDTH), _linear(WIDTH, WORDS)
+
+
+def one_bias(model: Any, batch: Any, key: Any) -> Any:
+    """A loss that computes next to nothing."""
+    return batch["scale"] * model.head_out.bias.sum() + 0 * jax.random.key_data(key)[0].astype("float32")
+
+
+def _shrink(tree: Any) -> Any:
+    return jax.tree.map(lambda x: x * 0.999, tree)
+
+
+def _start(params: Any) -> Any:
+    return optax.ScaleByAdamState(jnp.zeros((), jnp.int32), *(jax.tree.map(jnp.zeros_like, params) for _ in range(2)))
+
+
+def _update(updates: Any, state: Any, params: Any = None) -> Any:
+    changed = jax.tree.map(lambda g, p: -0.001 * (g + p), updates, params)
+    return changed, optax.ScaleByAdamState(state.count + 1, _shrink(state.mu), _shrink(state.nu))
+
+
+# AdamW's state, every array of it rewritten by one multiplication: what is left of a step is its dispatch.
+TRIVIAL = optax.GradientTransformation(_start, _update)
+
+
+# Layers of BERT's sizes (arXiv:1810.04805, arXiv:1908.08962).
+LAYERS = {"tiny": 2, "mini": 4, "small": 4, "medium": 8, "base": 12, "large": 24}
+
+
+def tree(size: str, dropout: type = eqx.nn.Dropout) -> Workload:
+    """A step on a tree of this size that rewrites every array by one multiplication."""
+    batch = {"ids": jnp.ones((1, 4), jnp.int32), "scale": jnp.asarray(np.float32(0.5))}
+    layers = LAYERS[size]
+    return Workload(size, lambda: Bert(layers, dropout), one_bias, TRIVIAL, batch, jax.random.key(1))

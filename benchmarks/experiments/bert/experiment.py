@@ -3,22 +3,31 @@
 import json
 import signal
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
-from benchmarks.experiments.bert.begun import OVERHEAD, read_begun, recipe_of
 from benchmarks.experiments.bert.steps import overhead
 from benchmarks.harness.budget import say
-from benchmarks.harness.run_provenance import expect_here, of_run
+from benchmarks.harness.run_provenance import expect_here, expect_recipe, of_run
 from benchmarks.harness.time_limit import Limit
 from fullstride.bert.training.overrides import apply, full_key, settings_of
 from fullstride.bert.training.settings import TrainSettings
 from fullstride.bert.training.trainer import Trainer
 from fullstride.errors import ConfigError, one_of
 from fullstride.process.signals import at_once
-from fullstride.runs.atomic_files import replace_file
+from fullstride.runs.atomic_files import read_kept, replace_file
 from fullstride.runs.folder import METRICS, SAME_COMMAND, read_metrics
+from fullstride.settings.overrides import flat
 
+OVERHEAD = "overhead.json"
+# Settings that no number of a result depends on, or that follow from the minutes and the pace.
+FREE = {
+    "steps", "eval_every", "save_every", "keep", "log_every", "run_name", "output_dir", "resume", "overwrite",
+    "evaluation.batch_size",
+}  # fmt: skip
+# Texts that are the same wherever they lie; a path of others says which they are.
+SAME_ANYWHERE = {"gcide", "python_docs"}
 MODELS: Mapping[str, tuple[str, ...]] = {"gpu": ("base6", "base"), "cpu": ("tiny", "mini"), "smoke": ("tiny",)}
 NONE = Limit()
 SETTINGS: Mapping[str, str] = {
@@ -68,33 +77,42 @@ OWN = ("model.size", "seed", "steps", "output_dir", "run_name", "resume", "overw
 NOMINAL = 100_000
 
 
-@dataclass(frozen=True)
-class Asked:
-    """What a call is about.
+def recipe_of(settings: TrainSettings) -> dict[str, Any]:
+    """What the numbers of a run depend on, by dotted keys."""
+    free = FREE | ({"data.path"} if settings.data.name in SAME_ANYWHERE else set())
+    return {key: value for key, value in flat(asdict(settings)) if key not in free}
 
-    Attributes:
-        scale: gpu, cpu or smoke.
-        models: sizes' names; the scale's own if none.
-        minutes: of training, for each.
-        seed: of weights, order and masks.
-        runs: the folder of runs.
-        overrides: of the settings.
+
+def read_begun(run: Path, settings: TrainSettings) -> dict[str, Any]:
+    """The times and the number of steps of a run that is to be one with these settings.
+
+    Args:
+        run: its folder.
+        settings: that are asked for.
+
+    Raises:
+        ConfigError: if it was begun with others, naming all that differ, or its file is not whole.
 
     """
+    begun = read_kept(run / OVERHEAD)
+    expect_recipe(begun, recipe_of(settings), run)
+    return begun
 
-    scale: str = "gpu"
-    models: tuple[str, ...] = ()
-    minutes: float = 20.0
-    seed: int = 0
-    runs: Path = Path("runs/bert-experiment")
-    overrides: tuple[str, ...] = ()
+
+@dataclass(frozen=True)
+class Asked:
+    """What a call is about."""
+
+    scale: str = "gpu"  # gpu, cpu or smoke
+    models: tuple[str, ...] = ()  # sizes' names; the scale's own if none
+    minutes: float = 20.0  # of training, for each
+    seed: int = 0  # of weights, order and masks
+    runs: Path = Path("runs/bert-experiment")  # the folder of runs
+    overrides: tuple[str, ...] = ()  # of the settings
 
     def __post_init__(self) -> None:
-        """Check the scale and the overrides, and take the scale's models.
-
-        Raises:
-            ConfigError: for an unknown scale, or an override that is none or of what the command's options say.
-
+        """Check the scale and the overrides, and take the scale's models; ConfigError for an unknown scale, or an
+        override that is none or of what the command's options say.
         """
         one_of("--scale", self.scale, SCALES)
         apply(list(self.overrides), TrainSettings())
@@ -103,12 +121,7 @@ class Asked:
         object.__setattr__(self, "models", self.models or MODELS[self.scale])
 
     def settings(self, model: str, steps: int) -> TrainSettings:
-        """Of a run of so many steps.
-
-        Raises:
-            ConfigError: for a setting that cannot be.
-
-        """
+        """Of a run of so many steps; ConfigError for a setting that cannot be."""
         given = {full_key(override): override.partition("=")[2] for override in self.overrides}
         often = str(-(-steps // EVALUATIONS))
         own = {"steps": str(steps), "eval_every": often, "save_every": often}

@@ -5,8 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.experiments.bert.begun import read_begun
-from benchmarks.experiments.bert.experiment import NOMINAL, Asked, device_of
+from benchmarks.experiments.bert.experiment import NOMINAL, Asked, device_of, read_begun
 from benchmarks.harness.run_provenance import of_runs
 from benchmarks.harness.seeds import Curve, ExperimentResult, NothingFinished, Outcome, PartResult
 from fullstride.errors import ConfigError
@@ -28,10 +27,7 @@ OVERHEAD_QUESTION = (
 def gather(asked: Asked) -> ExperimentResult:
     """The result of all runs that have begun.
 
-    Raises:
-        NothingFinished: if none has.
-        ConfigError: if they are of different machines, settings or minutes.
-
+    NothingFinished if none has. ConfigError if they are of different machines, settings or minutes.
     """
     logs = {m: read_metrics(asked.run(m)) for m in asked.models if (asked.run(m) / "metrics.jsonl").is_file()}
     # A run that has just begun has logged nothing yet.

@@ -1,14 +1,18 @@
-"""One training and its scores, kept in the run's folder: what is there is not made again."""
+"""Trainings and their scores, kept in the runs' folders: what is there is not made again.
+
+They are made one after the other; several processes that share a folder share them.
+"""
 
 import json
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from benchmarks.experiments.meanflow.spec import Job, Sampler
+from benchmarks.experiments.meanflow.spec import Arm, Job, Part, Sampler
 from benchmarks.harness.budget import say
 from benchmarks.harness.run_provenance import of_run
 from fullstride.device import memory
@@ -22,8 +26,9 @@ from fullstride.meanflow.evaluation.scores import Score
 from fullstride.meanflow.sampling.generate import Generator, load_generator
 from fullstride.meanflow.training.trainer import Trainer
 from fullstride.process.signals import at_once
-from fullstride.runs.atomic_files import read_kept, replace_file
+from fullstride.runs.atomic_files import note, read_kept, replace_file
 from fullstride.runs.folder import SAME_COMMAND, numbered, read_metrics
+from fullstride.runs.lock import locked
 
 SCORES = "scores.json"
 # Of a training that was stopped, the seconds that it took until then.
@@ -65,12 +70,7 @@ def has(job: Job, scores: Scores, sampler: Sampler) -> bool:
 
 
 def kept(job: Job) -> Scores:
-    """What a job has found so far.
-
-    Raises:
-        ConfigError: if the file is not whole.
-
-    """
+    """What a job has found so far; ConfigError if the file is not whole."""
     path = run_folder(job) / SCORES
     return read_kept(path) if path.is_file() else {"samplers": {}}
 
@@ -99,17 +99,13 @@ class Laboratory:
     """Trains and scores jobs; evaluators, whose reference statistics take a while, are kept between them."""
 
     def __init__(self) -> None:
-        """Without evaluators yet."""
         self._evaluators: dict[str, Evaluator] = {}
 
     def run(self, job: Job, samplers: tuple[Sampler, ...]) -> Scores:
         """Train, or go on training, and score what is not scored yet.
 
-        Raises:
-            ConfigError: for settings that cannot work here.
-            FloatingPointError: if the run diverged.
-            KeyboardInterrupt, Preempted: after saving, if a stop signal came; a score is begun again the next time.
-
+        ConfigError for settings that cannot work here. FloatingPointError if the run diverged. KeyboardInterrupt,
+        Preempted after saving if a stop signal came; a score is begun again the next time.
         """
         scores = kept(job)
         if "squared_error" in scores and not (finished(job, samplers) or checkpoints(run_folder(job))):
@@ -178,3 +174,75 @@ def metrics(score: Score) -> dict[str, float]:
     distances = {"energy distance": score.energy_distance}
     distances |= {features.label: features.frechet for features in score.features.values()}
     return distances | ({} if score.label_accuracy is None else {"labels right": score.label_accuracy})
+
+
+@dataclass(frozen=True)
+class Training:
+    """A training and what it is asked for."""
+
+    part: Part  # whose samplers score it
+    arm: Arm  # what it is called there
+    job: Job  # the run
+
+    def __str__(self) -> str:
+        """As a line of the output begins."""
+        return f"{self.part.name}, {self.arm.name}, seed {self.job.seed}"
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether it has every score that the part asks for."""
+        return finished(self.job, self.part.samplers) is not None
+
+
+def work_off(trainings: Sequence[Training], name: str) -> None:
+    """Make and score, in this order, what is not there yet; what another process is at is left to it.
+
+    A training that diverges keeps none of the others from being made.
+
+    Args:
+        trainings: of which several may be one run, asked for by several parts.
+        name: of the experiment.
+
+    Raises:
+        ConfigError, KeyboardInterrupt, Preempted: as `Laboratory.run`, at once.
+        FloatingPointError: if one diverged, once the others are made: the first of them.
+
+    """
+    laboratory, diverged, waiting, count = Laboratory(), list[FloatingPointError](), list(trainings), 0
+    while waiting:
+        left = []
+        for training in waiting:
+            try:
+                told = _told(laboratory, training)
+            except FloatingPointError as error:
+                diverged.append(error)
+                told = f"diverged: {error}"
+            if told is None:
+                left.append(training)
+                continue
+            count += 1
+            say(f"{count} of {len(trainings)}, {name} {training}: {told}")
+        if len(left) == len(waiting):
+            note(f"{name}: left to the processes that are at them: {'; '.join(map(str, left))}")
+            break
+        waiting = left  # one run may serve several of them, and another process may have been stopped
+    if diverged:
+        raise diverged[0]
+
+
+def _told(laboratory: Laboratory, training: Training) -> str | None:
+    """What came of it; None if another process is at it."""
+    job, samplers, took = training.job, training.part.samplers, "there already"
+    scores = finished(job, samplers)
+    if scores is None:
+        run_folder(job).mkdir(parents=True, exist_ok=True)
+        with locked(run_folder(job)) as alone:
+            if not alone:
+                return None
+            scores = finished(job, samplers)  # another process may have made them since
+            if scores is None:
+                start = time.perf_counter()
+                scores = laboratory.run(job, samplers)
+                took = f"{time.perf_counter() - start:.0f} s"
+    first = scores_of(job, scores, samplers[0])
+    return f"{took}, {name_of(samplers[0])}: energy distance {first['energy distance']:.4g}"

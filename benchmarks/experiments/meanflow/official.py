@@ -4,7 +4,6 @@ import signal
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +23,6 @@ class Velocity(nn.Module):
     """Its network, net(z, (t, t - r)), as u(z, r, t)."""
 
     def __init__(self, net: nn.Module):
-        """Take the network."""
         super().__init__()
         self.net = net
 
@@ -62,12 +60,8 @@ class Feed:
             epoch, skip = epoch + 1, 0
 
     def __iter__(self) -> Iterator[tuple[Tensor, int]]:
-        """One batch after the other; between two of them a step has been made.
-
-        Raises:
-            Preempted, KeyboardInterrupt: after saving, if a stop signal came since the start was over; before that one
-                ends the process at once.
-
+        """One batch after the other; between two of them a step has been made; Preempted, KeyboardInterrupt after
+        saving, if a stop signal came since the start was over; before that one ends the process at once.
         """
         training, stop, collecting = self.training, self.watch.stop, False
         with ExitStack() as until_the_end:
@@ -81,26 +75,20 @@ class Feed:
                     stop.arm()
                 self.watch.after_step(training.made, lambda: Velocity(training.model.net_ema), self._save)
                 if stop.signal is not None:
-                    self._end_stopped(stop.signal)
+                    self._save()
+                    message = f"stopped; saved {training.path}, the same command goes on"
+                    raise Preempted(message) if stop.signal == signal.SIGTERM else KeyboardInterrupt(message)
 
     def _save(self) -> None:
         self.watch.keep_clock(self.training.made)
         self.training.save()
 
-    def _end_stopped(self, number: int) -> NoReturn:
-        self._save()
-        message = f"stopped; saved {self.training.path}, the same command goes on"
-        raise Preempted(message) if number == signal.SIGTERM else KeyboardInterrupt(message)
-
 
 def train_official(config: TrainConfig, checkout: Path, watch: Watch) -> str:
     """Train by the official code until the watch ends it, and say why it did.
 
-    Raises:
-        ConfigError: if the checkout cannot be used, or its network is another one.
-        ValueError: from its loop, if a loss is not finite.
-        Preempted, KeyboardInterrupt: after saving, if a stop signal came.
-
+    ConfigError if the checkout cannot be used, or its network is another one. ValueError from its loop, if a loss is
+    not finite. Preempted, KeyboardInterrupt after saving if a stop signal came.
     """
     code, args = opened(config, checkout)
     data = load_data(config.data)

@@ -10,7 +10,7 @@ import importlib
 import math
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -22,16 +22,20 @@ from fullstride.meanflow.config.networks import SongUNetConfig
 from fullstride.meanflow.config.schema import TrainConfig
 from fullstride.meanflow.data.dataset import Dataset
 from fullstride.meanflow.training.build import augment_dim, build_model
+from fullstride.settings.overrides import flat
 
 MODULES = ("models.model_configs", "train_arg_parser", "training.train_loop")
+NOT_THEIRS = {"data.hflip", "data.augment", "model.class_conditional", "ema.period", "ema.warmup"}
+NOT_THEIRS |= {f"loss.{key}" for key in ("name", "weighting", "use_batch_time", "omega", "kappa", "label_dropout")}
+NOT_THEIRS |= {f"optimizer.{key}" for key in ("name", "eps", "weight_decay", "grad_clip")}
+NOT_THEIRS |= {"gradient_accumulation_steps"}
+# Wraps each of its steps; it saves and restores CUDA's random state alone.
+RANDOM = Path("meanflow/models/rng.py")
 
 
 def load_official(checkout: Path) -> dict[str, ModuleType]:
-    """The modules of a checkout.
-
-    Raises:
-        ConfigError: if it is none, something that it needs is not installed, or other modules have its names.
-
+    """The modules of a checkout; ConfigError if it is none, something that it needs is not installed, or other modules
+    have its names.
     """
     source = checkout.expanduser().resolve() / "meanflow"
     if not (source / "training" / "train_loop.py").is_file():
@@ -122,11 +126,8 @@ def _schedule(
 
 
 def opened(config: TrainConfig, checkout: Path) -> tuple[dict[str, ModuleType], argparse.Namespace]:
-    """Its modules and its settings; PyTorch is set up as its main module does.
-
-    Raises:
-        ConfigError: if the checkout cannot be used.
-
+    """Its modules and its settings; PyTorch is set up as its main module does; ConfigError if the checkout cannot be
+    used.
     """
     code = load_official(checkout)
     torch.set_float32_matmul_precision("high")
@@ -201,3 +202,29 @@ def run_epoch(code: dict[str, ModuleType], training: Training, step: Callable, b
         args=args,
         meters={name: loop.MeanMetric().to(device) for name in ("batch_loss", "batch_time")},
     )
+
+
+def check_device(checkout: Path, kind: str) -> None:
+    """Raise unless a checkout of the official code makes its steps on a kind of device, cuda, cpu or mps; ConfigError
+    if it does not.
+    """
+    if kind != "cuda" and (checkout.expanduser() / RANDOM).is_file():
+        raise ConfigError(
+            f"--official {checkout}: its {RANDOM} keeps the random state of a CUDA device and fails on {kind}; run "
+            "this on a machine with a GPU"
+        )
+
+
+def check_network(config: TrainConfig) -> None:
+    """Raise unless the official code has the network; ConfigError for another one than its."""
+    if not isinstance(config.model, SongUNetConfig):
+        raise ConfigError(f"model={config.model.name}: the official code has song_unet alone; leave it out")
+
+
+def check_settings(config: TrainConfig, usual: TrainConfig) -> None:
+    """Raise for a setting of what is trained that is not the usual one and that the official code does not have;
+    ConfigError naming them.
+    """
+    given, before = dict(flat(asdict(config))), dict(flat(asdict(usual)))
+    if other := [key for key, value in given.items() if key in NOT_THEIRS and value != before.get(key)]:
+        raise ConfigError(f"{', '.join(other)}: the official code has no such setting; leave it out")

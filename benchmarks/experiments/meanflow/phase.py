@@ -3,19 +3,27 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.experiments.meanflow.classifiers import apart
-from benchmarks.experiments.meanflow.jobs import Scores, begun, floor_of, kept, run_folder
-from benchmarks.experiments.meanflow.phase_rows import by_evaluations, floor_row, not_scored, rows_of
+from benchmarks.experiments.meanflow.jobs import (
+    Scores,
+    Training,
+    begun,
+    floor_of,
+    has,
+    kept,
+    name_of,
+    run_folder,
+    work_off,
+)
+from benchmarks.experiments.meanflow.phase_rows import FLOOR, apart, by_evaluations, rows_of
 from benchmarks.experiments.meanflow.phases import PHASES
-from benchmarks.experiments.meanflow.settings import SCALES
-from benchmarks.experiments.meanflow.spec import Experiment, Job, Part, by_key
-from benchmarks.experiments.meanflow.trainings import Training, work_off
+from benchmarks.experiments.meanflow.spec import SCALES, Experiment, Job, Part, by_key
 from benchmarks.harness.experiment_table import show
 from benchmarks.harness.result_paths import SEEDS
 from benchmarks.harness.run_provenance import expect_here, of_runs
 from benchmarks.harness.seeds import (
     ExperimentResult,
     NothingFinished,
+    Outcome,
     PartResult,
     seeds_in_words,
     write_experiment,
@@ -30,32 +38,19 @@ NONE = Limit()
 
 @dataclass(frozen=True)
 class Asked:
-    """What a call runs.
+    """What a call runs."""
 
-    Attributes:
-        scale: smoke, cpu or gpu.
-        parts: names; all if empty.
-        seeds: of the trainings.
-        collect: run nothing, gather what is there.
-        runs: the folder of runs, which may be shared by several processes with other seeds or parts.
-        overrides: key=value of all trainings, such as data=cifar10.
-
-    """
-
-    scale: str = "cpu"
-    parts: tuple[str, ...] = ()
-    seeds: tuple[int, ...] = SEEDS
-    collect: bool = False
+    scale: str = "cpu"  # smoke, cpu or gpu
+    parts: tuple[str, ...] = ()  # names; all if empty
+    seeds: tuple[int, ...] = SEEDS  # of the trainings
+    collect: bool = False  # run nothing, gather what is there
+    # The folder of runs, which may be shared by several processes with other seeds or parts.
     runs: Path = Path("runs/experiments")
-    overrides: tuple[str, ...] = ()
+    overrides: tuple[str, ...] = ()  # key=value of all trainings, such as data=cifar10
 
     def check(self, name: str) -> None:
-        """See that these parts can be, before anything begins.
-
-        Raises:
-            ConfigError: for an unknown scale or part, or an override that is none, or of what all arms of a part differ
-                in.
-
+        """See that these parts can be, before anything begins; ConfigError for an unknown scale or part, or an override
+        that is none, or of what all arms of a part differ in.
         """
         one_of("--scale", self.scale, SCALES)
         for part in self.parts:
@@ -117,12 +112,7 @@ def trainings(experiment: Experiment, asked: Asked) -> list[Training]:
 
 
 def count_missing(name: str, asked: Asked) -> int:
-    """How many runs a call would have to make or to score.
-
-    Raises:
-        ConfigError: for a device that is not there.
-
-    """
+    """How many runs a call would have to make or to score; ConfigError for a device that is not there."""
     wanted = trainings(PHASES[name], asked)
     _expect_devices(wanted)
     return len({run_folder(training.job) for training in wanted if not training.is_finished})
@@ -145,10 +135,7 @@ def _run_missing(experiment: Experiment, asked: Asked) -> None:
 def gathered(experiment: Experiment, asked: Asked) -> ExperimentResult:
     """Everything of an experiment that is scored at a scale.
 
-    Raises:
-        NothingFinished: if nothing is.
-        ConfigError: if runs are of different machines.
-
+    NothingFinished if nothing is. ConfigError if runs are of different machines.
     """
     parts, missing, devices, runs = [], [], set(), list[Scores]()
     for part in experiment.parts:
@@ -159,7 +146,10 @@ def gathered(experiment: Experiment, asked: Asked) -> ExperimentResult:
         runs += [scores for _, scores in every]
         devices |= {job.config.device for job, _ in every}
         rows = [row for arm, of in found.items() for row in rows_of(part, arm, of, why)]
-        rows += [floor_row(floor_of(*every[0], part.samplers), why)] if every else []
+        if every:  # what real images score, which no seed changes
+            floor = floor_of(*every[0], part.samplers)
+            values = {name: {0: value} for name, value in floor.items() if name not in why}
+            rows.append(Outcome({"training": FLOOR, "sampler": ""}, values))
         parts.append(PartResult(part.name, part.title, part.question, rows))
     if not any(part.rows for part in parts):
         raise NothingFinished(f"{asked.root}: nothing of {experiment.name} is scored there; run it without --collect")
@@ -180,11 +170,8 @@ def gathered(experiment: Experiment, asked: Asked) -> ExperimentResult:
 
 
 def _found(part: Part, asked: Asked, must: bool) -> tuple[dict[str, list[tuple[Job, Scores]]], list[str]]:
-    """The runs of a part that have a score, by arm, and what is missing of it.
-
-    Raises:
-        ConfigError: if the overrides cannot be of the part and it `must` be there; another one is missing then.
-
+    """The runs of a part that have a score, by arm, and what is missing of it; ConfigError if the overrides cannot be
+    of the part and it `must` be there; another one is missing then.
     """
     found, missing = dict[str, list[tuple[Job, Scores]]](), []
     try:
@@ -193,7 +180,11 @@ def _found(part: Part, asked: Asked, must: bool) -> tuple[dict[str, list[tuple[J
             there = [(job, scores) for job in jobs if (scores := begun(job, part.samplers)) is not None]
             absent = {job.seed for job in jobs} - {job.seed for job, _ in there}
             missing += [f"{part.name}, {arm.name}, {seeds_in_words(absent)}"] if absent else []
-            for names, seeds in _by_names(part, there).items():
+            lacking = dict[str, set[int]]()  # seeds by what they have no score of
+            for job, scores in there:
+                if names := " and ".join(name_of(one) for one in part.samplers if not has(job, scores, one)):
+                    lacking.setdefault(names, set()).add(job.seed)
+            for names, seeds in lacking.items():
                 missing.append(f"{part.name}, {arm.name}, {seeds_in_words(seeds)}: the score of {names}")
             found |= {arm.name: there} if there else {}
     except ConfigError as error:
@@ -201,12 +192,3 @@ def _found(part: Part, asked: Asked, must: bool) -> tuple[dict[str, list[tuple[J
             raise
         return {}, [f"{part.name}: not with these overrides ({error})"]
     return found, missing
-
-
-def _by_names(part: Part, there: list[tuple[Job, Scores]]) -> dict[str, set[int]]:
-    """Seeds by what they have no score of."""
-    lacking = dict[str, set[int]]()
-    for job, scores in there:
-        if names := not_scored(part, job, scores):
-            lacking.setdefault(names, set()).add(job.seed)
-    return lacking

@@ -1,14 +1,60 @@
-"""What a phase's runs found, as rows of a table and as a curve."""
+"""What a phase's runs found, as rows of a table and as a curve, and which metrics of them compare.
 
-from collections.abc import Collection
+Those of features are by a classifier, and machines may have one each.
+"""
 
-from benchmarks.experiments.meanflow.jobs import Scores, has, name_of, scores_of
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+from benchmarks.experiments.meanflow.jobs import Scores, floor_of, has, name_of, scores_of
+from benchmarks.experiments.meanflow.record import alike
 from benchmarks.experiments.meanflow.spec import Job, Part
 from benchmarks.harness.seeds import Curve, Outcome, PartResult, mean, seeds_in_words
 
+# Of pixels alone, and what the classifier says besides its features.
+PIXELS, LABELS = "energy distance", "labels right"
 FLOOR = "floor: as many training images"
 # Of a run, whichever sampler.
 OF_TRAINING = ("final squared error", "training s")
+
+
+def unlike(floors: Iterable[tuple[int, Mapping[str, float]]]) -> dict[str, str]:
+    """The distances that do not compare, and why: the runs of each seed must have had one classifier.
+
+    Seeds may have one each, as on machines of their own: all is compared by it, and it adds to the spread.
+
+    Args:
+        floors: of runs, the seed and what the same training images score.
+
+    """
+    of: dict[tuple[str, int], list[float]] = {}
+    for seed, floor in floors:
+        for name, value in floor.items():
+            of.setdefault((name, seed), []).append(value)
+    told: dict[str, list[str]] = {}
+    for (name, seed), values in of.items():
+        if not alike(values):
+            told.setdefault(name, []).append(f"{min(values):.4g} to {max(values):.4g} in the runs of seed {seed}")
+    return {
+        name: f"{name}: the same images score {' and '.join(each)}, which had different classifiers; give them one "
+        "$FULLSTRIDE_CACHE/reference"
+        for name, each in told.items()
+    }
+
+
+def apart(part: Part, found: Sequence[tuple[Job, Scores]]) -> dict[str, str]:
+    """The metrics of a part that do not compare, and why.
+
+    Args:
+        part: of the runs.
+        found: those of all arms that have a score.
+
+    """
+    floors = [(job.seed, floor_of(job, scores, part.samplers)) for job, scores in found]
+    # Pixels need no classifier; the labels of training images each of them may find.
+    why = unlike((seed, {name: of for name, of in floor.items() if name != PIXELS}) for seed, floor in floors)
+    if why and any(LABELS in floor for _, floor in floors):
+        why.setdefault(LABELS, f"{LABELS}: by different classifiers, too")
+    return {name: f"{part.name}, {reason}" for name, reason in why.items()}
 
 
 def rows_of(part: Part, arm: str, found: list[tuple[Job, Scores]], without: Collection[str]) -> list[Outcome]:
@@ -34,17 +80,6 @@ def rows_of(part: Part, arm: str, found: list[tuple[Job, Scores]], without: Coll
         if values:
             rows.append(Outcome({"training": arm, "sampler": name_of(sampler)}, values, settings))
     return rows
-
-
-def floor_row(floor: dict[str, float], without: Collection[str]) -> Outcome:
-    """What real images score, which no seed changes."""
-    values = {name: {0: value} for name, value in floor.items() if name not in without}
-    return Outcome({"training": FLOOR, "sampler": ""}, values)
-
-
-def not_scored(part: Part, job: Job, scores: Scores) -> str:
-    """The samplers of a part that a run has no score of, by name; nothing if it has all."""
-    return " and ".join(name_of(sampler) for sampler in part.samplers if not has(job, scores, sampler))
 
 
 def by_evaluations(part: PartResult) -> Curve | None:

@@ -1,6 +1,6 @@
 """The experiments on MeanFlow, as declarations: overfitting, sanity checks, ablations, objectives, weights."""
 
-from benchmarks.experiments.meanflow.settings import (
+from benchmarks.experiments.meanflow.spec import (
     FEW,
     IMAGENET,
     LONG,
@@ -11,9 +11,12 @@ from benchmarks.experiments.meanflow.settings import (
     SMOKE,
     TINY,
     V0,
+    Arm,
+    Experiment,
+    Part,
+    Sampler,
     Settings,
 )
-from benchmarks.experiments.meanflow.spec import Arm, Experiment, Part, Sampler
 
 # A handful of pictures, learned by heart: one (t, r) a batch, and the weight (error + c)^-0.5.
 OVERFIT: Settings = {

@@ -8,10 +8,9 @@ from typing import Any
 
 from benchmarks.experiments.meanflow.jobs import name_of
 from benchmarks.experiments.meanflow.official import CHECKPOINT
+from benchmarks.experiments.meanflow.official_code import check_device, check_network, check_settings
 from benchmarks.experiments.meanflow.record import RECORD, Record, best
-from benchmarks.experiments.meanflow.settings import RECIPE
-from benchmarks.experiments.meanflow.spec import Sampler, by_key, composed
-from benchmarks.experiments.meanflow.theirs import check_device, check_network, check_settings
+from benchmarks.experiments.meanflow.spec import RECIPE, Sampler, by_key, composed
 from benchmarks.experiments.meanflow.watch import MOMENTS
 from fullstride.device.select import resolve_device
 from fullstride.errors import ConfigError, one_of
@@ -99,20 +98,12 @@ SCALES: Mapping[str, Mapping[str, str]] = {
 
 @dataclass(frozen=True)
 class Asked:
-    """What a call is about.
+    """What a call is about."""
 
-    Attributes:
-        scale: gpu or smoke.
-        minutes: of training, start-up and scoring apart, of which `SHORT` is given a share.
-        runs: the folder of runs.
-        overrides: of the recipe, for both codes.
-
-    """
-
-    scale: str = "gpu"
-    minutes: float = 10.0
-    runs: Path = Path("runs/time-to-quality")
-    overrides: tuple[str, ...] = ()
+    scale: str = "gpu"  # gpu or smoke
+    minutes: float = 10.0  # of training, start-up and scoring apart, of which `SHORT` is given a share
+    runs: Path = Path("runs/time-to-quality")  # the folder of runs
+    overrides: tuple[str, ...] = ()  # of the recipe, for both codes
 
     def config(self, code: str, seed: int) -> TrainConfig:
         """The configuration of a run.
@@ -153,16 +144,9 @@ class Asked:
         """
         return (*CODES, *VARIANTS, *((SHORT,) if self.decays else ()))
 
-    def minutes_of(self, code: str) -> float:
-        """Of its training."""
-        return SHARE * self.minutes if code == SHORT else self.minutes
-
     def check(self, code: str, seed: int, official: Path | None) -> None:
-        """See that a run can be, before anything begins.
-
-        Raises:
-            ConfigError: for settings, a device or a checkout that cannot be used.
-
+        """See that a run can be, before anything begins; ConfigError for settings, a device or a checkout that cannot
+        be used.
         """
         config = self.config(code, seed)
         check_settings(self.config("official", 0), Asked(self.scale).config("official", 0))
@@ -177,11 +161,8 @@ class Asked:
         check_device(official, device.type)
 
     def recipe(self, code: str) -> dict[str, Any]:
-        """What the numbers of a code's runs depend on, by dotted keys; a run goes on with the same alone.
-
-        Raises:
-            ConfigError: as `config`.
-
+        """What the numbers of a code's runs depend on, by dotted keys; a run goes on with the same alone; ConfigError
+        as of `config`.
         """
         config = self.config(code, 0)
         free = FREE - ({"data.path"} if row_of(config.data.name).folder else set())  # others are the same anywhere
@@ -194,13 +175,9 @@ class Asked:
         return self.runs / self.scale
 
     def record(self, code: str, seed: int) -> Record:
-        """Of a run, as it is in its folder or will be.
-
-        Raises:
-            ConfigError: if it was begun with other settings.
-
-        """
-        return Record(self.folder / f"{code}-{seed}", self.minutes_of(code), self.recipe(code))
+        """Of a run, as it is in its folder or will be; ConfigError if it was begun with other settings."""
+        minutes = SHARE * self.minutes if code == SHORT else self.minutes
+        return Record(self.folder / f"{code}-{seed}", minutes, self.recipe(code))
 
     def begins_anew(self, code: str, seed: int) -> bool:
         """Whether a run has no checkpoint to go on from."""

@@ -7,15 +7,16 @@ import math
 import numpy as np
 from PIL import Image
 
-from benchmarks.experiments.meanflow.classifiers import PIXELS, unlike
+from benchmarks.experiments.meanflow.phase_rows import PIXELS, unlike
 from benchmarks.experiments.meanflow.race_asked import SHARE, SHORT, Asked
-from benchmarks.experiments.meanflow.race_claims import SOLVER, judged
-from benchmarks.experiments.meanflow.race_records import (
+from benchmarks.experiments.meanflow.race_claims import (
     CLOCKS,
+    SOLVER,
     Place,
     Records,
     comparable,
     completed,
+    judged,
     line,
     over_seeds,
     places,
@@ -58,10 +59,7 @@ DECAYED = (
 def gather(asked: Asked, seeds: tuple[int, ...]) -> ExperimentResult:
     """The result of all runs that have begun.
 
-    Raises:
-        NothingFinished: if none has reached its first mark.
-        ConfigError: if they are of different machines or settings.
-
+    NothingFinished if none has reached its first mark. ConfigError if they are of different machines or settings.
     """
     found = {code: read_records(asked, code, seeds) for code in asked.codes}
     found = {code: records for code, records in found.items() if records}

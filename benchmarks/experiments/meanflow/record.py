@@ -63,11 +63,8 @@ class Record:
         return len(earlier["marks"])
 
     def go_on_from(self, step: int) -> tuple[float, float | None]:
-        """Seconds of training at a checkpoint and of the start-up; scores that come after it are forgotten.
-
-        Raises:
-            ConfigError: if there was no such checkpoint.
-
+        """Seconds of training at a checkpoint and of the start-up; scores that come after it are forgotten; ConfigError
+        if there was no such checkpoint.
         """
         if step and str(step) not in self.values["saved"]:
             raise ConfigError(f"{self.path}: says nothing of step {step}; remove the run's folder and begin again")
@@ -77,11 +74,8 @@ class Record:
         return seconds, self.values["startup"] if step else None
 
     def rest_on(self, floor: dict[str, float]) -> None:
-        """Keep what training images score, beside which all scores of the run stand.
-
-        Raises:
-            ConfigError: if the run has scores by another classifier, or of distances that are not asked for now.
-
+        """Keep what training images score, beside which all scores of the run stand; ConfigError if the run has scores
+        by another classifier, or of distances that are not asked for now.
         """
         for name, known in self.values.setdefault("floor", floor).items():
             if name not in floor:

@@ -1,4 +1,7 @@
-"""What an experiment is: arms that differ in a few settings, the same seeds for each, scores of the same samplers."""
+"""What an experiment is: arms that differ in a few settings, the same seeds for each, scores of the same samplers.
+
+And the settings that the experiments on MeanFlow share, by scale.
+"""
 
 import copy
 import hashlib
@@ -9,7 +12,7 @@ from functools import cache, cached_property
 
 from fullstride.errors import ConfigError
 from fullstride.meanflow.config.overrides import compose
-from fullstride.meanflow.config.recipes import as_read
+from fullstride.meanflow.config.recipes import TIMES_V1, as_read
 from fullstride.meanflow.config.schema import TrainConfig
 from fullstride.settings.fields import walk
 
@@ -22,78 +25,95 @@ UNREAD: Mapping[str, float] = {"logit_normal_mean": -0.6, "logit_normal_std": 1.
 
 # What tells its trainings apart, which an experiment says itself.
 OWN = ("seed", "run_name", "output_dir", "resume", "overwrite")
+Settings = dict[str, str]
+
+SCALES = ("smoke", "cpu", "gpu")
+TINY: Settings = {"model": "unet_tiny", "model.class_conditional": "true", "model.time_max_frequency": "16.0"}
+SMOKE: Settings = TINY | {
+    "model.channels": "8",
+    "data.batch_size": "256",
+    "epochs": "1",
+    "evaluation.num_samples": "16",
+    "ema.decays": "[0.9]",
+    "device": "cpu",
+    "guard.check_tangents": "false",
+    "guard.check_step": "false",
+}
+
+# Real pictures, with the recipe that one step needs.
+RECIPE: Settings = TIMES_V1 | {
+    "loss.meanflow_ratio": "0.75",
+    "loss.weighting_power": "0.75",
+    "loss.weighting_eps": "1e-3",
+}
+DIGITS: Settings = TINY | {
+    "data": "digits",
+    "data.batch_size": "64",
+    "optimizer.lr": "1.5e-3",
+    "optimizer.warmup_steps": "50",
+    "optimizer.decay": "cosine",
+    "ema.decays": "[0.999]",
+    "device": "cpu",
+}
+FASHION: Settings = {
+    "preset": "fashion_mnist",
+    "optimizer.decay": "cosine",
+    "ema.decays": "[0.999]",
+    "save_every": "0",
+    "precision": "bf16",
+    "backend": "compile+graph",
+    "channels_last": "true",
+    "device": "cuda",
+    "evaluation.num_samples": "5000",
+}
+SHORT = {"smoke": SMOKE | {"data": "digits"}, "cpu": DIGITS | {"epochs": "25"}, "gpu": FASHION | {"epochs": "20"}}
+LONG = {"smoke": SMOKE | {"data": "digits"}, "cpu": DIGITS | {"epochs": "70"}, "gpu": FASHION | {"epochs": "60"}}
+# Thousands of evaluations of a network on a GPU: in TF32, with one launch each.
+SAMPLED_FAST: Settings = {"evaluation.precision": "tf32", "evaluation.backend": "graph"}
+V0: Settings = {"loss.time_law": "v0", "loss.logit_normal_mean": "-2.0", "loss.logit_normal_std": "2.0"}
+IMAGENET: Settings = V0 | {"loss.logit_normal_mean": "-0.4", "loss.logit_normal_std": "1.0"}
+FEW: tuple[Sampler, ...] = (("meanflow", 1), ("meanflow", 2), ("euler", 16))
+NO_LABELS: Settings = {"model.class_conditional": "false"}
 
 
 @dataclass(frozen=True)
 class Arm:
-    """One of the compared trainings.
+    """One of the compared trainings."""
 
-    Attributes:
-        name: in tables.
-        settings: overrides of its own.
-
-    """
-
-    name: str
-    settings: Mapping[str, str]
+    name: str  # in tables
+    settings: Mapping[str, str]  # overrides of its own
 
 
 @dataclass(frozen=True)
 class Part:
-    """One question.
+    """One question."""
 
-    Attributes:
-        name: short, as `--part` takes it.
-        title: of its table.
-        question: what it asks.
-        arms: what is compared.
-        samplers: each of which scores every arm.
-        settings: overrides of all arms.
-        scales: overrides of each scale, which an arm's own win over.
-
-    """
-
-    name: str
-    title: str
-    question: str
-    arms: tuple[Arm, ...]
-    settings: Mapping[str, str]
-    scales: Mapping[str, Mapping[str, str]]
-    samplers: tuple[Sampler, ...] = ONE_STEP
+    name: str  # short, as `--part` takes it
+    title: str  # of its table
+    question: str  # what it asks
+    arms: tuple[Arm, ...]  # what is compared
+    settings: Mapping[str, str]  # overrides of all arms
+    scales: Mapping[str, Mapping[str, str]]  # overrides of each scale, which an arm's own win over
+    samplers: tuple[Sampler, ...] = ONE_STEP  # each of which scores every arm
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """A command.
+    """A command."""
 
-    Attributes:
-        name: of the command.
-        title: for people.
-        about: what it shows, and what it cannot.
-        parts: its questions.
-
-    """
-
-    name: str
-    title: str
-    about: str
-    parts: tuple[Part, ...]
+    name: str  # of the command
+    title: str  # for people
+    about: str  # what it shows, and what it cannot
+    parts: tuple[Part, ...]  # its questions
 
 
 @dataclass(frozen=True)
 class Job:
-    """The training of one arm from one seed, and its scores.
+    """The training of one arm from one seed, and its scores."""
 
-    Attributes:
-        settings: every override, by key.
-        seed: of weights, data order, noise and times.
-        root: the folder of runs.
-
-    """
-
-    settings: Mapping[str, str]
-    seed: int
-    root: str
+    settings: Mapping[str, str]  # every override, by key
+    seed: int  # of weights, data order, noise and times
+    root: str  # the folder of runs
 
     @classmethod
     def of(cls, part: Part, arm: Arm, scale: str, seed: int, root: str, overrides: tuple[str, ...] = ()) -> "Job":
@@ -105,9 +125,7 @@ class Job:
     def config(self) -> TrainConfig:
         """The configuration of its run, which goes on where it was stopped.
 
-        Raises:
-            ConfigError: for a setting that cannot be.
-
+        ConfigError for a setting that cannot be.
         """
         config = composed(tuple(self.overrides))
         config.seed, config.resume, config.output_dir = self.seed, True, self.root
@@ -121,12 +139,7 @@ class Job:
 
 
 def by_key(overrides: Sequence[str]) -> dict[str, str]:
-    """Overrides as settings.
-
-    Raises:
-        ConfigError: for one without `=`, a key given twice, or one that is each training's own.
-
-    """
+    """Overrides as settings; ConfigError for one without `=`, a key given twice, or one that is each training's own."""
     if other := [override for override in overrides if "=" not in override]:
         raise ConfigError(f"{', '.join(other)}: expected key=value")
     found: dict[str, str] = {}
@@ -140,11 +153,8 @@ def by_key(overrides: Sequence[str]) -> dict[str, str]:
 
 
 def composed(overrides: tuple[str, ...]) -> TrainConfig:
-    """A configuration of one's own, composed once for all seeds: checking every key takes a while.
-
-    Raises:
-        ConfigError: for a setting that cannot be.
-
+    """A configuration of one's own, composed once for all seeds: checking every key takes a while; ConfigError for a
+    setting that cannot be.
     """
     return copy.deepcopy(_kept(overrides))
 

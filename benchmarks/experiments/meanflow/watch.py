@@ -2,13 +2,13 @@
 
 import base64
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from benchmarks.experiments.meanflow.clock import Clock
 from benchmarks.experiments.meanflow.jobs import metrics
 from benchmarks.experiments.meanflow.record import MARKS, Record
 from benchmarks.experiments.meanflow.spec import Sampler
@@ -21,10 +21,68 @@ from fullstride.meanflow.sampling.samplers import sample
 from fullstride.meanflow.training.build import classes_of
 from fullstride.process.signals import Stop
 
+# Steps of a process that belong to its start: in them kernels are compiled, compared with eager ones, and recorded.
+START = 5
 # Shares of the budget, start-up included, at which the network is scored, too: no mark lies there but by chance.
 MOMENTS = (0.4, 1.0)
 SHOWN, SHOWN_SEED = 10, 7
 ONE: Sampler = ("meanflow", 1)
+
+
+class Clock:
+    """Seconds of training over several processes.
+
+    The first steps of each process are start-up. That of the first process is kept; what later ones need to go on is
+    an accident of how a run was cut into pieces, and counts nowhere.
+    """
+
+    def __init__(self, wait: Callable[[], None], now: Callable[[], float] = time.perf_counter):
+        """Begin a process.
+
+        Args:
+            wait: returns when the device has done everything.
+            now: reads a clock.
+
+        """
+        self.startup: float | None = None  # seconds until the first process had made its first steps; None before
+        self._wait, self._now, self._trained = wait, now, 0.0
+        self._born, self._steps = now(), 0
+        self._since: float | None = None
+
+    def go_on(self, trained: float, startup: float | None) -> None:
+        """After so many seconds of training in earlier processes, and the start-up of the first."""
+        self._trained, self.startup = trained, startup
+
+    def step(self) -> None:
+        """A step was made, or is on its way on the device."""
+        self._steps += 1
+        if self._steps != START:
+            return
+        self._wait()
+        self._since = self._now()
+        if self.startup is None:
+            self.startup = self._since - self._born
+
+    @property
+    def running(self) -> bool:
+        """Whether the process's first steps are over."""
+        return self._since is not None
+
+    @property
+    def seconds(self) -> float:
+        """Of training, as the host sees it, which may be ahead of the device."""
+        return self._trained + (0.0 if self._since is None else self._now() - self._since)
+
+    @contextmanager
+    def paused(self) -> Iterator[float]:
+        """A block whose time does not count; gives the seconds of training when the device had done its steps."""
+        self._wait()
+        self._trained, self._since = self.seconds, None
+        try:
+            yield self._trained
+        finally:
+            self._wait()
+            self._since = self._now()
 
 
 class TimeUp(Exception):  # noqa: N818, it is no error
@@ -32,14 +90,7 @@ class TimeUp(Exception):  # noqa: N818, it is no error
 
 
 class Watch:
-    """Told of every step of a training.
-
-    Attributes:
-        clock: of the training.
-        stop: signals that end a score at once; the training saves and ends after its step.
-        pace: seconds that one evaluation of the network takes for all samples; None before the first score.
-
-    """
+    """Told of every step of a training."""
 
     def __init__(self, config: TrainConfig, record: Record, limit: Limit, device: torch.device):
         """Start the clock: building what is trained is part of the start-up.
@@ -53,8 +104,8 @@ class Watch:
         """
         self.config, self.record, self.limit, self.device = config, record, limit, device
         self.clock = Clock(torch.cuda.synchronize if device.type == "cuda" else lambda: None)
-        self.stop = Stop()
-        self.pace: float | None = None
+        self.stop = Stop()  # signals that end a score at once; the training saves and ends after its step
+        self.pace: float | None = None  # seconds of one evaluation of the network for all samples; None before a score
         self._budget = 60 * record.values["minutes"]
         self._evaluator: Evaluator | None = None
         self._scoring = self._saving = 0.0  # seconds that the longest took
@@ -136,13 +187,10 @@ class Watch:
             "scores": self.score(network, ONE),
         }
 
-    @property
-    def _classes(self) -> int:
-        return classes_of(self.config.model, self.evaluator.data.num_classes)
-
     def _mark(self, step: int, seconds: float, network: nn.Module) -> dict[str, Any]:
-        images = shown(network, self.evaluator, self._classes)
-        return self._scored(step, seconds, network) | {"shown": _bytes(images), "channels": images.shape[1]}
+        images = shown(network, self.evaluator, classes_of(self.config.model, self.evaluator.data.num_classes))
+        encoded = base64.b64encode(to_uint8(images).numpy().tobytes()).decode()
+        return self._scored(step, seconds, network) | {"shown": encoded, "channels": images.shape[1]}
 
     @property
     def evaluator(self) -> Evaluator:
@@ -153,7 +201,8 @@ class Watch:
 
     def score(self, network: nn.Module, sampler: Sampler) -> dict[str, float]:
         """What a sampler of a network gets."""
-        found = self.evaluator.sampler_score(network, *sampler, self._classes)
+        classes = classes_of(self.config.model, self.evaluator.data.num_classes)
+        found = self.evaluator.sampler_score(network, *sampler, classes)
         assert found is not None  # nothing ends this one's parts
         self.record.rest_on(metrics(self.evaluator.floor))
         self.pace = found.seconds / found.nfe
@@ -166,7 +215,3 @@ def shown(network: nn.Module, evaluator: Evaluator, classes: int) -> Tensor:
     asked = {"num": SHOWN, "shape": shape, "seed": SHOWN_SEED, "device": device, "num_classes": classes}
     label = torch.arange(SHOWN) % classes if classes else None
     return sample(network, sampler="meanflow", steps=1, label=label, **asked).images
-
-
-def _bytes(images: Tensor) -> str:
-    return base64.b64encode(to_uint8(images).numpy().tobytes()).decode()

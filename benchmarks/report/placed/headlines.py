@@ -17,10 +17,7 @@ BOUND, TIMES = "{ours_bound:n3} ms", "**{ours_median:n4} ms** ({ours_p10:n4} to 
 CLAIM = "{} of the official code after 600 seconds {} is reached by fullstride in at most 240"
 DISTANCES = {"e": "energy distance", "f": "FD-classifier"}
 MACHINES = {"H200": "nvidia-h200", "H100": "nvidia-h100-80gb-hbm3"}
-TOKENS, OWN = (
-    "tokens_per_second",
-    ("plans", "predicted"),
-)  # of the machine that the planner was fitted on
+TOKENS, OWN = ("tokens_per_second", ("plans", "predicted"))  # of the machine that the planner was fitted on
 HEADER = ("what", "fullstride", "peer", "roofline bound")
 # What was measured, of which file, by which row, and which number of it.
 MEASURED = (

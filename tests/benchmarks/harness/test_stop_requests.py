@@ -8,8 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from benchmarks.harness.budget import NO_TIME, Budget
-from benchmarks.harness.stop_requests import ENDED, asked_to_end, ending_early
+from benchmarks.harness.budget import ENDED, NO_TIME, Budget, asked_to_end, ending_early
 from fullstride.errors import Preempted
 from fullstride.measure.gate import GateError
 from fullstride.process import signals as stop

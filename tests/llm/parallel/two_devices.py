@@ -18,9 +18,10 @@ import tests.llm.kernels.emulation  # noqa: F401 # lowers kernels for a CPU
 from benchmarks.cases.llm import devices as bench_devices
 from benchmarks.cases.llm import parallel as bench_parallel
 from benchmarks.cases.llm import replicas as bench_replicas
+from benchmarks.cases.llm.devices import MadeParameters
 from benchmarks.cases.llm.parallel import steps
+from benchmarks.cases.llm.shared import Bench
 from benchmarks.cases.llm.sweep import weight_count
-from benchmarks.cases.llm.weights import MadeParameters
 from benchmarks.cases.llm.work import SHAPES, RandomParameters, TiledParameters
 from benchmarks.harness.results import CaseResult, read_result, write_result
 from fullstride.errors import ConfigError
@@ -310,7 +311,7 @@ def written(monkeypatch) -> list[int]:
 
 def test_one_model_on_one_and_two_devices_is_timed_and_written_row_by_row(tmp_path, monkeypatch, written, capsys):
     monkeypatch.setattr(bench_parallel, "REPEATS", 2)
-    path = bench_parallel.run_parallel(random_model(ODD), "odd", "cpu", "float32", "auto", tmp_path)
+    path = bench_parallel.run(Bench(random_model(ODD), "odd", "cpu", "float32", "auto", tmp_path))
     result = read_result(path)
     assert written == [1, 2, 3, 4]
     assert [(row["extra"]["devices"], row["extra"]["batch"]) for row in result["rows"]] == [
@@ -331,7 +332,7 @@ def test_copies_behind_one_server_are_timed_and_know_what_was_said(tmp_path, mon
     sizes = {"TURNS": 2, "OPENING": 33, "QUESTION": 5, "ANSWER": 7, "REPEATS": 1}
     for name, value in sizes.items():
         monkeypatch.setattr(bench_replicas, name, value)
-    path = bench_replicas.run_replicas(random_model(ODD), "odd", "cpu", "float32", "auto", tmp_path)
+    path = bench_replicas.run(Bench(random_model(ODD), "odd", "cpu", "float32", "auto", tmp_path))
     one, two = read_result(path)["rows"]
     assert written == [1, 2]
     assert one["extra"]["tokens_per_second"] == pytest.approx(16 * 2 * 7 / one["timing"]["median_ms"] * 1e3)

@@ -8,7 +8,7 @@ import jax
 import optax
 import pytest
 
-from benchmarks.cases.step_jax.hlo import OPERATION
+from benchmarks.cases.step_jax.real import OPERATION
 from fullstride.step.jax import Optimizer, TrainStep, cached_filter_jit
 from tests.step.jax.nets import Net, adam, batch_of, squared
 

@@ -8,8 +8,19 @@ from torch.autograd import forward_ad
 
 from benchmarks.cases.jvp import attention as bench_attention
 from benchmarks.cases.jvp.attention import BENCH, _gate
-from benchmarks.cases.jvp.attention_gate import QUERIES, Problem, exact, gate, results
-from benchmarks.cases.jvp.attention_ways import PEER, dual_ways, libraries, ours, vanilla, work
+from benchmarks.cases.jvp.attention_gate import (
+    PEER,
+    QUERIES,
+    Problem,
+    dual_ways,
+    exact,
+    gate,
+    libraries,
+    ours,
+    results,
+    vanilla,
+    work,
+)
 from benchmarks.cases.jvp.common import make_setup
 from benchmarks.cases.jvp.options import AttentionOptions
 from benchmarks.cases.jvp.shapes import AttentionShape
@@ -190,7 +201,7 @@ def test_what_does_not_fit_is_left_out_and_said(quick, monkeypatch, tmp_path, ca
     assert vars(huge) == {"shape": "huge B1 H1 L40000 D8", "kind": "all", "who": "ours", "why": "no memory"}
     monkeypatch.setitem(bench_attention.SHAPES, "small", SMALL[:1])
     monkeypatch.setattr(
-        "benchmarks.cases.jvp.attention_ways.MATRICES", {"forward": 1 << 40, "detached": 0, "through": 0}
+        "benchmarks.cases.jvp.attention_gate.MATRICES", {"forward": 1 << 40, "detached": 0, "through": 0}
     )
     options: Any = {"device": "cpu", "precision": "fp32", "implementation": "auto", "shapes": "small"}
     result = read_result(BENCH.run(AttentionOptions(**options, seconds=60.0), tmp_path))
@@ -211,7 +222,7 @@ def test_only_what_is_wrong_of_ours_ends_in_an_error(quick, monkeypatch, tmp_pat
         raise RuntimeError("no kernel\nfor this")
 
     monkeypatch.setitem(bench_attention.SHAPES, "small", SMALL)
-    monkeypatch.setattr("benchmarks.cases.jvp.attention_ways.library", refuses)
+    monkeypatch.setattr("benchmarks.cases.jvp.attention_gate.library", refuses)
     monkeypatch.setattr(bench_attention, "library", refuses)
     options = {
         "device": "cpu",

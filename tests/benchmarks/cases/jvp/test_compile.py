@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.cases.jvp import compile as bench_compile
+from benchmarks.cases.jvp import run as bench_compile
 from benchmarks.cases.jvp.attention import _kernels as attention_kernels
 from benchmarks.cases.jvp.common import make_setup
-from benchmarks.cases.jvp.compile import compile_ahead, in_processes
 from benchmarks.cases.jvp.norms import _kernels as norm_kernels
+from benchmarks.cases.jvp.run import compile_ahead, in_processes
 from benchmarks.cases.jvp.shapes import NORMS_SMALL, AttentionShape
 from fullstride.measure.timing import CudaClock
 from tests.benchmarks.cases.jvp.quick import quick  # noqa: F401, a fixture

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from benchmarks.cases.jvp.errors import error_beside_eager, merged
+from benchmarks.cases.jvp.common import error_beside_eager, merged
 from fullstride.measure.gate import GateError
 
 

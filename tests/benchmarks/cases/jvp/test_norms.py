@@ -2,10 +2,9 @@ import pytest
 import torch
 
 from benchmarks.cases.jvp import norms as bench_norms
-from benchmarks.cases.jvp import norms_gate as bench_norms_gate
+from benchmarks.cases.jvp import norms as bench_norms_gate
 from benchmarks.cases.jvp.common import make_setup
-from benchmarks.cases.jvp.norms import BENCH
-from benchmarks.cases.jvp.norms_gate import Problem, eager, gate, results
+from benchmarks.cases.jvp.norms import BENCH, Problem, eager, gate, results
 from benchmarks.cases.jvp.options import NormsOptions
 from benchmarks.cases.jvp.shapes import NORMS_SMALL, NormShape
 from benchmarks.harness.results import read_result

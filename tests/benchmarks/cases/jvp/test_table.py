@@ -2,7 +2,7 @@ import pytest
 from rich.console import Console
 
 from benchmarks.cases.jvp.common import LeftOut
-from benchmarks.cases.jvp.table import errors_table, flat, table
+from benchmarks.cases.jvp.run import errors_table, flat, table
 from benchmarks.harness.results import CaseResult, Row
 from fullstride.measure.roofline import Ceilings, Floor
 from fullstride.measure.timing import Timing

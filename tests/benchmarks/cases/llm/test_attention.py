@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from benchmarks.cases.llm import attention as bench_attention
-from benchmarks.cases.llm import attention_pallas as pallas
+from benchmarks.cases.llm import attention_work as pallas
 from benchmarks.cases.llm.attention_work import Way, draw, gather, slots
 from benchmarks.cli.app import app
 from fullstride.llm.kernels import QKNorm, Shape

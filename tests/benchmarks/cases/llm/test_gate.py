@@ -10,8 +10,7 @@ from benchmarks.cases.llm import latency as bench_latency
 from benchmarks.cases.llm import replicas as bench_replicas
 from benchmarks.cases.llm import serve as bench_serve
 from benchmarks.cases.llm import sweep as bench_sweep
-from benchmarks.cases.llm.dense import Dense
-from benchmarks.cases.llm.gate import gate
+from benchmarks.cases.llm.gate import Dense, gate
 from benchmarks.cases.llm.options import WORKLOADS
 from benchmarks.cases.llm.work import Work
 from benchmarks.cli.app import app

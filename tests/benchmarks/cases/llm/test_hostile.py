@@ -8,9 +8,9 @@ import pytest
 from typer.testing import CliRunner
 
 from benchmarks.cases.llm import hostile as bench_hostile
-from benchmarks.cases.llm.attacks import ATTACKS
+from benchmarks.cases.llm import shared as bench_shared
 from benchmarks.cases.llm.hostile import IDLE, spread
-from benchmarks.cases.llm.hostile_clients import CUT_OFF, attack, waited
+from benchmarks.cases.llm.hostile_clients import ATTACKS, CUT_OFF, attack, waited
 from benchmarks.cases.llm.work import SHAPES
 from benchmarks.cli.app import app
 from fullstride.llm.config import ModelConfig
@@ -41,7 +41,7 @@ def test_others_are_timed_beside_an_idle_server_and_by_attack(tiny_qwen3, tmp_pa
     monkeypatch.setattr(bench_hostile, "SIZE", 250_000)
     ceilings = Ceilings(1e12, 1e11, "a product", 1, [1.0], [1.0])
     monkeypatch.setattr(bench_hostile, "jax_ceilings", lambda *_: ceilings)
-    monkeypatch.setattr(bench_hostile, "EngineConfig", partial(EngineConfig, max_length=64, max_sequences=2))
+    monkeypatch.setattr(bench_shared, "EngineConfig", partial(EngineConfig, max_length=64, max_sequences=2))
     monkeypatch.setattr(grammar_trial, "SECONDS", 0.5)
     arguments = ["llm", "--model", str(tiny_qwen3), "--workload", "hostile", "--out", str(tmp_path)]
     result = CliRunner().invoke(app, arguments)

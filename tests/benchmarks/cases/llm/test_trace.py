@@ -3,7 +3,7 @@ from types import SimpleNamespace
 import jax.numpy as jnp
 import pytest
 
-from benchmarks.cases.llm.trace import Span, spans, trace_of, traced
+from benchmarks.cases.llm.case import Span, spans, trace_of, traced
 
 
 def test_what_runs_at_the_same_time_counts_once():

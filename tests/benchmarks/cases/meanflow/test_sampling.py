@@ -3,10 +3,9 @@ from functools import partial
 import pytest
 import torch
 
-from benchmarks.cases.meanflow import sampling_run as bench_sampling_run
+from benchmarks.cases.meanflow import sampling as bench_sampling_run
 from benchmarks.cases.meanflow.options import SamplingOptions as Options
-from benchmarks.cases.meanflow.sampling import run
-from benchmarks.cases.meanflow.sampling_run import SET, STEPS, Bench
+from benchmarks.cases.meanflow.sampling import SET, STEPS, Bench, run
 from benchmarks.harness.results import read_result
 from fullstride.errors import ConfigError
 from fullstride.meanflow.sampling.graphed import WARM, Recorded

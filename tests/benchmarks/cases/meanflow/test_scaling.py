@@ -13,9 +13,8 @@ from benchmarks.cases.meanflow import scaling_steps as bench_scaling_steps
 from benchmarks.cases.meanflow.options import ScalingOptions as Options
 from benchmarks.cases.meanflow.options import counts
 from benchmarks.cases.meanflow.scaling import run
-from benchmarks.cases.meanflow.scaling_sets import Found
+from benchmarks.cases.meanflow.scaling_sets import Found, step_options
 from benchmarks.cases.meanflow.scaling_steps import Measured
-from benchmarks.cases.meanflow.scaling_workers import step_options
 from benchmarks.cases.meanflow.step_setup import make_setup
 from benchmarks.harness.process_pool import Team, Worker
 from benchmarks.harness.results import read_result

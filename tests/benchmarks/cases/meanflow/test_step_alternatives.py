@@ -1,11 +1,10 @@
 import pytest
 import torch
 
-from benchmarks.cases.meanflow import step_alternatives as bench_step_alternatives
-from benchmarks.cases.meanflow.step_alternatives import CapturedJvp, alternatives, split, torch_jvp, two_vjps
+from benchmarks.cases.meanflow import step_sections as bench_step_alternatives
 from benchmarks.cases.meanflow.step_cases import Case
 from benchmarks.cases.meanflow.step_run import Bench
-from benchmarks.cases.meanflow.step_sections import cases_of
+from benchmarks.cases.meanflow.step_sections import CapturedJvp, alternatives, cases_of, split, torch_jvp, two_vjps
 from tests.benchmarks.cases.meanflow.quick_bench import bench, quick  # noqa: F401
 from tests.meanflow.fields import batch_of_points
 from tests.meanflow.objective.test_derivative import central_difference, random_unet

@@ -4,9 +4,8 @@ import pytest
 import torch
 
 from benchmarks.cases.meanflow import step_gate as bench_step_gate
-from benchmarks.cases.meanflow.step_cases import Case
+from benchmarks.cases.meanflow.step_cases import Case, Pass
 from benchmarks.cases.meanflow.step_gate import Exact, points
-from benchmarks.cases.meanflow.step_passes import Pass
 from fullstride.measure.gate import GateError
 from tests.benchmarks.cases.meanflow.quick_bench import bench, gradient, quick, setup  # noqa: F401
 

@@ -2,8 +2,7 @@ import pytest
 import torch
 
 from benchmarks.cases.meanflow import step_run as bench_step_run
-from benchmarks.cases.meanflow.step_cases import Case
-from benchmarks.cases.meanflow.step_passes import Pass
+from benchmarks.cases.meanflow.step_cases import Case, Pass
 from fullstride.step.torch.runners.graph import WARM
 from tests.benchmarks.cases.meanflow.quick_bench import bench, quick  # noqa: F401
 

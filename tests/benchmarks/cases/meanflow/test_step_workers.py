@@ -1,7 +1,7 @@
 import time
 
-from benchmarks.cases.meanflow import step_workers as bench_step_workers
-from benchmarks.cases.meanflow.step_workers import Job, run_jobs
+from benchmarks.cases.meanflow import step as bench_step_workers
+from benchmarks.cases.meanflow.step import Job, run_jobs
 from benchmarks.harness import process_pool
 from benchmarks.harness.budget import Budget
 from benchmarks.harness.process_pool import Worker

@@ -7,16 +7,13 @@ import pytest
 from benchmarks.cases.step_jax import ceilings as bench_ceilings
 from benchmarks.cases.step_jax import train_step as bench_train_step
 from benchmarks.cases.step_jax.ceilings import jax_ceilings
-from benchmarks.cases.step_jax.gate import difference
-from benchmarks.cases.step_jax.hlo import fused
-from benchmarks.cases.step_jax.host import Times, gated, parts, slope, started
+from benchmarks.cases.step_jax.host import Times, difference, gated, parts, slope, started
 from benchmarks.cases.step_jax.options import Options
-from benchmarks.cases.step_jax.real import verdict
-from benchmarks.cases.step_jax.targets import Target, break_even
+from benchmarks.cases.step_jax.real import fused, verdict
+from benchmarks.cases.step_jax.table import Target, break_even
 from benchmarks.cases.step_jax.train_step import run
-from benchmarks.cases.step_jax.tree import StaticDropout, tree
 from benchmarks.cases.step_jax.ways import BARE, WAYS, Running, trained
-from benchmarks.cases.step_jax.workload import Workload
+from benchmarks.cases.step_jax.workload import StaticDropout, Workload, tree
 from benchmarks.harness.results import read_result
 from fullstride.errors import ConfigError
 from fullstride.measure.environment import slug

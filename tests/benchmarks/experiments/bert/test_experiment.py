@@ -12,8 +12,7 @@ from benchmarks.cli.app import app
 from benchmarks.experiments import gpu_pool
 from benchmarks.experiments.bert import experiment
 from benchmarks.experiments.bert import steps as experiment_steps
-from benchmarks.experiments.bert.begun import recipe_of
-from benchmarks.experiments.bert.experiment import Asked
+from benchmarks.experiments.bert.experiment import Asked, recipe_of
 from benchmarks.experiments.bert.result import gather
 from benchmarks.harness.time_limit import Limit
 from fullstride.bert.training.overrides import settings_of

@@ -16,13 +16,11 @@ from typer.testing import CliRunner
 from benchmarks.cli.app import app
 from benchmarks.experiments import gpu_pool
 from benchmarks.experiments.meanflow import jobs, phase, trainings
-from benchmarks.experiments.meanflow.jobs import final, run_folder
+from benchmarks.experiments.meanflow.jobs import final, run_folder, work_off
 from benchmarks.experiments.meanflow.phase import Asked, run
 from benchmarks.experiments.meanflow.phase_rows import FLOOR, by_evaluations
 from benchmarks.experiments.meanflow.phases import PHASE2, PHASE3, PHASE4, PHASE5, PHASE6, PHASES
-from benchmarks.experiments.meanflow.settings import SCALES
-from benchmarks.experiments.meanflow.spec import Job
-from benchmarks.experiments.meanflow.trainings import work_off
+from benchmarks.experiments.meanflow.spec import SCALES, Job
 from benchmarks.harness.result_paths import SEEDS, results_folder
 from benchmarks.harness.seeds import ExperimentResult, Outcome, PartResult
 from benchmarks.harness.time_limit import Limit

@@ -21,13 +21,12 @@ from benchmarks.cli.app import app
 from benchmarks.experiments import gpu_pool
 from benchmarks.experiments.gpu_pool import Task
 from benchmarks.experiments.meanflow import race, race_result, watch
-from benchmarks.experiments.meanflow.clock import START, Clock
 from benchmarks.experiments.meanflow.official_code import load_official
-from benchmarks.experiments.meanflow.ours import WatchedTrainer
+from benchmarks.experiments.meanflow.race import WatchedTrainer
 from benchmarks.experiments.meanflow.race_asked import CODES
 from benchmarks.experiments.meanflow.race_result import gather
 from benchmarks.experiments.meanflow.record import MARKS, Record
-from benchmarks.experiments.meanflow.watch import MOMENTS, SHOWN, Watch
+from benchmarks.experiments.meanflow.watch import MOMENTS, SHOWN, START, Clock, Watch
 from benchmarks.harness.time_limit import Limit
 from fullstride.errors import ConfigError, Preempted
 from fullstride.meanflow.data.catalogue import load_data
