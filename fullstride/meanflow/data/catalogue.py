@@ -3,7 +3,6 @@
 import dataclasses
 import inspect
 import typing
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -64,21 +63,16 @@ def load_data(config: DataConfig, known: KnownFiles | None = None) -> Dataset:
 
     """
     row = row_of(config.name)
-    load = _loader(config.name, row.load)
+    load = load_object(row.load, "data")
+    # Another's function is not called unless it says that it returns a data set.
+    if not inspect.isfunction(load) or typing.get_type_hints(load).get("return") is not Dataset:
+        raise ConfigError(
+            f"data={config.name}: expected a function, load(path: Path | None) -> Dataset, that says so, with Dataset "
+            "of fullstride.meanflow.data.dataset"
+        )
     if row.folder:
         return load(config, known)
     data = load(config.place if config.path else None)
     if config.image_size in (0, data.image_shape[1]):
         return data
     return _resized(data, config.image_size, "pad" if config.fit == "auto" else config.fit)
-
-
-def _loader(name: str, path: str) -> Callable[..., Dataset]:
-    """The function at an import path, which says that it returns a data set: another's function is not called."""
-    load = load_object(path, "data")
-    if not inspect.isfunction(load) or typing.get_type_hints(load).get("return") is not Dataset:
-        raise ConfigError(
-            f"data={name}: expected a function, load(path: Path | None) -> Dataset, that says so, with Dataset of "
-            "fullstride.meanflow.data.dataset"
-        )
-    return load

@@ -41,13 +41,9 @@ def load(path: Path | None = None) -> Dataset:
         ConfigError: if the data cannot be had, or is not CIFAR-10's.
 
     """
-    unpacked = _unpacked(path)
-    return from_batches(read_archive(fetch("cifar10", path)) if unpacked is None else read_folder(unpacked))
-
-
-def _unpacked(path: Path | None) -> Path | None:
     folders = [] if path is None else [path, path / FOLDER]
-    return next((folder for folder in folders if (folder / TEST).is_file()), None)
+    unpacked = next((folder for folder in folders if (folder / TEST).is_file()), None)
+    return from_batches(read_archive(fetch("cifar10", path)) if unpacked is None else read_folder(unpacked))
 
 
 def read_archive(file: Path) -> dict[str, bytes]:

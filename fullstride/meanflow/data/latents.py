@@ -69,7 +69,9 @@ def latents(path: Path, *, scale: float = SCALE, holdout: float = 0.1, num_class
     """
     if not scale > 0:
         raise ConfigError(f"data.scale={scale}: expected a number above 0, such as {SCALE}")
-    _expect_whole(path)
+    # Shards that an encoding has written so far are no data set until it says that all are there.
+    if (path / MADE).is_file() and not read_kept(path / MADE).get(WHOLE, False):
+        raise ConfigError(f"{path}: its encoding is not finished; the same `fullstride meanflow encode` goes on")
     root, test_folder = split_folders(path)
     folders = [root] if test_folder is None else [root, test_folder]
     read = [_shards(folder) for folder in folders]
@@ -100,12 +102,6 @@ def load(config: DataConfig, known: KnownFiles | None = None) -> Dataset:
             "otherwise; encode the mirrored pictures, too, or set data.hflip=false"
         )
     return data
-
-
-def _expect_whole(path: Path) -> None:
-    """Shards that an encoding has written so far are no data set: refuse them until it says that all are there."""
-    if (path / MADE).is_file() and not read_kept(path / MADE).get(WHOLE, False):
-        raise ConfigError(f"{path}: its encoding is not finished; the same `fullstride meanflow encode` goes on")
 
 
 def _shards(folder: Path) -> list[Shard]:

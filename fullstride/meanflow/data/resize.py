@@ -32,14 +32,18 @@ def fit(images: UInt8[Tensor, "n c h w"], size: int, how: str, *, value: int = 0
         raise ConfigError(f"data.image_size={size}: expected a number of pixels")
     height, width = images.shape[-2:]
     if how == "pad":
-        return _pad(images, size, value)
+        check_padded(height, width, size)
+        top, left = (size - height) // 2, (size - width) // 2
+        return F.pad(images, (left, size - width - left, top, size - height - top), value=value)
     if how == "crop":
         side = min(height, width)
         top, left = (height - side) // 2, (width - side) // 2
         images = images[..., top : top + side, left : left + side]
     if images.shape[-2:] == (size, size):
         return images.contiguous()
-    return torch.cat([_resize(block, size) for block in images.split(BLOCK)])
+    blocks = (block.float() for block in images.split(BLOCK))
+    resized = (F.interpolate(block, (size, size), mode="bicubic", antialias=True) for block in blocks)
+    return torch.cat([block.round().clamp(0, 255).to(torch.uint8) for block in resized])
 
 
 def check_padded(height: int, width: int, size: int) -> None:
@@ -54,15 +58,3 @@ def check_padded(height: int, width: int, size: int) -> None:
             f"data.image_size={size}: the pictures are {height}x{width}, which data.fit=pad cannot shrink; "
             "set data.fit=crop or resize"
         )
-
-
-def _pad(images: Tensor, size: int, value: int) -> Tensor:
-    height, width = images.shape[-2:]
-    check_padded(height, width, size)
-    top, left = (size - height) // 2, (size - width) // 2
-    return F.pad(images, (left, size - width - left, top, size - height - top), value=value)
-
-
-def _resize(images: Tensor, size: int) -> Tensor:
-    wanted = F.interpolate(images.float(), (size, size), mode="bicubic", antialias=True)
-    return wanted.round().clamp(0, 255).to(torch.uint8)

@@ -17,7 +17,7 @@ from fullstride.meanflow.data.sources.edm_labels import LABELS
 from fullstride.meanflow.data.sources.folders import fingerprint, hold_out
 from fullstride.meanflow.data.sources.hugging_face import SavedRows, is_saved
 from fullstride.meanflow.data.sources.image_files import GREY_MODES, HOWS, Form, ImageFiles, read_header
-from fullstride.meanflow.data.sources.interface import SUFFIXES, Folder, Member, Source
+from fullstride.meanflow.data.sources.interface import SUFFIXES, Folder, Source
 from fullstride.meanflow.data.sources.known_files import KnownFiles
 from fullstride.meanflow.data.sources.webdataset import Shards, are_shards
 from fullstride.meanflow.data.sources.zips import Zip
@@ -121,9 +121,7 @@ def load(config: DataConfig, known: KnownFiles | None = None) -> Dataset:
         known=known,
         leave_damaged=config.check or config.skip_damaged > 0,
     )
-    if not config.skip_damaged:
-        return data
-    skips = Skips(config.skip_damaged)
+    skips = Skips(config.skip_damaged) if config.skip_damaged else None
     return replace(data, train=replace(data.train, skips=skips), test=replace(data.test, skips=skips))
 
 
@@ -227,19 +225,16 @@ def _labels(folder: Path, names: list[str], classes: list[str]) -> np.ndarray:
 
 def _form(root: Source, files: list[str], image_size: int | None, how: str, *, leave_damaged: bool) -> Form:
     looked_at = files[:: -(-len(files) // LOOKED_AT)]
-    headers = [found for name in looked_at if (found := _header(root / name, leave_damaged=leave_damaged))]
+    headers = []
+    for file in (root / name for name in looked_at):
+        try:
+            headers.append(read_again(partial(read_header, file), file.__str__))
+        except Damaged:
+            if not leave_damaged:
+                raise
     if not headers:
         raise ConfigError(
             f"{root.path}: none of {len(looked_at)} pictures is whole, such as {looked_at[0]}; copy them again"
         )
     grey = all(mode in GREY_MODES for mode, _ in headers)
     return Form(grey, headers[0][1], None) if image_size is None else Form(grey, (image_size, image_size), how)
-
-
-def _header(file: Path | Member, *, leave_damaged: bool) -> tuple[str, tuple[int, int]] | None:
-    try:
-        return read_again(partial(read_header, file), file.__str__)
-    except Damaged:
-        if not leave_damaged:
-            raise
-        return None

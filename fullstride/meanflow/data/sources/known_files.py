@@ -97,16 +97,13 @@ def check_comparable(before: KnownFiles | None, after: KnownFiles) -> None:
                 "one, or a folder with test/; bring the files back, or begin another run"
             )
         return
-    old, new = (_class_folders(files) for files in (before, after))
+    names = ([] if files.listed else files.sizes for files in (before, after))
+    old, new = ({parts[1] for name in each if len(parts := name.split("/")) > 2} for each in names)
     if differing := sorted(old ^ new):
         raise ConfigError(
             f"data.allow_changed=true: class {differing[0]} is {'new' if differing[0] in new else 'gone'}, expected "
             "the same folders of classes, by whose order labels are numbered; bring them back, or begin another run"
         )
-
-
-def _class_folders(files: KnownFiles) -> set[str]:
-    return set() if files.listed else {parts[1] for name in files.sizes if len(parts := name.split("/")) > 2}
 
 
 def _some(names: list[str]) -> str:

@@ -5,7 +5,7 @@ import re
 import tarfile
 from collections import defaultdict
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, NamedTuple
 
 from fullstride.errors import MOST_SHOWN, ConfigError, elided, in_a_line
 from fullstride.meanflow.data.sources.interface import SUFFIXES, check_inside, hidden
@@ -116,7 +116,9 @@ def _label(file: Path, opened: IO[bytes], part: Part | None) -> int | None:
         return None
     content = bytes_at(opened, part.offset, part.size)
     try:
-        value = int(content) if part.name.lower().endswith(LABEL) else _of_metadata(json.loads(content))
+        found = {LABEL_KEYS[0]: int(content)} if part.name.lower().endswith(LABEL) else json.loads(content)
+        values = [found[key] for key in LABEL_KEYS if key in found] if isinstance(found, dict) else []
+        value = values[0] if values else None
     except ValueError:
         value = content.decode(errors="replace")
     if value is None or (type(value) is int and 0 <= value < MOST_CLASSES):
@@ -125,8 +127,3 @@ def _label(file: Path, opened: IO[bytes], part: Part | None) -> int | None:
         f"{file}: {elided(part.name, MOST_SHOWN)} says {elided(str(value), MOST_SHOWN)!r}, expected the number of a "
         "class from 0 on; write it so"
     )
-
-
-def _of_metadata(found: Any) -> Any:
-    values = [found[key] for key in LABEL_KEYS if key in found] if isinstance(found, dict) else []
-    return values[0] if values else None
