@@ -47,7 +47,7 @@ def train(overrides: Overrides = None) -> None:
     It lives in output_dir/run_name; stopped, it saves, and resume=true goes on with its own settings.
     """
     with leaving_on_sigterm():
-        from fullstride.bert.training.resume import settings_to_train
+        from fullstride.bert.training.runs import settings_to_train
         from fullstride.bert.training.trainer import train
 
         run = train(settings_to_train(overrides or []))

@@ -91,14 +91,26 @@ def run_demo(out: Path, *, epochs: int | None = None, seed: int = 0) -> None:
     config = _continued_or_replaced(out, demo_config(out, EPOCHS if epochs is None else epochs, seed))
     trainer = Trainer(config, resume_advice=SAME_COMMAND)
     say(trainer.description)
-    say(_expected_time(trainer))
+    steps = trainer.total_steps - trainer.state.position.step
+    training = f"{minutes(SECONDS_A_STEP * steps)} of training and " if steps else ""
+    scoring = minutes(SECONDS_AN_EVALUATION * sum(evaluations(*row) for row in SAMPLERS))
+    samplers = f"{scoring} of scoring {len(SAMPLERS)} samplers"
+    say(f"expected: about {training}{samplers}, on two CPU cores that do nothing else")
     trainer.run_to_end()
     generator = load_generator(out, "cpu")
     evaluator, scores = at_once(lambda: _scores(trainer.data, generator), "scoring the samplers")
     _draw(out, generator, trainer.data)
     ratio, trained = one_step_ratio(scores), training_seconds(read_metrics(out))
-    summary = {"one_step_over_best_solver": ratio, "training_seconds": trained, "steps": trainer.state.position.step}
-    _write_metrics(out, summary, scores, evaluator, trainer.config)
+    metrics = {
+        "one_step_over_best_solver": ratio,
+        "training_seconds": trained,
+        "steps": trainer.state.position.step,
+        "floor": asdict(evaluator.floor),
+        "samplers": {s.name: asdict(s) for s in scores},
+        "config": asdict(trainer.config),
+        "environment": environment(),
+    }
+    replace_file(out / METRICS, json.dumps(metrics, indent=1) + "\n")
     for table in score_tables(scores, evaluator.floor, "Digits"):
         Console().print(table)
     say(f"one-step energy distance / best solver's: {ratio:.2f}")
@@ -130,14 +142,6 @@ def _continued_or_replaced(out: Path, config: TrainConfig) -> TrainConfig:
     newest = "".join(f", {path.name}" for path in checkpoints(out)[-1:])
     say(f"{out} holds {kind} demo (epochs={saved['epochs']}, seed={saved['seed']}{newest}), which is replaced")
     return config
-
-
-def _expected_time(trainer: Trainer) -> str:
-    steps = trainer.total_steps - trainer.state.position.step
-    training = f"{minutes(SECONDS_A_STEP * steps)} of training and " if steps else ""
-    scoring = minutes(SECONDS_AN_EVALUATION * sum(evaluations(*row) for row in SAMPLERS))
-    samplers = f"{scoring} of scoring {len(SAMPLERS)} samplers"
-    return f"expected: about {training}{samplers}, on two CPU cores that do nothing else"
 
 
 def minutes(seconds: float) -> str:
@@ -183,18 +187,6 @@ def _draw(out: Path, generator: Generator, data: Dataset) -> None:
     )
     lines = numbered(read_metrics(out), "squared_error")
     save_loss_curve([x["step"] for x in lines], [x["squared_error"] for x in lines], out / "loss.png")
-
-
-def _write_metrics(
-    out: Path, summary: dict[str, float], scores: list[SamplerScore], evaluator: Evaluator, config: TrainConfig
-) -> None:
-    metrics = summary | {
-        "floor": asdict(evaluator.floor),
-        "samplers": {s.name: asdict(s) for s in scores},
-        "config": asdict(config),
-        "environment": environment(),
-    }
-    replace_file(out / METRICS, json.dumps(metrics, indent=1) + "\n")
 
 
 def _show_next_steps(out: Path) -> None:

@@ -38,7 +38,8 @@ def masked(rows: Rows, rng: np.random.Generator, fraction: float = MASKED, *, wh
         counted = (np.arange(room) < wanted) & np.isfinite(np.take_along_axis(scores, order, 1))
     # Filling points at the row's first token.
     places = np.where(counted, order, 0)
-    return _hidden(rows, places, counted, rng.random(places.shape), _any_token(rows, places, rng))
+    draw, ordinary = rng.random(places.shape), rows.vocabulary.ordinary
+    return _hidden(rows, places, counted, draw, ordinary[rng.integers(0, len(ordinary), places.shape)])
 
 
 def word_starts(rows: Rows) -> Int[np.ndarray, "rows length"]:
@@ -68,11 +69,6 @@ def _whole(
     chosen = np.take_along_axis(fits, word, 1) & real
     first = np.argsort(~chosen, axis=1, kind="stable")[:, :room]
     return np.take_along_axis(order, first, 1), np.take_along_axis(chosen, first, 1)
-
-
-def _any_token(rows: Rows, places: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    ordinary = rows.vocabulary.ordinary
-    return ordinary[rng.integers(0, len(ordinary), places.shape)]
 
 
 def in_turn(rows: Rows, rng: np.random.Generator, fraction: float = MASKED) -> Iterator[Batch]:

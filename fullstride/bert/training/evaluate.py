@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import jax.numpy as jnp
@@ -46,10 +46,6 @@ class Scores:
             f"masked loss {self.masked_loss:.3f}, accuracy {self.masked_accuracy:.1%}, "
             f"{self.bits_per_byte:.3f} bits/byte of {self.bytes:,} held-out bytes"
         )
-
-    def values(self) -> dict[str, float]:
-        """By name."""
-        return asdict(self)
 
 
 class Evaluator:

@@ -1,6 +1,7 @@
 """Where a run's numbers go: metrics.jsonl, and a line for people."""
 
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -90,7 +91,7 @@ class Reporter:
 
     def evaluation(self, number: int, scores: Scores) -> None:
         """Report an evaluation, whose time is not a step's."""
-        self.log.write(number, evaluation=scores.values())
+        self.log.write(number, evaluation=asdict(scores))
         self.console.print(f"step {number}: {scores}", markup=False, highlight=False, soft_wrap=True)
         self._clock = time.perf_counter()
 

@@ -1,4 +1,4 @@
-"""A run's folder: what describes it, and what it has learned."""
+"""A run's folder: what describes it, and what it has learned; which of its settings may change when it goes on."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -11,11 +11,12 @@ from fullstride.bert.model.bert import Bert
 from fullstride.bert.model.config import BertConfig
 from fullstride.bert.model.weights import WEIGHTS, load, save_model
 from fullstride.bert.training.build import shapes_of, step_of, with_attention
-from fullstride.bert.training.overrides import settings_from
+from fullstride.bert.training.overrides import apply, settings_from
 from fullstride.bert.training.settings import TrainSettings
 from fullstride.errors import ConfigError
 from fullstride.runs.atomic_files import read_kept, replace_file
-from fullstride.runs.folder import METRICS, write_config
+from fullstride.runs.folder import METRICS, folder_of, write_config
+from fullstride.runs.resume import FREE, changes, refuse
 from fullstride.runs.workload import check_kind
 from fullstride.step.jax.checkpoint import Checkpoints
 
@@ -113,3 +114,48 @@ def export(found: Trained, out: Path) -> Path:
     save_model(found.model, out, pad_token_id=found.tokenizer.token_to_id(PAD))
     save_tokenizer(found.tokenizer, out)
     return out
+
+
+# Besides what may change in every workload: how long, how a step runs; never what is learned, but for rounding and
+# where the rate falls to.
+FREE_KEYS = FREE | {"device", "layout", "model.attention", "sharding", "steps"}
+
+
+def settings_to_train(overrides: list[str]) -> TrainSettings:
+    """The settings of a run, not yet validated: with `resume=true` those it has in its folder, under the overrides.
+
+    Raises:
+        ConfigError: as `apply`; or if the folder's settings are those of another version.
+
+    """
+    given = TrainSettings()
+    apply(overrides, given)
+    begun = begun_run(given)
+    if begun is None or (own := own_settings(begun)) is None:
+        return given
+    # The folder may have been moved, and a run that once replaced another must not replace itself.
+    own.output_dir, own.run_name, own.overwrite = given.output_dir, given.run_name, False
+    apply(overrides, own)
+    return own
+
+
+def refuse_other_recipe(settings: TrainSettings) -> None:
+    """Refuse to go on with another recipe than that of the run's checkpoints, or to fewer steps than it has made.
+
+    Without a checkpoint there is no recipe yet.
+
+    Raises:
+        ConfigError: naming every key that differs and matters, with both values; or both numbers of steps.
+
+    """
+    run = begun_run(settings)
+    if run is None or own_sizes(run) is None or (own := own_settings(run)) is None:
+        return
+    refuse(run, changes(asdict(own), asdict(settings), FREE_KEYS))
+    if (made := steps_made(run) or 0) > settings.steps:
+        raise ConfigError(f"steps={settings.steps}: {run} has made {made}; expected {made} or more")
+
+
+def begun_run(settings: TrainSettings) -> Path | None:
+    """The folder of a run that is gone on with; None for one that begins, or is replaced and so leaves nothing."""
+    return folder_of(settings) if settings.resume and not settings.overwrite else None

@@ -12,11 +12,16 @@ from rich.console import Console
 from fullstride.bert.data.stream import ahead
 from fullstride.bert.model.bert import Bert
 from fullstride.bert.training.build import attention_of, begin, data_for, evaluator_of, model_of, shapes_of, step_of
-from fullstride.bert.training.evaluate import Scores
 from fullstride.bert.training.optimizer import updates
 from fullstride.bert.training.reporter import Reporter
-from fullstride.bert.training.resume import begun_run, refuse_other_recipe
-from fullstride.bert.training.runs import CHECKPOINTS, describe_run, own_sizes, own_tokenizer
+from fullstride.bert.training.runs import (
+    CHECKPOINTS,
+    begun_run,
+    describe_run,
+    own_sizes,
+    own_tokenizer,
+    refuse_other_recipe,
+)
 from fullstride.bert.training.settings import TrainSettings
 from fullstride.errors import ConfigError, OutOfMemory, Preempted, in_a_line, is_out_of_memory
 from fullstride.process.signals import Stop
@@ -107,13 +112,19 @@ class Trainer:
             OutOfMemory: if a step or an evaluation does not fit.
 
         """
+        settings = self.settings
         try:
             with self.stop, self.checkpoints, self.reporter:
                 self._steps(self.state.step)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
-            raise OutOfMemory(self._does_not_fit(in_a_line(error))) from None
+            data, accumulate, of = settings.data, settings.accumulate, settings.evaluation.batch_size
+            raise OutOfMemory(
+                f"{data.batch_size // accumulate} rows of {data.length} tokens at once do not fit "
+                f"({in_a_line(error)[:200]}); raise accumulate={accumulate}, lower data.batch_size or "
+                f"evaluation.batch_size={of}, or take precision=bf16"
+            ) from None
         finally:
             release(self.run)
         return self.run
@@ -126,28 +137,16 @@ class Trainer:
                 self.state, late = self.step(self.state, batch, key)
                 self.stop.arm()
                 self.reporter.late(late)
-                self._pace(late)
+                self._sent.append(late)
+                if len(self._sent) > WAITING and (oldest := self._sent.popleft()):
+                    oldest.arrays["loss"].block_until_ready()
                 self._after_step()
-
-    def _does_not_fit(self, reason: str) -> str:
-        data, settings = self.settings.data, self.settings
-        return (
-            f"{data.batch_size // settings.accumulate} rows of {data.length} tokens at once do not fit "
-            f"({reason[:200]}); raise accumulate={settings.accumulate}, lower data.batch_size or "
-            f"evaluation.batch_size={settings.evaluation.batch_size}, or take precision=bf16"
-        )
 
     def _given(self, number: int) -> tuple[Any, Any]:
         """What a step is given, on the device; runs on a thread of its own."""
         batch, sharding = self.batches.at(number), self.step.sharding
         placed = jax.device_put(batch) if sharding is None else sharding.put(batch)
         return placed, jax.random.fold_in(self._key, number)
-
-    def _pace(self, late: Metrics) -> None:
-        """Wait until at most so many steps wait."""
-        self._sent.append(late)
-        if len(self._sent) > WAITING and (oldest := self._sent.popleft()):
-            oldest.arrays["loss"].block_until_ready()
 
     def _is_due(self, number: int, every: int) -> bool:
         return bool(every) and number > 0 and (number % every == 0 or number == self.settings.steps)
@@ -168,14 +167,11 @@ class Trainer:
             self.checkpoints.save(self.state, {"data": self.data.fingerprint, "settings": asdict(self.settings)})
 
     def _evaluate(self) -> None:
-        scores = self.stop.unless_stopped(self._scores)
+        scores = self.stop.unless_stopped(lambda: self.evaluator(self.state.ema_model or self.state.model))
         if scores is not None:
             self.reporter.evaluation(self.state.step, scores)
         if self.stop.signal is not None:
             self._end_stopped()
-
-    def _scores(self) -> Scores:
-        return self.evaluator(self.state.ema_model or self.state.model)
 
     def _end_stopped(self) -> NoReturn:
         self._save()

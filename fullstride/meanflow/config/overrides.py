@@ -42,24 +42,18 @@ def read(overrides: list[str]) -> TrainConfig:
     """
     given = split(overrides, EXAMPLE)
     try:
-        return _composed(given)
+        overrides = _with_recipe(given)
+        config = chosen(_choices(overrides))
+        known = keys_of(config) | {"preset": Key("preset", str, (), "")}
+        for each in (each for each in overrides if each.key not in PRESETS):
+            if each.key not in known:
+                raise ConfigError(f"{each.given}: no such key{_hint(each.key, config)}")
+            assign(config, each.key, value_of(each, known[each.key]))
+        return config
     except ConfigError as error:
         if not any(str(error).startswith(f"{each.given}: expected") and _sweeps(each) for each in given):
             raise
         raise ConfigError(f"{error}; several values need `meanflow train --multirun`") from None
-
-
-def _composed(given: list[Override]) -> TrainConfig:
-    overrides = _with_recipe(given)
-    config = chosen(_choices(overrides))
-    known = keys_of(config) | {"preset": Key("preset", str, (), "")}
-    for each in overrides:
-        if each.key in PRESETS:
-            continue
-        if each.key not in known:
-            raise ConfigError(f"{each.given}: no such key{_hint(each.key, config)}")
-        assign(config, each.key, value_of(each, known[each.key]))
-    return config
 
 
 def _choices(overrides: list[Override]) -> dict[str, str]:
@@ -114,16 +108,12 @@ def sweep(overrides: list[str]) -> list[list[str]]:
         # A path cannot be part of a folder's name.
         name = "_".join([base or "sweep", *(re.sub(r"[/\\\0]|\.\.", "_", value) for value in share)])
         runs.append([*(text for text in combination if not text.startswith("run_name=")), f"run_name={name}"])
-    _check_names([run[-1] for run in runs], base)
-    return runs
-
-
-def _check_names(names: list[str], given: str) -> None:
-    """Each run needs a folder of its own."""
-    if "," in given:
-        raise ConfigError(f"run_name={given}: expected one name, which starts each run's; its values follow it")
+    if "," in base:
+        raise ConfigError(f"run_name={base}: expected one name, which starts each run's; its values follow it")
+    names = [run[-1] for run in runs]  # each needs a folder of its own
     if twice := sorted(name for name in set(names) if names.count(name) > 1):
         raise ConfigError(f"--multirun: {len(names)} runs, two of them {twice[0]}; expected each value once")
+    return runs
 
 
 def _sweeps(override: Override) -> bool:

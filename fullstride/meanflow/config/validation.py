@@ -1,7 +1,5 @@
 """Checks of a configuration: each value by its field, then what the components say that excludes what."""
 
-from collections.abc import Iterator
-
 from fullstride.errors import one_of
 from fullstride.meanflow.config import datasets, networks
 from fullstride.meanflow.config.presets import OUTSIDE, PRESETS
@@ -38,11 +36,5 @@ def validate(config: TrainConfig) -> None:
         if not (group in OUTSIDE and is_import_path(name)):
             one_of(f"{group}.name", name, choices)
     check(config)
-    refuse(_conflicts(config), config)
-
-
-def _conflicts(config: TrainConfig) -> Iterator[Conflict]:
-    yield from CONFLICTS
-    yield from weighting_of(config.loss.weighting).conflicts
-    yield from loss_of(config.loss).conflicts
-    yield from times.conflicts_of(config.loss)
+    chosen = (*weighting_of(config.loss.weighting).conflicts, *loss_of(config.loss).conflicts)
+    refuse((*CONFLICTS, *chosen, *times.conflicts_of(config.loss)), config)

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from fullstride.assets.fetch import fetch
 from fullstride.errors import ConfigError
-from fullstride.meanflow.data.dataset import Dataset, Split
-from fullstride.meanflow.data.fingerprint import fingerprint
+from fullstride.meanflow.data.dataset import Dataset, Split, fingerprint
 from fullstride.meanflow.data.sources.idx import read_idx
 
 SIDE, CLASSES = 28, 10

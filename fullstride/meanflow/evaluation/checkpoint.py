@@ -106,11 +106,6 @@ def _data_of(generator: Generator, path: Path, data_path: str) -> Dataset:
     return data
 
 
-def _write(path: Path, scored: dict[str, Any], scores: list[SamplerScore], floor: Score, more: dict[str, Any]) -> None:
-    values = scored | {"floor": asdict(floor), "samplers": {s.name: asdict(s) for s in scores}} | more
-    replace_file(path, json.dumps(values | {"environment": environment()}, indent=1) + "\n")
-
-
 def _scored(checkpoint: Path, options: Mapping[str, Any]) -> dict[str, Any]:
     """Which weights the scores are of, and how they generated."""
     config, ema = config_from_dict(read_manifest(checkpoint)["config"]), options.get("ema")
@@ -152,7 +147,8 @@ def _tell(
         told = ", ".join(f"{name} {value:.3g}" for name, value in rms.items())
         console.print(f"root mean square distance to {best} from the same noise: {told}", soft_wrap=True)
     path = checkpoint / ("consistency.json" if images else "evaluation.json")
-    _write(path, scored, scores, floor, more)
+    values = scored | {"floor": asdict(floor), "samplers": {s.name: asdict(s) for s in scores}} | more
+    replace_file(path, json.dumps(values | {"environment": environment()}, indent=1) + "\n")
     other = ("evaluate", "MeanFlow steps") if images else ("consistency", "one step and the ODE solvers")
     show_next_steps(
         {path: "the scores"},

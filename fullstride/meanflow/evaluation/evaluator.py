@@ -65,7 +65,9 @@ class Evaluator:
         self.classifier = reference_classifier(data, device) if can_classify(data) else None
         self.kinds: dict[str, Kind] = {name: self._kind(name) for name in feature_names(data, config)}
         self._real = EnergyReference(self._inputs(data.test))
-        self.floor = self._floor()
+        images = self._inputs(data.train)
+        labels = data.train.labels[chosen(len(data.train), self.num)]
+        self.floor = self._score(images, labels, {name: floor for name, (_, _, floor) in self.kinds.items()})
 
     def _kind(self, name: str) -> Kind:
         weights = None
@@ -79,11 +81,6 @@ class Evaluator:
     def _inputs(self, split: Split) -> Tensor:
         """As many inputs of a split as are generated, the same ones each time."""
         return self.data.images(split, chosen(len(split), self.num)).to(self.device)
-
-    def _floor(self) -> Score:
-        images = self._inputs(self.data.train)
-        labels = self.data.train.labels[chosen(len(self.data.train), self.num)]
-        return self._score(images, labels, {name: floor for name, (_, _, floor) in self.kinds.items()})
 
     def score(self, images: Tensor, labels: Tensor | None) -> Score:
         """Score generated images, made for `labels` if there are any; pictures are clipped to [-1, 1] first.

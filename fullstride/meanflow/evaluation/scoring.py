@@ -48,13 +48,9 @@ def score_samplers(
                 if score is not None:
                     scores.append(score)
                     if processes.leads:
-                        note(f"{place} of {len(rows)}, {_told(score)}")
+                        plural = "s" if score.nfe != 1 else ""
+                        told = f"{score.score.num_samples} samples of {score.nfe:g} evaluation{plural} each"
+                        note(f"{place} of {len(rows)}, {score.name}: {told}, {score.seconds:.1f} s")
     finally:
         counted.remove()
     return scores
-
-
-def _told(score: SamplerScore) -> str:
-    plural = "s" if score.nfe != 1 else ""
-    made = f"{score.score.num_samples} samples of {score.nfe:g} evaluation{plural} each"
-    return f"{score.name}: {made}, {score.seconds:.1f} s"

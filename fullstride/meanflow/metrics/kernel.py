@@ -15,10 +15,6 @@ def _kernel_sum(x: Tensor, y: Tensor) -> float:
     return total.item()
 
 
-def _own_sum(x: Tensor) -> float:
-    return (x.square().sum(1) / x.shape[1] + 1).pow(3).sum().item()
-
-
 def kernel_distance(x: Float[Tensor, "n d"], y: Float[Tensor, "m e"]) -> float:
     """The unbiased squared maximum mean discrepancy under the cubic kernel (arXiv:1801.01401, section 4), in fp64.
 
@@ -31,6 +27,7 @@ def kernel_distance(x: Float[Tensor, "n d"], y: Float[Tensor, "m e"]) -> float:
     """
     x, y = as_rows(x, y)
     n, m = len(x), len(y)
-    within_x = (_kernel_sum(x, x) - _own_sum(x)) / (n * (n - 1))
-    within_y = (_kernel_sum(y, y) - _own_sum(y)) / (m * (m - 1))
+    own_x, own_y = ((z.square().sum(1) / z.shape[1] + 1).pow(3).sum().item() for z in (x, y))
+    within_x = (_kernel_sum(x, x) - own_x) / (n * (n - 1))
+    within_y = (_kernel_sum(y, y) - own_y) / (m * (m - 1))
     return within_x + within_y - 2 * _kernel_sum(x, y) / (n * m)

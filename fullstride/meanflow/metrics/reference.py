@@ -129,17 +129,13 @@ def reference(
     key = cache_key("reference", VERSION, data.fingerprint, "test", num, "train", num_floor, extractor.identity)
 
     def make() -> Entry:
-        found, floor = _measured(data, extractor, num, num_floor)
+        found = Reference(extractor.label, split_features(data, data.test, num, extractor))
+        floor = found.score(split_features(data, data.train, num_floor, extractor))
         about = {"data": data.name, "fingerprint": data.fingerprint, "features": extractor.identity}
         return {"features": found.features}, about | {"floor": asdict(floor)}
 
     tensors, values = kept(folder, key, make)
     return Reference(extractor.label, tensors["features"]), FeatureScore(**values["floor"])
-
-
-def _measured(data: Dataset, extractor: Features, num: int, num_floor: int) -> tuple[Reference, FeatureScore]:
-    found = Reference(extractor.label, split_features(data, data.test, num, extractor))
-    return found, found.score(split_features(data, data.train, num_floor, extractor))
 
 
 def reference_classifier(

@@ -6,8 +6,8 @@ from torch import nn
 from fullstride.jvp import attention
 from fullstride.jvp.mixed_batch import Batch
 from fullstride.jvp.modules import Conv2d
+from fullstride.meanflow.models.common import zero_init
 from fullstride.meanflow.models.norm import GroupNorm
-from fullstride.meanflow.models.zero import zero_init
 
 
 def as_tokens(x: Float[Batch, "b c h w"]) -> Float[Batch, "b n c"]:

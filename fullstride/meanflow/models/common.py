@@ -1,4 +1,8 @@
-"""What every network does with its sizes and its labels."""
+"""Parts of every network: its sizes, its labels, layers that start as zero, evaluation mode."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
 
 import torch
 from jaxtyping import Float, Int
@@ -40,3 +44,27 @@ def class_vector(
         return like.new_zeros(())
     none = torch.full_like(like, table.num_embeddings - 1, dtype=torch.long)
     return table(none if label is None else label)
+
+
+L = TypeVar("L", nn.Conv2d, nn.Linear)
+
+
+def zero_init(layer: L) -> L:
+    """The layer with weight and bias 0, so that a residual branch starts as nothing."""
+    nn.init.zeros_(layer.weight)
+    if layer.bias is not None:
+        nn.init.zeros_(layer.bias)
+    return layer
+
+
+@contextmanager
+def evaluating(model: Callable[..., Tensor]) -> Iterator[None]:
+    """Eval mode for the model and everything in it; afterwards each module's own mode again, error or not."""
+    modes = {m: m.training for m in model.modules()} if isinstance(model, nn.Module) else {}
+    try:
+        for module in modes:
+            module.training = False
+        yield
+    finally:
+        for module, training in modes.items():
+            module.training = training

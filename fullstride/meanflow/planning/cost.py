@@ -6,7 +6,6 @@ overlaps in the model. With F a forward pass, a step takes 3F, and the tangent o
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 from fullstride.errors import ConfigError, one_of
 
@@ -56,11 +55,6 @@ class Costs:
     tangent: dict[str, float]
     written: float
     kept: dict[str, float]
-
-    @classmethod
-    def of(cls, values: dict[str, Any]) -> "Costs":
-        """As a file has them."""
-        return cls(**values)
 
 
 @dataclass(frozen=True)

@@ -124,8 +124,7 @@ def data_of(config: TrainConfig, records: int | None) -> tuple[int, tuple[int, i
 def passes_without_gradient(loss: LossConfig) -> float:
     """Forward passes beside the step's own, in units of the batch: of guidance, and of the objective."""
     guidance = (1 if loss.kappa == 0 else 2) if loss.guided and loss.label_dropout > 0 else 0
-    more = loss_of(loss).more_passes
-    return guidance + (more * derived_share(loss) if more else 0.0)
+    return guidance + loss_of(loss).more_passes * derived_share(loss)
 
 
 def derived_share(loss: LossConfig) -> float:

@@ -150,7 +150,9 @@ def sample_command(
         generator = load_generator(found, device, ema)
         check_precision(precision, generator.device, "--precision")
         check_backend(backend, generator.device, "--backend")
-        _check_label(label, generator.num_classes)
+        if label is not None and not 0 <= label < (classes := generator.num_classes):
+            expected = f"expected one of the run's classes, 0 to {classes - 1}"
+            raise ConfigError(f"--label {label}: {expected if classes else 'this run has no classes; leave it out'}")
         if vae is not None and generator.data.pixels:
             raise ConfigError(f"--vae {vae}: the run generates pictures, not latents; leave it out")
         # Before hours of sampling; the first process decodes.
@@ -160,7 +162,12 @@ def sample_command(
         made |= {"ema": generator.decay, "precision": precision, "backend": backend}
         made |= {"vae": str(vae)} if vae else {}
         place = out or default_place(found, made, generator.config.ema.decays[0])
-        processes.led(lambda: _check_place(place))
+
+        def check() -> None:
+            with _told(place):
+                check_place(place)
+
+        processes.led(check)
         network = {"batch_size": batch_size, "precision": precision, "backend": backend}
         chosen = {"sampler": sampler, "steps": steps, "seed": seed, **network}
         result = in_parts(lambda own: _sampled(generator, own, label, **chosen), num, processes)
@@ -184,11 +191,6 @@ def _told(out: Path) -> Iterator[None]:
         raise OSError(f"--out {out}: cannot write there ({error.strerror or error})") from error
 
 
-def _check_place(out: Path) -> None:
-    with _told(out):
-        check_place(out)
-
-
 def _check_sampler(sampler: str, steps: int | None) -> None:
     """Before anything is loaded."""
     one_of("--sampler", sampler, SAMPLERS)
@@ -200,12 +202,6 @@ def _check_sampler(sampler: str, steps: int | None) -> None:
         )
     if steps is not None and sampler not in EVALUATIONS:
         raise ConfigError(f"--sampler {sampler} --steps {steps}: it chooses its own; leave --steps out")
-
-
-def _check_label(label: int | None, num_classes: int) -> None:
-    if label is not None and not 0 <= label < num_classes:
-        expected = f"expected one of the run's classes, 0 to {num_classes - 1}"
-        raise ConfigError(f"--label {label}: {expected if num_classes else 'this run has no classes; leave it out'}")
 
 
 def _sampled(generator: Generator, own: range, label: int | None, **chosen: Any) -> SampleResult:
@@ -242,17 +238,12 @@ def _write(
         if generator.data.pixels:
             replace_set(out, made, lambda part: write_pictures(part, [result.images], classes))
         else:
-            _write_latents(result.images / generator.config.data.latent_scale, made, classes, out, decoder)
+            # Latents, which stay if they cannot be decoded, then pictures of them.
+            latents = result.images / generator.config.data.latent_scale
+            replace_set(out, made, lambda part: write_latents(part, latents))
+            if decoder is not None:
+                pictures = (decoder.pictures(some) for some in latents.split(DECODED))
+                add_to_set(out, lambda part: write_pictures(part, pictures, classes))
     plural = "s" if result.nfe != 1 else ""
     say(f"{num} images, {result.nfe:g} network evaluation{plural} each: {out}")
     return out / (GRID if generator.data.pixels or decoder is not None else LATENTS)
-
-
-def _write_latents(
-    latents: Tensor, made: dict[str, Any], classes: Tensor | None, out: Path, decoder: Autoencoder | None
-) -> None:
-    """Latents, which stay if they cannot be decoded, then pictures of them."""
-    replace_set(out, made, lambda part: write_latents(part, latents))
-    if decoder is not None:
-        pictures = (decoder.pictures(some) for some in latents.split(DECODED))
-        add_to_set(out, lambda part: write_pictures(part, pictures, classes))

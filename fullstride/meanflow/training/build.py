@@ -91,8 +91,7 @@ def build_augment(config: DataConfig) -> EdmAugment | None:
 
 def augment_dim(config: DataConfig) -> int:
     """Length of the augmentation labels of a run."""
-    augment = build_augment(config)
-    return 0 if augment is None else augment.dim
+    return EdmAugment.dim if config.augment > 0 else 0
 
 
 def build_objective(config: TrainConfig, data: Dataset, averages: Averages) -> Objective:

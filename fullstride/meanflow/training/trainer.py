@@ -16,19 +16,20 @@ from fullstride.device.select import describe, resolve_device
 from fullstride.errors import ConfigError, OutOfMemory, Preempted, ReadError, is_out_of_memory
 from fullstride.meanflow.config.schema import TrainConfig
 from fullstride.meanflow.data.loader import Ahead, Loader
+from fullstride.meanflow.data.order import orders
 from fullstride.meanflow.data.sources.known_files import keep_files
 from fullstride.meanflow.training.batch_share import check_launch
 from fullstride.meanflow.training.build import build_objective, build_state
 from fullstride.meanflow.training.derivative_check import check_derivative
-from fullstride.meanflow.training.epoch_orders import orders
 from fullstride.meanflow.training.evaluation_schedule import Evaluations
 from fullstride.meanflow.training.preflight import preflight
 from fullstride.meanflow.training.reporter import Reporter
 from fullstride.meanflow.training.saver import Saves
 from fullstride.meanflow.training.step import build_step, schedule
-from fullstride.meanflow.training.watchdog import gpu_use, limits_of, steps_to_checkpoint, watchdog_of
+from fullstride.meanflow.training.watchdog import limits_of, steps_to_checkpoint, watchdog_of
 from fullstride.process import torchrun as launched
 from fullstride.process.exit_codes import OUT_OF_MEMORY, UNREAD
+from fullstride.process.gpu_activity import GpuUse, ways_to_ask
 from fullstride.process.signals import Stop
 from fullstride.runs.early_ends import write_end
 from fullstride.runs.folder import how_to_resume, write_config
@@ -87,7 +88,7 @@ class Trainer:
         self.limits = limits_of(config, self.device)
         self.stop = Stop(ended=f"ended without saving; to continue from the last checkpoint, {self.resume_advice}")
         self.evaluations = Evaluations(config, self.data, self.device, self.state, self.reporter, self.stop)
-        self.gpu_use = gpu_use(self.limits, self.device)
+        self.gpu_use = GpuUse(ways_to_ask(self.device) if self.limits.gpu_idle else [])
         self.watchdog = watchdog_of(self.limits, self.state, self.run, self.gpu_use)
         self.after_step: list[Callable[[], None]] = []
         self._going = False  # whether a step was made
@@ -148,9 +149,12 @@ class Trainer:
             self.stop.arm()
             self.reporter.step(position, metrics, self._rate, self.state.guard.judged)
             if self.state.guard.exhausted():
-                self._roll_back()
+                before, checkpoint = position.step, self.saves.go_back()
+                self._go_on_from_the_position()
+                self._expect_checkpoint()
+                self.reporter.restored(self.state.position, checkpoint.name, before, self.state.guard.judged())
                 continue
-            if not self._is_over():
+            if position.batch < self.steps or position.epoch + 1 < self.config.epochs:
                 # While nothing of a step is under way: all processes can save if one has no batch.
                 self.batches.read()
             self._heed()
@@ -225,11 +229,6 @@ class Trainer:
         if position.batch >= self.steps:  # more of a set that has become smaller
             position.epoch, position.batch = position.epoch + 1, 0
 
-    def _is_over(self) -> bool:
-        """Tell whether the run's last step is made."""
-        position = self.state.position
-        return position.batch >= self.steps and position.epoch + 1 == self.config.epochs
-
     def _expect_checkpoint(self) -> None:
         self.watchdog.expect_checkpoint(steps_to_checkpoint(self.config, self.state.position, self.steps))
 
@@ -253,8 +252,10 @@ class Trainer:
             self._end_stopped()
         if found & 2:
             self._end_unread()
-        if found & 1:
-            self._save_early()
+        if found & 1:  # its steps have become much slower, and the next checkpoint is far away
+            if saved := self._save(must=False):
+                self.saves.note(f"steps have become slower; saved early: {saved}")
+            self._expect_checkpoint()
 
     def _after_epoch(self) -> None:
         epoch, config = self.state.position.epoch, self.config
@@ -274,12 +275,6 @@ class Trainer:
     def _save(self, *, must: bool) -> Path | None:
         return self.saves.save(must=must)
 
-    def _save_early(self) -> None:
-        """Save where the run is: its steps have become much slower, and the next checkpoint is far away."""
-        if saved := self._save(must=False):
-            self.saves.note(f"steps have become slower; saved early: {saved}")
-        self._expect_checkpoint()
-
     def _end_stopped(self, message: str = "") -> NoReturn:
         message = message or f"stopped; saved {self._save(must=True)}; to continue, {self.resume_advice}"
         raise Preempted(message) if self.stop.signal == signal.SIGTERM else KeyboardInterrupt(message)
@@ -292,13 +287,6 @@ class Trainer:
         except OSError as failed:
             kept = str(failed)
         raise type(error)(f"{error}; {kept}; to continue, {self.resume_advice}") from None
-
-    def _roll_back(self) -> None:
-        before = self.state.position.step
-        checkpoint = self.saves.go_back()
-        self._go_on_from_the_position()
-        self._expect_checkpoint()
-        self.reporter.restored(self.state.position, checkpoint.name, before, self.state.guard.judged())
 
 
 def train(config: TrainConfig) -> Path:

@@ -7,7 +7,7 @@ import torch
 from fullstride.meanflow.config.schema import TrainConfig
 from fullstride.meanflow.training.state import Position, RunState
 from fullstride.process.exit_codes import STUCK
-from fullstride.process.gpu_activity import GpuUse, ways_to_ask
+from fullstride.process.gpu_activity import GpuUse
 from fullstride.process.watchdog import Watchdog
 from fullstride.process.watchdog_clocks import Limits, Verdict
 from fullstride.runs.early_ends import write_end
@@ -25,11 +25,6 @@ def limits_of(config: TrainConfig, device: torch.device) -> Limits:
         checkpoint_least=60 * watch.checkpoint_minutes,
         shown=config.guard.stall_seconds,
     )
-
-
-def gpu_use(limits: Limits, device: torch.device) -> GpuUse:
-    """Who knows whether the run's GPU is busy, if that matters."""
-    return GpuUse(ways_to_ask(device) if limits.gpu_idle else [])
 
 
 def watchdog_of(limits: Limits, state: RunState, run: Path, use: GpuUse) -> Watchdog:

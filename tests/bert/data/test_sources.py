@@ -10,7 +10,7 @@ import pytest
 from fullstride.assets import fetch as assets
 from fullstride.assets.registry import ASSETS
 from fullstride.bert.data import gcide, hugging_face, python_docs, text_files
-from fullstride.bert.data.prose import paragraphs
+from fullstride.bert.data.python_docs import paragraphs
 from fullstride.errors import ConfigError
 
 

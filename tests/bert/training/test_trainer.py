@@ -3,6 +3,7 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import asdict
 from typing import Any, cast
 
 import jax
@@ -55,7 +56,7 @@ def test_the_loss_falls_and_what_is_left_is_used(texts, tmp_path):
     assert scores[-1]["bytes"] == trainer.data.held_out.size
     assert trainer.step.traces == 1
     again = evaluate_command(trainer.run, [])
-    assert again.values() == pytest.approx(scores[-1], rel=1e-5)
+    assert asdict(again) == pytest.approx(scores[-1], rel=1e-5)
     assert "bits/byte" in str(again)
 
     found = trained(trainer.run)

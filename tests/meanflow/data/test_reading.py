@@ -70,7 +70,7 @@ def read_at(trainer: Trainer, step: int):
 
 
 def orders_of(trainer: Trainer):
-    from fullstride.meanflow.training.epoch_orders import orders
+    from fullstride.meanflow.data.order import orders
 
     return orders(trainer.config, trainer.data.train, trainer.steps, trainer.state.position.epoch, 0, trainer.processes)
 

@@ -1,13 +1,29 @@
-"""The IDX format of MNIST's family: a magic number, the sizes, the bytes."""
+"""The IDX format of MNIST's family: a magic number, the sizes, the bytes; and files that may be packed by gzip."""
 
+import gzip
 import math
 import struct
+import zlib
 from pathlib import Path
 
 import numpy as np
 
 from fullstride.errors import ConfigError
-from fullstride.meanflow.data.packed import read_packed
+
+
+def read_packed(file: Path) -> bytes:
+    """The content of a file, unpacked if it is packed, whatever its name.
+
+    Raises:
+        ConfigError: for a packed file that is damaged.
+
+    """
+    data = file.read_bytes()
+    try:
+        return gzip.decompress(data) if data.startswith(b"\x1f\x8b") else data
+    except (OSError, EOFError, zlib.error) as error:
+        raise ConfigError(f"{file}: {error}; damaged, get it again") from None
+
 
 UBYTE = 8
 

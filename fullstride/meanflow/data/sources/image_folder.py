@@ -10,9 +10,8 @@ import torch
 from fullstride.errors import ConfigError, Damaged, one_of
 from fullstride.meanflow.config.schema import DataConfig
 from fullstride.meanflow.data.dataset import Dataset, Split
-from fullstride.meanflow.data.fingerprint import fingerprint as content
-from fullstride.meanflow.data.reading import read_again
-from fullstride.meanflow.data.skipping import Skips
+from fullstride.meanflow.data.dataset import fingerprint as content
+from fullstride.meanflow.data.reading import Skips, read_again
 from fullstride.meanflow.data.sources.edm_labels import LABELS
 from fullstride.meanflow.data.sources.folders import fingerprint, hold_out
 from fullstride.meanflow.data.sources.hugging_face import SavedRows, is_saved
