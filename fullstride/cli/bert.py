@@ -6,8 +6,7 @@ from typing import Annotated
 
 import typer
 
-from fullstride.bert.training.overrides import SHORT
-from fullstride.bert.training.settings import TrainSettings
+from fullstride.bert.training.settings import SHORT, TrainSettings
 from fullstride.cli.help import App
 from fullstride.cli.settings import completing, offers, settings_in, show_settings
 from fullstride.errors import ConfigError
@@ -98,7 +97,7 @@ def evaluate(folder: Folder, overrides: Overrides = None) -> None:
 
     A run is scored on its own held-out text unless told, weights on that of the given data.
     """
-    from fullstride.bert.training.scoring import evaluate_command
+    from fullstride.bert.training.runs import evaluate_command
 
     typer.echo(str(evaluate_command(folder, overrides or [])))
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fullstride.errors import ConfigError
-from fullstride.meanflow.planning.duration import duration
+from fullstride.meanflow.planning.cost import duration
 
 if TYPE_CHECKING:
     from rich.table import Table

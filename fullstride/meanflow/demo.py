@@ -21,9 +21,8 @@ from fullstride.meanflow.config.schema import (
     TrainConfig,
 )
 from fullstride.meanflow.data.dataset import Dataset
-from fullstride.meanflow.evaluation.evaluator import Evaluator
+from fullstride.meanflow.evaluation.evaluator import Evaluator, evaluations, score_samplers
 from fullstride.meanflow.evaluation.scores import SamplerScore, one_step_ratio, score_tables
-from fullstride.meanflow.evaluation.scoring import evaluations, score_samplers
 from fullstride.meanflow.sampling.generate import Generator, load_generator
 from fullstride.meanflow.sampling.grids import save_comparison, save_loss_curve
 from fullstride.meanflow.sampling.samplers import sample
@@ -32,9 +31,8 @@ from fullstride.meanflow.training.trainer import Trainer
 from fullstride.measure.environment import environment
 from fullstride.process.signals import at_once
 from fullstride.runs.atomic_files import replace_file
-from fullstride.runs.folder import SAME_COMMAND, numbered, read_metrics
+from fullstride.runs.folder import SAME_COMMAND, check_kind, numbered, read_metrics, run_config
 from fullstride.runs.next_steps import command, say, show_next_steps
-from fullstride.runs.workload import check_kind, run_config
 
 EPOCHS = 130
 SAMPLERS = [("meanflow", 1), ("meanflow", 2), ("meanflow", 4)]
@@ -115,16 +113,24 @@ def run_demo(out: Path, *, epochs: int | None = None, seed: int = 0) -> None:
         Console().print(table)
     say(f"one-step energy distance / best solver's: {ratio:.2f}")
     say(f"trained for {trained:.0f} s; this command took {time.perf_counter() - start:.0f} s")
-    _show_next_steps(out)
+    show_next_steps(
+        {
+            out / "samples.png": "samples of one step, and real digits",
+            out / "loss.png": "the training loss",
+            out / METRICS: "every number above",
+            checkpoints(out)[-1]: "the trained network",
+        },
+        {
+            command("meanflow", "sample", out): "generate more digits",
+            command(
+                "meanflow", "train", "data=image_folder", "data.path=PICTURES", "data.image_size=32"
+            ): "your own data",
+        },
+    )
 
 
 def _continued_or_replaced(out: Path, config: TrainConfig) -> TrainConfig:
-    """The configuration of this run, after what an earlier one has left; says what becomes of that.
-
-    Raises:
-        ConfigError: if the earlier one is not a demo.
-
-    """
+    """The configuration of this run, after what an earlier one has left; says what becomes of that."""
     if not (saved := run_config(out)):
         return config
     check_kind(out, "meanflow")
@@ -187,20 +193,3 @@ def _draw(out: Path, generator: Generator, data: Dataset) -> None:
     )
     lines = numbered(read_metrics(out), "squared_error")
     save_loss_curve([x["step"] for x in lines], [x["squared_error"] for x in lines], out / "loss.png")
-
-
-def _show_next_steps(out: Path) -> None:
-    show_next_steps(
-        {
-            out / "samples.png": "samples of one step, and real digits",
-            out / "loss.png": "the training loss",
-            out / METRICS: "every number above",
-            checkpoints(out)[-1]: "the trained network",
-        },
-        {
-            command("meanflow", "sample", out): "generate more digits",
-            command(
-                "meanflow", "train", "data=image_folder", "data.path=PICTURES", "data.image_size=32"
-            ): "your own data",
-        },
-    )

@@ -1,9 +1,10 @@
-"""A run's folder: its configuration, its metrics as JSON lines, its checkpoints."""
+"""A run's folder: its configuration, its metrics as JSON lines, its checkpoints; which workload it is of."""
 
 import itertools
 import json
 import math
 import shutil
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -11,7 +12,39 @@ from typing import Any, Protocol, runtime_checkable
 from fullstride.errors import ConfigError
 from fullstride.runs.atomic_files import note, replace_file
 from fullstride.runs.lock import LOCK, hold
-from fullstride.runs.workload import CONFIG, check_kind, kind_of, run_config
+
+CONFIG = "config.json"
+TITLES = {"meanflow": "MeanFlow", "bert": "BERT"}
+# A key that each workload's configuration has, and no other's.
+MARKS = {"meanflow": "epochs", "bert": "steps"}
+
+
+def run_config(folder: Path) -> dict[str, Any]:
+    """The configuration that a run left in its folder, empty without one: weights have a config.json, too."""
+    try:
+        found = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) and {"output_dir", "run_name"} <= found.keys() else {}
+
+
+def kind_of(config: Mapping[str, Any]) -> str | None:
+    """The workload that a run's configuration is of: a name in `TITLES`, or None."""
+    return next((kind for kind, mark in MARKS.items() if mark in config), None)
+
+
+def check_kind(run: Path, kind: str | None) -> None:
+    """Raise if `run` belongs to another workload than `kind`; None is an unknown one.
+
+    Raises:
+        ConfigError: naming the folder and both workloads.
+
+    """
+    found = kind_of(run_config(run))
+    if found is None or kind is None or found == kind:
+        return
+    raise ConfigError(f"{run} is a {TITLES[found]} run, not a {TITLES[kind]} run; expected another folder or run_name")
+
 
 METRICS = "metrics.jsonl"
 # How to continue a stopped run of a command that finds out by itself where it was.
@@ -83,11 +116,14 @@ def _remove_run(run: Path) -> None:
             f"{run} is not empty and holds no run; overwrite=true would delete it: choose another run_name"
         )
     hold(run)
-    # Renamed first: a kill in the middle must not leave half a run of this name. A link, as to a larger disk, stays.
-    real = run.resolve()
-    hidden = real.with_name(REMOVING + real.name)
+    remove_folder(run.resolve())  # a link, as to a larger disk, stays
+
+
+def remove_folder(folder: Path) -> None:
+    """Remove a folder, renamed first: a kill in the middle must not leave half of it under this name."""
+    hidden = folder.with_name(REMOVING + folder.name)
     shutil.rmtree(hidden, ignore_errors=True)
-    shutil.rmtree(real.rename(hidden), ignore_errors=True)
+    shutil.rmtree(folder.rename(hidden), ignore_errors=True)
 
 
 def has_evaluation(run: Path, step: int) -> bool:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from fullstride.settings.conflicts import Conflict
+from fullstride.settings.fields import Conflict
 from fullstride.settings.import_path import is_import_path
 
 

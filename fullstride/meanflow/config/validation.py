@@ -8,8 +8,7 @@ from fullstride.meanflow.metrics import inception
 from fullstride.meanflow.objective import times
 from fullstride.meanflow.objective.loss import loss_of
 from fullstride.meanflow.objective.weighting import weighting_of
-from fullstride.settings.conflicts import Conflict, refuse
-from fullstride.settings.fields import check
+from fullstride.settings.fields import Conflict, check, refuse
 from fullstride.settings.import_path import is_import_path
 
 CONFLICTS = (

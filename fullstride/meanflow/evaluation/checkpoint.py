@@ -11,17 +11,15 @@ from rich.console import Console
 from torch import Tensor
 
 from fullstride.errors import ConfigError
-from fullstride.meanflow.checkpoints.folder import find_checkpoint
-from fullstride.meanflow.checkpoints.format import read_manifest
+from fullstride.meanflow.checkpoints.folder import find_checkpoint, read_manifest
 from fullstride.meanflow.config.datasets import row_of
 from fullstride.meanflow.config.presets import config_from_dict
 from fullstride.meanflow.data.catalogue import load_data
 from fullstride.meanflow.data.dataset import Dataset
 from fullstride.meanflow.data.sources.known_files import known_files
-from fullstride.meanflow.evaluation.evaluator import shared_evaluator
+from fullstride.meanflow.evaluation.evaluator import score_samplers, shared_evaluator
 from fullstride.meanflow.evaluation.preflight import check_generating
 from fullstride.meanflow.evaluation.scores import SamplerScore, Score, distances_to_best, one_step_ratio, score_tables
-from fullstride.meanflow.evaluation.scoring import score_samplers
 from fullstride.meanflow.sampling.generate import Generator, load_generator
 from fullstride.meanflow.training.batch_share import all_started
 from fullstride.meanflow.training.state import DataFacts

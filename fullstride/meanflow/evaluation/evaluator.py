@@ -1,7 +1,7 @@
 """How good generated images are, beside the floor: what as many training images score against the held-out split."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -18,7 +18,9 @@ from fullstride.meanflow.metrics.energy import EnergyReference
 from fullstride.meanflow.metrics.features import Features, build_features
 from fullstride.meanflow.metrics.reference import FeatureScore, Reference, chosen, reference, reference_classifier
 from fullstride.meanflow.sampling.generate import check_finite
-from fullstride.meanflow.sampling.samplers import sample
+from fullstride.meanflow.sampling.samplers import EVALUATIONS, sample
+from fullstride.process.progress import Progress
+from fullstride.runs.atomic_files import note
 from fullstride.step.torch import ALONE, Processes
 
 EVALUATION_SEED = 20_001
@@ -120,21 +122,18 @@ class Evaluator:
 
         None where `guarded` has ended a process's part. The first process hands the images to `keep`.
         """
-        labels = self._labels() if num_classes else None
+        labels = None
+        if num_classes:
+            # Those of the held-out images that the samples are compared with: classes are as frequent there as here.
+            # Where more are generated than are held out, all in turn, and then some of all of them.
+            rounds, rest = divmod(self.num, total := len(self.data.test))
+            indices = torch.cat([torch.arange(total).repeat(rounds), chosen(total, rest)])
+            labels = self.data.test.labels[indices]
         own = self.processes.part(self.num)
         part = {"sampler": sampler, "steps": steps, "num_classes": num_classes}
         make = lambda: self._part(model, own, None if labels is None else labels[own.start : own.stop], **part)  # noqa: E731
         parts = self.processes.collect(self.processes.agreed(lambda: self._guarded(make)))
         return self.processes.led(lambda: self._guarded(lambda: self._of_parts(parts, sampler, steps, labels, keep)))
-
-    def _labels(self) -> Tensor:
-        """Those of the held-out images that the samples are compared with: classes are as frequent there as here.
-
-        Where more are generated than are held out, all in turn, and then some of all of them.
-        """
-        total = len(self.data.test)
-        rounds, rest = divmod(self.num, total)
-        return self.data.test.labels[torch.cat([torch.arange(total).repeat(rounds), chosen(total, rest)])]
 
     def _part(self, model: nn.Module, own: range, label: Tensor | None, **chosen: Any) -> "Part":
         """The process's images and their features; none where there are fewer images than processes."""
@@ -215,3 +214,48 @@ def shared_evaluator(
     other = processes.agreed(lambda: None if processes.leads else make())
     made = first or other
     return made if all(processes.gather(made is not None)) else None
+
+
+def evaluations(sampler: str, steps: int) -> int:
+    """Network evaluations of an image by a sampler of fixed steps."""
+    return EVALUATIONS[sampler] * steps
+
+
+def score_samplers(
+    evaluator: Evaluator,
+    model: nn.Module,
+    rows: Sequence[tuple[str, int]],
+    num_classes: int,
+    keep: Callable[[Tensor], None] = lambda images: None,
+) -> list[SamplerScore]:
+    """The scores of samplers, of which the first process shows the progress, a line for each. Collective.
+
+    Args:
+        evaluator: scores them.
+        model: the network.
+        rows: samplers and their steps.
+        num_classes: of the network; 0 without labels.
+        keep: takes the images of each sampler on the first process.
+
+    """
+    processes, scores, made = evaluator.processes, list[SamplerScore](), 0
+    num = max(1, len(processes.part(evaluator.num)))
+    total = num * sum(evaluations(*row) for row in rows)
+    # An evaluation that a CUDA graph replays counts when its sampler ends.
+    counted = model.register_forward_hook(lambda _, __, output: progress.at(progress.done + len(output)))
+    try:
+        with Progress("scoring", total, brief=True, shown=processes.leads) as progress:
+            for place, row in enumerate(rows, 1):
+                progress.status = (f"{place}/{len(rows)} {row[0]} {row[1]}",)
+                score = evaluator.sampler_score(model, *row, num_classes, keep)
+                made += num * evaluations(*row)
+                progress.at(made)
+                if score is not None:
+                    scores.append(score)
+                    if processes.leads:
+                        plural = "s" if score.nfe != 1 else ""
+                        told = f"{score.score.num_samples} samples of {score.nfe:g} evaluation{plural} each"
+                        note(f"{place} of {len(rows)}, {score.name}: {told}, {score.seconds:.1f} s")
+    finally:
+        counted.remove()
+    return scores

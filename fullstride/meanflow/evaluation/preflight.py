@@ -8,10 +8,9 @@ import torch
 from fullstride.assets.fetch import fetch
 from fullstride.device.precision import check_precision
 from fullstride.errors import ConfigError, one_of
-from fullstride.meanflow.config.schema import EvalConfig
+from fullstride.meanflow.config.schema import FEATURES, EvalConfig
 from fullstride.meanflow.data.dataset import Dataset
 from fullstride.meanflow.metrics.classifier import MIN_SIZE
-from fullstride.meanflow.metrics.features import FEATURES
 from fullstride.meanflow.metrics.inception import load_inception
 from fullstride.meanflow.metrics.reference import NEIGHBOURS
 from fullstride.meanflow.sampling.graphed import check_backend

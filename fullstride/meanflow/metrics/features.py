@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fullstride.device.precision import ieee
 from fullstride.errors import ConfigError, one_of
+from fullstride.meanflow.config.schema import FEATURES
 from fullstride.meanflow.metrics import classifier as small
 from fullstride.meanflow.metrics import inception
 from fullstride.meanflow.metrics.efficientnet import load_efficientnet

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fullstride.errors import ConfigError
 from fullstride.meanflow.metrics.weights import first_line, read_weights
-from fullstride.settings.conflicts import Conflict
+from fullstride.settings.fields import Conflict
 
 CONFLICTS = (
     Conflict(

@@ -16,10 +16,8 @@ from fullstride.errors import ConfigError
 from fullstride.meanflow.data.dataset import Dataset, Split
 from fullstride.meanflow.metrics.cache import Entry, cache_key, kept, reference_folder
 from fullstride.meanflow.metrics.classifier import FeatureClassifier, train_classifier
+from fullstride.meanflow.metrics.distances import frechet_distance, kernel_distance, precision_recall
 from fullstride.meanflow.metrics.features import Features
-from fullstride.meanflow.metrics.frechet import frechet_distance
-from fullstride.meanflow.metrics.kernel import kernel_distance
-from fullstride.meanflow.metrics.precision_recall import precision_recall
 from fullstride.runs.atomic_files import note
 
 # Of what is kept: raise it when the same key would mean other numbers.

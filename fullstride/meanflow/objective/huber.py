@@ -5,7 +5,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from fullstride.meanflow.objective.weighting import Weighting, adaptive_weight
-from fullstride.settings.conflicts import Conflict
+from fullstride.settings.fields import Conflict
 
 # How near two samples' times are to tell of each other's error: of log(t / (1 - t)), as far as the error of a velocity
 # keeps its size, and of (t - r) / t, which is 0 where r = t and near 1 where r is near 0.

@@ -5,7 +5,7 @@ the authors' later CIFAR-10 recipe gives t and r a law each ("v1").
 """
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fullstride.meanflow.config.objectives import TIME_LAWS
 from fullstride.meanflow.config.schema import LossConfig
-from fullstride.settings.conflicts import Conflict
+from fullstride.settings.fields import Conflict
 from fullstride.settings.import_path import load_object
 
 Times = tuple[Float[Tensor, " b"], Float[Tensor, " b"]]
@@ -125,19 +125,14 @@ _SETTINGS = {
 }
 
 
-def law_of(name: str) -> Callable[..., TimeLaw]:
-    """The law of a name of `TIME_LAWS`."""
-    return load_object(TIME_LAWS[name], "loss.time_law")
-
-
-def _reads(name: str, parameter: str) -> bool:
-    return parameter in inspect.signature(law_of(name)).parameters
+def _reads(law: str, parameter: str) -> bool:
+    return parameter in inspect.signature(load_object(TIME_LAWS[law], "loss.time_law")).parameters
 
 
 def times_of(config: LossConfig) -> TimeLaw:
     """The law of (t, r) of a configuration."""
-    name = config.time_law
-    law = law_of(name)(**{p: getattr(config, key) for p, key in _SETTINGS.items() if _reads(name, p)})
+    settings = {p: getattr(config, key) for p, key in _SETTINGS.items() if _reads(config.time_law, p)}
+    law = load_object(TIME_LAWS[config.time_law], "loss.time_law")(**settings)
     return BatchTime(law) if config.use_batch_time else law
 
 

@@ -5,18 +5,18 @@ was stopped goes on.
 """
 
 import hashlib
+import itertools
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from fullstride.device.select import resolve_device
 from fullstride.errors import ConfigError
 from fullstride.meanflow.data.dataset import Split, decode_images
 from fullstride.meanflow.data.latents import MADE, WHOLE
-from fullstride.meanflow.data.loader import Batch, Loader
+from fullstride.meanflow.data.loader import Loader
 from fullstride.meanflow.data.shards import SUFFIX, Shard, write_shard
 from fullstride.meanflow.data.sources.image_folder import image_folder
 from fullstride.meanflow.sampling.autoencoder import Autoencoder, load_autoencoder
@@ -134,14 +134,18 @@ def _encode(network: Autoencoder, split: Split, folder: Path, encoding: Encoding
     missing = [part for part in _shards(folder, len(split), encoding.shard_size) if not _is_there(*part)]
     # The records of each part in batches, the last of which may be smaller.
     orders = (step[None] for _, part in missing for step in torch.arange(part.start, part.stop).split(batch))
+    kind = torch.float16 if encoding.half else torch.float32
     with Loader(split, network.device, workers) as loader:
         arriving = loader.batches(orders)
         for file, part in missing:
-            made = [_moments(network, next(arriving), encoding) for _ in range(-(-len(part) // batch))]
-            moments, labels, flipped = (None if x[0] is None else torch.cat(x) for x in zip(*made, strict=True))
-            assert moments is not None
-            assert labels is not None
-            write_shard(file, moments, labels, flipped)
+            moments, labels, flipped = [], [], []
+            for read in itertools.islice(arriving, -(-len(part) // batch)):
+                x = decode_images(read.raw).expand(-1, 3, -1, -1)  # a grey picture is one in colour, too
+                moments.append(network.moments(x).to(kind))
+                labels.append(read.labels.cpu())
+                if encoding.flip:
+                    flipped.append(network.moments(x.flip(-1)).to(kind))
+            write_shard(file, torch.cat(moments), torch.cat(labels), torch.cat(flipped) if flipped else None)
             note(f"{file}: records {part.start} to {part.stop - 1} of {len(split)}")
 
 
@@ -157,11 +161,3 @@ def _is_there(file: Path, part: range) -> bool:
     if (found := len(Shard.read(file).labels)) != len(part):
         raise ConfigError(f"{file}: holds {found} records, expected {len(part)}; delete it")
     return True
-
-
-def _moments(network: Autoencoder, read: Batch, encoding: Encoding) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Moments and labels of a batch, and those of the mirrored pictures."""
-    x = decode_images(read.raw).expand(-1, 3, -1, -1)  # a grey picture is one in colour, too
-    kept = lambda x: x.half() if encoding.half else x  # noqa: E731
-    flipped = kept(network.moments(x.flip(-1))) if encoding.flip else None
-    return kept(network.moments(x)), read.labels.cpu(), flipped

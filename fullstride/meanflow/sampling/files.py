@@ -17,7 +17,7 @@ from PIL import Image
 from torch import Tensor
 
 from fullstride.device.select import cores
-from fullstride.meanflow.checkpoints.format import save_tensors
+from fullstride.meanflow.checkpoints.folder import save_tensors
 from fullstride.meanflow.data.dataset import to_uint8
 from fullstride.meanflow.sampling.grids import save_grid
 from fullstride.runs.atomic_files import note
@@ -82,7 +82,9 @@ def replace_set(out: Path, made: dict[str, Any], write: Callable[[Path], None]) 
         write(part)
         (part / MADE).write_text(json.dumps(made, indent=1) + "\n")
         names = {path.name for path in part.iterdir()}
-        earlier = _record(out)
+        earlier = {}  # what an earlier set was made with, if there is one of this program's
+        with suppress(FileNotFoundError, ValueError):
+            earlier = found if isinstance(found := json.loads((out / MADE).read_text()), dict) else {}
         keys = [key for key in {**earlier, **made} if earlier and earlier.get(key) != made.get(key)]
         if changed := ", ".join(f"{key}: {earlier.get(key)} -> {made.get(key)}" for key in keys):
             note(f"{out}: replacing the samples there, which were made with other settings ({changed})")
@@ -123,15 +125,6 @@ def _beside(out: Path) -> Iterator[Path]:
 def _move(part: Path, out: Path) -> None:
     for path in sorted(part.iterdir()):
         path.replace(out / path.name)
-
-
-def _record(out: Path) -> dict[str, Any]:
-    """What an earlier set was made with; empty if there is none of this program's."""
-    try:
-        found = json.loads((out / MADE).read_text())
-    except (FileNotFoundError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _earlier(made: dict[str, Any]) -> list[str]:

@@ -13,21 +13,11 @@ from torch import Tensor, nn
 from fullstride.device.precision import check_precision
 from fullstride.device.select import resolve_device
 from fullstride.errors import ConfigError, one_of
-from fullstride.meanflow.checkpoints.folder import find_checkpoint
-from fullstride.meanflow.checkpoints.format import read_group, read_manifest
+from fullstride.meanflow.checkpoints.folder import find_checkpoint, read_group, read_manifest
 from fullstride.meanflow.config.presets import config_from_dict
 from fullstride.meanflow.config.schema import TrainConfig
+from fullstride.meanflow.sampling import files
 from fullstride.meanflow.sampling.autoencoder import Autoencoder, load_autoencoder
-from fullstride.meanflow.sampling.files import (
-    GRID,
-    LATENTS,
-    add_to_set,
-    check_place,
-    default_place,
-    replace_set,
-    write_latents,
-    write_pictures,
-)
 from fullstride.meanflow.sampling.graphed import check_backend
 from fullstride.meanflow.sampling.noise import seeded_labels
 from fullstride.meanflow.sampling.samplers import EVALUATIONS, SAMPLERS, SampleResult, sample
@@ -161,11 +151,11 @@ def sample_command(
         made = {"checkpoint": str(found), "sampler": sampler, "steps": steps, "seed": seed, "num": num, "label": label}
         made |= {"ema": generator.decay, "precision": precision, "backend": backend}
         made |= {"vae": str(vae)} if vae else {}
-        place = out or default_place(found, made, generator.config.ema.decays[0])
+        place = out or files.default_place(found, made, generator.config.ema.decays[0])
 
         def check() -> None:
             with _told(place):
-                check_place(place)
+                files.check_place(place)
 
         processes.led(check)
         network = {"batch_size": batch_size, "precision": precision, "backend": backend}
@@ -177,7 +167,7 @@ def sample_command(
         path = processes.led(lambda: _write(result, generator, made | {"nfe": result.nfe}, drawn, place, decoder))
         if processes.leads:
             show_next_steps(
-                {path: "all of them" if path.name == LATENTS else "the first of them, one picture"},
+                {path: "all of them" if path.name == files.LATENTS else "the first of them, one picture"},
                 {command("meanflow", "evaluate", checkpoint): "score samples of the same weights"},
             )
         return path
@@ -236,14 +226,14 @@ def _write(
     classes = None if seed is None else seeded_labels(seed, 0, num, generator.num_classes)
     with _told(out):
         if generator.data.pixels:
-            replace_set(out, made, lambda part: write_pictures(part, [result.images], classes))
+            files.replace_set(out, made, lambda part: files.write_pictures(part, [result.images], classes))
         else:
             # Latents, which stay if they cannot be decoded, then pictures of them.
             latents = result.images / generator.config.data.latent_scale
-            replace_set(out, made, lambda part: write_latents(part, latents))
+            files.replace_set(out, made, lambda part: files.write_latents(part, latents))
             if decoder is not None:
                 pictures = (decoder.pictures(some) for some in latents.split(DECODED))
-                add_to_set(out, lambda part: write_pictures(part, pictures, classes))
+                files.add_to_set(out, lambda part: files.write_pictures(part, pictures, classes))
     plural = "s" if result.nfe != 1 else ""
     say(f"{num} images, {result.nfe:g} network evaluation{plural} each: {out}")
-    return out / (GRID if generator.data.pixels or decoder is not None else LATENTS)
+    return out / (files.GRID if generator.data.pixels or decoder is not None else files.LATENTS)

@@ -145,7 +145,13 @@ def ode_sample(
     one_of("method", method, ODE_METHODS)
     adaptive = method == "dopri5"
     if adaptive:
-        _check_adaptive(steps, rtol, atol, noise.dtype)
+        if steps is not None:
+            raise ValueError(f"steps is {steps}, but dopri5 chooses its own; leave steps out, or use rk4")
+        if not (rtol >= (eps := torch.finfo(noise.dtype).eps) and atol > 0):
+            raise ValueError(
+                f"rtol is {rtol:g} and atol {atol:g}, expected rtol >= {eps:.2g} (the rounding of {noise.dtype}) and "
+                "atol > 0"
+            )
         end = torch.zeros(1, dtype=noise.dtype, device=noise.device)
         # step_t makes the last step end at t = 0; otherwise it would overshoot and be interpolated. dtype is that of
         # the times, fp64 unless told, which MPS does not have.
@@ -166,16 +172,6 @@ def ode_sample(
             "or use a sampler with a fixed number of steps"
         ) from error
     return SampleResult(path[-1], float(v.evaluations))
-
-
-def _check_adaptive(steps: int | None, rtol: float, atol: float, dtype: torch.dtype) -> None:
-    if steps is not None:
-        raise ValueError(f"steps is {steps}, but dopri5 chooses its own; leave steps out, or use rk4")
-    eps = torch.finfo(dtype).eps
-    if not (rtol >= eps and atol > 0):
-        raise ValueError(
-            f"rtol is {rtol:g} and atol {atol:g}, expected rtol >= {eps:.2g} (the rounding of {dtype}) and atol > 0"
-        )
 
 
 Sampler = Callable[..., SampleResult]

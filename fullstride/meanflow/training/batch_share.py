@@ -81,13 +81,7 @@ def check_parts(config: TrainConfig, count: int, device: str) -> None:
             f"distributed={config.distributed} device={device}: expected device=cuda or cpu, between which "
             "collectives have been checked"
         )
-    _check_batch(config, count)
-    _check_ratio(config, count)
-
-
-def _check_batch(config: TrainConfig, count: int) -> None:
-    """Every process has as many samples as any other, and as many as its loss needs."""
-    batch = config.data.batch_size
+    batch, ratio = config.data.batch_size, config.loss.meanflow_ratio
     if batch % count:
         raise ConfigError(
             f"data.batch_size={batch} over {count} processes: expected a multiple of {count}; it is the batch of all "
@@ -99,11 +93,7 @@ def _check_batch(config: TrainConfig, count: int) -> None:
             f"data.batch_size={batch} over {count} processes: loss.weighting={config.loss.weighting} expects at least "
             f"{least} in each; raise data.batch_size, or use loss.weighting=adaptive"
         )
-
-
-def _check_ratio(config: TrainConfig, count: int) -> None:
-    """The samples with r != t are a rounded share of each forward pass's: the parts must add up to the whole."""
-    batch, ratio = config.data.batch_size, config.loss.meanflow_ratio
+    # The samples with r != t are a rounded share of each forward pass's: the parts must add up to the whole.
     whole, parts = meanflow_count(ratio, batch), count * meanflow_count(ratio, batch // count)
     if config.loss.split in SAME_LOSS and whole != parts:
         raise ConfigError(

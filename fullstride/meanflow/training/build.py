@@ -15,6 +15,7 @@ from fullstride.meanflow.objective.loss import MeanFlowLoss, loss_of
 from fullstride.meanflow.training.guard import Guard
 from fullstride.meanflow.training.state import DataFacts, Position, RunState
 from fullstride.meanflow.training.step import Objective
+from fullstride.process.watchdog_clocks import Limits
 from fullstride.settings.import_path import load_object
 from fullstride.step.torch import ALONE, Averages, Processes, Shards
 
@@ -84,11 +85,6 @@ def build_optimizer(config: OptimizerConfig, model: nn.Module) -> torch.optim.Ad
     )
 
 
-def build_augment(config: DataConfig) -> EdmAugment | None:
-    """EDM's augmentations, if there are to be any."""
-    return EdmAugment(config.augment) if config.augment > 0 else None
-
-
 def augment_dim(config: DataConfig) -> int:
     """Length of the augmentation labels of a run."""
     return EdmAugment.dim if config.augment > 0 else 0
@@ -100,7 +96,7 @@ def build_objective(config: TrainConfig, data: Dataset, averages: Averages) -> O
         build_loss(config.loss, data.num_classes, averages),
         data.decode,
         hflip=config.data.hflip and data.pixels,
-        augment=build_augment(config.data),
+        augment=EdmAugment(config.data.augment) if config.data.augment > 0 else None,
         conditional=config.model.class_conditional,
     )
 
@@ -144,3 +140,24 @@ def steps_per_epoch(config: TrainConfig, num_images: int) -> int:
             f"{num_images}; lower one of them"
         )
     return num_images // effective
+
+
+def limits_of(config: TrainConfig, device: torch.device) -> Limits:
+    """The configuration's limits, in seconds."""
+    watch = config.watch
+    return Limits(
+        first_step=60 * watch.first_step_minutes,
+        step=60 * watch.step_minutes,
+        evaluation=60 * watch.evaluation_minutes,
+        gpu_idle=60 * watch.gpu_idle_minutes if device.type == "cuda" else 0.0,
+        checkpoint_factor=watch.checkpoint_factor,
+        checkpoint_least=60 * watch.checkpoint_minutes,
+        shown=config.guard.stall_seconds,
+    )
+
+
+def steps_to_checkpoint(config: TrainConfig, position: Position, steps: int) -> int:
+    """How many steps the next checkpoint is away, with `steps` of them in an epoch."""
+    every = config.save_every or config.epochs
+    epoch = min(config.epochs, (position.epoch // every + 1) * every)
+    return max(0, epoch * steps - position.epoch * steps - position.batch)

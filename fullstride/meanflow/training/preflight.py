@@ -81,20 +81,20 @@ def check_records(data: Dataset, threads: int, allowed: int) -> None:
         ConfigError: if more are damaged, or one is not like the others.
 
     """
+
+    def fault(store: Store, index: int) -> ConfigError | None:
+        try:
+            read_record(store, index)
+        except ConfigError as error:
+            return error
+
     stores = [split.records for split in (data.train, data.test) if not isinstance(split.records, Tensor)]
     with ThreadPoolExecutor(max(1, threads)) as pool:
-        faults = [fault for store in stores for fault in pool.map(partial(_fault, store), range(len(store))) if fault]
-    for fault in faults:
-        note(str(fault))
+        faults = [found for store in stores for found in pool.map(partial(fault, store), range(len(store))) if found]
+    for found in faults:
+        note(str(found))
     count = sum(map(len, stores))
     note(f"data.check=true: {count:,} records read, {len(faults):,} of them with a fault")
-    if len(faults) > allowed or not all(isinstance(fault, Damaged) for fault in faults):
+    if len(faults) > allowed or not all(isinstance(found, Damaged) for found in faults):
         advice = f"replace or delete them, or pass over damaged ones by data.skip_damaged={len(faults)}"
         raise ConfigError(f"{len(faults)} of {count} records cannot be used, such as {faults[0]}; {advice}")
-
-
-def _fault(store: Store, index: int) -> ConfigError | None:
-    try:
-        read_record(store, index)
-    except ConfigError as error:
-        return error

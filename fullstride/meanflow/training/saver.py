@@ -6,10 +6,9 @@ from pathlib import Path
 from rich.console import Console
 
 from fullstride.errors import PeerError
-from fullstride.meanflow.checkpoints.folder import keep_newest, newest_whole, open_run, remove_later
-from fullstride.meanflow.checkpoints.format import read_manifest
+from fullstride.meanflow.checkpoints.folder import keep_newest, newest_whole, open_run, read_manifest, remove_later
 from fullstride.meanflow.config.schema import TrainConfig
-from fullstride.meanflow.training.state import Position, RunState
+from fullstride.meanflow.training.state import RunState
 from fullstride.runs.atomic_files import note
 
 
@@ -45,7 +44,12 @@ class Saves:
             state.restore(checkpoint, config)
         if config.resume and state.processes.leads:
             start = checkpoint or f"no checkpoint in {run} yet, starting at step 0"
-            changed = _changed_length(config, checkpoint, state.position) if checkpoint else ""
+            changed = ""
+            if checkpoint and (before := read_manifest(checkpoint)["config"]["epochs"]) != config.epochs:
+                cosine = ", to whose end the cosine is stretched" if config.optimizer.decay == "cosine" else ""
+                changed = f"; epochs: {before} -> {config.epochs}{cosine}"
+                if state.position.epoch >= config.epochs:
+                    changed = f"; epochs={config.epochs} are made already, nothing to train"
             Console().print(f"resume=true: {start}{changed}", soft_wrap=True, markup=False)
         return cls(config, state, run, resume_advice)
 
@@ -106,13 +110,3 @@ class Saves:
         """Tell it, once."""
         if self.state.processes.leads:
             note(message)
-
-
-def _changed_length(config: TrainConfig, checkpoint: Path, position: Position) -> str:
-    """What another number of epochs means for a run that goes on."""
-    if (before := read_manifest(checkpoint)["config"]["epochs"]) == config.epochs:
-        return ""
-    if position.epoch >= config.epochs:
-        return f"; epochs={config.epochs} are made already, nothing to train"
-    cosine = config.optimizer.decay == "cosine"
-    return f"; epochs: {before} -> {config.epochs}{', to whose end the cosine is stretched' if cosine else ''}"

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fullstride.errors import ConfigError
-from fullstride.meanflow.checkpoints.format import Tensors, read_group, read_manifest, write_checkpoint
+from fullstride.meanflow.checkpoints.folder import Tensors, read_group, read_manifest, write_checkpoint
 from fullstride.meanflow.config.presets import chosen
 from fullstride.meanflow.config.schema import TrainConfig
 from fullstride.meanflow.data.dataset import Dataset

@@ -19,18 +19,19 @@ from fullstride.meanflow.data.loader import Ahead, Loader
 from fullstride.meanflow.data.order import orders
 from fullstride.meanflow.data.sources.known_files import keep_files
 from fullstride.meanflow.training.batch_share import check_launch
-from fullstride.meanflow.training.build import build_objective, build_state
+from fullstride.meanflow.training.build import build_objective, build_state, limits_of, steps_to_checkpoint
 from fullstride.meanflow.training.derivative_check import check_derivative
 from fullstride.meanflow.training.evaluation_schedule import Evaluations
 from fullstride.meanflow.training.preflight import preflight
 from fullstride.meanflow.training.reporter import Reporter
 from fullstride.meanflow.training.saver import Saves
 from fullstride.meanflow.training.step import build_step, schedule
-from fullstride.meanflow.training.watchdog import limits_of, steps_to_checkpoint, watchdog_of
 from fullstride.process import torchrun as launched
-from fullstride.process.exit_codes import OUT_OF_MEMORY, UNREAD
+from fullstride.process.exit_codes import OUT_OF_MEMORY, STUCK, UNREAD
 from fullstride.process.gpu_activity import GpuUse, ways_to_ask
 from fullstride.process.signals import Stop
+from fullstride.process.watchdog import Watchdog
+from fullstride.process.watchdog_clocks import Verdict
 from fullstride.runs.early_ends import write_end
 from fullstride.runs.folder import how_to_resume, write_config
 from fullstride.runs.lock import release
@@ -89,10 +90,13 @@ class Trainer:
         self.stop = Stop(ended=f"ended without saving; to continue from the last checkpoint, {self.resume_advice}")
         self.evaluations = Evaluations(config, self.data, self.device, self.state, self.reporter, self.stop)
         self.gpu_use = GpuUse(ways_to_ask(self.device) if self.limits.gpu_idle else [])
-        self.watchdog = watchdog_of(self.limits, self.state, self.run, self.gpu_use)
+        self.watchdog = Watchdog(self.limits, lambda: self.state.position.step, self._tell_stuck, self.gpu_use.busy)
         self.after_step: list[Callable[[], None]] = []
         self._going = False  # whether a step was made
         self._go_on_from_the_position()
+
+    def _tell_stuck(self, verdict: Verdict, step: int) -> None:
+        write_end(self.run, reason=verdict.reason, message=verdict.message, step=step, exit_code=STUCK)
 
     @property
     def total_steps(self) -> int:
@@ -165,13 +169,7 @@ class Trainer:
                 self._after_epoch()
 
     def _step(self, raw: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        """One optimizer step, and its metrics on the device.
-
-        Raises:
-            ConfigError: if the first step disagrees with eager fp32.
-            OutOfMemory: if it does not fit, with what takes less.
-
-        """
+        """One optimizer step, and its metrics on the device."""
         try:
             return self.step({"raw": raw, "labels": labels})
         except StepError as error:
@@ -250,8 +248,13 @@ class Trainer:
         if signalled := found // 4:
             self.stop.signal = signalled
             self._end_stopped()
-        if found & 2:
-            self._end_unread()
+        if found & 2:  # save, then raise why the next batch is not there
+            error = self.batches.error or ReadError("another process cannot read its data")
+            try:
+                kept = f"saved {self._save(must=True)}"
+            except OSError as failed:
+                kept = str(failed)
+            raise type(error)(f"{error}; {kept}; to continue, {self.resume_advice}") from None
         if found & 1:  # its steps have become much slower, and the next checkpoint is far away
             if saved := self._save(must=False):
                 self.saves.note(f"steps have become slower; saved early: {saved}")
@@ -279,15 +282,6 @@ class Trainer:
         message = message or f"stopped; saved {self._save(must=True)}; to continue, {self.resume_advice}"
         raise Preempted(message) if self.stop.signal == signal.SIGTERM else KeyboardInterrupt(message)
 
-    def _end_unread(self) -> NoReturn:
-        """Save, then raise why the next batch is not there."""
-        error = self.batches.error or ReadError("another process cannot read its data")
-        try:
-            kept = f"saved {self._save(must=True)}"
-        except OSError as failed:
-            kept = str(failed)
-        raise type(error)(f"{error}; {kept}; to continue, {self.resume_advice}") from None
-
 
 def train(config: TrainConfig) -> Path:
     """Train a run to its end and return its folder; see `Trainer`.
@@ -297,20 +291,21 @@ def train(config: TrainConfig) -> Path:
     """
     check_launch(config)
     if config.distributed == "none":
-        return _begun(Trainer(config)).run_to_end()
-    if (run := record(_train_together)(config)) is None:
+        return _trained(config)
+
+    @record
+    def together() -> Path:
+        with joined(resolve_device(config.device).type, config.transfers) as processes:
+            again = {"resume": True, "overwrite": False} if launched.restarts() else {}
+            return _trained(replace(config, **again), processes)
+
+    if (run := together()) is None:
         raise SystemExit(0)  # which `record` takes for an end like any other
     return run
 
 
-def _train_together(config: TrainConfig) -> Path:
-    with joined(resolve_device(config.device).type, config.transfers) as processes:
-        again = {"resume": True, "overwrite": False} if launched.restarts() else {}
-        return _begun(Trainer(replace(config, **again), processes)).run_to_end()
-
-
-def _begun(trainer: Trainer) -> Trainer:
-    """The trainer, of which the first process has said what it trains."""
-    if trainer.processes.leads:
+def _trained(config: TrainConfig, processes: Processes = ALONE) -> Path:
+    trainer = Trainer(config, processes)
+    if processes.leads:
         say(trainer.description)
-    return trainer
+    return trainer.run_to_end()

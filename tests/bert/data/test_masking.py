@@ -3,7 +3,7 @@ import pytest
 
 from fullstride.bert.data.batch import predictions
 from fullstride.bert.data.masking import in_turn, masked, word_starts
-from fullstride.bert.data.packing import rows_of
+from fullstride.bert.data.rows import rows_of
 from tests.bert.data.texts import corpus, tokenizer
 
 ROWS = rows_of(corpus(400), tokenizer(), 50)

@@ -17,8 +17,7 @@ from fullstride.bert.model import config
 from fullstride.bert.model.bert import Bert
 from fullstride.bert.model.fill import fill
 from fullstride.bert.training.optimizer import learning_rate, updates
-from fullstride.bert.training.runs import Trained, export, trained
-from fullstride.bert.training.scoring import evaluate_command
+from fullstride.bert.training.runs import Trained, evaluate_command, export, trained
 from fullstride.bert.training.trainer import Trainer
 from fullstride.errors import ConfigError, OutOfMemory, Preempted
 from fullstride.runs.folder import read_metrics

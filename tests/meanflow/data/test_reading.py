@@ -16,8 +16,7 @@ from typer.testing import CliRunner
 from fullstride.cli.app import app
 from fullstride.errors import ConfigError, ReadError
 from fullstride.launch.attempts import Ended
-from fullstride.meanflow.checkpoints.folder import find_checkpoint
-from fullstride.meanflow.checkpoints.format import read_group
+from fullstride.meanflow.checkpoints.folder import find_checkpoint, read_group
 from fullstride.meanflow.config.networks import UNetConfig
 from fullstride.meanflow.config.schema import DataConfig, GuardConfig, TrainConfig
 from fullstride.meanflow.data import reading

@@ -13,8 +13,7 @@ import pytest
 import torch
 
 from fullstride.errors import ConfigError
-from fullstride.meanflow.checkpoints.folder import checkpoints, find_checkpoint
-from fullstride.meanflow.checkpoints.format import read_group, read_manifest
+from fullstride.meanflow.checkpoints.folder import checkpoints, find_checkpoint, read_group, read_manifest
 from fullstride.meanflow.config.schema import DataConfig, LossConfig
 from fullstride.meanflow.data.catalogue import load_data
 from fullstride.meanflow.data.order import orders

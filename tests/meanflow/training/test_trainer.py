@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from fullstride.errors import ConfigError, OutOfMemory, Preempted
-from fullstride.meanflow.checkpoints.folder import checkpoints, find_checkpoint
-from fullstride.meanflow.checkpoints.format import read_group
+from fullstride.meanflow.checkpoints.folder import checkpoints, find_checkpoint, read_group
 from fullstride.meanflow.config.networks import UNetConfig
 from fullstride.meanflow.config.presets import LOSSES, MODELS
 from fullstride.meanflow.config.schema import (

@@ -12,11 +12,10 @@ from fullstride.meanflow.config.schema import DataConfig
 from fullstride.meanflow.data.dataset import Dataset, Split
 from fullstride.meanflow.data.dataset import fingerprint as content
 from fullstride.meanflow.data.reading import Skips, read_again
-from fullstride.meanflow.data.sources.edm_labels import LABELS
 from fullstride.meanflow.data.sources.folders import fingerprint, hold_out
 from fullstride.meanflow.data.sources.hugging_face import SavedRows, is_saved
 from fullstride.meanflow.data.sources.image_files import GREY_MODES, HOWS, Form, ImageFiles, read_header
-from fullstride.meanflow.data.sources.interface import SUFFIXES, Folder, Source
+from fullstride.meanflow.data.sources.interface import LABELS, SUFFIXES, Folder, Source
 from fullstride.meanflow.data.sources.known_files import KnownFiles
 from fullstride.meanflow.data.sources.webdataset import Shards, are_shards
 from fullstride.meanflow.data.sources.zips import Zip
@@ -177,38 +176,25 @@ def _pictures(source: Source, half: str) -> list[str]:
 def _labelled(
     source: Source, half: str, names: list[str], trained: Classes | None = None
 ) -> tuple[np.ndarray, Classes]:
-    """The class of each picture, and the classes.
-
-    Args:
-        source: of the pictures.
-        half: of the source.
-        names: of the half's pictures.
-        trained: the classes of the training half, where this is the other one.
-
-    """
+    """The class of each picture, and the classes; `trained` are those of the training half, if this is the other."""
     folder = source.path / half
     found = source.listed(half, names)
     if found is None:
         if isinstance(trained, int):
             raise ConfigError(f"{folder}: no {LABELS}, expected one as in train/")
-        classes = _folders(folder, names)
+        # The classes by their folders, none if the pictures lie in the split's own.
+        classes = sorted({name.partition("/")[0] for name in names if "/" in name})
+        loose = [name for name in names if "/" not in name]
+        if classes and loose:
+            raise ConfigError(
+                f"{folder}: {len(loose)} pictures such as {loose[0]} beside class folders such as {classes[0]}/; "
+                "move them into a class, or all into one folder"
+            )
         return _labels(folder, names, classes if trained is None else trained), classes
     if isinstance(trained, list) or (trained is not None and (found[1] > trained or bool(found[1]) != bool(trained))):
         has = f"{trained} classes" if isinstance(trained, int) else "none"
         raise ConfigError(f"{folder}: its labels are of {found[1]} classes, those of train/ {has}; expected both alike")
     return found
-
-
-def _folders(folder: Path, names: list[str]) -> list[str]:
-    """The classes by their folders, none if the pictures lie in the split's own."""
-    classes = sorted({name.partition("/")[0] for name in names if "/" in name})
-    loose = [name for name in names if "/" not in name]
-    if classes and loose:
-        raise ConfigError(
-            f"{folder}: {len(loose)} pictures such as {loose[0]} beside class folders such as {classes[0]}/; "
-            "move them into a class, or all into one folder"
-        )
-    return classes
 
 
 def _labels(folder: Path, names: list[str], classes: list[str]) -> np.ndarray:

@@ -78,7 +78,8 @@ def changed_files(before: KnownFiles | None, after: KnownFiles) -> str:
         "new": sorted(new.keys() - old.keys()),
         "of another size": sorted(name for name in old.keys() & new.keys() if old[name] != new[name]),
     }
-    found = [f"{len(names)} {kind} ({_some(names)})" for kind, names in kinds.items() if names]
+    shown = {kind: ", ".join(names[:SHOWN]) + ", ..." * (len(names) > SHOWN) for kind, names in kinds.items()}
+    found = [f"{len(names)} {kind} ({shown[kind]})" for kind, names in kinds.items() if names]
     return ", ".join(found) or "the same files by name and size; their labels, or what else was set, changed"
 
 
@@ -104,7 +105,3 @@ def check_comparable(before: KnownFiles | None, after: KnownFiles) -> None:
             f"data.allow_changed=true: class {differing[0]} is {'new' if differing[0] in new else 'gone'}, expected "
             "the same folders of classes, by whose order labels are numbered; bring them back, or begin another run"
         )
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:SHOWN]) + (", ..." if len(names) > SHOWN else "")

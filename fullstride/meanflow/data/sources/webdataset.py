@@ -50,7 +50,12 @@ def read_shard(file: Path) -> list[tuple[Part, int | None]]:
         for info in _members(file, opened):
             name = info.name.removeprefix("./")
             if not info.isdir() and not hidden(name) and (sample := SAMPLE.fullmatch(name)):
-                _check_plain(file, name, info)
+                check_inside(file, name)
+                if not info.isfile() or info.issparse() or "\0" in name:
+                    raise ConfigError(
+                        f"{file}: {elided(name, MOST_SHOWN)} is a link, a device or a sparse file, or its name holds a "
+                        "zero byte; expected plain files; pack it anew, with the files in place of links"
+                    )
                 samples[sample[1]].append(Part(name, info.offset_data, info.size))
         return [found for parts in samples.values() if (found := _picture(file, opened, parts))]
 
@@ -82,16 +87,6 @@ def _members(file: Path, opened: IO[bytes]) -> list[tarfile.TarInfo]:
             "it was put together from several or in records of more than 10 KiB"
         )
     return found
-
-
-def _check_plain(file: Path, name: str, info: tarfile.TarInfo) -> None:
-    """Raise for a member that cannot be read where it lies."""
-    check_inside(file, name)
-    if not info.isfile() or info.issparse() or "\0" in name:
-        raise ConfigError(
-            f"{file}: {elided(name, MOST_SHOWN)} is a link, a device or a sparse file, or its name holds a zero byte; "
-            "expected plain files; pack it anew, with the files in place of links"
-        )
 
 
 def _picture(file: Path, opened: IO[bytes], parts: list[Part]) -> tuple[Part, int | None] | None:
