@@ -4,7 +4,7 @@ import itertools
 import json
 import math
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -12,6 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 from fullstride.errors import ConfigError
 from fullstride.runs.atomic_files import note, replace_file
 from fullstride.runs.lock import LOCK, hold
+from fullstride.settings.overrides import flat
 
 CONFIG = "config.json"
 TITLES = {"meanflow": "MeanFlow", "bert": "BERT"}
@@ -214,3 +215,36 @@ def read_metrics(run: Path) -> list[dict[str, Any]]:
     """Every line of a run's metrics.jsonl, without one at its end that is being written."""
     whole, _, _ = (run / METRICS).read_text(encoding="utf-8").rpartition("\n")
     return [json.loads(line) for line in whole.split("\n") if line]
+
+
+# Keys and groups of every workload: how often, where to and from, how it is scored; never what is learned.
+FREE = {
+    "data.path", "eval_every", "evaluation", "keep", "log_every", "output_dir", "overwrite", "resume", "run_name",
+    "save_every",
+}  # fmt: skip
+
+
+def changes(saved: Mapping[str, Any], wanted: Mapping[str, Any], free: Set[str]) -> dict[str, str]:
+    """The keys by which a run of `saved` cannot go on with `wanted`, each with both values, as in `0 -> 1`.
+
+    Args:
+        saved: nested settings that the run was saved with.
+        wanted: those that it is to go on with.
+        free: keys and groups that may change.
+
+    """
+    old, new = dict(flat(saved)), dict(flat(wanted))
+    kept = [key for key in old | new if not {key, key.split(".")[0]} & free]
+    return {key: f"{old.get(key)} -> {new.get(key)}" for key in kept if old.get(key) != new.get(key)}
+
+
+def refuse(place: Path, found: Mapping[str, str], what: str = "settings") -> None:
+    """Refuse to go on with other settings, or other data.
+
+    Raises:
+        ConfigError: naming every key that differs, with both values, if there is one.
+
+    """
+    if found:
+        named = ", ".join(f"{key}: {values}" for key, values in found.items())
+        raise ConfigError(f"{place}: cannot resume with other {what} ({named}); use another run_name")

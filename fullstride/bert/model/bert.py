@@ -59,6 +59,10 @@ decoded.defvjp(_forward, _backward)
 
 
 Key = PRNGKeyArray | None
+Hidden = Float[Array, "b t hidden"]
+Tokens = Int[Array, "b t"]
+Lengths = Int[Array, " b"] | None
+Segments = Tokens | None
 
 
 def keys_of(key: Key, count: int) -> list[Key]:
@@ -85,13 +89,7 @@ class Embeddings(eqx.Module):
         self.norm = LayerNorm(config.hidden_size, eps=config.norm_eps)
         self.dropout = Dropout(config.hidden_dropout)
 
-    def __call__(
-        self,
-        tokens: Int[Array, "b t"],
-        types: Int[Array, "b t"] | None,
-        segments: Int[Array, "b t"] | None,
-        key: Key,
-    ) -> Float[Array, "b t hidden"]:
+    def __call__(self, tokens: Tokens, types: Tokens | None, segments: Segments, key: Key) -> Hidden:
         """The first layer's input; positions count from 0 in each segment."""
         x = self.tokens(tokens)
         if segments is None:
@@ -129,13 +127,7 @@ class SelfAttention(eqx.Module):
         self.dropout = Dropout(config.attention_dropout)
         self.heads, self.implementation = config.heads, config.attention
 
-    def __call__(
-        self,
-        x: Float[Array, "b t hidden"],
-        lengths: Int[Array, " b"] | None,
-        segments: Int[Array, "b t"] | None,
-        key: Key,
-    ) -> Float[Array, "b t hidden"]:
+    def __call__(self, x: Hidden, lengths: Lengths, segments: Segments, key: Key) -> Hidden:
         """What each token takes from the tokens that it belongs together with."""
         split = (*x.shape[:2], self.heads, x.shape[2] // self.heads)
         q, k, v = (project(x).reshape(split) for project in (self.query, self.key, self.value))
@@ -170,13 +162,7 @@ class Layer(eqx.Module):
         self.output_norm = LayerNorm(size, eps=config.norm_eps)
         self.dropout = Dropout(config.hidden_dropout)
 
-    def __call__(
-        self,
-        x: Float[Array, "b t hidden"],
-        lengths: Int[Array, " b"] | None,
-        segments: Int[Array, "b t"] | None,
-        key: Key,
-    ) -> Float[Array, "b t hidden"]:
+    def __call__(self, x: Hidden, lengths: Lengths, segments: Segments, key: Key) -> Hidden:
         """The next layer's input."""
         weights, first, second = keys_of(key, 3)
         x = self.attention_norm(x + self.dropout(self.attention(x, lengths, segments, weights), first))

@@ -83,8 +83,8 @@ class Evaluator:
         cast = precision_of(precision).cast
 
         def sums(model: Bert, batch: Batch) -> Float[Array, " 3"]:
-            found = predicted(cast(model), batch)
-            parts = (found.nats.sum(), found.right.sum(dtype=jnp.float32), batch.counted.sum(dtype=jnp.float32))
+            nats, right = predicted(cast(model), batch)
+            parts = (nats.sum(), right.sum(dtype=jnp.float32), batch.counted.sum(dtype=jnp.float32))
             return jnp.stack([part.astype(jnp.float32) for part in parts])
 
         self._sums = cached_filter_jit(sums)

@@ -15,8 +15,7 @@ from fullstride.bert.training.evaluate import Scores
 from fullstride.bert.training.settings import TrainSettings, apply, full_key, settings_from, settings_of
 from fullstride.errors import ConfigError
 from fullstride.runs.atomic_files import read_kept
-from fullstride.runs.folder import METRICS, check_kind, folder_of
-from fullstride.runs.resume import FREE, changes, refuse
+from fullstride.runs.folder import FREE, METRICS, changes, check_kind, folder_of, refuse
 from fullstride.step.jax.checkpoint import Checkpoints
 
 CHECKPOINTS, SIZES, SETTINGS = "checkpoints", "model.json", "config.json"

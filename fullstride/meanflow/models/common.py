@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from fullstride.jvp import attention
+from fullstride.jvp import attention, checkpoint
 from fullstride.jvp.mixed_batch import Batch
 from fullstride.jvp.modules import Conv2d
 from fullstride.meanflow.models.norm import GroupNorm
@@ -103,3 +103,16 @@ class SelfAttention2d(nn.Module):
         qkv = as_tokens(self.qkv(self.norm(x))).unflatten(2, (3, self.heads, -1))
         q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
         return x + self.out(as_image(attention(q, k, v).transpose(1, 2).flatten(2), x))
+
+
+def through(block: nn.Module, *args: Batch) -> Batch:
+    """block(*args); where `recompute` marked the block, only its arguments are kept."""
+    return checkpoint(block, *args) if getattr(block, "recompute", False) else block(*args)
+
+
+def recompute(model: nn.Module) -> int:
+    """Mark the blocks that can be computed anew, and return how many there are."""
+    blocks = [m for m in model.modules() if hasattr(m, "recompute")]
+    for block in blocks:
+        block.recompute = True  # pyright: ignore[reportArgumentType]
+    return len(blocks)

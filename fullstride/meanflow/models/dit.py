@@ -13,9 +13,8 @@ from torch import Tensor, nn
 from fullstride.jvp import attention
 from fullstride.jvp.mixed_batch import Batch
 from fullstride.jvp.modules import Linear
-from fullstride.meanflow.models.common import class_vector, zero_init
+from fullstride.meanflow.models.common import class_vector, through, zero_init
 from fullstride.meanflow.models.norm import ada_layer_norm, full_precision, rms_norm
-from fullstride.meanflow.models.recompute import through
 
 TIME_FEATURES = 256
 LONGEST_PERIOD = 10_000.0  # of the sines of times, in units of t, and of places, in patches; both over 2 pi

@@ -16,9 +16,8 @@ from torch import Tensor, nn
 from fullstride.jvp import attention
 from fullstride.jvp.mixed_batch import Batch
 from fullstride.jvp.modules import Conv2d, Linear
-from fullstride.meanflow.models.common import as_image, as_tokens, check_halvings, class_vector
+from fullstride.meanflow.models.common import as_image, as_tokens, check_halvings, class_vector, through
 from fullstride.meanflow.models.norm import GroupNorm, num_groups
-from fullstride.meanflow.models.recompute import through
 from fullstride.meanflow.models.resample import Double, Halve
 
 EPS = 1e-6

@@ -13,9 +13,8 @@ from torch import Tensor, nn
 
 from fullstride.jvp.mixed_batch import Batch
 from fullstride.jvp.modules import Conv2d, Linear
-from fullstride.meanflow.models.common import SelfAttention2d, check_halvings, class_vector, zero_init
+from fullstride.meanflow.models.common import SelfAttention2d, check_halvings, class_vector, through, zero_init
 from fullstride.meanflow.models.norm import GroupNorm
-from fullstride.meanflow.models.recompute import through
 from fullstride.meanflow.models.resample import Repeat
 
 

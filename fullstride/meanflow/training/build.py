@@ -10,7 +10,7 @@ from fullstride.meanflow.config.networks import ModelConfig
 from fullstride.meanflow.config.schema import DataConfig, LossConfig, OptimizerConfig, TrainConfig
 from fullstride.meanflow.data.dataset import Dataset
 from fullstride.meanflow.data.edm_augment import EdmAugment
-from fullstride.meanflow.models.recompute import recompute
+from fullstride.meanflow.models.common import recompute
 from fullstride.meanflow.objective.loss import MeanFlowLoss, loss_of
 from fullstride.meanflow.training.guard import Guard
 from fullstride.meanflow.training.state import DataFacts, Position, RunState

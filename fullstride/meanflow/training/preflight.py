@@ -10,8 +10,8 @@ from torch import Tensor
 from fullstride.device.precision import check_precision, of_process
 from fullstride.device.select import resolve_device
 from fullstride.errors import ConfigError, Damaged
+from fullstride.meanflow.config.overrides import validate
 from fullstride.meanflow.config.schema import TrainConfig
-from fullstride.meanflow.config.validation import validate
 from fullstride.meanflow.data.catalogue import check_holdout, load_data
 from fullstride.meanflow.data.dataset import Dataset, Store, read_record
 from fullstride.meanflow.data.reading import read_again

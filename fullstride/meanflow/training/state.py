@@ -17,7 +17,7 @@ from fullstride.meanflow.data.sources.known_files import KnownFiles, changed_fil
 from fullstride.meanflow.objective.loss import SAME_LOSS
 from fullstride.meanflow.training.guard import Guard
 from fullstride.runs.atomic_files import note
-from fullstride.runs.resume import FREE, changes, refuse
+from fullstride.runs.folder import FREE, changes, refuse
 from fullstride.step.torch import ALONE, Averages, Processes, Shards
 
 
@@ -220,7 +220,7 @@ class RunState:
 
 
 def changed_settings(saved: dict[str, Any], wanted: dict[str, Any]) -> dict[str, str]:
-    """The keys by which a run of `saved` cannot continue with `wanted`, as `fullstride.runs.resume.changes`.
+    """The keys by which a run of `saved` cannot continue with `wanted`, as `fullstride.runs.folder.changes`.
 
     A key that was not there yet when it was saved had its default.
     """

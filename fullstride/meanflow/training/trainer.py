@@ -17,7 +17,7 @@ from fullstride.errors import ConfigError, OutOfMemory, Preempted, ReadError, is
 from fullstride.meanflow.config.schema import TrainConfig
 from fullstride.meanflow.data.loader import Ahead, Loader
 from fullstride.meanflow.data.order import orders
-from fullstride.meanflow.data.sources.known_files import keep_files
+from fullstride.meanflow.data.sources.known_files import KNOWN
 from fullstride.meanflow.training.batch_share import check_launch
 from fullstride.meanflow.training.build import build_objective, build_state, limits_of, steps_to_checkpoint
 from fullstride.meanflow.training.derivative_check import check_derivative
@@ -32,6 +32,7 @@ from fullstride.process.gpu_activity import GpuUse, ways_to_ask
 from fullstride.process.signals import Stop
 from fullstride.process.watchdog import Watchdog
 from fullstride.process.watchdog_clocks import Verdict
+from fullstride.runs.atomic_files import replace_file
 from fullstride.runs.early_ends import write_end
 from fullstride.runs.folder import how_to_resume, write_config
 from fullstride.runs.lock import release
@@ -83,7 +84,9 @@ class Trainer:
         self.run = self.saves.run
         if processes.leads:
             write_config(self.run, config)
-            keep_files(self.run, self.data.files)
+            # A set's listing that is there stays, as it is what the run was begun with.
+            if self.data.files and not (self.run / KNOWN).exists():
+                replace_file(self.run / KNOWN, self.data.files)
         made, judged = self.state.position.step, self.state.guard.judged()
         self.reporter = Reporter(config, self.run, made, self.total_steps, judged, enabled=processes.leads)
         self.limits = limits_of(config, self.device)

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fullstride.errors import ConfigError
-from fullstride.runs.atomic_files import replace_file
 
 KNOWN = "data_files.json.gz"
 SHOWN = 3
@@ -45,12 +44,6 @@ class KnownFiles:
         # Lists that do not say it were written when dataset.json was the only other way.
         listed = found.get("listed", any(name.endswith("dataset.json") for name in found["sizes"]))
         return cls(found["sizes"], held, listed)
-
-
-def keep_files(run: Path, listing: bytes) -> None:
-    """Write a set's listing into a new run's folder; one that is there stays, as it is what the run was begun with."""
-    if listing and not (run / KNOWN).exists():
-        replace_file(run / KNOWN, listing)
 
 
 def known_files(run: Path) -> KnownFiles | None:
