@@ -10,8 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 from jaxtyping import Int
 
-from fullstride.bert.data.batch import Batch
-from fullstride.bert.data.masking import masked
+from fullstride.bert.data.batch import Batch, masked
 from fullstride.bert.data.rows import Rows
 
 T = TypeVar("T")

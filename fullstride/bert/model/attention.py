@@ -11,6 +11,10 @@ from fullstride.bert.model.layers import Dropout
 from fullstride.errors import ConfigError
 from fullstride.step.jax.precision import wide
 
+Heads = Float[Array, "b t heads size"]
+Lengths = Int[Array, " b"] | None
+Segments = Int[Array, "b t"] | None
+
 HALVES = ("bfloat16", "float16")
 # Of cuDNN's fused attention on any GPU that has it.
 LARGEST_HEAD, HEAD_STEP = 128, 8
@@ -66,14 +70,8 @@ def chosen(attention: str, drops: bool, dtype: str, head_size: int, packed: int 
 
 
 def attend(
-    query: Float[Array, "b t heads size"],
-    key: Float[Array, "b t heads size"],
-    value: Float[Array, "b t heads size"],
-    *,
-    implementation: str,
-    lengths: Int[Array, " b"] | None = None,
-    segments: Int[Array, "b t"] | None = None,
-) -> Float[Array, "b t heads size"]:
+    query: Heads, key: Heads, value: Heads, *, implementation: str, lengths: Lengths = None, segments: Segments = None
+) -> Heads:
     """softmax(Q K^T / sqrt(size)) V over the tokens that belong together, by `jax.nn.dot_product_attention`.
 
     Args:
@@ -98,15 +96,15 @@ def attend(
 
 
 def attend_eagerly(
-    query: Float[Array, "b t heads size"],
-    key: Float[Array, "b t heads size"],
-    value: Float[Array, "b t heads size"],
+    query: Heads,
+    key: Heads,
+    value: Heads,
     *,
     dropout: Dropout,
     dropout_key: PRNGKeyArray | None,
-    lengths: Int[Array, " b"] | None = None,
-    segments: Int[Array, "b t"] | None = None,
-) -> Float[Array, "b t heads size"]:
+    lengths: Lengths = None,
+    segments: Segments = None,
+) -> Heads:
     """The same written out, softmax in fp32, with a share of its weights dropped in training."""
     scores = jnp.einsum("bqhd,bkhd->bhqk", query, key) / jnp.asarray(math.sqrt(query.shape[-1]), query.dtype)
     scores = scores.astype(wide(scores.dtype))
@@ -123,9 +121,7 @@ def together(segments: Int[Array, "b t"]) -> Bool[Array, "b 1 t t"]:
     return (segments[:, :, None] == segments[:, None, :])[:, None]
 
 
-def allowed(
-    length: int, lengths: Int[Array, " b"] | None, segments: Int[Array, "b t"] | None
-) -> Bool[Array, "b 1 #t t"] | None:
+def allowed(length: int, lengths: Lengths, segments: Segments) -> Bool[Array, "b 1 #t t"] | None:
     """Which key each query may look at; None for all."""
     mask = None if segments is None else together(segments)
     if lengths is None:

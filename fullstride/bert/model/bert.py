@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from fullstride.bert.model.attention import attend, attend_eagerly, chosen
+from fullstride.bert.model.attention import Lengths, Segments, attend, attend_eagerly, chosen
 from fullstride.bert.model.config import BertConfig
 from fullstride.bert.model.layers import Dense, Dropout, Embedding, LayerNorm, gelu
 from fullstride.errors import ConfigError
@@ -61,8 +61,6 @@ decoded.defvjp(_forward, _backward)
 Key = PRNGKeyArray | None
 Hidden = Float[Array, "b t hidden"]
 Tokens = Int[Array, "b t"]
-Lengths = Int[Array, " b"] | None
-Segments = Tokens | None
 
 
 def keys_of(key: Key, count: int) -> list[Key]:

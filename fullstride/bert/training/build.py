@@ -163,9 +163,3 @@ def attention_of(config: BertConfig, precision: str, packed: int = 0) -> str:
     """
     dtype = precision_of(precision).compute or "float32"
     return chosen(config.attention, config.attention_dropout > 0, dtype, config.hidden_size // config.heads, packed)
-
-
-def with_attention(model: Bert, attention: str) -> Bert:
-    """The same weights, attending by another implementation, without dropped attention weights."""
-    other = shapes_of(replace(model.config, attention=attention, attention_dropout=0.0))
-    return jax.tree.unflatten(jax.tree.structure(other), jax.tree.leaves(model))

@@ -9,8 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from fullstride.bert.data.batch import Batch
-from fullstride.bert.data.masking import in_turn, masked
+from fullstride.bert.data.batch import Batch, in_turn, masked
 from fullstride.bert.data.rows import Rows
 from fullstride.bert.model.bert import Bert
 from fullstride.bert.training.loss import predicted

@@ -10,7 +10,7 @@ from fullstride.bert.data.tokenizer import PAD, read_tokenizer, save_tokenizer
 from fullstride.bert.model.bert import Bert
 from fullstride.bert.model.config import BertConfig
 from fullstride.bert.model.weights import WEIGHTS, load, save_model
-from fullstride.bert.training.build import check_fits, evaluator_of, shapes_of, step_of, use_device, with_attention
+from fullstride.bert.training.build import check_fits, evaluator_of, shapes_of, step_of, use_device
 from fullstride.bert.training.evaluate import Scores
 from fullstride.bert.training.settings import TrainSettings, apply, full_key, settings_from, settings_of
 from fullstride.errors import ConfigError
@@ -84,7 +84,9 @@ def trained(folder: Path) -> Trained:
     settings.sharding = "none"
     with Checkpoints(folder / CHECKPOINTS) as checkpoints:
         state, extra = checkpoints.restore(step_of(settings, shapes_of(sizes)))
-    model = with_attention(state.ema_model or state.model, "auto")
+    # The same weights, without dropped attention weights.
+    shapes = shapes_of(replace(sizes, attention="auto", attention_dropout=0.0))
+    model = jax.tree.unflatten(jax.tree.structure(shapes), jax.tree.leaves(state.ema_model or state.model))
     return Trained(model, read_tokenizer(folder), settings, state.step, extra["data"])
 
 

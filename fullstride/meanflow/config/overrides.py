@@ -14,8 +14,7 @@ from fullstride.meanflow.objective import times
 from fullstride.meanflow.objective.loss import loss_of
 from fullstride.meanflow.objective.weighting import weighting_of
 from fullstride.settings.fields import Conflict, Key, check, refuse
-from fullstride.settings.import_path import is_import_path
-from fullstride.settings.overrides import ELEMENTS, Override, assign, listed, nearest, split, value_of
+from fullstride.settings.overrides import ELEMENTS, Override, assign, is_import_path, listed, nearest, split, value_of
 
 CONFLICTS = (
     Conflict(
@@ -75,10 +74,10 @@ def read(overrides: list[str]) -> TrainConfig:
     """
     given = split(overrides, EXAMPLE)
     try:
-        overrides = _with_recipe(given)
-        config = chosen(_choices(overrides))
+        settings = _with_recipe(given)
+        config = chosen(_choices(settings))
         known = keys_of(config) | {"preset": Key("preset", str, (), "")}
-        for each in (each for each in overrides if each.key not in PRESETS):
+        for each in (each for each in settings if each.key not in PRESETS):
             if each.key not in known:
                 raise ConfigError(f"{each.given}: no such key{_hint(each.key, config)}")
             assign(config, each.key, value_of(each, known[each.key]))

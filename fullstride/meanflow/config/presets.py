@@ -12,8 +12,7 @@ from fullstride.meanflow.config.datasets import DATASETS
 from fullstride.meanflow.config.networks import MODELS
 from fullstride.meanflow.config.objectives import OBJECTIVES
 from fullstride.settings.fields import Key, walk
-from fullstride.settings.import_path import is_import_path
-from fullstride.settings.overrides import flat
+from fullstride.settings.overrides import flat, is_import_path
 
 Choices = Mapping[str, Callable[..., Any]]
 

@@ -15,7 +15,7 @@ from fullstride.meanflow.config.schema import DataConfig
 from fullstride.meanflow.data.dataset import Dataset, Split
 from fullstride.meanflow.data.sources.image_folder import source_of
 from fullstride.meanflow.data.sources.known_files import KnownFiles
-from fullstride.settings.import_path import load_object
+from fullstride.settings.overrides import load_object
 
 FITS = ("pad", "resize", "crop")
 # Pictures at a time: each needs four bytes a value and copies while it is resized.

@@ -13,7 +13,7 @@ from torch import Tensor
 from fullstride.assets.fetch import fetch
 from fullstride.errors import ConfigError
 from fullstride.meanflow.data.dataset import Dataset, Split, every_nth, fingerprint
-from fullstride.meanflow.data.sources.idx import read_packed
+from fullstride.meanflow.data.fashion_mnist import read_packed
 
 SIDE, CLASSES = 28, 10
 SPLIT_SEED = 5000

@@ -67,15 +67,6 @@ class Features:
         return torch.cat(parts)
 
 
-def classifier_features(model: small.FeatureClassifier, device: torch.device) -> Features:
-    """The 64 features of a classifier trained on the training half, `FD-classifier`."""
-    model = model.to(device)
-    identity = f"classifier clamped {weights_sha256(model.state_dict())}"
-
-    compute = lambda images: model.features(images.clamp(-1, 1))  # noqa: E731
-    return Features("classifier", "FD-classifier", small.FEATURES, identity, compute, small.BATCH, device)
-
-
 def build_features(
     name: str,
     device: torch.device,
@@ -85,8 +76,9 @@ def build_features(
 ) -> Features:
     """The extractor of that name.
 
-    `efficientnet_lite0` gives the 1,280 features of EfficientNet-Lite0 on ImageNet, `FD-EffNetLite0`; `inception` the
-    2,048 of Inception, `FID` with the official weights, `FD-Inception-...` with others.
+    `classifier` gives the 64 features of one trained on the training half, `FD-classifier`; `efficientnet_lite0` the
+    1,280 of EfficientNet-Lite0 on ImageNet, `FD-EffNetLite0`; `inception` the 2,048 of Inception, `FID` with the
+    official weights, `FD-Inception-...` with others.
 
     Args:
         name: one of `FEATURES`.
@@ -103,7 +95,10 @@ def build_features(
     if name == "classifier":
         if classifier is None:
             raise ValueError("features=classifier needs a trained classifier, there is none")
-        return classifier_features(classifier, device)
+        model = classifier.to(device)
+        identity = f"classifier clamped {weights_sha256(model.state_dict())}"
+        compute = lambda images: model.features(images.clamp(-1, 1))  # noqa: E731
+        return Features(name, "FD-classifier", small.FEATURES, identity, compute, small.BATCH, device)
     if weights is None:
         raise ConfigError(f"features={name}: no file of weights is given, expected its path")
     inceptive, found = name == "inception", file_sha256(weights) if weights.is_file() else ""

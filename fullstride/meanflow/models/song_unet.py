@@ -10,14 +10,23 @@ from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from fullstride.jvp import attention
 from fullstride.jvp.mixed_batch import Batch
 from fullstride.jvp.modules import Conv2d, Linear
-from fullstride.meanflow.models.common import as_image, as_tokens, check_halvings, class_vector, through
-from fullstride.meanflow.models.norm import GroupNorm, num_groups
+from fullstride.meanflow.models.common import (
+    GroupNorm,
+    Images,
+    Labels,
+    as_image,
+    as_tokens,
+    check_halvings,
+    class_vector,
+    num_groups,
+    through,
+)
 from fullstride.meanflow.models.resample import Double, Halve
 
 EPS = 1e-6
@@ -26,6 +35,9 @@ NEAR_ZERO = 1e-5  # of Xavier's law, where a branch ends
 QKV_SCALE = math.sqrt(0.2)
 
 L = TypeVar("L", nn.Conv2d, nn.Linear)
+
+
+Augmented = Float[Tensor, "b a"] | None
 
 
 def xavier(layer: L, scale: float = 1.0) -> L:
@@ -199,13 +211,8 @@ class SongUNet(nn.Module):
         self.norm_out, self.conv_out = norm(width, "silu"), conv(width, in_channels, 3, NEAR_ZERO)
 
     def forward(
-        self,
-        z: Float[Batch, "b c h w"],
-        r: Float[Tensor, " b"],
-        t: Float[Batch, " b"],
-        label: Int[Tensor, " b"] | None = None,
-        augment: Float[Tensor, "b a"] | None = None,
-    ) -> Float[Batch, "b c h w"]:
+        self, z: Images, r: Float[Tensor, " b"], t: Float[Batch, " b"], label: Labels = None, augment: Augmented = None
+    ) -> Images:
         """The average velocity over [r, t] of the path through z at time t.
 
         Raises:

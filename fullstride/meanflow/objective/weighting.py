@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fullstride.meanflow.config.objectives import WEIGHTINGS
 from fullstride.settings.fields import Conflict
-from fullstride.settings.import_path import load_object
+from fullstride.settings.overrides import load_object
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from fullstride.meanflow.training.guard import Guard
 from fullstride.meanflow.training.state import DataFacts, Position, RunState
 from fullstride.meanflow.training.step import Objective
 from fullstride.process.watchdog_clocks import Limits
-from fullstride.settings.import_path import load_object
+from fullstride.settings.overrides import load_object
 from fullstride.step.torch import ALONE, Averages, Processes, Shards
 
 
