@@ -72,7 +72,8 @@ def ahead(make: Callable[[int], T], start: int, end: int, size: int = AHEAD) -> 
         size: how many are made and not yet asked for, at most.
 
     """
-    pool, numbers = ThreadPoolExecutor(1, "batches"), iter(range(start, end))
+    pool = ThreadPoolExecutor(1, "batches")
+    numbers = iter(range(start, end))
     made = deque(pool.submit(make, number) for number in itertools.islice(numbers, size + 1))  # one is in hand
 
     def read() -> Iterator[T]:

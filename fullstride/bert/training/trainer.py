@@ -124,11 +124,11 @@ class Trainer:
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
-            data, accumulate, of = settings.data, settings.accumulate, settings.evaluation.batch_size
+            data = settings.data
             raise OutOfMemory(
-                f"{data.batch_size // accumulate} rows of {data.length} tokens at once do not fit "
-                f"({in_a_line(error)[:200]}); raise accumulate={accumulate}, lower data.batch_size or "
-                f"evaluation.batch_size={of}, or take precision=bf16"
+                f"{data.batch_size // settings.accumulate} rows of {data.length} tokens at once do not fit "
+                f"({in_a_line(error)[:200]}); raise accumulate={settings.accumulate}, lower data.batch_size or "
+                f"evaluation.batch_size={settings.evaluation.batch_size}, or take precision=bf16"
             ) from None
         finally:
             release(self.run)

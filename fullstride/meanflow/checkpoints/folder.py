@@ -148,17 +148,6 @@ def read_group(checkpoint: Path, name: str) -> Tensors:
     return load_file(_whole(checkpoint, f"{name}.safetensors"))
 
 
-def verify(checkpoint: Path) -> None:
-    """Check every file of a checkpoint.
-
-    Raises:
-        ConfigError: naming the first that is missing or differs from what was written.
-
-    """
-    for file in read_manifest(checkpoint)["files"]:
-        _whole(checkpoint, file)
-
-
 def checkpoints(run: Path) -> list[Path]:
     """The checkpoints of a run, oldest first, damaged ones too: a half-written one has another name.
 
@@ -187,7 +176,8 @@ def newest_whole(run: Path, *, good: bool = False) -> Path | None:
     damaged = []
     for path in reversed(checkpoints(run)):
         try:
-            verify(path)
+            for file in read_manifest(path)["files"]:
+                _whole(path, file)
         except ConfigError as error:
             note(f"refused: {error}")
             damaged.append(path.name)

@@ -101,13 +101,13 @@ def build_features(
         return Features(name, "FD-classifier", small.FEATURES, identity, compute, small.BATCH, device)
     if weights is None:
         raise ConfigError(f"features={name}: no file of weights is given, expected its path")
-    inceptive, found = name == "inception", file_sha256(weights) if weights.is_file() else ""
-    model = (inception.load_inception if inceptive else load_efficientnet)(weights).to(device)
-    dim, label = 1280, "FD-EffNetLite0"
-    identity = f"efficientnet_lite0 bytes bicubic-antialias-224 (x-127)/128 {found}"
-    if inceptive:
-        dim, identity = 2048, f"inception torch-fidelity bytes {found}"
-        label = "FID" if found == inception.OFFICIAL_SHA256 else f"FD-Inception-{found[:8]}"
+    model = (inception.load_inception if name == "inception" else load_efficientnet)(weights).to(device)
+    compute = lambda images: model.features(byte_levels(images))  # noqa: E731
+    found = file_sha256(weights)
     # On a CPU the activations of a few large pictures fill its caches; there more at once are slower.
     batch = 4 if device.type == "cpu" else 128
-    return Features(name, label, dim, identity, lambda images: model.features(byte_levels(images)), batch, device)
+    if name == "inception":
+        label = "FID" if found == inception.OFFICIAL_SHA256 else f"FD-Inception-{found[:8]}"
+        return Features(name, label, 2048, f"inception torch-fidelity bytes {found}", compute, batch, device)
+    identity = f"efficientnet_lite0 bytes bicubic-antialias-224 (x-127)/128 {found}"
+    return Features(name, "FD-EffNetLite0", 1280, identity, compute, batch, device)

@@ -95,7 +95,8 @@ def _finite_difference(
     model: Velocity, points: Points, v: Tensor, conditions: Conditions, precision: str | None = None
 ) -> Result:
     """Central difference along (v, 0, 1); needs no forward derivative of any operation."""
-    (z, r, t), h = points, FINITE_DIFFERENCE_STEP
+    z, r, t = points
+    h = FINITE_DIFFERENCE_STEP
     with torch.no_grad(), _in_format(precision, z):
         with _same_randomness(z):
             ahead = like(z, model(z + h * v, r, t + h, **conditions))

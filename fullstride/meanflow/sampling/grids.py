@@ -134,9 +134,9 @@ def save_comparison(
 def _save_panels(panels: list[Pixels], path: Path, captions: list[str], titles: Sequence[str] = ()) -> None:
     """Grids of one size side by side, with a title over each, if there are any, and the captions left of each."""
     height, tiles, _ = panels[0].shape
-    text, top = max((_text_width(caption, CAPTION) for caption in captions), default=0), MARGIN
+    text = max((_text_width(caption, CAPTION) for caption in captions), default=0)
     text += CAPTION_GAP if text else 0
-    top += TITLE if titles else 0
+    top = MARGIN + (TITLE if titles else 0)
     width = max(tiles, *(_text_width(title, HEADING) for title in titles)) if titles else tiles
     pitch = text + width + 2 * MARGIN
     canvas = np.full((top + height + MARGIN, len(panels) * pitch, 3), 255, np.uint8)

@@ -69,7 +69,8 @@ def seeded_noise(
     """
     _check(seed, start, count)
     noise = torch.empty((count, *shape), dtype=torch.float32, device="cpu", pin_memory=pinned)
-    images, threads = noise.numpy(), max(1, min(cores_each(), count, noise.numel() // SHARE))
+    images = noise.numpy()
+    threads = max(1, min(cores_each(), count, noise.numel() // SHARE))
     first = [count * k // threads for k in range(threads + 1)]
 
     def part(k: int) -> None:

@@ -48,20 +48,6 @@ def in_parts(make: Callable[[range], SampleResult], num: int, processes: Process
     return SampleResult(torch.cat([part.images for part in parts]), evaluations / num)
 
 
-def check_launch(config: TrainConfig) -> None:
-    """Check that the processes that were started are those that the configuration expects.
-
-    Raises:
-        ConfigError: if several processes would each train the run by themselves.
-
-    """
-    if config.distributed == "none" and launched.count() > 1:
-        raise ConfigError(
-            f"distributed=none in one of {launched.count()} processes: each would train the whole run; expected "
-            "distributed=ddp or fsdp, or one process"
-        )
-
-
 def check_parts(config: TrainConfig, count: int, device: str) -> None:
     """Check that the run can be shared out with nothing changed but the order of sums.
 

@@ -7,7 +7,7 @@ from torch import nn
 
 from fullstride.errors import ConfigError
 from fullstride.meanflow.config.networks import ModelConfig
-from fullstride.meanflow.config.schema import DataConfig, LossConfig, OptimizerConfig, TrainConfig
+from fullstride.meanflow.config.schema import DataConfig, LossConfig, TrainConfig
 from fullstride.meanflow.data.dataset import Dataset
 from fullstride.meanflow.data.edm_augment import EdmAugment
 from fullstride.meanflow.models.common import recompute
@@ -73,18 +73,6 @@ def build_loss(config: LossConfig, num_classes: int = 0, averages: Averages | No
     return loss_of(config).build(config, num_classes, averages)
 
 
-def build_optimizer(config: OptimizerConfig, model: nn.Module) -> torch.optim.AdamW:
-    """AdamW (arXiv:1711.05101), fused: the one that can skip a step on the device."""
-    return torch.optim.AdamW(
-        model.parameters(),
-        lr=config.lr,
-        betas=(config.beta1, config.beta2),
-        eps=config.eps,
-        weight_decay=config.weight_decay,
-        fused=True,
-    )
-
-
 def augment_dim(config: DataConfig) -> int:
     """Length of the augmentation labels of a run."""
     return EdmAugment.dim if config.augment > 0 else 0
@@ -108,7 +96,11 @@ def build_state(config: TrainConfig, data: Dataset, device: torch.device, proces
     if config.channels_last:
         in_channels_last(model)
     averages = Averages(model, config.ema.decays, config.ema.period, warmup=config.ema.warmup)
-    optimizer = build_optimizer(config.optimizer, model)
+    # AdamW (arXiv:1711.05101), fused: the one that can skip a step on the device.
+    given = config.optimizer
+    betas = (given.beta1, given.beta2)
+    options = {"lr": given.lr, "betas": betas, "eps": given.eps, "weight_decay": given.weight_decay}
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True, **options)
     state = RunState(
         model,
         averages,

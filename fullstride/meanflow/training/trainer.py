@@ -18,7 +18,6 @@ from fullstride.meanflow.config.schema import TrainConfig
 from fullstride.meanflow.data.loader import Ahead, Loader
 from fullstride.meanflow.data.order import orders
 from fullstride.meanflow.data.sources.known_files import KNOWN
-from fullstride.meanflow.training.batch_share import check_launch
 from fullstride.meanflow.training.build import build_objective, build_state, limits_of, steps_to_checkpoint
 from fullstride.meanflow.training.derivative_check import check_derivative
 from fullstride.meanflow.training.evaluation_schedule import Evaluations
@@ -291,9 +290,17 @@ def train(config: TrainConfig) -> Path:
 
     With `distributed=ddp` or `fsdp` torchrun learns why a process failed, and all that it starts anew go on where they
     were.
+
+    Raises:
+        ConfigError: if several processes would each train the run by themselves.
+
     """
-    check_launch(config)
     if config.distributed == "none":
+        if launched.count() > 1:
+            raise ConfigError(
+                f"distributed=none in one of {launched.count()} processes: each would train the whole run; expected "
+                "distributed=ddp or fsdp, or one process"
+            )
         return _trained(config)
 
     @record
