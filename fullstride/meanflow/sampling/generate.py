@@ -140,7 +140,8 @@ def sample_command(
         generator = load_generator(found, device, ema)
         check_precision(precision, generator.device, "--precision")
         check_backend(backend, generator.device, "--backend")
-        if label is not None and not 0 <= label < (classes := generator.num_classes):
+        classes = generator.num_classes
+        if label is not None and not 0 <= label < classes:
             expected = f"expected one of the run's classes, 0 to {classes - 1}"
             raise ConfigError(f"--label {label}: {expected if classes else 'this run has no classes; leave it out'}")
         if vae is not None and generator.data.pixels:

@@ -1,6 +1,7 @@
 """From a configuration to its objects: network, loss, optimizer, state, inputs."""
 
 from dataclasses import fields
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -15,7 +16,11 @@ from fullstride.meanflow.objective.loss import MeanFlowLoss, loss_of
 from fullstride.meanflow.training.guard import Guard
 from fullstride.meanflow.training.state import DataFacts, Position, RunState
 from fullstride.meanflow.training.step import Objective
-from fullstride.process.watchdog_clocks import Limits
+from fullstride.process.exit_codes import STUCK
+from fullstride.process.gpu_activity import GpuUse
+from fullstride.process.watchdog import Watchdog
+from fullstride.process.watchdog_clocks import Limits, Verdict
+from fullstride.runs.early_ends import write_end
 from fullstride.settings.overrides import load_object
 from fullstride.step.torch import ALONE, Averages, Processes, Shards
 
@@ -146,6 +151,15 @@ def limits_of(config: TrainConfig, device: torch.device) -> Limits:
         checkpoint_least=60 * watch.checkpoint_minutes,
         shown=config.guard.stall_seconds,
     )
+
+
+def watchdog_of(limits: Limits, state: RunState, run: Path, use: GpuUse) -> Watchdog:
+    """The watchdog of a run, which reads its position and leaves a line in its ends.jsonl."""
+
+    def tell(verdict: Verdict, step: int) -> None:
+        write_end(run, reason=verdict.reason, message=verdict.message, step=step, exit_code=STUCK)
+
+    return Watchdog(limits, lambda: state.position.step, tell, use.busy)
 
 
 def steps_to_checkpoint(config: TrainConfig, position: Position, steps: int) -> int:

@@ -18,7 +18,7 @@ from fullstride.meanflow.config.schema import TrainConfig
 from fullstride.meanflow.data.loader import Ahead, Loader
 from fullstride.meanflow.data.order import orders
 from fullstride.meanflow.data.sources.known_files import KNOWN
-from fullstride.meanflow.training.build import build_objective, build_state, limits_of, steps_to_checkpoint
+from fullstride.meanflow.training.build import build_objective, build_state, limits_of, steps_to_checkpoint, watchdog_of
 from fullstride.meanflow.training.derivative_check import check_derivative
 from fullstride.meanflow.training.evaluation_schedule import Evaluations
 from fullstride.meanflow.training.preflight import preflight
@@ -26,11 +26,9 @@ from fullstride.meanflow.training.reporter import Reporter
 from fullstride.meanflow.training.saver import Saves
 from fullstride.meanflow.training.step import build_step, schedule
 from fullstride.process import torchrun as launched
-from fullstride.process.exit_codes import OUT_OF_MEMORY, STUCK, UNREAD
+from fullstride.process.exit_codes import OUT_OF_MEMORY, UNREAD
 from fullstride.process.gpu_activity import GpuUse, ways_to_ask
 from fullstride.process.signals import Stop
-from fullstride.process.watchdog import Watchdog
-from fullstride.process.watchdog_clocks import Verdict
 from fullstride.runs.atomic_files import replace_file
 from fullstride.runs.early_ends import write_end
 from fullstride.runs.folder import how_to_resume, write_config
@@ -92,13 +90,10 @@ class Trainer:
         self.stop = Stop(ended=f"ended without saving; to continue from the last checkpoint, {self.resume_advice}")
         self.evaluations = Evaluations(config, self.data, self.device, self.state, self.reporter, self.stop)
         self.gpu_use = GpuUse(ways_to_ask(self.device) if self.limits.gpu_idle else [])
-        self.watchdog = Watchdog(self.limits, lambda: self.state.position.step, self._tell_stuck, self.gpu_use.busy)
+        self.watchdog = watchdog_of(self.limits, self.state, self.run, self.gpu_use)
         self.after_step: list[Callable[[], None]] = []
         self._going = False  # whether a step was made
         self._go_on_from_the_position()
-
-    def _tell_stuck(self, verdict: Verdict, step: int) -> None:
-        write_end(self.run, reason=verdict.reason, message=verdict.message, step=step, exit_code=STUCK)
 
     @property
     def total_steps(self) -> int:
@@ -155,7 +150,8 @@ class Trainer:
             self.stop.arm()
             self.reporter.step(position, metrics, self._rate, self.state.guard.judged)
             if self.state.guard.exhausted():
-                before, checkpoint = position.step, self.saves.go_back()
+                before = position.step
+                checkpoint = self.saves.go_back()
                 self._go_on_from_the_position()
                 self._expect_checkpoint()
                 self.reporter.restored(self.state.position, checkpoint.name, before, self.state.guard.judged())
