@@ -1,8 +1,9 @@
 """A run's folder: what describes it, and what it has learned; which of its settings may change when it goes on."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+import jax
 from tokenizers import Tokenizer
 
 from fullstride.bert.data.catalogue import held_out_of

@@ -122,18 +122,21 @@ class Evaluator:
 
         None where `guarded` has ended a process's part. The first process hands the images to `keep`.
         """
-        labels = None
-        if num_classes:
-            # Those of the held-out images that the samples are compared with: classes are as frequent there as here.
-            # Where more are generated than are held out, all in turn, and then some of all of them.
-            rounds, rest = divmod(self.num, total := len(self.data.test))
-            indices = torch.cat([torch.arange(total).repeat(rounds), chosen(total, rest)])
-            labels = self.data.test.labels[indices]
+        labels = self._labels() if num_classes else None
         own = self.processes.part(self.num)
         part = {"sampler": sampler, "steps": steps, "num_classes": num_classes}
         make = lambda: self._part(model, own, None if labels is None else labels[own.start : own.stop], **part)  # noqa: E731
         parts = self.processes.collect(self.processes.agreed(lambda: self._guarded(make)))
         return self.processes.led(lambda: self._guarded(lambda: self._of_parts(parts, sampler, steps, labels, keep)))
+
+    def _labels(self) -> Tensor:
+        """Those of the held-out images that the samples are compared with: classes are as frequent there as here.
+
+        Where more are generated than are held out, all in turn, and then some of all of them.
+        """
+        total = len(self.data.test)
+        rounds, rest = divmod(self.num, total)
+        return self.data.test.labels[torch.cat([torch.arange(total).repeat(rounds), chosen(total, rest)])]
 
     def _part(self, model: nn.Module, own: range, label: Tensor | None, **chosen: Any) -> "Part":
         """The process's images and their features; none where there are fewer images than processes."""
