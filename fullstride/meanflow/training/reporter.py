@@ -4,7 +4,6 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,12 +46,15 @@ class Reporter:
         self.enabled = enabled
         self._clock = time.perf_counter(), step
         self._judged = judged or Judged()
-        names = {"project": config.project, "run_name": config.run_name}
-        self._open_tracker = partial(open_tracker, config.track, **names, run=run, config=asdict(config))
         if enabled:
             self.log = MetricsLog(run, step)
-            self.tracker = self._open_tracker(step=step)
+            self.tracker = self._open_tracker(step)
             self.progress = Progress("training", total_steps, step)
+
+    def _open_tracker(self, step: int) -> Tracker:
+        config = self.config
+        names = {"project": config.project, "run_name": config.run_name}
+        return open_tracker(config.track, **names, run=self.run, config=asdict(config), step=step)
 
     def __enter__(self) -> "Reporter":
         """Show the bar; time counts from here."""
@@ -136,7 +138,7 @@ class Reporter:
         self.log.write(step, restored=checkpoint, harmful_before_step=harmful_before, attempt=position.attempt)
         self.tracker.close()
         try:
-            self.tracker = self._open_tracker(step=step)
+            self.tracker = self._open_tracker(step)
         except ConfigError as error:  # as on a full disk: it costs the tracker's numbers and not the training
             note(f"{error}; it is off for the rest of this run, metrics.jsonl goes on")
             self.tracker = Tracker("none", None)
