@@ -26,6 +26,7 @@ RENAMED = {
     "fullstride.bert.config": "fullstride.bert.model.config",
     "fullstride.bert.loss": "fullstride.bert.training.loss",
     "fullstride.bert.weights": "fullstride.bert.model.weights",
+    "fullstride.meanflow.models.recompute": "fullstride.meanflow.models.common",
     "fullstride.meanflow.recorded": "fullstride.meanflow.sampling.graphed",
     "fullstride.meanflow.samplers": "fullstride.meanflow.sampling.samplers",
     "fullstride.meanflow.times": "fullstride.meanflow.objective.times",

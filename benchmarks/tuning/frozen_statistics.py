@@ -24,7 +24,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fullstride.jvp.implementation import only_plain
 from fullstride.meanflow.data.catalogue import load_data
-from fullstride.meanflow.models.norm import GroupNorm
+from fullstride.meanflow.models.common import GroupNorm
 from fullstride.meanflow.objective.loss import conditional_velocity, interpolate
 from fullstride.meanflow.sampling.generate import load_generator
 from fullstride.meanflow.training.build import build_loss

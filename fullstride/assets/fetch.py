@@ -78,7 +78,10 @@ def fetch(name: str, path: Path | None = None) -> Path:
             return source(name, asset)
         except OSError as error:
             tried.append(str(error))
-    raise ConfigError(f"{name}: found nowhere ({'; '.join(tried)}); {_advice(name, asset)}")
+    install = f"apt-get install {asset.debian[0]}, or " if asset.debian else ""
+    setting = f", or give {asset.setting}=FOLDER of it" if asset.setting else ""
+    advice = f"{install}get {_origin(asset)} and put it at {cache_path(name)}{setting}"
+    raise ConfigError(f"{name}: found nowhere ({'; '.join(tried)}); {advice}")
 
 
 def _given(asset: Asset, path: Path) -> Path:
@@ -144,17 +147,13 @@ def _from_url(name: str, asset: Asset) -> Path:
 def _workshop() -> Iterator[Path]:
     """A passing folder on the cache's file system, so that a finished file moves in one step."""
     cache_folder().mkdir(parents=True, exist_ok=True)
-    _tidy()
-    with tempfile.TemporaryDirectory(dir=cache_folder(), prefix=PART) as folder, locked(Path(folder)):
-        yield Path(folder)
-
-
-def _tidy() -> None:
-    """Remove what killed processes left; others' folders are locked, or so young that they may be about to be."""
+    # What killed processes left goes; others' folders are locked, or so young that they may be about to be.
     for left in cache_folder().glob(f"{PART}*"):
         with contextlib.suppress(OSError), locked(left) as alone:
             if alone and time.time() - left.stat().st_mtime > LEFT_SECONDS:
                 shutil.rmtree(left, ignore_errors=True)
+    with tempfile.TemporaryDirectory(dir=cache_folder(), prefix=PART) as folder, locked(Path(folder)):
+        yield Path(folder)
 
 
 def _keep(name: str, asset: Asset, file: Path, shown: str) -> None:
@@ -212,12 +211,6 @@ def _origin(asset: Asset) -> str:
         return f"{asset.debian[1]} of the Debian package {asset.debian[0]}"
     requirement, member = asset.wheel or ("", "")
     return asset.url or f"{member} of the wheel {requirement}"
-
-
-def _advice(name: str, asset: Asset) -> str:
-    install = f"apt-get install {asset.debian[0]}, or " if asset.debian else ""
-    setting = f", or give {asset.setting}=FOLDER of it" if asset.setting else ""
-    return f"{install}get {_origin(asset)} and put it at {cache_path(name)}{setting}"
 
 
 def _say(line: str) -> None:

@@ -6,8 +6,7 @@ from typing import Annotated
 
 import typer
 
-from fullstride.bert.training.overrides import SHORT
-from fullstride.bert.training.settings import TrainSettings
+from fullstride.bert.training.settings import SHORT, TrainSettings
 from fullstride.cli.help import App
 from fullstride.cli.settings import completing, offers, settings_in, show_settings
 from fullstride.errors import ConfigError
@@ -47,7 +46,7 @@ def train(overrides: Overrides = None) -> None:
     It lives in output_dir/run_name; stopped, it saves, and resume=true goes on with its own settings.
     """
     with leaving_on_sigterm():
-        from fullstride.bert.training.resume import settings_to_train
+        from fullstride.bert.training.runs import settings_to_train
         from fullstride.bert.training.trainer import train
 
         run = train(settings_to_train(overrides or []))
@@ -98,7 +97,7 @@ def evaluate(folder: Folder, overrides: Overrides = None) -> None:
 
     A run is scored on its own held-out text unless told, weights on that of the given data.
     """
-    from fullstride.bert.training.scoring import evaluate_command
+    from fullstride.bert.training.runs import evaluate_command
 
     typer.echo(str(evaluate_command(folder, overrides or [])))
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fullstride.errors import ConfigError
-from fullstride.meanflow.planning.duration import duration
+from fullstride.meanflow.planning.cost import duration
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -94,8 +94,7 @@ def _plans(
 def _config(overrides: list[str]) -> "TrainConfig":
     """A configuration whose data need not be there, as a plan does not read what is known of them."""
     from fullstride.meanflow.config.datasets import row_of
-    from fullstride.meanflow.config.overrides import read
-    from fullstride.meanflow.config.validation import validate
+    from fullstride.meanflow.config.overrides import read, validate
 
     config = read(overrides)
     row = row_of(config.data.name)

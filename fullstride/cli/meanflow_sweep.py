@@ -10,8 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fullstride.errors import ConfigError, OutOfMemory
-from fullstride.meanflow.checkpoints.folder import checkpoints
-from fullstride.meanflow.checkpoints.format import read_manifest
+from fullstride.meanflow.checkpoints.folder import checkpoints, read_manifest
 from fullstride.meanflow.config.overrides import compose
 from fullstride.meanflow.training.trainer import train
 from fullstride.runs.folder import read_metrics

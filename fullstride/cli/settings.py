@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import typer
 
 from fullstride.errors import ConfigError
-from fullstride.settings.conflicts import written
-from fullstride.settings.fields import walk
+from fullstride.settings.fields import walk, written
 from fullstride.settings.overrides import BOOLEANS
 
 if TYPE_CHECKING:

@@ -21,9 +21,8 @@ from fullstride.meanflow.config.schema import (
     TrainConfig,
 )
 from fullstride.meanflow.data.dataset import Dataset
-from fullstride.meanflow.evaluation.evaluator import Evaluator
+from fullstride.meanflow.evaluation.evaluator import Evaluator, evaluations, score_samplers
 from fullstride.meanflow.evaluation.scores import SamplerScore, one_step_ratio, score_tables
-from fullstride.meanflow.evaluation.scoring import evaluations, score_samplers
 from fullstride.meanflow.sampling.generate import Generator, load_generator
 from fullstride.meanflow.sampling.grids import save_comparison, save_loss_curve
 from fullstride.meanflow.sampling.samplers import sample
@@ -32,9 +31,8 @@ from fullstride.meanflow.training.trainer import Trainer
 from fullstride.measure.environment import environment
 from fullstride.process.signals import at_once
 from fullstride.runs.atomic_files import replace_file
-from fullstride.runs.folder import SAME_COMMAND, numbered, read_metrics
+from fullstride.runs.folder import SAME_COMMAND, check_kind, numbered, read_metrics, run_config
 from fullstride.runs.next_steps import command, say, show_next_steps
-from fullstride.runs.workload import check_kind, run_config
 
 EPOCHS = 130
 SAMPLERS = [("meanflow", 1), ("meanflow", 2), ("meanflow", 4)]
@@ -91,28 +89,48 @@ def run_demo(out: Path, *, epochs: int | None = None, seed: int = 0) -> None:
     config = _continued_or_replaced(out, demo_config(out, EPOCHS if epochs is None else epochs, seed))
     trainer = Trainer(config, resume_advice=SAME_COMMAND)
     say(trainer.description)
-    say(_expected_time(trainer))
+    steps = trainer.total_steps - trainer.state.position.step
+    training = f"{minutes(SECONDS_A_STEP * steps)} of training and " if steps else ""
+    scoring = minutes(SECONDS_AN_EVALUATION * sum(evaluations(*row) for row in SAMPLERS))
+    samplers = f"{scoring} of scoring {len(SAMPLERS)} samplers"
+    say(f"expected: about {training}{samplers}, on two CPU cores that do nothing else")
     trainer.run_to_end()
     generator = load_generator(out, "cpu")
     evaluator, scores = at_once(lambda: _scores(trainer.data, generator), "scoring the samplers")
     _draw(out, generator, trainer.data)
     ratio, trained = one_step_ratio(scores), training_seconds(read_metrics(out))
-    summary = {"one_step_over_best_solver": ratio, "training_seconds": trained, "steps": trainer.state.position.step}
-    _write_metrics(out, summary, scores, evaluator, trainer.config)
+    metrics = {
+        "one_step_over_best_solver": ratio,
+        "training_seconds": trained,
+        "steps": trainer.state.position.step,
+        "floor": asdict(evaluator.floor),
+        "samplers": {s.name: asdict(s) for s in scores},
+        "config": asdict(trainer.config),
+        "environment": environment(),
+    }
+    replace_file(out / METRICS, json.dumps(metrics, indent=1) + "\n")
     for table in score_tables(scores, evaluator.floor, "Digits"):
         Console().print(table)
     say(f"one-step energy distance / best solver's: {ratio:.2f}")
     say(f"trained for {trained:.0f} s; this command took {time.perf_counter() - start:.0f} s")
-    _show_next_steps(out)
+    show_next_steps(
+        {
+            out / "samples.png": "samples of one step, and real digits",
+            out / "loss.png": "the training loss",
+            out / METRICS: "every number above",
+            checkpoints(out)[-1]: "the trained network",
+        },
+        {
+            command("meanflow", "sample", out): "generate more digits",
+            command(
+                "meanflow", "train", "data=image_folder", "data.path=PICTURES", "data.image_size=32"
+            ): "your own data",
+        },
+    )
 
 
 def _continued_or_replaced(out: Path, config: TrainConfig) -> TrainConfig:
-    """The configuration of this run, after what an earlier one has left; says what becomes of that.
-
-    Raises:
-        ConfigError: if the earlier one is not a demo.
-
-    """
+    """The configuration of this run, after what an earlier one has left; says what becomes of that."""
     if not (saved := run_config(out)):
         return config
     check_kind(out, "meanflow")
@@ -130,14 +148,6 @@ def _continued_or_replaced(out: Path, config: TrainConfig) -> TrainConfig:
     newest = "".join(f", {path.name}" for path in checkpoints(out)[-1:])
     say(f"{out} holds {kind} demo (epochs={saved['epochs']}, seed={saved['seed']}{newest}), which is replaced")
     return config
-
-
-def _expected_time(trainer: Trainer) -> str:
-    steps = trainer.total_steps - trainer.state.position.step
-    training = f"{minutes(SECONDS_A_STEP * steps)} of training and " if steps else ""
-    scoring = minutes(SECONDS_AN_EVALUATION * sum(evaluations(*row) for row in SAMPLERS))
-    samplers = f"{scoring} of scoring {len(SAMPLERS)} samplers"
-    return f"expected: about {training}{samplers}, on two CPU cores that do nothing else"
 
 
 def minutes(seconds: float) -> str:
@@ -183,32 +193,3 @@ def _draw(out: Path, generator: Generator, data: Dataset) -> None:
     )
     lines = numbered(read_metrics(out), "squared_error")
     save_loss_curve([x["step"] for x in lines], [x["squared_error"] for x in lines], out / "loss.png")
-
-
-def _write_metrics(
-    out: Path, summary: dict[str, float], scores: list[SamplerScore], evaluator: Evaluator, config: TrainConfig
-) -> None:
-    metrics = summary | {
-        "floor": asdict(evaluator.floor),
-        "samplers": {s.name: asdict(s) for s in scores},
-        "config": asdict(config),
-        "environment": environment(),
-    }
-    replace_file(out / METRICS, json.dumps(metrics, indent=1) + "\n")
-
-
-def _show_next_steps(out: Path) -> None:
-    show_next_steps(
-        {
-            out / "samples.png": "samples of one step, and real digits",
-            out / "loss.png": "the training loss",
-            out / METRICS: "every number above",
-            checkpoints(out)[-1]: "the trained network",
-        },
-        {
-            command("meanflow", "sample", out): "generate more digits",
-            command(
-                "meanflow", "train", "data=image_folder", "data.path=PICTURES", "data.image_size=32"
-            ): "your own data",
-        },
-    )

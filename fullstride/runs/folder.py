@@ -1,9 +1,10 @@
-"""A run's folder: its configuration, its metrics as JSON lines, its checkpoints."""
+"""A run's folder: its configuration, its metrics as JSON lines, its checkpoints; which workload it is of."""
 
 import itertools
 import json
 import math
 import shutil
+from collections.abc import Mapping, Set
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -11,7 +12,40 @@ from typing import Any, Protocol, runtime_checkable
 from fullstride.errors import ConfigError
 from fullstride.runs.atomic_files import note, replace_file
 from fullstride.runs.lock import LOCK, hold
-from fullstride.runs.workload import CONFIG, check_kind, kind_of, run_config
+from fullstride.settings.overrides import flat
+
+CONFIG = "config.json"
+TITLES = {"meanflow": "MeanFlow", "bert": "BERT"}
+# A key that each workload's configuration has, and no other's.
+MARKS = {"meanflow": "epochs", "bert": "steps"}
+
+
+def run_config(folder: Path) -> dict[str, Any]:
+    """The configuration that a run left in its folder, empty without one: weights have a config.json, too."""
+    try:
+        found = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) and {"output_dir", "run_name"} <= found.keys() else {}
+
+
+def kind_of(config: Mapping[str, Any]) -> str | None:
+    """The workload that a run's configuration is of: a name in `TITLES`, or None."""
+    return next((kind for kind, mark in MARKS.items() if mark in config), None)
+
+
+def check_kind(run: Path, kind: str | None) -> None:
+    """Raise if `run` belongs to another workload than `kind`; None is an unknown one.
+
+    Raises:
+        ConfigError: naming the folder and both workloads.
+
+    """
+    found = kind_of(run_config(run))
+    if found is None or kind is None or found == kind:
+        return
+    raise ConfigError(f"{run} is a {TITLES[found]} run, not a {TITLES[kind]} run; expected another folder or run_name")
+
 
 METRICS = "metrics.jsonl"
 # How to continue a stopped run of a command that finds out by itself where it was.
@@ -83,11 +117,14 @@ def _remove_run(run: Path) -> None:
             f"{run} is not empty and holds no run; overwrite=true would delete it: choose another run_name"
         )
     hold(run)
-    # Renamed first: a kill in the middle must not leave half a run of this name. A link, as to a larger disk, stays.
-    real = run.resolve()
-    hidden = real.with_name(REMOVING + real.name)
+    remove_folder(run.resolve())  # a link, as to a larger disk, stays
+
+
+def remove_folder(folder: Path) -> None:
+    """Remove a folder, renamed first: a kill in the middle must not leave half of it under this name."""
+    hidden = folder.with_name(REMOVING + folder.name)
     shutil.rmtree(hidden, ignore_errors=True)
-    shutil.rmtree(real.rename(hidden), ignore_errors=True)
+    shutil.rmtree(folder.rename(hidden), ignore_errors=True)
 
 
 def has_evaluation(run: Path, step: int) -> bool:
@@ -178,3 +215,36 @@ def read_metrics(run: Path) -> list[dict[str, Any]]:
     """Every line of a run's metrics.jsonl, without one at its end that is being written."""
     whole, _, _ = (run / METRICS).read_text(encoding="utf-8").rpartition("\n")
     return [json.loads(line) for line in whole.split("\n") if line]
+
+
+# Keys and groups of every workload: how often, where to and from, how it is scored; never what is learned.
+FREE = {
+    "data.path", "eval_every", "evaluation", "keep", "log_every", "output_dir", "overwrite", "resume", "run_name",
+    "save_every",
+}  # fmt: skip
+
+
+def changes(saved: Mapping[str, Any], wanted: Mapping[str, Any], free: Set[str]) -> dict[str, str]:
+    """The keys by which a run of `saved` cannot go on with `wanted`, each with both values, as in `0 -> 1`.
+
+    Args:
+        saved: nested settings that the run was saved with.
+        wanted: those that it is to go on with.
+        free: keys and groups that may change.
+
+    """
+    old, new = dict(flat(saved)), dict(flat(wanted))
+    kept = [key for key in old | new if not {key, key.split(".")[0]} & free]
+    return {key: f"{old.get(key)} -> {new.get(key)}" for key in kept if old.get(key) != new.get(key)}
+
+
+def refuse(place: Path, found: Mapping[str, str], what: str = "settings") -> None:
+    """Refuse to go on with other settings, or other data.
+
+    Raises:
+        ConfigError: naming every key that differs, with both values, if there is one.
+
+    """
+    if found:
+        named = ", ".join(f"{key}: {values}" for key, values in found.items())
+        raise ConfigError(f"{place}: cannot resume with other {what} ({named}); use another run_name")

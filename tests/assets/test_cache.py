@@ -13,7 +13,7 @@ from fullstride.assets.fetch import cache_folder, cache_path
 from fullstride.assets.registry import ASSETS
 from fullstride.bert.data.tokenizer import trained_once
 from fullstride.cli.app import app
-from fullstride.meanflow.metrics.cache import cache_key, kept
+from fullstride.meanflow.metrics.reference import cache_key, kept
 from fullstride.runs.lock import locked
 
 PACKAGE = Path(__file__).parents[2] / "fullstride"

@@ -5,8 +5,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from fullstride.bert.training.overrides import settings_of
-from fullstride.bert.training.settings import TrainSettings
+from fullstride.bert.training.settings import TrainSettings, settings_of
 from fullstride.bert.training.trainer import Trainer
 from fullstride.runs.folder import read_metrics
 

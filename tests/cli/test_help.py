@@ -15,7 +15,7 @@ from fullstride.errors import ConfigError
 from fullstride.meanflow.config.presets import KEYS
 from fullstride.meanflow.config.recipes import RECIPES
 from fullstride.meanflow.config.schema import EmaConfig
-from fullstride.settings.conflicts import written
+from fullstride.settings.fields import written
 
 
 def shown_in(command):

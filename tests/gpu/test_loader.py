@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from fullstride.meanflow.data.dataset import Split
-from fullstride.meanflow.data.flip import random_hflip
 from fullstride.meanflow.data.latents import DrawLatents
 from fullstride.meanflow.data.loader import Loader
 from fullstride.meanflow.data.order import epoch_order
+from fullstride.meanflow.training.step import random_hflip
 
 pytestmark = [
     pytest.mark.gpu,

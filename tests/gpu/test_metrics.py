@@ -5,10 +5,8 @@ import torch
 
 from fullstride.device.precision import set_precision
 from fullstride.meanflow.metrics.classifier import FeatureClassifier, train_classifier
+from fullstride.meanflow.metrics.distances import frechet_distance, kernel_distance, precision_recall
 from fullstride.meanflow.metrics.features import build_features
-from fullstride.meanflow.metrics.frechet import frechet_distance
-from fullstride.meanflow.metrics.kernel import kernel_distance
-from fullstride.meanflow.metrics.precision_recall import precision_recall
 from fullstride.meanflow.metrics.reference import reference
 from tests.meanflow.metrics.test_efficientnet import random_network
 from tests.meanflow.metrics.test_reference import data

@@ -11,7 +11,7 @@ from fullstride.meanflow.sampling.graphed import WARM, Recorded
 from fullstride.meanflow.sampling.noise import seeded_noise
 from fullstride.meanflow.sampling.samplers import SAMPLERS, meanflow_sample, sample
 from fullstride.meanflow.training.build import build_model, in_channels_last
-from fullstride.meanflow.training.randomize_zero_layers import awake
+from fullstride.meanflow.training.step import awake
 
 pytestmark = [
     pytest.mark.gpu,

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 from fullstride.device.precision import autocast, set_precision
 from fullstride.meanflow.data.edm_augment import Draw, EdmAugment
-from fullstride.meanflow.models.norm import GroupNorm
+from fullstride.meanflow.models.common import GroupNorm
 from fullstride.meanflow.models.song_unet import Mapping, SongUNet
 
 pytestmark = [

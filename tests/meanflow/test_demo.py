@@ -11,8 +11,8 @@ from PIL import Image
 from fullstride.errors import ConfigError, Preempted
 from fullstride.meanflow import demo
 from fullstride.meanflow.checkpoints.folder import checkpoints, find_checkpoint
+from fullstride.meanflow.config.overrides import validate
 from fullstride.meanflow.config.schema import DataConfig, EvalConfig
-from fullstride.meanflow.config.validation import validate
 from fullstride.meanflow.data.catalogue import load_data
 from fullstride.meanflow.evaluation.evaluator import Evaluator
 from fullstride.meanflow.sampling.generate import load_generator

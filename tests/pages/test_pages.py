@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.harness.results import SCHEMA
-from fullstride.meanflow.checkpoints.format import FORMAT
+from fullstride.meanflow.checkpoints.folder import FORMAT
 
 ROOT = Path(__file__).parents[2]
 NAMES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")

@@ -5,9 +5,8 @@ import pytest
 from fullstride.bert.training.settings import TrainSettings
 from fullstride.errors import ConfigError
 from fullstride.meanflow.config.schema import TrainConfig
-from fullstride.runs.folder import open_folder, write_config
+from fullstride.runs.folder import MARKS, TITLES, check_kind, kind_of, open_folder, run_config, write_config
 from fullstride.runs.lock import release
-from fullstride.runs.workload import MARKS, TITLES, check_kind, kind_of, run_config
 
 SETTINGS = {"meanflow": TrainConfig, "bert": TrainSettings}
 

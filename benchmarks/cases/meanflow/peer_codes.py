@@ -17,8 +17,7 @@ from fullstride.meanflow.data.dataset import Dataset, Split
 from fullstride.meanflow.models.import_song_unet import from_py_meanflow
 from fullstride.meanflow.objective.derivative import velocity_and_derivative
 from fullstride.meanflow.training.build import augment_dim, build_model, build_objective, build_state
-from fullstride.meanflow.training.randomize_zero_layers import awake
-from fullstride.meanflow.training.step import build_step, schedule
+from fullstride.meanflow.training.step import awake, build_step, schedule
 from fullstride.measure.gate import require_close
 from fullstride.measure.timing import HostClock, Timing
 from fullstride.step.torch.runners.graph import WARM

@@ -14,7 +14,7 @@ from fullstride.meanflow.config.presets import MODELS
 from fullstride.meanflow.objective.loss import MeanFlowLoss
 from fullstride.meanflow.objective.times import LogitNormalV0
 from fullstride.meanflow.training.build import build_model, in_channels_last
-from fullstride.meanflow.training.randomize_zero_layers import awake
+from fullstride.meanflow.training.step import awake
 from fullstride.measure.flops import count_flops
 from fullstride.measure.roofline import Ceilings, Floor, floor, measure_ceilings
 from fullstride.measure.timing import Clock, Plan, clock_for

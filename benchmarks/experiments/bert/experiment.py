@@ -11,8 +11,7 @@ from benchmarks.experiments.bert.steps import overhead
 from benchmarks.harness.budget import say
 from benchmarks.harness.run_provenance import expect_here, expect_recipe, of_run
 from benchmarks.harness.time_limit import Limit
-from fullstride.bert.training.overrides import apply, full_key, settings_of
-from fullstride.bert.training.settings import TrainSettings
+from fullstride.bert.training.settings import TrainSettings, apply, full_key, settings_of
 from fullstride.bert.training.trainer import Trainer
 from fullstride.errors import ConfigError, one_of
 from fullstride.process.signals import at_once

@@ -15,7 +15,7 @@ from benchmarks.experiments.meanflow.spec import Sampler
 from benchmarks.harness.time_limit import Limit
 from fullstride.meanflow.config.schema import TrainConfig
 from fullstride.meanflow.data.catalogue import load_data
-from fullstride.meanflow.data.pixels import to_uint8
+from fullstride.meanflow.data.dataset import to_uint8
 from fullstride.meanflow.evaluation.evaluator import Evaluator
 from fullstride.meanflow.sampling.samplers import sample
 from fullstride.meanflow.training.build import classes_of

@@ -7,8 +7,7 @@ from tokenizers import Tokenizer
 
 from fullstride.bert.data import gcide, hugging_face, python_docs, text_files
 from fullstride.bert.data.corpus import Corpus
-from fullstride.bert.data.packing import rows_of
-from fullstride.bert.data.rows import Rows
+from fullstride.bert.data.rows import Rows, rows_of
 from fullstride.bert.data.tokenizer import minilm, read_tokenizer, trained_once
 from fullstride.bert.training.settings import DataSettings
 from fullstride.errors import ConfigError

@@ -2,7 +2,6 @@
 
 import importlib
 from pathlib import Path
-from typing import Any
 
 from fullstride.bert.data.corpus import Corpus
 from fullstride.errors import ConfigError, in_a_line
@@ -32,7 +31,12 @@ def load(path: str, split: str = "train", column: str = "text") -> Corpus:
     except ModuleNotFoundError:
         raise ConfigError("data=hf_dataset: the package datasets is not installed; run: pip install datasets") from None
     try:
-        records = _records(library, path, split)
+        if any((Path(path) / name).is_file() for name in SAVED):
+            saved = library.load_from_disk(path)
+            records = saved[split] if isinstance(saved, dict) else saved
+        else:
+            name, _, configuration = path.partition(":") if not Path(path).exists() else (path, "", "")
+            records = library.load_dataset(name, configuration or None, split=split)
     except Exception as error:  # the library's errors are of every kind, its network's too
         reason = in_a_line(error)[:300]
         raise ConfigError(f"data.path={path}: datasets cannot load split {split} ({reason})") from None
@@ -42,11 +46,3 @@ def load(path: str, split: str = "train", column: str = "text") -> Corpus:
     if wrong := [type(text).__name__ for text in texts if not isinstance(text, str | None)]:
         raise ConfigError(f"data.column={column}: holds {wrong[0]}; expected text")
     return Corpus("hf_dataset", tuple(text.strip() for text in texts if text and text.strip()))
-
-
-def _records(library: Any, path: str, split: str) -> Any:
-    if any((Path(path) / name).is_file() for name in SAVED):
-        saved = library.load_from_disk(path)
-        return saved[split] if isinstance(saved, dict) else saved
-    name, _, configuration = path.partition(":") if not Path(path).exists() else (path, "", "")
-    return library.load_dataset(name, configuration or None, split=split)

@@ -4,15 +4,16 @@ import ast
 import hashlib
 import importlib
 import json
+import re
 import sys
 import sysconfig
+import textwrap
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
 from fullstride.assets.fetch import cache_folder
 from fullstride.bert.data.corpus import Corpus
-from fullstride.bert.data.prose import paragraphs
 from fullstride.errors import ConfigError
 from fullstride.runs.atomic_files import keep, note
 
@@ -36,7 +37,8 @@ def load() -> Corpus:
     name = hashlib.sha256(json.dumps([VERSION, sys.version, str(root)]).encode()).hexdigest()[:24]
     kept = cache_folder() / "python_docs" / f"{name}.json"
     if (entries := _read(kept)) is None:
-        entries = list(dict.fromkeys(_entries(root)))
+        texts = [*_topics(), *docstrings(root)]
+        entries = list(dict.fromkeys("\n".join(found) for text in texts if (found := paragraphs(text))))
         if not entries:
             raise ConfigError(f"data=python_docs: no docstrings in {root}; take data=text_files data.path=FILES")
         keep(kept, json.dumps(entries))
@@ -54,12 +56,6 @@ def _read(kept: Path) -> list[str] | None:
         return None
 
 
-def _entries(root: Path) -> Iterator[str]:
-    for text in [*_topics(), *docstrings(root)]:
-        if found := paragraphs(text):
-            yield "\n".join(found)
-
-
 def _topics() -> list[str]:
     try:
         return list(importlib.import_module("pydoc_data.topics").topics.values())
@@ -71,15 +67,34 @@ def _topics() -> list[str]:
 def docstrings(root: Path) -> Iterator[str]:
     """Every docstring below a folder, file by file."""
     for path in sorted(root.rglob("*.py")):
-        if not SKIPPED & set(path.relative_to(root).parts[:-1]):
-            yield from _documented(path)
+        if SKIPPED & set(path.relative_to(root).parts[:-1]):
+            continue
+        try:
+            with warnings.catch_warnings(action="ignore"):
+                tree = ast.parse(path.read_bytes())
+        except (OSError, SyntaxError, ValueError):  # templates, and samples of what is no Python
+            continue
+        nodes = [node for node in ast.walk(tree) if isinstance(node, DOCUMENTED)]
+        yield from (text for node in nodes if (text := ast.get_docstring(node)))
 
 
-def _documented(path: Path) -> Iterator[str]:
-    try:
-        with warnings.catch_warnings(action="ignore"):
-            tree = ast.parse(path.read_bytes())
-    except (OSError, SyntaxError, ValueError):  # templates, and samples of what is no Python
-        return
-    nodes = [node for node in ast.walk(tree) if isinstance(node, DOCUMENTED)]
-    yield from (text for node in nodes if (text := ast.get_docstring(node)))
+# ``code``, `name`, :role:`name`, *emphasis*: the words stay.
+ROLE = re.compile(r"(?::[a-z:]+:)?(`{1,2})[~!]?([^`]+)\1_{0,2}")
+EMPHASIS = re.compile(r"(\*{1,2})(\w[^*\n]*?)\1")
+# What begins a paragraph that is no prose: prompts, directives, tables, rules, comments.
+NOT_PROSE = re.compile(r"(>>>|\.\.\.|\.\. |[+|=\-#~^\"'$<{\[(@]|\w+\(|\w+ *=)")
+PROMPT = ">>>"
+LETTERS, WORDS = 0.85, 5
+
+
+def paragraphs(text: str) -> list[str]:
+    """The paragraphs of prose in a docstring or a page of reStructuredText, each in one line."""
+    found = []
+    for block in re.split(r"\n\s*\n", text):
+        block = textwrap.dedent(block).strip()
+        line = " ".join(EMPHASIS.sub(r"\2", ROLE.sub(r"\2", block)).split())
+        letters = sum(c.isalpha() or c.isspace() for c in line)
+        is_prose = len(line.split()) >= WORDS and letters >= LETTERS * len(line)
+        if not NOT_PROSE.match(block) and PROMPT not in block and is_prose:
+            found.append(line)
+    return found

@@ -1,16 +1,16 @@
 """Batches in an order that the seed and the step alone decide, made ahead on a thread."""
 
-import queue
-import threading
+import itertools
+from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import numpy as np
 from jaxtyping import Int
 
-from fullstride.bert.data.batch import Batch
-from fullstride.bert.data.masking import masked
+from fullstride.bert.data.batch import Batch, masked
 from fullstride.bert.data.rows import Rows
 
 T = TypeVar("T")
@@ -72,38 +72,17 @@ def ahead(make: Callable[[int], T], start: int, end: int, size: int = AHEAD) -> 
         size: how many are made and not yet asked for, at most.
 
     """
-    made: queue.Queue[tuple[Any, BaseException | None]] = queue.Queue(size)
-    ended = threading.Event()
+    pool = ThreadPoolExecutor(1, "batches")
+    numbers = iter(range(start, end))
+    made = deque(pool.submit(make, number) for number in itertools.islice(numbers, size + 1))  # one is in hand
 
-    def put(item: tuple[Any, BaseException | None]) -> None:
-        while not ended.is_set():
-            try:
-                made.put(item, timeout=0.1)
-            except queue.Full:
-                continue
-            return
+    def read() -> Iterator[T]:
+        while made:
+            item = made.popleft().result()
+            made.extend(pool.submit(make, number) for number in itertools.islice(numbers, 1))
+            yield item
 
-    def work() -> None:
-        try:
-            for number in range(start, end):
-                if ended.is_set():
-                    return
-                put((make(number), None))
-        except BaseException as error:
-            put((None, error))
-
-    thread = threading.Thread(target=work, name="batches", daemon=True)
-    thread.start()
     try:
-        yield _read(made, end - start)
+        yield read()
     finally:
-        ended.set()
-        thread.join()
-
-
-def _read(made: queue.Queue[tuple[Any, BaseException | None]], count: int) -> Iterator[Any]:
-    for _ in range(count):
-        item, error = made.get()
-        if error is not None:
-            raise error
-        yield item
+        pool.shutdown(cancel_futures=True)

@@ -54,15 +54,6 @@ def _templated(tokenizer: Tokenizer) -> Tokenizer:
     return tokenizer
 
 
-def _completed(tokenizer: Tokenizer) -> Tokenizer:
-    """A tokenizer of somebody else's, with what it lacks for a text with [MASK] to be encoded and decoded."""
-    known = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
-    # Those that it knows keep their own treatment of the spaces around them.
-    tokenizer.add_special_tokens([name for name in SPECIALS if name not in known])
-    tokenizer.decoder = tokenizer.decoder or WordPieceDecoder(prefix=INSIDE)
-    return tokenizer if tokenizer.post_processor else _templated(tokenizer)
-
-
 def trained(texts: list[str], vocab_size: int, *, lowercase: bool = True) -> Tokenizer:
     """A WordPiece of at most `vocab_size` tokens for these texts; the same for the same texts.
 
@@ -97,12 +88,9 @@ def _alphabets(texts: list[str], normalizer: BertNormalizer) -> tuple[list[str],
     for text in texts:
         counts.update(normalizer.normalize_str(text))
     found = sorted((c for c in counts if not c.isspace()), key=lambda c: (-counts[c], c))[:ALPHABET]
-    return sorted(found), sorted(INSIDE + c for c in found if not _is_punctuation(c))
-
-
-def _is_punctuation(c: str) -> bool:
-    """What BERT makes a word of its own."""
-    return c in string.punctuation or unicodedata.category(c).startswith("P")
+    # Punctuation is what BERT makes a word of its own.
+    inner = [c for c in found if c not in string.punctuation and not unicodedata.category(c).startswith("P")]
+    return sorted(found), sorted(INSIDE + c for c in inner)
 
 
 def trained_once(texts: list[str], fingerprint: str, vocab_size: int, *, lowercase: bool = True) -> Tokenizer:
@@ -178,7 +166,12 @@ def read_tokenizer(path: Path) -> Tokenizer:
     _check_specials(tokenizer.get_vocab(), path)
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    return _completed(tokenizer)
+    # What a tokenizer of somebody else's lacks for a text with [MASK] to be encoded and decoded; special tokens that it
+    # knows keep their own treatment of the spaces around them.
+    known = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
+    tokenizer.add_special_tokens([name for name in SPECIALS if name not in known])
+    tokenizer.decoder = tokenizer.decoder or WordPieceDecoder(prefix=INSIDE)
+    return tokenizer if tokenizer.post_processor else _templated(tokenizer)
 
 
 def _treatment(config: Path) -> dict[str, Any]:

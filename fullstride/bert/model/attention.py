@@ -11,6 +11,10 @@ from fullstride.bert.model.layers import Dropout
 from fullstride.errors import ConfigError
 from fullstride.step.jax.precision import wide
 
+Heads = Float[Array, "b t heads size"]
+Lengths = Int[Array, " b"] | None
+Segments = Int[Array, "b t"] | None
+
 HALVES = ("bfloat16", "float16")
 # Of cuDNN's fused attention on any GPU that has it.
 LARGEST_HEAD, HEAD_STEP = 128, 8
@@ -19,17 +23,8 @@ LARGEST_HEAD, HEAD_STEP = 128, 8
 TILE = 128
 
 
-def why_not_cudnn(dtype: str, head_size: int, packed: int = 0, backend: str | None = None) -> str | None:
-    """Why cuDNN's fused attention cannot run here, with the remedy; None if it can.
-
-    Args:
-        dtype: of queries, keys and values.
-        head_size: their last axis.
-        packed: tokens of a row that holds several texts; 0 for one text a row.
-        backend: as `jax.default_backend` names it, which is asked unless given.
-
-    """
-    backend = backend or jax.default_backend()
+def _why_not_cudnn(dtype: str, head_size: int, packed: int, backend: str) -> str | None:
+    """Why cuDNN's fused attention cannot run here, with the remedy; None if it can."""
     if backend != "gpu":
         return f"it needs an NVIDIA GPU and JAX runs on {backend}; take attention=xla"
     if dtype not in HALVES:
@@ -41,11 +36,11 @@ def why_not_cudnn(dtype: str, head_size: int, packed: int = 0, backend: str | No
     return None
 
 
-def why_not_xla(dtype: str, backend: str | None = None) -> str | None:
+def _why_not_xla(dtype: str, backend: str) -> str | None:
     """Why JAX's own attention cannot run, or not in this dtype, with the remedy; None if it can."""
     if dtype == "float64":
         return "its softmax is fp32 and the queries are float64; take attention=eager"
-    if dtype == "float16" and (backend or jax.default_backend()) == "cpu":
+    if dtype == "float16" and backend == "cpu":
         return "XLA has no such product of fp16 on a CPU; take attention=eager, or precision=bf16"
     return None
 
@@ -65,26 +60,18 @@ def chosen(attention: str, drops: bool, dtype: str, head_size: int, packed: int 
         ConfigError: for one that is named where it cannot run, with the reason.
 
     """
-    if attention == "cudnn" and (reason := why_not_cudnn(dtype, head_size, packed, backend)):
-        raise ConfigError(f"attention=cudnn: {reason}")
-    if attention == "xla" and (reason := why_not_xla(dtype, backend)):
-        raise ConfigError(f"attention=xla: {reason}")
+    backend = backend or jax.default_backend()
+    reasons = {"cudnn": _why_not_cudnn(dtype, head_size, packed, backend), "xla": _why_not_xla(dtype, backend)}
     if attention != "auto":
+        if reason := reasons.get(attention):
+            raise ConfigError(f"attention={attention}: {reason}")
         return attention
-    if not drops and not why_not_cudnn(dtype, head_size, packed, backend):
-        return "cudnn"
-    return "eager" if drops or why_not_xla(dtype, backend) else "xla"
+    return "eager" if drops else next((name for name, reason in reasons.items() if not reason), "eager")
 
 
 def attend(
-    query: Float[Array, "b t heads size"],
-    key: Float[Array, "b t heads size"],
-    value: Float[Array, "b t heads size"],
-    *,
-    implementation: str,
-    lengths: Int[Array, " b"] | None = None,
-    segments: Int[Array, "b t"] | None = None,
-) -> Float[Array, "b t heads size"]:
+    query: Heads, key: Heads, value: Heads, *, implementation: str, lengths: Lengths = None, segments: Segments = None
+) -> Heads:
     """softmax(Q K^T / sqrt(size)) V over the tokens that belong together, by `jax.nn.dot_product_attention`.
 
     Args:
@@ -109,15 +96,15 @@ def attend(
 
 
 def attend_eagerly(
-    query: Float[Array, "b t heads size"],
-    key: Float[Array, "b t heads size"],
-    value: Float[Array, "b t heads size"],
+    query: Heads,
+    key: Heads,
+    value: Heads,
     *,
     dropout: Dropout,
     dropout_key: PRNGKeyArray | None,
-    lengths: Int[Array, " b"] | None = None,
-    segments: Int[Array, "b t"] | None = None,
-) -> Float[Array, "b t heads size"]:
+    lengths: Lengths = None,
+    segments: Segments = None,
+) -> Heads:
     """The same written out, softmax in fp32, with a share of its weights dropped in training."""
     scores = jnp.einsum("bqhd,bkhd->bhqk", query, key) / jnp.asarray(math.sqrt(query.shape[-1]), query.dtype)
     scores = scores.astype(wide(scores.dtype))
@@ -134,9 +121,7 @@ def together(segments: Int[Array, "b t"]) -> Bool[Array, "b 1 t t"]:
     return (segments[:, :, None] == segments[:, None, :])[:, None]
 
 
-def allowed(
-    length: int, lengths: Int[Array, " b"] | None, segments: Int[Array, "b t"] | None
-) -> Bool[Array, "b 1 #t t"] | None:
+def allowed(length: int, lengths: Lengths, segments: Segments) -> Bool[Array, "b 1 #t t"] | None:
     """Which key each query may look at; None for all."""
     mask = None if segments is None else together(segments)
     if lengths is None:

@@ -1,17 +1,66 @@
-"""BERT (arXiv:1810.04805) as an Equinox module: post-norm encoder, learned positions, tied head."""
+"""BERT (arXiv:1810.04805) as an Equinox module: post-norm encoder, learned positions, a tied head."""
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from fullstride.bert.model.attention import attend, attend_eagerly, chosen
+from fullstride.bert.model.attention import Lengths, Segments, attend, attend_eagerly, chosen
 from fullstride.bert.model.config import BertConfig
-from fullstride.bert.model.head import Head
 from fullstride.bert.model.layers import Dense, Dropout, Embedding, LayerNorm, gelu
 from fullstride.errors import ConfigError
+from fullstride.step.jax.precision import wide
+
+
+class Head(eqx.Module):
+    """Dense, GELU and LayerNorm, then a product with the token embedding, plus a bias."""
+
+    dense: Dense
+    norm: LayerNorm
+    bias: Float[Array, " vocab"]
+
+    def __init__(self, config: BertConfig, *, key: PRNGKeyArray):
+        """Random weights, no bias."""
+        size = config.hidden_size
+        self.dense = Dense(size, size, std=config.initializer_std, key=key)
+        self.norm = LayerNorm(size, eps=config.norm_eps)
+        self.bias = jnp.zeros(config.vocab_size, jnp.float32)
+
+    def __call__(
+        self, hidden: Float[Array, "*batch hidden"], table: Float[Array, "vocab hidden"]
+    ) -> Float[Array, "*batch vocab"]:
+        """Scores in fp32 or better."""
+        scores = decoded(self.norm(gelu(self.dense(hidden))), table)
+        return scores + jnp.broadcast_to(self.bias.astype(scores.dtype), scores.shape)
+
+
+@jax.custom_vjp
+def decoded(x: Float[Array, "*batch hidden"], table: Float[Array, "vocab hidden"]) -> Float[Array, "*batch vocab"]:
+    """x E^T, added up and returned in fp32 or better.
+
+    The gradient is cast to the factors' dtype before its own products: left in fp32, it would draw those out of bf16.
+    """
+    return jnp.einsum("...h,vh->...v", x, table, preferred_element_type=wide(x.dtype))
+
+
+def _forward(x: Array, table: Array) -> tuple[Array, tuple[Array, Array]]:
+    return decoded(x, table), (x, table)
+
+
+def _backward(saved: tuple[Array, Array], grad: Array) -> tuple[Array, Array]:
+    x, table = saved
+    grad, sums = grad.astype(x.dtype), wide(x.dtype)
+    dx = jnp.einsum("...v,vh->...h", grad, table, preferred_element_type=sums)
+    dtable = jnp.einsum("...v,...h->vh", grad, x, preferred_element_type=sums)
+    return dx.astype(x.dtype), dtable.astype(table.dtype)
+
+
+decoded.defvjp(_forward, _backward)
+
 
 Key = PRNGKeyArray | None
+Hidden = Float[Array, "b t hidden"]
+Tokens = Int[Array, "b t"]
 
 
 def keys_of(key: Key, count: int) -> list[Key]:
@@ -38,13 +87,7 @@ class Embeddings(eqx.Module):
         self.norm = LayerNorm(config.hidden_size, eps=config.norm_eps)
         self.dropout = Dropout(config.hidden_dropout)
 
-    def __call__(
-        self,
-        tokens: Int[Array, "b t"],
-        types: Int[Array, "b t"] | None,
-        segments: Int[Array, "b t"] | None,
-        key: Key,
-    ) -> Float[Array, "b t hidden"]:
+    def __call__(self, tokens: Tokens, types: Tokens | None, segments: Segments, key: Key) -> Hidden:
         """The first layer's input; positions count from 0 in each segment."""
         x = self.tokens(tokens)
         if segments is None:
@@ -82,13 +125,7 @@ class SelfAttention(eqx.Module):
         self.dropout = Dropout(config.attention_dropout)
         self.heads, self.implementation = config.heads, config.attention
 
-    def __call__(
-        self,
-        x: Float[Array, "b t hidden"],
-        lengths: Int[Array, " b"] | None,
-        segments: Int[Array, "b t"] | None,
-        key: Key,
-    ) -> Float[Array, "b t hidden"]:
+    def __call__(self, x: Hidden, lengths: Lengths, segments: Segments, key: Key) -> Hidden:
         """What each token takes from the tokens that it belongs together with."""
         split = (*x.shape[:2], self.heads, x.shape[2] // self.heads)
         q, k, v = (project(x).reshape(split) for project in (self.query, self.key, self.value))
@@ -123,13 +160,7 @@ class Layer(eqx.Module):
         self.output_norm = LayerNorm(size, eps=config.norm_eps)
         self.dropout = Dropout(config.hidden_dropout)
 
-    def __call__(
-        self,
-        x: Float[Array, "b t hidden"],
-        lengths: Int[Array, " b"] | None,
-        segments: Int[Array, "b t"] | None,
-        key: Key,
-    ) -> Float[Array, "b t hidden"]:
+    def __call__(self, x: Hidden, lengths: Lengths, segments: Segments, key: Key) -> Hidden:
         """The next layer's input."""
         weights, first, second = keys_of(key, 3)
         x = self.attention_norm(x + self.dropout(self.attention(x, lengths, segments, weights), first))

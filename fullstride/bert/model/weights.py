@@ -1,7 +1,7 @@
-"""Folders of `config.json` and `model.safetensors` in Hugging Face's layout: read, checked, written."""
+"""Weights in Hugging Face's layout, folders of `config.json` and `model.safetensors`: read, checked, written."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,61 @@ from safetensors.flax import save
 
 from fullstride.bert.model.bert import Bert
 from fullstride.bert.model.config import BertConfig
-from fullstride.bert.model.weight_names import ENCODER, HEAD, TIED, WITHOUT_PLACE, canonical, named
 from fullstride.errors import ConfigError
 from fullstride.runs.atomic_files import note, replace_file
+
+ENCODER, HEAD = "bert.", "cls."
+# Of older files.
+LEGACY = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
+# Where a model has no place for what training next-sentence prediction left, or for numbers from 0 to 511.
+WITHOUT_PLACE = ("cls.seq_relationship.", "bert.embeddings.position_ids")
+# The decoder is the embedding, and its bias the head's.
+TIED = {
+    "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
+    "cls.predictions.decoder.bias": "cls.predictions.bias",
+}
+
+EMBEDDINGS = {
+    ".embeddings.tokens": "bert.embeddings.word_embeddings",
+    ".embeddings.positions": "bert.embeddings.position_embeddings",
+    ".embeddings.types": "bert.embeddings.token_type_embeddings",
+    ".embeddings.norm": "bert.embeddings.LayerNorm",
+    ".pooler": "bert.pooler.dense",
+    ".head.dense": "cls.predictions.transform.dense",
+    ".head.norm": "cls.predictions.transform.LayerNorm",
+    ".head": "cls.predictions",
+}
+LAYER = {
+    "attention.query": "attention.self.query",
+    "attention.key": "attention.self.key",
+    "attention.value": "attention.self.value",
+    "attention.output": "attention.output.dense",
+    "attention_norm": "attention.output.LayerNorm",
+    "intermediate": "intermediate.dense",
+    "output": "output.dense",
+    "output_norm": "output.LayerNorm",
+}
+
+
+def named(model: Bert) -> Iterator[tuple[str, Any]]:
+    """Every array of a model under its name in a file, in the model's own order."""
+    known = EMBEDDINGS | {
+        f".layers[{i}].{ours}": f"bert.encoder.layer.{i}.{theirs}"
+        for i in range(model.config.layers)
+        for ours, theirs in LAYER.items()
+    }
+    for path, leaf in jax.tree_util.tree_leaves_with_path(model):
+        owner, _, field = jax.tree_util.keystr(path).rpartition(".")
+        if field != "inference":
+            yield f"{known[owner]}.{field}", leaf
+
+
+def canonical(name: str, bare: bool) -> str:
+    """A name as new files have it; `bare` says that the file's encoder has no prefix."""
+    for old, new in LEGACY.items():
+        name = name.replace(old, new)
+    return ENCODER + name if bare and not name.startswith((ENCODER, HEAD)) else name
+
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 FIELDS = {
@@ -142,14 +194,6 @@ def read_config(path: Path) -> BertConfig:
         raise ConfigError(f"{path}: {error}") from None
 
 
-def config_json(config: BertConfig, **more: Any) -> dict[str, Any]:
-    """What transformers wants to know of a model."""
-    sizes = {theirs: getattr(config, ours) for theirs, ours in FIELDS.items()}
-    fixed = {name: known[0] for name, known in FIXED.items()}
-    architecture = "BertForMaskedLM" if config.head else "BertModel"
-    return {"architectures": [architecture], **fixed, **sizes, "dtype": "float32", **more}
-
-
 def save_model(model: Bert, folder: str | Path, **more: Any) -> Path:
     """Write `config.json` and `model.safetensors` for transformers, and for `load`.
 
@@ -167,5 +211,8 @@ def save_model(model: Bert, folder: str | Path, **more: Any) -> Path:
     prefix = 0 if model.config.head else len(ENCODER)
     arrays = {name[prefix:]: jnp.asarray(x) for name, x in named(model)}
     replace_file(folder / WEIGHTS, save(arrays, {"format": "pt"}))
-    replace_file(folder / CONFIG, json.dumps(config_json(model.config, **more), indent=1) + "\n")
+    described = {"architectures": ["BertForMaskedLM" if model.config.head else "BertModel"]}
+    described |= {name: known[0] for name, known in FIXED.items()}
+    described |= {theirs: getattr(model.config, ours) for theirs, ours in FIELDS.items()}
+    replace_file(folder / CONFIG, json.dumps({**described, "dtype": "float32", **more}, indent=1) + "\n")
     return folder

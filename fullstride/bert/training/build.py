@@ -19,7 +19,7 @@ from fullstride.bert.training.loss import mlm_loss
 from fullstride.bert.training.optimizer import optimizer_of
 from fullstride.bert.training.settings import ModelSettings, TrainSettings, validate
 from fullstride.errors import ConfigError
-from fullstride.step.jax import Sharding, TrainStep, data_parallel, fsdp
+from fullstride.step.jax import TrainStep, data_parallel, fsdp
 from fullstride.step.jax.compile_cache import keep_compiled
 from fullstride.step.jax.precision import precision_of
 
@@ -64,11 +64,6 @@ def data_for(settings: TrainSettings, own: Path | None = None) -> tuple[Data, Ba
     return found, batches
 
 
-def model_config(settings: ModelSettings, vocab_size: int, length: int) -> BertConfig:
-    """The model's sizes, with as many positions as rows are long."""
-    return BertConfig.named(settings.size, vocab_size=vocab_size, max_length=length, **_changes(settings))
-
-
 def _changes(settings: ModelSettings) -> dict[str, Any]:
     return {name: getattr(settings, name) for name in ("hidden_dropout", "attention_dropout", "attention")}
 
@@ -91,7 +86,8 @@ def model_of(
     """
     key = jax.random.key(seed)
     if not settings.init:
-        return Bert(model_config(settings, vocabulary.size, length), key=key)
+        sizes = {"vocab_size": vocabulary.size, "max_length": length}  # as many positions as rows are long
+        return Bert(BertConfig.named(settings.size, **sizes, **_changes(settings)), key=key)
     if own is not None:
         return shapes_of(replace(own, **_changes(settings)))
     model = load(Path(settings.init).expanduser(), key=key, **_changes(settings))
@@ -119,11 +115,11 @@ def check_fits(config: BertConfig, vocab_size: int, length: int, source: str) ->
         raise ConfigError(f"data.length={length}: {source} takes rows of at most {config.max_length} tokens")
 
 
-def sharding_of(settings: TrainSettings) -> Sharding | None:
-    """How the step is spread over devices.
+def step_of(settings: TrainSettings, model: Bert) -> TrainStep:
+    """The training step.
 
     Raises:
-        ConfigError: if the devices do not divide the rows of a forward pass.
+        ConfigError: for settings that cannot work together or here, such as devices that do not divide the rows.
 
     """
     rows, devices = settings.data.batch_size // settings.accumulate, jax.device_count()
@@ -132,16 +128,6 @@ def sharding_of(settings: TrainSettings) -> Sharding | None:
             f"sharding={settings.sharding}: data.batch_size / accumulate = {rows} rows for {devices} devices; expected "
             "a multiple"
         )
-    return SHARDINGS[settings.sharding]()
-
-
-def step_of(settings: TrainSettings, model: Bert) -> TrainStep:
-    """The training step.
-
-    Raises:
-        ConfigError: for settings that cannot work together or here.
-
-    """
     return TrainStep(
         mlm_loss,
         optimizer_of(settings.optimizer, settings.steps),
@@ -150,7 +136,7 @@ def step_of(settings: TrainSettings, model: Bert) -> TrainStep:
         precision=settings.precision,
         ema=settings.ema or None,
         layout=settings.layout,
-        sharding=sharding_of(settings),
+        sharding=SHARDINGS[settings.sharding](),
         has_aux=True,
         grad_norm=True,
     )
@@ -177,9 +163,3 @@ def attention_of(config: BertConfig, precision: str, packed: int = 0) -> str:
     """
     dtype = precision_of(precision).compute or "float32"
     return chosen(config.attention, config.attention_dropout > 0, dtype, config.hidden_size // config.heads, packed)
-
-
-def with_attention(model: Bert, attention: str) -> Bert:
-    """The same weights, attending by another implementation, without dropped attention weights."""
-    other = shapes_of(replace(model.config, attention=attention, attention_dropout=0.0))
-    return jax.tree.unflatten(jax.tree.structure(other), jax.tree.leaves(model))

@@ -2,15 +2,14 @@
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from fullstride.bert.data.batch import Batch
-from fullstride.bert.data.masking import in_turn, masked
+from fullstride.bert.data.batch import Batch, in_turn, masked
 from fullstride.bert.data.rows import Rows
 from fullstride.bert.model.bert import Bert
 from fullstride.bert.training.loss import predicted
@@ -46,10 +45,6 @@ class Scores:
             f"masked loss {self.masked_loss:.3f}, accuracy {self.masked_accuracy:.1%}, "
             f"{self.bits_per_byte:.3f} bits/byte of {self.bytes:,} held-out bytes"
         )
-
-    def values(self) -> dict[str, float]:
-        """By name."""
-        return asdict(self)
 
 
 class Evaluator:
@@ -87,8 +82,8 @@ class Evaluator:
         cast = precision_of(precision).cast
 
         def sums(model: Bert, batch: Batch) -> Float[Array, " 3"]:
-            found = predicted(cast(model), batch)
-            parts = (found.nats.sum(), found.right.sum(dtype=jnp.float32), batch.counted.sum(dtype=jnp.float32))
+            nats, right = predicted(cast(model), batch)
+            parts = (nats.sum(), right.sum(dtype=jnp.float32), batch.counted.sum(dtype=jnp.float32))
             return jnp.stack([part.astype(jnp.float32) for part in parts])
 
         self._sums = cached_filter_jit(sums)

@@ -1,44 +1,33 @@
 """The loss of masked language modelling: cross entropy, in fp32, of the tokens that were hidden."""
 
-from typing import NamedTuple
-
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from fullstride.bert.data.batch import Batch
 from fullstride.bert.model.bert import Bert
 from fullstride.step.jax import Mean
 
 
-class Predictions(NamedTuple):
-    """How each prediction of a batch went.
+def predicted(
+    model: Bert, batch: Batch, key: PRNGKeyArray | None = None
+) -> tuple[Float[Array, "b p"], Bool[Array, "b p"]]:
+    """Run the model; scores over the vocabulary are computed only where a token is to be predicted.
 
-    Attributes:
-        nats: -log p of the token that was there, 0 where nothing is counted, (b, p).
-        right: whether no token was held likelier, False where nothing is counted, (b, p).
+    Returns:
+        -log p of the tokens that were there, and whether no token was held likelier; 0 and False where nothing is
+        counted.
 
     """
-
-    nats: Float[Array, "b p"]
-    right: Bool[Array, "b p"]
-
-
-def predicted(model: Bert, batch: Batch, key: PRNGKeyArray | None = None) -> Predictions:
-    """Run the model; scores over the vocabulary are computed only where a token is to be predicted."""
     hidden = model(batch.tokens, segments=batch.segments, lengths=batch.lengths, key=key)
     at = jnp.take_along_axis(hidden, batch.masked[:, :, None], axis=1, mode="clip")
     logits = model.logits(at)
-    score = _chosen(logits, batch.labels)
+    # By comparison: it fuses with the other reductions, and its gradient is no scatter.
+    one = jax.lax.broadcasted_iota(batch.labels.dtype, logits.shape, 2) == batch.labels[:, :, None]
+    score = jnp.where(one, logits, jnp.zeros_like(logits)).sum(-1)
     nats = jax.nn.logsumexp(logits, axis=-1) - score
     right = (score >= logits.max(-1)) & batch.counted
-    return Predictions(jnp.where(batch.counted, nats, jnp.zeros_like(nats)), right)
-
-
-def _chosen(logits: Float[Array, "b p v"], labels: Int[Array, "b p"]) -> Float[Array, "b p"]:
-    # By comparison: it fuses with the other reductions, and its gradient is no scatter.
-    one = jax.lax.broadcasted_iota(labels.dtype, logits.shape, 2) == labels[:, :, None]
-    return jnp.where(one, logits, jnp.zeros_like(logits)).sum(-1)
+    return jnp.where(batch.counted, nats, jnp.zeros_like(nats)), right
 
 
 def mlm_loss(model: Bert, batch: Batch, key: PRNGKeyArray | None = None) -> tuple[Mean, dict[str, Mean]]:

@@ -1,6 +1,7 @@
 """Where a run's numbers go: metrics.jsonl, and a line for people."""
 
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ from fullstride.bert.training.evaluate import Scores
 from fullstride.bert.training.optimizer import learning_rate
 from fullstride.bert.training.settings import TrainSettings
 from fullstride.process.progress import Progress
-from fullstride.runs.folder import MetricsLog, has_evaluation
+from fullstride.runs.folder import MetricsLog
 from fullstride.step.jax import Metrics, TrainStep
 
 
@@ -90,10 +91,6 @@ class Reporter:
 
     def evaluation(self, number: int, scores: Scores) -> None:
         """Report an evaluation, whose time is not a step's."""
-        self.log.write(number, evaluation=scores.values())
+        self.log.write(number, evaluation=asdict(scores))
         self.console.print(f"step {number}: {scores}", markup=False, highlight=False, soft_wrap=True)
         self._clock = time.perf_counter()
-
-    def has_evaluation(self, number: int) -> bool:
-        """Whether an evaluation after that step was reported."""
-        return has_evaluation(self.run, number)

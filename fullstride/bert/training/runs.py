@@ -1,22 +1,22 @@
-"""A run's folder: what describes it, and what it has learned."""
+"""A run's folder: what describes it, and what it has learned; which of its settings may change when it goes on."""
 
-import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+import jax
 from tokenizers import Tokenizer
 
-from fullstride.bert.data.tokenizer import FILE, PAD, read_tokenizer, save_tokenizer
+from fullstride.bert.data.catalogue import held_out_of
+from fullstride.bert.data.tokenizer import PAD, read_tokenizer, save_tokenizer
 from fullstride.bert.model.bert import Bert
 from fullstride.bert.model.config import BertConfig
 from fullstride.bert.model.weights import WEIGHTS, load, save_model
-from fullstride.bert.training.build import shapes_of, step_of, with_attention
-from fullstride.bert.training.overrides import settings_from
-from fullstride.bert.training.settings import TrainSettings
+from fullstride.bert.training.build import check_fits, evaluator_of, shapes_of, step_of, use_device
+from fullstride.bert.training.evaluate import Scores
+from fullstride.bert.training.settings import TrainSettings, apply, full_key, settings_from, settings_of
 from fullstride.errors import ConfigError
-from fullstride.runs.atomic_files import read_kept, replace_file
-from fullstride.runs.folder import METRICS, write_config
-from fullstride.runs.workload import check_kind
+from fullstride.runs.atomic_files import read_kept
+from fullstride.runs.folder import FREE, METRICS, changes, check_kind, folder_of, refuse
 from fullstride.step.jax.checkpoint import Checkpoints
 
 CHECKPOINTS, SIZES, SETTINGS = "checkpoints", "model.json", "config.json"
@@ -40,13 +40,6 @@ class Trained:
     texts: str | None = None
 
 
-def describe_run(run: Path, settings: TrainSettings, config: BertConfig, tokenizer: Tokenizer) -> None:
-    """Leave in a run's folder what it takes to go on with it, or to use what it learns."""
-    save_tokenizer(tokenizer, run)
-    replace_file(run / SIZES, json.dumps(asdict(config), indent=1) + "\n")
-    write_config(run, settings)
-
-
 def own_settings(run: Path) -> TrainSettings | None:
     """The settings of a run that has begun.
 
@@ -57,11 +50,6 @@ def own_settings(run: Path) -> TrainSettings | None:
     path = run / SETTINGS
     check_kind(run, "bert")
     return settings_from(read_kept(path), path) if path.is_file() else None
-
-
-def own_tokenizer(run: Path | None) -> Path | None:
-    """The tokenizer of a run that has begun."""
-    return run / FILE if run is not None and (run / FILE).is_file() else None
 
 
 def steps_made(run: Path) -> int | None:
@@ -97,7 +85,9 @@ def trained(folder: Path) -> Trained:
     settings.sharding = "none"
     with Checkpoints(folder / CHECKPOINTS) as checkpoints:
         state, extra = checkpoints.restore(step_of(settings, shapes_of(sizes)))
-    model = with_attention(state.ema_model or state.model, "auto")
+    # The same weights, without dropped attention weights.
+    shapes = shapes_of(replace(sizes, attention="auto", attention_dropout=0.0))
+    model = jax.tree.unflatten(jax.tree.structure(shapes), jax.tree.leaves(state.ema_model or state.model))
     return Trained(model, read_tokenizer(folder), settings, state.step, extra["data"])
 
 
@@ -113,3 +103,80 @@ def export(found: Trained, out: Path) -> Path:
     save_model(found.model, out, pad_token_id=found.tokenizer.token_to_id(PAD))
     save_tokenizer(found.tokenizer, out)
     return out
+
+
+# Besides what may change in every workload: how long, how a step runs; never what is learned, but for rounding and
+# where the rate falls to.
+FREE_KEYS = FREE | {"device", "layout", "model.attention", "sharding", "steps"}
+
+
+def settings_to_train(overrides: list[str]) -> TrainSettings:
+    """The settings of a run, not yet validated: with `resume=true` those it has in its folder, under the overrides.
+
+    Raises:
+        ConfigError: as `apply`; or if the folder's settings are those of another version.
+
+    """
+    given = TrainSettings()
+    apply(overrides, given)
+    begun = begun_run(given)
+    if begun is None or (own := own_settings(begun)) is None:
+        return given
+    # The folder may have been moved, and a run that once replaced another must not replace itself.
+    own.output_dir, own.run_name, own.overwrite = given.output_dir, given.run_name, False
+    apply(overrides, own)
+    return own
+
+
+def refuse_other_recipe(settings: TrainSettings) -> None:
+    """Refuse to go on with another recipe than that of the run's checkpoints, or to fewer steps than it has made.
+
+    Without a checkpoint there is no recipe yet.
+
+    Raises:
+        ConfigError: naming every key that differs and matters, with both values; or both numbers of steps.
+
+    """
+    run = begun_run(settings)
+    if run is None or own_sizes(run) is None or (own := own_settings(run)) is None:
+        return
+    refuse(run, changes(asdict(own), asdict(settings), FREE_KEYS))
+    if (made := steps_made(run) or 0) > settings.steps:
+        raise ConfigError(f"steps={settings.steps}: {run} has made {made}; expected {made} or more")
+
+
+def begun_run(settings: TrainSettings) -> Path | None:
+    """The folder of a run that is gone on with; None for one that begins, or is replaced and so leaves nothing."""
+    return folder_of(settings) if settings.resume and not settings.overwrite else None
+
+
+# Of a run's settings, what a score depends on; the model and its tokenizer are the folder's.
+TEXTS = ("data.name", "data.path", "data.separator", "data.split", "data.column", "data.holdout")
+USED = (
+    *TEXTS, "data.length", "data.mask_fraction", "data.whole_words", "data.pack", "evaluation.size",
+    "evaluation.batch_size", "precision", "device",
+)  # fmt: skip
+
+
+def evaluate_command(folder: Path, overrides: list[str]) -> Scores:
+    """The scores of a run on its own held-out text, or of weights, by settings such as `data=gcide`.
+
+    Raises:
+        ConfigError: if there is no such model, text or setting, a setting changes no score, the device is not there,
+            or the model cannot read the rows.
+
+    """
+    given = TrainSettings()
+    apply(overrides, given)
+    if unused := [key for override in overrides if (key := full_key(override)) not in USED]:
+        raise ConfigError(
+            f"{', '.join(unused)}: evaluate takes model and tokenizer of {folder} as they are; expected of "
+            f"{', '.join(USED)}"
+        )
+    use_device(given.device)  # where it is scored, not where it was trained
+    found = trained(folder)
+    settings = settings_of(overrides, found.settings)
+    own = not any(full_key(override) in TEXTS for override in overrides)
+    held_out = held_out_of(settings.data, settings.evaluation.size, found.tokenizer, found.texts if own else None)
+    check_fits(found.model.config, held_out.rows.vocabulary.size, settings.data.length, str(folder))
+    return evaluator_of(settings, held_out)(found.model)

@@ -1,5 +1,6 @@
 """A training run from its first step to its last, through stops and resumptions."""
 
+import json
 import signal
 from collections import deque
 from dataclasses import asdict
@@ -10,17 +11,23 @@ import jax
 from rich.console import Console
 
 from fullstride.bert.data.stream import ahead
+from fullstride.bert.data.tokenizer import FILE, save_tokenizer
 from fullstride.bert.model.bert import Bert
 from fullstride.bert.training.build import attention_of, begin, data_for, evaluator_of, model_of, shapes_of, step_of
-from fullstride.bert.training.evaluate import Scores
 from fullstride.bert.training.optimizer import updates
 from fullstride.bert.training.reporter import Reporter
-from fullstride.bert.training.resume import begun_run, refuse_other_recipe
-from fullstride.bert.training.runs import CHECKPOINTS, describe_run, own_sizes, own_tokenizer
+from fullstride.bert.training.runs import (
+    CHECKPOINTS,
+    SIZES,
+    begun_run,
+    own_sizes,
+    refuse_other_recipe,
+)
 from fullstride.bert.training.settings import TrainSettings
 from fullstride.errors import ConfigError, OutOfMemory, Preempted, in_a_line, is_out_of_memory
 from fullstride.process.signals import Stop
-from fullstride.runs.folder import how_to_resume, open_folder
+from fullstride.runs.atomic_files import replace_file
+from fullstride.runs.folder import has_evaluation, how_to_resume, open_folder, write_config
 from fullstride.runs.lock import release
 from fullstride.step.jax import Metrics
 from fullstride.step.jax.checkpoint import Checkpoints
@@ -52,7 +59,8 @@ class Trainer:
         own = begun_run(settings)
         sizes = own_sizes(own)
         # Without a checkpoint there is nothing to go on with, and what the run began with does not count.
-        self.data, self.batches = data_for(settings, own_tokenizer(own) if sizes is not None else None)
+        tokenizer = own / FILE if own is not None and sizes is not None and (own / FILE).is_file() else None
+        self.data, self.batches = data_for(settings, tokenizer)
         model = model_of(settings.model, self.data.train.vocabulary, data.length, settings.seed, sizes)
         attention = attention_of(model.config, settings.precision, data.length if data.pack else 0)
         # Of shapes: a step keeps the model it is made of, and the weights of the start would stay on the device.
@@ -63,7 +71,9 @@ class Trainer:
         self.run = open_folder(settings)
         self.checkpoints = Checkpoints(self.run / CHECKPOINTS, settings.keep or None)
         self.state = self._start(model)
-        describe_run(self.run, settings, model.config, self.data.tokenizer)
+        save_tokenizer(self.data.tokenizer, self.run)
+        replace_file(self.run / SIZES, json.dumps(asdict(model.config), indent=1) + "\n")
+        write_config(self.run, settings)
         skipped = self.state.step - updates(self.state.opt_state) if settings.precision == "fp16" else 0
         self.reporter = Reporter(settings, self.run, self.step, self.state.step, self.console, skipped)
         self.resume_advice = resume_advice or how_to_resume(settings)
@@ -107,47 +117,41 @@ class Trainer:
             OutOfMemory: if a step or an evaluation does not fit.
 
         """
+        settings = self.settings
         try:
             with self.stop, self.checkpoints, self.reporter:
                 self._steps(self.state.step)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
-            raise OutOfMemory(self._does_not_fit(in_a_line(error))) from None
+            data = settings.data
+            raise OutOfMemory(
+                f"{data.batch_size // settings.accumulate} rows of {data.length} tokens at once do not fit "
+                f"({in_a_line(error)[:200]}); raise accumulate={settings.accumulate}, lower data.batch_size or "
+                f"evaluation.batch_size={settings.evaluation.batch_size}, or take precision=bf16"
+            ) from None
         finally:
             release(self.run)
         return self.run
 
     def _steps(self, first: int) -> None:
-        if self._is_due(first, self.settings.eval_every) and not self.reporter.has_evaluation(first):
+        if self._is_due(first, self.settings.eval_every) and not has_evaluation(self.run, first):
             self._evaluate()
         with ahead(self._given, first, self.settings.steps) as given:
             for batch, key in given:
                 self.state, late = self.step(self.state, batch, key)
                 self.stop.arm()
                 self.reporter.late(late)
-                self._pace(late)
+                self._sent.append(late)
+                if len(self._sent) > WAITING and (oldest := self._sent.popleft()):
+                    oldest.arrays["loss"].block_until_ready()
                 self._after_step()
-
-    def _does_not_fit(self, reason: str) -> str:
-        data, settings = self.settings.data, self.settings
-        return (
-            f"{data.batch_size // settings.accumulate} rows of {data.length} tokens at once do not fit "
-            f"({reason[:200]}); raise accumulate={settings.accumulate}, lower data.batch_size or "
-            f"evaluation.batch_size={settings.evaluation.batch_size}, or take precision=bf16"
-        )
 
     def _given(self, number: int) -> tuple[Any, Any]:
         """What a step is given, on the device; runs on a thread of its own."""
         batch, sharding = self.batches.at(number), self.step.sharding
         placed = jax.device_put(batch) if sharding is None else sharding.put(batch)
         return placed, jax.random.fold_in(self._key, number)
-
-    def _pace(self, late: Metrics) -> None:
-        """Wait until at most so many steps wait."""
-        self._sent.append(late)
-        if len(self._sent) > WAITING and (oldest := self._sent.popleft()):
-            oldest.arrays["loss"].block_until_ready()
 
     def _is_due(self, number: int, every: int) -> bool:
         return bool(every) and number > 0 and (number % every == 0 or number == self.settings.steps)
@@ -168,14 +172,11 @@ class Trainer:
             self.checkpoints.save(self.state, {"data": self.data.fingerprint, "settings": asdict(self.settings)})
 
     def _evaluate(self) -> None:
-        scores = self.stop.unless_stopped(self._scores)
+        scores = self.stop.unless_stopped(lambda: self.evaluator(self.state.ema_model or self.state.model))
         if scores is not None:
             self.reporter.evaluation(self.state.step, scores)
         if self.stop.signal is not None:
             self._end_stopped()
-
-    def _scores(self) -> Scores:
-        return self.evaluator(self.state.ema_model or self.state.model)
 
     def _end_stopped(self) -> NoReturn:
         self._save()

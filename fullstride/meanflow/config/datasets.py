@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
-from fullstride.settings.conflicts import Conflict
-from fullstride.settings.import_path import is_import_path
+from fullstride.settings.fields import Conflict
+from fullstride.settings.overrides import is_import_path
 
 
 @dataclass(frozen=True)

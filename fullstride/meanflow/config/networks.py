@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, ClassVar
 
-from fullstride.settings.conflicts import Conflict
-from fullstride.settings.fields import BelowOne, Count, Counts, Rule
+from fullstride.settings.fields import BelowOne, Conflict, Count, Counts, Rule
 
 Channels = Annotated[int, Rule("an even number, at least 2", lambda x: x >= 2 and x % 2 == 0)]
 Sizes = Annotated[list[int], Rule("numbers of at least 1", lambda xs: all(x >= 1 for x in xs))]

@@ -15,8 +15,7 @@ from typing import Annotated, Any
 from fullstride.errors import ConfigError
 from fullstride.meanflow.config.networks import ModelConfig
 from fullstride.meanflow.config.schema import LossConfig
-from fullstride.settings.import_path import load_object
-from fullstride.settings.overrides import EXPECTED
+from fullstride.settings.overrides import EXPECTED, load_object
 
 NETWORK = "a class of torch.nn.Module, made as Network(channels, image_size, num_classes=0, ...)"
 OBJECTIVE = "a dataclass that inherits from MeanFlowLoss of fullstride.meanflow.objective.loss"

@@ -5,12 +5,44 @@ import re
 from dataclasses import fields
 
 from fullstride.errors import ConfigError, one_of
-from fullstride.meanflow.config.presets import KEYS, PRESETS, chosen, keys_of
+from fullstride.meanflow.config import datasets, networks
+from fullstride.meanflow.config.presets import KEYS, OUTSIDE, PRESETS, chosen, keys_of
 from fullstride.meanflow.config.recipes import RECIPES, as_read
 from fullstride.meanflow.config.schema import TrainConfig
-from fullstride.meanflow.config.validation import validate
-from fullstride.settings.fields import Key
-from fullstride.settings.overrides import ELEMENTS, Override, assign, listed, nearest, split, value_of
+from fullstride.meanflow.metrics import inception
+from fullstride.meanflow.objective import times
+from fullstride.meanflow.objective.loss import loss_of
+from fullstride.meanflow.objective.weighting import weighting_of
+from fullstride.settings.fields import Conflict, Key, check, refuse
+from fullstride.settings.overrides import ELEMENTS, Override, assign, is_import_path, listed, nearest, split, value_of
+
+CONFLICTS = (
+    Conflict(
+        "resume overwrite",
+        lambda c: c.resume and c.overwrite,
+        "one of them; resume goes on, overwrite deletes the run",
+    ),
+    *networks.CONFLICTS,
+    *datasets.CONFLICTS,
+    *inception.CONFLICTS,
+)
+
+
+def validate(config: TrainConfig) -> None:
+    """Check everything that is wrong whatever the machine and the data.
+
+    Raises:
+        ConfigError: for the first impossible value: its key, what was received, what is expected.
+
+    """
+    for group, choices in PRESETS.items():
+        name = getattr(getattr(config, group), "name", "default")
+        if not (group in OUTSIDE and is_import_path(name)):
+            one_of(f"{group}.name", name, choices)
+    check(config)
+    chosen = (*weighting_of(config.loss.weighting).conflicts, *loss_of(config.loss).conflicts)
+    refuse((*CONFLICTS, *chosen, *times.conflicts_of(config.loss)), config)
+
 
 EXAMPLE = "epochs=20"
 
@@ -42,24 +74,18 @@ def read(overrides: list[str]) -> TrainConfig:
     """
     given = split(overrides, EXAMPLE)
     try:
-        return _composed(given)
+        settings = _with_recipe(given)
+        config = chosen(_choices(settings))
+        known = keys_of(config) | {"preset": Key("preset", str, (), "")}
+        for each in (each for each in settings if each.key not in PRESETS):
+            if each.key not in known:
+                raise ConfigError(f"{each.given}: no such key{_hint(each.key, config)}")
+            assign(config, each.key, value_of(each, known[each.key]))
+        return config
     except ConfigError as error:
         if not any(str(error).startswith(f"{each.given}: expected") and _sweeps(each) for each in given):
             raise
         raise ConfigError(f"{error}; several values need `meanflow train --multirun`") from None
-
-
-def _composed(given: list[Override]) -> TrainConfig:
-    overrides = _with_recipe(given)
-    config = chosen(_choices(overrides))
-    known = keys_of(config) | {"preset": Key("preset", str, (), "")}
-    for each in overrides:
-        if each.key in PRESETS:
-            continue
-        if each.key not in known:
-            raise ConfigError(f"{each.given}: no such key{_hint(each.key, config)}")
-        assign(config, each.key, value_of(each, known[each.key]))
-    return config
 
 
 def _choices(overrides: list[Override]) -> dict[str, str]:
@@ -114,16 +140,12 @@ def sweep(overrides: list[str]) -> list[list[str]]:
         # A path cannot be part of a folder's name.
         name = "_".join([base or "sweep", *(re.sub(r"[/\\\0]|\.\.", "_", value) for value in share)])
         runs.append([*(text for text in combination if not text.startswith("run_name=")), f"run_name={name}"])
-    _check_names([run[-1] for run in runs], base)
-    return runs
-
-
-def _check_names(names: list[str], given: str) -> None:
-    """Each run needs a folder of its own."""
-    if "," in given:
-        raise ConfigError(f"run_name={given}: expected one name, which starts each run's; its values follow it")
+    if "," in base:
+        raise ConfigError(f"run_name={base}: expected one name, which starts each run's; its values follow it")
+    names = [run[-1] for run in runs]  # each needs a folder of its own
     if twice := sorted(name for name in set(names) if names.count(name) > 1):
         raise ConfigError(f"--multirun: {len(names)} runs, two of them {twice[0]}; expected each value once")
+    return runs
 
 
 def _sweeps(override: Override) -> bool:

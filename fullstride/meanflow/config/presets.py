@@ -7,49 +7,40 @@ from functools import partial
 from typing import Any
 
 from fullstride.errors import ConfigError, one_of
-from fullstride.meanflow.config import outside
+from fullstride.meanflow.config import outside, schema
 from fullstride.meanflow.config.datasets import DATASETS
 from fullstride.meanflow.config.networks import MODELS
 from fullstride.meanflow.config.objectives import OBJECTIVES
-from fullstride.meanflow.config.schema import (
-    DataConfig,
-    EmaConfig,
-    EvalConfig,
-    GuardConfig,
-    LossConfig,
-    OptimizerConfig,
-    TrainConfig,
-    WatchConfig,
-)
 from fullstride.settings.fields import Key, walk
-from fullstride.settings.import_path import is_import_path
-from fullstride.settings.overrides import flat
+from fullstride.settings.overrides import flat, is_import_path
 
 Choices = Mapping[str, Callable[..., Any]]
 
-LOSSES: Choices = {name: partial(LossConfig, name=name, **row.settings) for name, row in OBJECTIVES.items()}
+LOSSES: Choices = {name: partial(schema.LossConfig, name=name, **row.settings) for name, row in OBJECTIVES.items()}
 # The first choice of a group is its default.
 PRESETS: dict[str, Choices] = {
-    "data": {name: partial(DataConfig, name=name) for name in DATASETS},
+    "data": {name: partial(schema.DataConfig, name=name) for name in DATASETS},
     "model": MODELS,
     "loss": LOSSES,
-    "optimizer": {"adamw": OptimizerConfig},
-    "ema": {"default": EmaConfig},
-    "guard": {"default": GuardConfig},
-    "watch": {"default": WatchConfig},
-    "evaluation": {"default": EvalConfig},
+    "optimizer": {"adamw": schema.OptimizerConfig},
+    "ema": {"default": schema.EmaConfig},
+    "guard": {"default": schema.GuardConfig},
+    "watch": {"default": schema.WatchConfig},
+    "evaluation": {"default": schema.EvalConfig},
 }
 # Groups whose choice may be an import path, `package.module:Name`.
 OUTSIDE: Mapping[str, Callable[[str], Any]] = {
-    "data": lambda path: DataConfig(name=path),
+    "data": lambda path: schema.DataConfig(name=path),
     "model": lambda path: outside.network_config(path)(),
     "loss": lambda path: outside.loss_config(path)(),
 }
 
 
-def chosen(choices: dict[str, str]) -> TrainConfig:
+def chosen(choices: dict[str, str]) -> schema.TrainConfig:
     """The defaults under chosen presets, e.g. of `{"model": "dit_b2"}`."""
-    return TrainConfig(**{group: _choice(group, choices.get(group, next(iter(PRESETS[group])))) for group in PRESETS})
+    return schema.TrainConfig(
+        **{group: _choice(group, choices.get(group, next(iter(PRESETS[group])))) for group in PRESETS}
+    )
 
 
 def _choice(group: str, name: str) -> Any:
@@ -60,7 +51,7 @@ def _choice(group: str, name: str) -> Any:
     return copy.deepcopy(PRESETS[group][name]())  # a preset's lists are one for all calls
 
 
-def keys_of(config: TrainConfig) -> dict[str, Key]:
+def keys_of(config: schema.TrainConfig) -> dict[str, Key]:
     """Every key that a configuration has; those of `model` depend on the family."""
     # `model.name=unet_tiny` would change the name and not the network.
     own = {"preset", *(f"{group}.name" for group in PRESETS)}
@@ -71,7 +62,7 @@ def keys_of(config: TrainConfig) -> dict[str, Key]:
 KEYS: dict[str, Key] = {name: key for model in MODELS for name, key in keys_of(chosen({"model": model})).items()}
 
 
-def config_from_dict(values: dict[str, Any]) -> TrainConfig:
+def config_from_dict(values: dict[str, Any]) -> schema.TrainConfig:
     """The configuration whose `dataclasses.asdict` is `values`, as checkpoints store it.
 
     A key that is missing, as in a checkpoint of an earlier version, has its default.

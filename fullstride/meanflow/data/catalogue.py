@@ -1,21 +1,73 @@
-"""The data sets by name, as `data=fashion_mnist`."""
+"""The data sets by name, as `data=fashion_mnist`, and pictures in memory brought to another size."""
 
 import dataclasses
 import inspect
 import typing
-from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
+from jaxtyping import UInt8
 from torch import Tensor
 
-from fullstride.errors import ConfigError
+from fullstride.errors import ConfigError, one_of
 from fullstride.meanflow.config.datasets import row_of
 from fullstride.meanflow.config.schema import DataConfig
 from fullstride.meanflow.data.dataset import Dataset, Split
-from fullstride.meanflow.data.resize import fit
 from fullstride.meanflow.data.sources.image_folder import source_of
 from fullstride.meanflow.data.sources.known_files import KnownFiles
-from fullstride.settings.import_path import load_object
+from fullstride.settings.overrides import load_object
+
+FITS = ("pad", "resize", "crop")
+# Pictures at a time: each needs four bytes a value and copies while it is resized.
+BLOCK = 1024
+
+
+def fit(images: UInt8[Tensor, "n c h w"], size: int, how: str, *, value: int = 0) -> UInt8[Tensor, "n c size size"]:
+    """Square pictures of `size` pixels a side.
+
+    Args:
+        images: any height and width.
+        size: of the result.
+        how: `pad` surrounds the picture, one more row or column below or right where the rest is odd; `resize`
+            stretches height and width to `size`; `crop` does so with the square in the middle of the picture. Both
+            with the bicubic filter, widened where the picture shrinks, as PIL's.
+        value: of the pixels around the picture, 0 to 255.
+
+    Raises:
+        ConfigError: for a size below 1, one that does not hold the picture (`pad`), or an unknown `how`.
+
+    """
+    one_of("data.fit", how, FITS)
+    if size < 1:
+        raise ConfigError(f"data.image_size={size}: expected a number of pixels")
+    height, width = images.shape[-2:]
+    if how == "pad":
+        check_padded(height, width, size)
+        top, left = (size - height) // 2, (size - width) // 2
+        return F.pad(images, (left, size - width - left, top, size - height - top), value=value)
+    if how == "crop":
+        side = min(height, width)
+        top, left = (height - side) // 2, (width - side) // 2
+        images = images[..., top : top + side, left : left + side]
+    if images.shape[-2:] == (size, size):
+        return images.contiguous()
+    blocks = (block.float() for block in images.split(BLOCK))
+    resized = (F.interpolate(block, (size, size), mode="bicubic", antialias=True) for block in blocks)
+    return torch.cat([block.round().clamp(0, 255).to(torch.uint8) for block in resized])
+
+
+def check_padded(height: int, width: int, size: int) -> None:
+    """Raise unless pictures can be padded to a size.
+
+    Raises:
+        ConfigError: for a smaller one.
+
+    """
+    if size < max(height, width):
+        raise ConfigError(
+            f"data.image_size={size}: the pictures are {height}x{width}, which data.fit=pad cannot shrink; "
+            "set data.fit=crop or resize"
+        )
 
 
 def _resized(data: Dataset, size: int, how: str) -> Dataset:
@@ -64,21 +116,16 @@ def load_data(config: DataConfig, known: KnownFiles | None = None) -> Dataset:
 
     """
     row = row_of(config.name)
-    load = _loader(config.name, row.load)
+    load = load_object(row.load, "data")
+    # Another's function is not called unless it says that it returns a data set.
+    if not inspect.isfunction(load) or typing.get_type_hints(load).get("return") is not Dataset:
+        raise ConfigError(
+            f"data={config.name}: expected a function, load(path: Path | None) -> Dataset, that says so, with Dataset "
+            "of fullstride.meanflow.data.dataset"
+        )
     if row.folder:
         return load(config, known)
     data = load(config.place if config.path else None)
     if config.image_size in (0, data.image_shape[1]):
         return data
     return _resized(data, config.image_size, "pad" if config.fit == "auto" else config.fit)
-
-
-def _loader(name: str, path: str) -> Callable[..., Dataset]:
-    """The function at an import path, which says that it returns a data set: another's function is not called."""
-    load = load_object(path, "data")
-    if not inspect.isfunction(load) or typing.get_type_hints(load).get("return") is not Dataset:
-        raise ConfigError(
-            f"data={name}: expected a function, load(path: Path | None) -> Dataset, that says so, with Dataset of "
-            "fullstride.meanflow.data.dataset"
-        )
-    return load

@@ -5,18 +5,19 @@ the moments of a latent (floating, (2c, h, w)). A split holds its records in one
 training device, or in a store that reads them one by one, which worker processes then do.
 """
 
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+import numpy as np
 import torch
-from jaxtyping import Float, Int, Shaped
+from jaxtyping import Float, Int, Shaped, UInt8
 from torch import Tensor
 from torch.utils.data import default_collate
 
 from fullstride.errors import ConfigError
-from fullstride.meanflow.data.reading import read_again
-from fullstride.meanflow.data.skipping import Skips, read_or_next
+from fullstride.meanflow.data.reading import Skips, read_again, read_or_next
 
 
 @runtime_checkable
@@ -175,3 +176,40 @@ class Dataset:
     def images(self, split: Split, indices: Int[Tensor, " m"]) -> Float[Tensor, "m c h w"]:
         """The inputs of chosen records, without randomness, on the CPU."""
         return self.decode(split.read(indices), None).cpu()
+
+
+def fingerprint(*arrays: Tensor | np.ndarray) -> str:
+    """Sha256 over each array's type, shape and bytes, the same on every machine; 64 hexadecimal digits."""
+    digest = hashlib.sha256()
+    for array in arrays:
+        values = array.cpu().numpy() if isinstance(array, Tensor) else array
+        values = np.ascontiguousarray(values, values.dtype.newbyteorder("<"))
+        digest.update(f"{values.dtype.str}{values.shape}\n".encode())
+        digest.update(values.data)
+    return digest.hexdigest()
+
+
+def every_nth(labels: np.ndarray, n: int, seed: int) -> np.ndarray:
+    """Boolean mask of one record in `n` of every class, in random order, the same on every machine.
+
+    The rest is the other split.
+    """
+    order = np.random.Generator(np.random.PCG64(seed)).permutation(len(labels))
+    # Sorted by class, neighbours differ in nothing but their place: deal them out in turn.
+    dealt = order[np.argsort(labels[order], kind="stable")]
+    held = np.zeros(len(labels), dtype=bool)
+    held[dealt[::n]] = True
+    return held
+
+
+def to_uint8(images: Float[Tensor, "*n c h w"]) -> UInt8[Tensor, "*n c h w"]:
+    """Bytes of images in [-1, 1], on the CPU: clamped, then the nearest of 256 levels.
+
+    Raises:
+        ValueError: if a pixel is not finite.
+
+    """
+    if not images.isfinite().all():
+        raise ValueError("images hold pixels that are not finite; the sampler or the network diverged")
+    levels = (images.detach().cpu().double().clamp(-1, 1) + 1) * 127.5
+    return levels.round().to(torch.uint8)

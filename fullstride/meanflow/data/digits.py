@@ -7,9 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from fullstride.meanflow.data.balanced import every_nth
-from fullstride.meanflow.data.dataset import Dataset, Split
-from fullstride.meanflow.data.fingerprint import fingerprint
+from fullstride.meanflow.data.dataset import Dataset, Split, every_nth, fingerprint
 
 SPLITS = ("train", "test")
 SPLIT_SEED = 1797

@@ -8,6 +8,7 @@ low-pass filter, so that no frequencies fold over.
 import functools
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -125,10 +126,13 @@ class EdmAugment:
     """Callable on pictures, which it mirrors, scales, stretches and shifts, each with a probability of its own.
 
     Attributes:
+        dim: length of the labels.
         p: probability of each scaling and of the translation; 0.12 in the CIFAR-10 MeanFlow recipe.
         mirror: probability of the mirroring, whatever `p` is.
 
     """
+
+    dim: ClassVar[int] = 6
 
     p: float = 0.12
     mirror: float = 0.5
@@ -143,11 +147,6 @@ class EdmAugment:
         for name, value in vars(self).items():
             if not 0.0 <= value <= 1.0:
                 raise ValueError(f"{name} is {value}, expected a probability in [0, 1]")
-
-    @property
-    def dim(self) -> int:
-        """Length of the labels."""
-        return 6
 
     def draw(self, batch: int, device: torch.device, generator: torch.Generator | None = None) -> Draw:
         """Decide what is done to each picture."""

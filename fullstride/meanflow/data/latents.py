@@ -69,7 +69,9 @@ def latents(path: Path, *, scale: float = SCALE, holdout: float = 0.1, num_class
     """
     if not scale > 0:
         raise ConfigError(f"data.scale={scale}: expected a number above 0, such as {SCALE}")
-    _expect_whole(path)
+    # Shards that an encoding has written so far are no data set until it says that all are there.
+    if (path / MADE).is_file() and not read_kept(path / MADE).get(WHOLE, False):
+        raise ConfigError(f"{path}: its encoding is not finished; the same `fullstride meanflow encode` goes on")
     root, test_folder = split_folders(path)
     folders = [root] if test_folder is None else [root, test_folder]
     read = [_shards(folder) for folder in folders]
@@ -80,7 +82,12 @@ def latents(path: Path, *, scale: float = SCALE, holdout: float = 0.1, num_class
     channels, height, width = shards[0].shape
     shape = (channels // 2, height, width)
     names = [shard.file.relative_to(path).as_posix() for shard in shards]
-    settings = (scale, None if test_folder else holdout, _content(shards))
+    # What tells apart two sets of the same shape: all labels, and the first record of each file.
+    digest = hashlib.sha256()
+    for shard in shards:
+        digest.update(shard.labels.numpy().tobytes())
+        digest.update(Moments([shard], np.zeros(1, dtype=int))[0].double().numpy().tobytes())
+    settings = (scale, None if test_folder else holdout, digest.hexdigest())
     identity = fingerprint(file_sizes(path, names), "latents", shape, *settings)
     return Dataset("latents", train, test, classes, shape, identity, DrawLatents(scale), pixels=False)
 
@@ -100,12 +107,6 @@ def load(config: DataConfig, known: KnownFiles | None = None) -> Dataset:
             "otherwise; encode the mirrored pictures, too, or set data.hflip=false"
         )
     return data
-
-
-def _expect_whole(path: Path) -> None:
-    """Shards that an encoding has written so far are no data set: refuse them until it says that all are there."""
-    if (path / MADE).is_file() and not read_kept(path / MADE).get(WHOLE, False):
-        raise ConfigError(f"{path}: its encoding is not finished; the same `fullstride meanflow encode` goes on")
 
 
 def _shards(folder: Path) -> list[Shard]:
@@ -163,12 +164,3 @@ def _splits(shards: Sequence[Shard], trained: int | None, holdout: float) -> lis
         flipped = Moments(shards, rows, FLIPPED) if shards[0].flipped else None
         splits.append(Split(Moments(shards, rows), labels[torch.from_numpy(rows)], flipped))
     return splits
-
-
-def _content(shards: Sequence[Shard]) -> str:
-    """What tells apart two sets of the same shape: all labels, and the first record of each file."""
-    digest = hashlib.sha256()
-    for shard in shards:
-        digest.update(shard.labels.numpy().tobytes())
-        digest.update(Moments([shard], np.zeros(1, dtype=int))[0].double().numpy().tobytes())
-    return digest.hexdigest()

@@ -6,6 +6,7 @@ workers nor the step that a run goes on from changes what comes.
 
 import itertools
 from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
 from typing import NamedTuple
 
 import torch
@@ -63,7 +64,7 @@ class Ahead(Iterator[Batch]):
             self.error = error
 
 
-class Loader:
+class Loader(AbstractContextManager["Loader"]):
     """The batches of one split, any number of times, one iteration at a time; `with` ends its workers."""
 
     def __init__(self, split: Split, device: torch.device, workers: int = 0):
@@ -92,10 +93,6 @@ class Loader:
         if isinstance(self._source, StepReader):
             self._source.close()
 
-    def __enter__(self) -> "Loader":
-        """Itself."""
-        return self
-
     def __exit__(self, *_: object) -> None:
         """Close it."""
         self.close()
@@ -118,10 +115,14 @@ class Loader:
         """
         checked = self._checked(orders, start)
         if isinstance(self._source, Tensor):
-            return self._indexed(self._source, checked)
+            records = self._source
+            steps = (step for order in checked for step in self._on_device(order))
+            return (Batch(records[step], self.labels[step]) for step in steps)
         ahead, behind = itertools.tee(checked)
         # Copied to the device on CUDA one step ahead, beside the computation.
-        return self._labelled(prefetch(self._source.read(ahead), self.device), behind)
+        raws = prefetch(self._source.read(ahead), self.device)
+        each = (x for order in behind for x in self.labels[self._on_device(order % len(self.labels))])
+        return (Batch(next(raws).unflatten(0, labels.shape), labels) for labels in each)
 
     def _checked(self, orders: Iterable[Tensor], start: int) -> Iterator[Tensor]:
         for order in orders:
@@ -135,17 +136,5 @@ class Loader:
 
     def _on_device(self, order: Tensor) -> Tensor:
         """The one copy of indices an epoch; pinned, so that the host does not wait for the device."""
-        return (
-            order.pin_memory().to(self.device, non_blocking=True)
-            if self.device.type == "cuda"
-            else order.to(self.device)
-        )
-
-    def _indexed(self, records: Tensor, orders: Iterator[Tensor]) -> Iterator[Batch]:
-        for order in orders:
-            yield from (Batch(records[step], self.labels[step]) for step in self._on_device(order))
-
-    def _labelled(self, raws: Iterator[Tensor], orders: Iterator[Tensor]) -> Iterator[Batch]:
-        for order in orders:
-            for labels in self.labels[self._on_device(order % len(self.labels))]:
-                yield Batch(next(raws).unflatten(0, labels.shape), labels)
+        cuda = self.device.type == "cuda"
+        return (order.pin_memory() if cuda else order).to(self.device, non_blocking=cuda)

@@ -12,10 +12,8 @@ from torch import Tensor
 
 from fullstride.assets.fetch import fetch
 from fullstride.errors import ConfigError
-from fullstride.meanflow.data.balanced import every_nth
-from fullstride.meanflow.data.dataset import Dataset, Split
-from fullstride.meanflow.data.fingerprint import fingerprint
-from fullstride.meanflow.data.packed import read_packed
+from fullstride.meanflow.data.dataset import Dataset, Split, every_nth, fingerprint
+from fullstride.meanflow.data.fashion_mnist import read_packed
 
 SIDE, CLASSES = 28, 10
 SPLIT_SEED = 5000

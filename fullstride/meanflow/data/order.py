@@ -1,8 +1,15 @@
-"""Which records make up the steps of an epoch: a function of the seed, the epoch and the attempt alone."""
+"""Which records make up an epoch's steps: a function of seed, epoch and attempt alone; and a process's own of them."""
+
+import itertools
+from collections.abc import Iterator
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
+
+from fullstride.meanflow.config.schema import TrainConfig
+from fullstride.meanflow.data.dataset import Split
+from fullstride.step.torch import Processes
 
 
 def _generator(seed: int, epoch: int, attempt: int, purpose: int) -> torch.Generator:
@@ -45,3 +52,26 @@ def mirror_half(
     """The order with each record i replaced with probability 1/2 by n + i, itself mirrored; see `Split.flipped`."""
     generator = _generator(seed, epoch, attempt, purpose=1)
     return order + n * torch.randint(2, order.shape, generator=generator)
+
+
+def orders(
+    config: TrainConfig, split: Split, steps: int, epoch: int, attempt: int, processes: Processes
+) -> Iterator[Int[Tensor, "steps own"]]:
+    """The process's own records of each of an epoch's `steps`, from `epoch` on without end.
+
+    They are every n-th of each micro-batch for each of n processes: together they see what one alone would see.
+    """
+    n = len(split)
+    for each in itertools.count(epoch):
+        order = epoch_order(
+            n,
+            steps=steps,
+            micro_batches=config.gradient_accumulation_steps,
+            batch_size=config.data.batch_size,
+            seed=config.seed,
+            epoch=each,
+            attempt=attempt,
+        )
+        if config.data.hflip and split.flipped is not None:
+            order = mirror_half(order, n, seed=config.seed, epoch=each, attempt=attempt)
+        yield order[..., processes.rank :: processes.size].flatten(1)

@@ -10,8 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fullstride.meanflow.data.dataset import Dataset, Split
-from fullstride.meanflow.data.fingerprint import fingerprint
+from fullstride.meanflow.data.dataset import Dataset, Split, fingerprint
 
 RECORDS = 1280
 

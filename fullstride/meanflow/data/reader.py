@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from fullstride.errors import ConfigError, ReadError
 from fullstride.meanflow.data.dataset import Store, read_records
-from fullstride.meanflow.data.skipping import Skips
+from fullstride.meanflow.data.reading import Skips
 
 # As torch has it, of a worker that is gone and of one that a signal killed.
 DEAD_WORKER = re.compile(r"DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\)")

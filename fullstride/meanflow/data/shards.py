@@ -65,7 +65,11 @@ class Shard:
         labels = content.get_tensor(LABELS)
         shape, dtype = _moments_form(file, MOMENTS, content.get_slice(MOMENTS))
         if FLIPPED in keys:
-            _check_flipped(file, _moments_form(file, FLIPPED, content.get_slice(FLIPPED)), (shape, dtype))
+            other, kind = _moments_form(file, FLIPPED, content.get_slice(FLIPPED))
+            if other != shape:
+                raise ConfigError(f"{file}: {FLIPPED} has shape {other}, expected that of {MOMENTS}, {shape}")
+            if kind != dtype:
+                raise ConfigError(f"{file}: {FLIPPED} is {kind}, expected {dtype} as {MOMENTS}; write both alike")
         return cls(file, shape[1:], dtype, _checked_labels(file, labels, shape[0]), FLIPPED in keys)
 
 
@@ -76,13 +80,6 @@ def _moments_form(file: Path, key: str, found: Any) -> tuple[tuple[int, ...], st
     if len(shape) != 4 or shape[1] % 2 or 0 in shape:
         raise ConfigError(f"{file}: {key} has shape {shape}, expected (n, 2c, h, w): c means, then c log-variances")
     return shape, dtype
-
-
-def _check_flipped(file: Path, found: tuple[tuple[int, ...], str], moments: tuple[tuple[int, ...], str]) -> None:
-    if found[0] != moments[0]:
-        raise ConfigError(f"{file}: {FLIPPED} has shape {found[0]}, expected that of {MOMENTS}, {moments[0]}")
-    if found[1] != moments[1]:
-        raise ConfigError(f"{file}: {FLIPPED} is {found[1]}, expected {moments[1]} as {MOMENTS}; write both alike")
 
 
 def _checked_labels(file: Path, labels: Tensor, count: int) -> Int[Tensor, " n"]:

@@ -11,17 +11,15 @@ from rich.console import Console
 from torch import Tensor
 
 from fullstride.errors import ConfigError
-from fullstride.meanflow.checkpoints.folder import find_checkpoint
-from fullstride.meanflow.checkpoints.format import read_manifest
+from fullstride.meanflow.checkpoints.folder import find_checkpoint, read_manifest
 from fullstride.meanflow.config.datasets import row_of
 from fullstride.meanflow.config.presets import config_from_dict
 from fullstride.meanflow.data.catalogue import load_data
 from fullstride.meanflow.data.dataset import Dataset
 from fullstride.meanflow.data.sources.known_files import known_files
-from fullstride.meanflow.evaluation.evaluator import shared_evaluator
+from fullstride.meanflow.evaluation.evaluator import score_samplers, shared_evaluator
 from fullstride.meanflow.evaluation.preflight import check_generating
 from fullstride.meanflow.evaluation.scores import SamplerScore, Score, distances_to_best, one_step_ratio, score_tables
-from fullstride.meanflow.evaluation.scoring import score_samplers
 from fullstride.meanflow.sampling.generate import Generator, load_generator
 from fullstride.meanflow.training.batch_share import all_started
 from fullstride.meanflow.training.state import DataFacts
@@ -106,11 +104,6 @@ def _data_of(generator: Generator, path: Path, data_path: str) -> Dataset:
     return data
 
 
-def _write(path: Path, scored: dict[str, Any], scores: list[SamplerScore], floor: Score, more: dict[str, Any]) -> None:
-    values = scored | {"floor": asdict(floor), "samplers": {s.name: asdict(s) for s in scores}} | more
-    replace_file(path, json.dumps(values | {"environment": environment()}, indent=1) + "\n")
-
-
 def _scored(checkpoint: Path, options: Mapping[str, Any]) -> dict[str, Any]:
     """Which weights the scores are of, and how they generated."""
     config, ema = config_from_dict(read_manifest(checkpoint)["config"]), options.get("ema")
@@ -152,7 +145,8 @@ def _tell(
         told = ", ".join(f"{name} {value:.3g}" for name, value in rms.items())
         console.print(f"root mean square distance to {best} from the same noise: {told}", soft_wrap=True)
     path = checkpoint / ("consistency.json" if images else "evaluation.json")
-    _write(path, scored, scores, floor, more)
+    values = scored | {"floor": asdict(floor), "samplers": {s.name: asdict(s) for s in scores}} | more
+    replace_file(path, json.dumps(values | {"environment": environment()}, indent=1) + "\n")
     other = ("evaluate", "MeanFlow steps") if images else ("consistency", "one step and the ODE solvers")
     show_next_steps(
         {path: "the scores"},

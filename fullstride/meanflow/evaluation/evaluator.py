@@ -1,7 +1,7 @@
 """How good generated images are, beside the floor: what as many training images score against the held-out split."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -18,7 +18,9 @@ from fullstride.meanflow.metrics.energy import EnergyReference
 from fullstride.meanflow.metrics.features import Features, build_features
 from fullstride.meanflow.metrics.reference import FeatureScore, Reference, chosen, reference, reference_classifier
 from fullstride.meanflow.sampling.generate import check_finite
-from fullstride.meanflow.sampling.samplers import sample
+from fullstride.meanflow.sampling.samplers import EVALUATIONS, sample
+from fullstride.process.progress import Progress
+from fullstride.runs.atomic_files import note
 from fullstride.step.torch import ALONE, Processes
 
 EVALUATION_SEED = 20_001
@@ -65,7 +67,9 @@ class Evaluator:
         self.classifier = reference_classifier(data, device) if can_classify(data) else None
         self.kinds: dict[str, Kind] = {name: self._kind(name) for name in feature_names(data, config)}
         self._real = EnergyReference(self._inputs(data.test))
-        self.floor = self._floor()
+        images = self._inputs(data.train)
+        labels = data.train.labels[chosen(len(data.train), self.num)]
+        self.floor = self._score(images, labels, {name: floor for name, (_, _, floor) in self.kinds.items()})
 
     def _kind(self, name: str) -> Kind:
         weights = None
@@ -79,11 +83,6 @@ class Evaluator:
     def _inputs(self, split: Split) -> Tensor:
         """As many inputs of a split as are generated, the same ones each time."""
         return self.data.images(split, chosen(len(split), self.num)).to(self.device)
-
-    def _floor(self) -> Score:
-        images = self._inputs(self.data.train)
-        labels = self.data.train.labels[chosen(len(self.data.train), self.num)]
-        return self._score(images, labels, {name: floor for name, (_, _, floor) in self.kinds.items()})
 
     def score(self, images: Tensor, labels: Tensor | None) -> Score:
         """Score generated images, made for `labels` if there are any; pictures are clipped to [-1, 1] first.
@@ -218,3 +217,48 @@ def shared_evaluator(
     other = processes.agreed(lambda: None if processes.leads else make())
     made = first or other
     return made if all(processes.gather(made is not None)) else None
+
+
+def evaluations(sampler: str, steps: int) -> int:
+    """Network evaluations of an image by a sampler of fixed steps."""
+    return EVALUATIONS[sampler] * steps
+
+
+def score_samplers(
+    evaluator: Evaluator,
+    model: nn.Module,
+    rows: Sequence[tuple[str, int]],
+    num_classes: int,
+    keep: Callable[[Tensor], None] = lambda images: None,
+) -> list[SamplerScore]:
+    """The scores of samplers, of which the first process shows the progress, a line for each. Collective.
+
+    Args:
+        evaluator: scores them.
+        model: the network.
+        rows: samplers and their steps.
+        num_classes: of the network; 0 without labels.
+        keep: takes the images of each sampler on the first process.
+
+    """
+    processes, scores, made = evaluator.processes, list[SamplerScore](), 0
+    num = max(1, len(processes.part(evaluator.num)))
+    total = num * sum(evaluations(*row) for row in rows)
+    # An evaluation that a CUDA graph replays counts when its sampler ends.
+    counted = model.register_forward_hook(lambda _, __, output: progress.at(progress.done + len(output)))
+    try:
+        with Progress("scoring", total, brief=True, shown=processes.leads) as progress:
+            for place, row in enumerate(rows, 1):
+                progress.status = (f"{place}/{len(rows)} {row[0]} {row[1]}",)
+                score = evaluator.sampler_score(model, *row, num_classes, keep)
+                made += num * evaluations(*row)
+                progress.at(made)
+                if score is not None:
+                    scores.append(score)
+                    if processes.leads:
+                        plural = "s" if score.nfe != 1 else ""
+                        told = f"{score.score.num_samples} samples of {score.nfe:g} evaluation{plural} each"
+                        note(f"{place} of {len(rows)}, {score.name}: {told}, {score.seconds:.1f} s")
+    finally:
+        counted.remove()
+    return scores

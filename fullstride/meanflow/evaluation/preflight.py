@@ -8,10 +8,9 @@ import torch
 from fullstride.assets.fetch import fetch
 from fullstride.device.precision import check_precision
 from fullstride.errors import ConfigError, one_of
-from fullstride.meanflow.config.schema import EvalConfig
+from fullstride.meanflow.config.schema import FEATURES, EvalConfig
 from fullstride.meanflow.data.dataset import Dataset
 from fullstride.meanflow.metrics.classifier import MIN_SIZE
-from fullstride.meanflow.metrics.features import FEATURES
 from fullstride.meanflow.metrics.inception import load_inception
 from fullstride.meanflow.metrics.reference import NEIGHBOURS
 from fullstride.meanflow.sampling.graphed import check_backend
@@ -42,7 +41,19 @@ def check_evaluation(data: Dataset, config: EvalConfig, *, due: bool = True) -> 
 
     """
     for name in config.features:
-        _check_features(name, data, config, due)
+        one_of("evaluation.features", name, FEATURES)
+        if not data.pixels:
+            raise ConfigError(f"evaluation.features=[{name}]: it needs pictures, data={data.name} holds latents")
+        if name == "classifier" and not can_classify(data):
+            size = "x".join(map(str, data.image_shape[1:]))
+            raise ConfigError(
+                f"evaluation.features=[{name}]: it needs labelled pictures of several classes, at least "
+                f"{MIN_SIZE}x{MIN_SIZE}; data={data.name} has {data.num_classes} classes, {size}"
+            )
+        if name == "efficientnet_lite0" and due:
+            fetch("efficientnet-lite0")
+        if name == "inception":
+            load_inception(inception_weights(config))
     records = min(len(data.test), len(data.train))
     if due and records <= NEIGHBOURS:
         raise ConfigError(
@@ -66,22 +77,6 @@ def check_generating(config: EvalConfig, device: torch.device, options: Collecti
     name = lambda key: f"--{key}" if key in options else f"evaluation.{key}"  # noqa: E731
     check_precision(config.precision, device, name("precision"))
     check_backend(config.backend, device, name("backend"))
-
-
-def _check_features(name: str, data: Dataset, config: EvalConfig, due: bool) -> None:
-    one_of("evaluation.features", name, FEATURES)
-    if not data.pixels:
-        raise ConfigError(f"evaluation.features=[{name}]: it needs pictures, data={data.name} holds latents")
-    if name == "classifier" and not can_classify(data):
-        size = "x".join(map(str, data.image_shape[1:]))
-        raise ConfigError(
-            f"evaluation.features=[{name}]: it needs labelled pictures of several classes, at least "
-            f"{MIN_SIZE}x{MIN_SIZE}; data={data.name} has {data.num_classes} classes, {size}"
-        )
-    if name == "efficientnet_lite0" and due:
-        fetch("efficientnet-lite0")
-    if name == "inception":
-        load_inception(inception_weights(config))
 
 
 def inception_weights(config: EvalConfig) -> Path:

@@ -65,14 +65,6 @@ class _Block(nn.Module):
         return x + y if self.residual else y
 
 
-def _blocks() -> list[_Block]:
-    blocks = []
-    for count, kernel, stride, expansion, inputs, outputs in STAGES:
-        blocks.append(_Block(kernel, stride, expansion, inputs, outputs))
-        blocks += [_Block(kernel, 1, expansion, outputs, outputs) for _ in range(count - 1)]
-    return blocks
-
-
 class EfficientNetLite0(nn.Module):
     """The network with the parameter names of the efficientnet-pytorch family, for inference, without gradients."""
 
@@ -81,7 +73,10 @@ class EfficientNetLite0(nn.Module):
         super().__init__()
         self._conv_stem = _SameConv2d(3, 32, 3, 2)
         self._bn0 = nn.BatchNorm2d(32, BN_EPS)
-        self._blocks = nn.Sequential(*_blocks())
+        self._blocks = nn.Sequential()
+        for count, kernel, stride, expansion, inputs, outputs in STAGES:
+            self._blocks.append(_Block(kernel, stride, expansion, inputs, outputs))
+            self._blocks.extend(_Block(kernel, 1, expansion, outputs, outputs) for _ in range(count - 1))
         self._conv_head = _SameConv2d(320, 1280, 1)
         self._bn1 = nn.BatchNorm2d(1280, BN_EPS)
         self._fc = nn.Linear(1280, 1000)

@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from fullstride.meanflow.metrics.rows import squared_distances
+from fullstride.meanflow.metrics.distances import squared_distances
 
 # Rows of one block of pairs: 8 MiB of fp64 each, and of what they are computed from.
 BLOCK = 1024
@@ -35,12 +35,7 @@ def _distances(a: Tensor, b: Tensor, centre: Tensor) -> Tensor:
 
 
 def _rows(name: str, x: Float[Tensor, "n *d"]) -> Shaped[Tensor, "n e"]:
-    """A set, checked, on its device (the CPU for MPS, which has no fp64), without a graph.
-
-    Raises:
-        ValueError: for fewer than 2 samples, or samples that are not finite.
-
-    """
+    """A set, checked, on its device (the CPU for MPS, which has no fp64), without a graph."""
     if len(x) < 2:
         raise ValueError(f"{name} has {len(x)} samples, expected at least 2")
     rows = x.reshape(len(x), -1)

@@ -10,12 +10,31 @@ from torch import Tensor
 
 from fullstride.device.precision import ieee
 from fullstride.errors import ConfigError, one_of
+from fullstride.meanflow.config.schema import FEATURES
 from fullstride.meanflow.metrics import classifier as small
 from fullstride.meanflow.metrics import inception
-from fullstride.meanflow.metrics.bytes import byte_levels
 from fullstride.meanflow.metrics.efficientnet import load_efficientnet
 from fullstride.meanflow.metrics.weights import weights_sha256
 from fullstride.runs.atomic_files import file_sha256
+
+
+def byte_levels(images: Float[Tensor, "n c h w"]) -> Float[Tensor, "n 3 h w"]:
+    """The levels of RGB bytes, as fp32 on the images' device; grey is repeated.
+
+    Real pictures were bytes once and generated ones were not: rounding both alike leaves no difference to find.
+
+    Args:
+        images: values in [-1, 1], clamped; 1 or 3 channels.
+
+    Raises:
+        ValueError: for another number of channels, or pixels that are not finite.
+
+    """
+    if images.shape[1] not in (1, 3):
+        raise ValueError(f"images have {images.shape[1]} channels, expected 1 (grey) or 3 (RGB)")
+    if bad := int((~images.isfinite()).flatten(1).any(1).sum()):
+        raise ValueError(f"{bad} of {len(images)} images are not finite; the sampler or the network diverged")
+    return ((images.float().clamp(-1, 1) + 1) * 127.5).round().expand(-1, 3, -1, -1)
 
 
 @dataclass(frozen=True)
@@ -48,64 +67,6 @@ class Features:
         return torch.cat(parts)
 
 
-def _batch(device: torch.device) -> int:
-    """On a CPU the activations of a few large pictures fill its caches; there more at once are slower."""
-    return 4 if device.type == "cpu" else 128
-
-
-def classifier_features(model: small.FeatureClassifier, device: torch.device) -> Features:
-    """The 64 features of a classifier trained on the training half, `FD-classifier`."""
-    model = model.to(device)
-    identity = f"classifier clamped {weights_sha256(model.state_dict())}"
-
-    def compute(images: Tensor) -> Tensor:
-        return model.features(images.clamp(-1, 1))
-
-    return Features("classifier", "FD-classifier", small.FEATURES, identity, compute, small.BATCH, device)
-
-
-def efficientnet_features(weights: Path, device: torch.device) -> Features:
-    """The 1,280 features of EfficientNet-Lite0 on ImageNet, `FD-EffNetLite0`.
-
-    Raises:
-        ConfigError: if `weights` is not its file.
-
-    """
-    model = load_efficientnet(weights).to(device)
-    identity = f"efficientnet_lite0 bytes bicubic-antialias-224 (x-127)/128 {file_sha256(weights)}"
-
-    def compute(images: Tensor) -> Tensor:
-        return model.features(byte_levels(images))
-
-    return Features("efficientnet_lite0", "FD-EffNetLite0", 1280, identity, compute, _batch(device), device)
-
-
-def inception_features(weights: Path, device: torch.device) -> Features:
-    """The 2,048 features of Inception: `FID` with the official weights, `FD-Inception-...` with others.
-
-    Raises:
-        ConfigError: if torch-fidelity cannot be imported, or `weights` is not a file of its format.
-
-    """
-    model = inception.load_inception(weights).to(device)
-    found = file_sha256(weights)
-    label = "FID" if found == inception.OFFICIAL_SHA256 else f"FD-Inception-{found[:8]}"
-
-    def compute(images: Tensor) -> Tensor:
-        return model.features(byte_levels(images))
-
-    return Features(
-        "inception", label, 2048, f"inception torch-fidelity bytes {found}", compute, _batch(device), device
-    )
-
-
-FEATURES = {
-    "classifier": classifier_features,
-    "efficientnet_lite0": efficientnet_features,
-    "inception": inception_features,
-}
-
-
 def build_features(
     name: str,
     device: torch.device,
@@ -115,6 +76,10 @@ def build_features(
 ) -> Features:
     """The extractor of that name.
 
+    `classifier` gives the 64 features of one trained on the training half, `FD-classifier`; `efficientnet_lite0` the
+    1,280 of EfficientNet-Lite0 on ImageNet, `FD-EffNetLite0`; `inception` the 2,048 of Inception, `FID` with the
+    official weights, `FD-Inception-...` with others.
+
     Args:
         name: one of `FEATURES`.
         device: where it computes.
@@ -122,7 +87,7 @@ def build_features(
         weights: the file of weights, for the others.
 
     Raises:
-        ConfigError: for an unknown name, or weights that are missing or do not fit.
+        ConfigError: for an unknown name, weights that are missing or do not fit, or without torch-fidelity.
         ValueError: if `classifier` is missing.
 
     """
@@ -130,7 +95,19 @@ def build_features(
     if name == "classifier":
         if classifier is None:
             raise ValueError("features=classifier needs a trained classifier, there is none")
-        return classifier_features(classifier, device)
+        model = classifier.to(device)
+        identity = f"classifier clamped {weights_sha256(model.state_dict())}"
+        compute = lambda images: model.features(images.clamp(-1, 1))  # noqa: E731
+        return Features(name, "FD-classifier", small.FEATURES, identity, compute, small.BATCH, device)
     if weights is None:
         raise ConfigError(f"features={name}: no file of weights is given, expected its path")
-    return FEATURES[name](weights, device)
+    model = (inception.load_inception if name == "inception" else load_efficientnet)(weights).to(device)
+    compute = lambda images: model.features(byte_levels(images))  # noqa: E731
+    found = file_sha256(weights)
+    # On a CPU the activations of a few large pictures fill its caches; there more at once are slower.
+    batch = 4 if device.type == "cpu" else 128
+    if name == "inception":
+        label = "FID" if found == inception.OFFICIAL_SHA256 else f"FD-Inception-{found[:8]}"
+        return Features(name, label, 2048, f"inception torch-fidelity bytes {found}", compute, batch, device)
+    identity = f"efficientnet_lite0 bytes bicubic-antialias-224 (x-127)/128 {found}"
+    return Features(name, "FD-EffNetLite0", 1280, identity, compute, batch, device)

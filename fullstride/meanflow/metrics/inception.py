@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fullstride.errors import ConfigError
 from fullstride.meanflow.metrics.weights import first_line, read_weights
-from fullstride.settings.conflicts import Conflict
+from fullstride.settings.fields import Conflict
 
 CONFLICTS = (
     Conflict(
@@ -38,17 +38,6 @@ class Inception(nn.Module):
         return self.network(levels.to(torch.uint8))[0]
 
 
-def _extractor_class() -> type[nn.Module]:
-    try:
-        return importlib.import_module("torch_fidelity").FeatureExtractorInceptionV3
-    # A torchvision built for another torch fails in many ways, RuntimeError among them.
-    except (ImportError, RuntimeError, OSError) as error:
-        raise ConfigError(
-            f"features=inception needs torch-fidelity, whose import failed ({first_line(error)}); pip install "
-            "torch-fidelity, with a torchvision made for the installed torch"
-        ) from None
-
-
 def load_inception(path: Path) -> Inception:
     """The network with weights in torch-fidelity's format; the file is read as tensors, never run as a pickle.
 
@@ -60,7 +49,14 @@ def load_inception(path: Path) -> Inception:
     """
     expected = f"{FILE}; download {URL}"
     read_weights(path, expected)  # torch-fidelity unpickles what a file holds: only tensors may pass
-    extractor = _extractor_class()
+    try:
+        extractor = importlib.import_module("torch_fidelity").FeatureExtractorInceptionV3
+    # A torchvision built for another torch fails in many ways, RuntimeError among them.
+    except (ImportError, RuntimeError, OSError) as error:
+        raise ConfigError(
+            f"features=inception needs torch-fidelity, whose import failed ({first_line(error)}); pip install "
+            "torch-fidelity, with a torchvision made for the installed torch"
+        ) from None
     try:
         with torch.random.fork_rng(devices=[]):
             network = extractor("inception-v3-compat", ["2048"], feature_extractor_weights_path=str(path))

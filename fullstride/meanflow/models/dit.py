@@ -7,16 +7,22 @@ import math
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from fullstride.jvp import attention
 from fullstride.jvp.mixed_batch import Batch
 from fullstride.jvp.modules import Linear
-from fullstride.meanflow.models.common import class_vector
-from fullstride.meanflow.models.norm import ada_layer_norm, full_precision, rms_norm
-from fullstride.meanflow.models.recompute import through
-from fullstride.meanflow.models.zero import zero_init
+from fullstride.meanflow.models.common import (
+    Images,
+    Labels,
+    ada_layer_norm,
+    class_vector,
+    full_precision,
+    rms_norm,
+    through,
+    zero_init,
+)
 
 TIME_FEATURES = 256
 LONGEST_PERIOD = 10_000.0  # of the sines of times, in units of t, and of places, in patches; both over 2 pi
@@ -77,9 +83,7 @@ class Conditioning(nn.Module):
         if self.label is not None:
             nn.init.normal_(self.label.weight, std=EMBEDDING_STD)
 
-    def forward(
-        self, r: Float[Tensor, " b"], t: Float[Batch, " b"], label: Int[Tensor, " b"] | None
-    ) -> Float[Batch, "b d"]:
+    def forward(self, r: Float[Tensor, " b"], t: Float[Batch, " b"], label: Labels) -> Float[Batch, "b d"]:
         """Embed (t, t - r) and the label, where None means 'no class'; never in half precision.
 
         Raises:
@@ -184,13 +188,7 @@ class DiT(nn.Module):
         self.modulation_out = Modulation(width, 2)
         self.patch_out = zero_init(Linear(width, patch))
 
-    def forward(
-        self,
-        z: Float[Batch, "b c h w"],
-        r: Float[Tensor, " b"],
-        t: Float[Batch, " b"],
-        label: Int[Tensor, " b"] | None = None,
-    ) -> Float[Batch, "b c h w"]:
+    def forward(self, z: Images, r: Float[Tensor, " b"], t: Float[Batch, " b"], label: Labels = None) -> Images:
         """The average velocity over [r, t] of the path through z at time t.
 
         Raises:

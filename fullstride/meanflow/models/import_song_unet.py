@@ -34,17 +34,6 @@ def _place(side: str, layer: str, seen: dict[str, list[str]]) -> str:
     return f"{group}.{layers.index(layer)}"
 
 
-def _own_name(weight: str, seen: dict[str, list[str]]) -> str:
-    *parts, leaf = weight.split(".")
-    try:
-        if parts[0] in _WHOLE:
-            return f"{_WHOLE[parts[0]]}.{leaf}"
-        side, layer, *inner = parts
-        return ".".join([_place(side, layer, seen), *(_BLOCK[part] for part in inner), leaf])
-    except (IndexError, KeyError, ValueError):
-        raise ConfigError(f"the checkpoint has {weight}, expected the names of py-meanflow's SongUNet") from None
-
-
 def from_py_meanflow(state: Mapping[str, Tensor], network: str = "net_ema1") -> dict[str, Tensor]:
     """One network of a py-meanflow checkpoint, for `SongUNet(3, 32, augment_dim=6).load_state_dict`.
 
@@ -64,7 +53,17 @@ def from_py_meanflow(state: Mapping[str, Tensor], network: str = "net_ema1") -> 
     for name, tensor in state.items():
         prefix, _, weight = name.partition(".")
         if prefix == network and not weight.endswith("resample_filter"):  # a constant here
-            own[_own_name(weight, seen)] = tensor
+            *parts, leaf = weight.split(".")
+            try:
+                if parts[0] in _WHOLE:
+                    place = [_WHOLE[parts[0]]]
+                else:
+                    place = [_place(parts[0], parts[1], seen), *(_BLOCK[part] for part in parts[2:])]
+            except (IndexError, KeyError):
+                raise ConfigError(
+                    f"the checkpoint has {weight}, expected the names of py-meanflow's SongUNet"
+                ) from None
+            own[".".join([*place, leaf])] = tensor
     if not own:
         found = sorted({name.split(".")[0] for name in state})
         raise ConfigError(f"the checkpoint has {', '.join(found)}, expected {network}; name one of its networks")

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fullstride.jvp.mixed_batch import Batch
 from fullstride.jvp.modules import linear_map
-from fullstride.meanflow.models.norm import full_precision
+from fullstride.meanflow.models.common import full_precision
 
 
 class Halve(nn.Module):

@@ -8,17 +8,22 @@ from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from fullstride.jvp.mixed_batch import Batch
 from fullstride.jvp.modules import Conv2d, Linear
-from fullstride.meanflow.models.attention import SelfAttention2d
-from fullstride.meanflow.models.common import check_halvings, class_vector
-from fullstride.meanflow.models.norm import GroupNorm
-from fullstride.meanflow.models.recompute import through
+from fullstride.meanflow.models.common import (
+    GroupNorm,
+    Images,
+    Labels,
+    SelfAttention2d,
+    check_halvings,
+    class_vector,
+    through,
+    zero_init,
+)
 from fullstride.meanflow.models.resample import Repeat
-from fullstride.meanflow.models.zero import zero_init
 
 
 class TimeEmbedding(nn.Module):
@@ -51,9 +56,7 @@ class Conditioning(nn.Module):
         self.out = Linear(out, out)
         self.label = nn.Embedding(num_classes + 1, out) if num_classes else None
 
-    def forward(
-        self, r: Float[Tensor, " b"], t: Float[Batch, " b"], label: Int[Tensor, " b"] | None
-    ) -> Float[Batch, "b e"]:
+    def forward(self, r: Float[Tensor, " b"], t: Float[Batch, " b"], label: Labels) -> Float[Batch, "b e"]:
         """Embed (t, t - r) and the label, where None means 'no class'; never in half precision.
 
         Raises:
@@ -162,13 +165,7 @@ class UNet(nn.Module):
         self.norm_out = GroupNorm(width, act="silu")
         self.conv_out = zero_init(Conv2d(width, in_channels, 3, padding=1))
 
-    def forward(
-        self,
-        z: Float[Batch, "b c h w"],
-        r: Float[Tensor, " b"],
-        t: Float[Batch, " b"],
-        label: Int[Tensor, " b"] | None = None,
-    ) -> Float[Batch, "b c h w"]:
+    def forward(self, z: Images, r: Float[Tensor, " b"], t: Float[Batch, " b"], label: Labels = None) -> Images:
         """The average velocity over [r, t] of the path through z at time t."""
         conditioning = self.conditioning(r, t, label)
         h = self.conv_in(z)

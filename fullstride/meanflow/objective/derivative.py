@@ -24,11 +24,12 @@ from fullstride.jvp.function_modes import ExplicitZeros
 from fullstride.jvp.state import GradientInside, computing
 from fullstride.meanflow.config.schema import TrainConfig
 from fullstride.meanflow.objective.shapes import like
-from fullstride.settings.conflicts import Conflict
+from fullstride.settings.fields import Conflict
 
 Velocity = Callable[..., Tensor]
 Conditions = Mapping[str, Tensor]  # what else the network is called with, by keyword: label, augment
 Result = tuple[Float[Tensor, "b *s"], Float[Tensor, "b *s"]]
+Points = tuple[Tensor, Tensor, Tensor]  # z, r and t
 
 
 def labelled(label: Tensor | None) -> dict[str, Tensor]:
@@ -36,18 +37,15 @@ def labelled(label: Tensor | None) -> dict[str, Tensor]:
     return {} if label is None else {"label": label}
 
 
-def _jvp(model: Velocity, z: Tensor, r: Tensor, t: Tensor, v: Tensor, conditions: Conditions) -> Result:
-    u, dudt = jvp(lambda z, r, t: model(z, r, t, **conditions), (z, r, t), (v, None, torch.ones_like(t)))
+def _func(model: Velocity, points: Points, v: Tensor, conditions: Conditions) -> Result:
+    """One pass of `fullstride.jvp.jvp`, which keeps nothing of the tangent; its primal is the prediction."""
+    u, dudt = jvp(lambda z, r, t: model(z, r, t, **conditions), points, (v, None, torch.ones_like(points[2])))
     return u, dudt
 
 
-def _func(model: Velocity, z: Tensor, r: Tensor, t: Tensor, v: Tensor, conditions: Conditions) -> Result:
-    """One pass of `fullstride.jvp.jvp`, which keeps nothing of the tangent; its primal is the prediction."""
-    return _jvp(model, z, r, t, v, conditions)
-
-
-def _forward_ad(model: Velocity, z: Tensor, r: Tensor, t: Tensor, v: Tensor, conditions: Conditions) -> Result:
+def _forward_ad(model: Velocity, points: Points, v: Tensor, conditions: Conditions) -> Result:
     """One pass of `torch.autograd.forward_ad` dual tensors; its primal is the prediction."""
+    z, r, t = points
     mode = nullcontext() if torch.compiler.is_compiling() else ExplicitZeros()
     with forward_ad.dual_level(), computing(gradients=True, inside=False), mode:
         # Clones: under torch.compile a dual's primal must not be a view.
@@ -81,18 +79,12 @@ def _in_format(precision: str | None, z: Tensor) -> AbstractContextManager:
 
 
 def _two_pass(
-    model: Velocity,
-    z: Tensor,
-    r: Tensor,
-    t: Tensor,
-    v: Tensor,
-    conditions: Conditions,
-    precision: str | None = None,
+    model: Velocity, points: Points, v: Tensor, conditions: Conditions, precision: str | None = None
 ) -> Result:
     """A JVP without graph for the target, then a separate forward pass for the prediction."""
-    with torch.no_grad(), _same_randomness(z), _in_format(precision, z):
-        _, dudt = _jvp(model, z, r, t, v, conditions)
-    return model(z, r, t, **conditions), dudt
+    with torch.no_grad(), _same_randomness(v), _in_format(precision, v):
+        _, dudt = _func(model, points, v, conditions)
+    return model(*points, **conditions), dudt
 
 
 # The central difference of an fp32 network: truncation falls as h^2, rounding grows as 1e-7/h; they meet near 5e-3.
@@ -100,15 +92,10 @@ FINITE_DIFFERENCE_STEP = 5e-3
 
 
 def _finite_difference(
-    model: Velocity,
-    z: Tensor,
-    r: Tensor,
-    t: Tensor,
-    v: Tensor,
-    conditions: Conditions,
-    precision: str | None = None,
+    model: Velocity, points: Points, v: Tensor, conditions: Conditions, precision: str | None = None
 ) -> Result:
     """Central difference along (v, 0, 1); needs no forward derivative of any operation."""
+    z, r, t = points
     h = FINITE_DIFFERENCE_STEP
     with torch.no_grad(), _in_format(precision, z):
         with _same_randomness(z):
@@ -199,9 +186,9 @@ def velocity_and_derivative(
     options = {} if precision is None else {"precision": precision}
     run, given = functools.partial(JVP_BACKENDS[backend], **options), conditions or {}
     if not 0 < chunk < len(z):
-        return run(model, z, r, t, v, given)
-    parts = [_slice(given, (z, r, t, v), start, chunk) for start in range(0, len(z), chunk)]
-    results = [run(model, *points, own) for points, own in parts]
+        return run(model, (z, r, t), v, given)
+    cuts = [slice(start, start + chunk) for start in range(0, len(z), chunk)]
+    results = [run(model, (z[c], r[c], t[c]), v[c], {k: x[c] for k, x in given.items()}) for c in cuts]
     u, dudt = (torch.cat(x) for x in zip(*results, strict=True))
     return u, dudt
 
@@ -234,11 +221,3 @@ def velocity_and_some_derivatives(
     """
     fn = lambda z, r, t: model(z, r, t, **(conditions or {}))  # noqa: E731
     return partial_jvp(fn, (z, r, t), (v, None, torch.ones_like(t[: len(v)])))
-
-
-def _slice(
-    conditions: Conditions, points: tuple[Tensor, ...], start: int, count: int
-) -> tuple[list[Tensor], Conditions]:
-    """Some of the samples."""
-    cut = slice(start, start + count)
-    return [x[cut] for x in points], {k: c[cut] for k, c in conditions.items()}

@@ -6,8 +6,7 @@ from typing import Any, ClassVar
 from fullstride.meanflow.config.schema import LossConfig
 from fullstride.meanflow.objective.loss import MeanFlowLoss
 from fullstride.meanflow.objective.times import times_of
-from fullstride.settings.conflicts import Conflict
-from fullstride.settings.fields import NotNegative, Share
+from fullstride.settings.fields import Conflict, NotNegative, Share
 from fullstride.step.torch import Averages
 
 

@@ -14,11 +14,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from fullstride.meanflow.config.schema import LossConfig
-from fullstride.meanflow.models.mode import evaluating
+from fullstride.meanflow.models.common import evaluating
 from fullstride.meanflow.objective.derivative import Conditions, Velocity
 from fullstride.meanflow.objective.shapes import like, over_elements
-from fullstride.settings.conflicts import Conflict
-from fullstride.settings.fields import BelowOne, Finite, Share, check
+from fullstride.settings.fields import BelowOne, Conflict, Finite, Share, check
 
 CONFLICTS = (
     Conflict(

@@ -5,17 +5,16 @@ from jaxtyping import Float
 from torch import Tensor
 
 from fullstride.meanflow.objective.weighting import Weighting, adaptive_weight
-from fullstride.settings.conflicts import Conflict
+from fullstride.settings.fields import Conflict
 
+Samples = Float[Tensor, " b"]  # a number for each
 # How near two samples' times are to tell of each other's error: of log(t / (1 - t)), as far as the error of a velocity
 # keeps its size, and of (t - r) / t, which is 0 where r = t and near 1 where r is near 0.
 OF_TIME, OF_STEP = 0.5, 0.2
 ENDS = 1e-4  # t is taken to be no nearer to 0 or 1, where its logit is infinite
 
 
-def expected_error(
-    squared_error: Float[Tensor, " b"], t: Float[Tensor, " b"], r: Float[Tensor, " b"]
-) -> Float[Tensor, " b"]:
+def expected_error(squared_error: Samples, t: Samples, r: Samples) -> Samples:
     """E[||error||^2 | t, r] by kernel regression over the other samples of the batch, without gradient.
 
     A Gaussian kernel in log(t / (1 - t)) and (t - r) / t (Nadaraya, Theory Probab. Appl. 9, 1964, 141; Watson, Sankhya
@@ -41,13 +40,7 @@ def expected_error(
     return (shares.to(squared_error.dtype) * squared_error.detach()).sum(1)
 
 
-def huber_weight(
-    squared_error: Float[Tensor, " b"],
-    t: Float[Tensor, " b"],
-    r: Float[Tensor, " b"],
-    power: float,
-    c: float = 1e-3,
-) -> Float[Tensor, " b"]:
+def huber_weight(squared_error: Samples, t: Samples, r: Samples, power: float, c: float = 1e-3) -> Samples:
     """w = 1 / (max(||error||^2, E[||error||^2 | t, r]) + c)^p with stop-gradient.
 
     A sample whose error is below what is usual at its times counts as all of them do, and only one above counts for

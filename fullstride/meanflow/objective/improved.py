@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from fullstride.meanflow.config.schema import LossConfig
-from fullstride.meanflow.models.mode import evaluating
+from fullstride.meanflow.models.common import evaluating
 from fullstride.meanflow.objective.derivative import Conditions, Velocity
 from fullstride.meanflow.objective.loss import CONFLICTS, MeanFlowLoss
 from fullstride.meanflow.objective.shapes import like
-from fullstride.settings.conflicts import Conflict
+from fullstride.settings.fields import Conflict
 from fullstride.step.torch import Averages
 
 

@@ -25,9 +25,8 @@ from fullstride.meanflow.objective.shapes import check_batch, check_conditions, 
 from fullstride.meanflow.objective.split import can_share
 from fullstride.meanflow.objective.times import LogitNormalV0, TimeLaw, meanflow_count, times_of
 from fullstride.meanflow.objective.weighting import weighting_of
-from fullstride.settings.conflicts import Conflict
-from fullstride.settings.fields import Names, NotNegative, Positive, Share, check
-from fullstride.settings.import_path import is_import_path, load_object
+from fullstride.settings.fields import Conflict, Names, NotNegative, Positive, Share, check
+from fullstride.settings.overrides import is_import_path, load_object
 from fullstride.step.torch import Averages
 
 Metrics = dict[str, Tensor]

@@ -5,7 +5,7 @@ the authors' later CIFAR-10 recipe gives t and r a law each ("v1").
 """
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -15,9 +15,10 @@ from torch import Tensor
 
 from fullstride.meanflow.config.objectives import TIME_LAWS
 from fullstride.meanflow.config.schema import LossConfig
-from fullstride.settings.conflicts import Conflict
-from fullstride.settings.import_path import load_object
+from fullstride.settings.fields import Conflict
+from fullstride.settings.overrides import load_object
 
+Device = torch.device | str
 Times = tuple[Float[Tensor, " b"], Float[Tensor, " b"]]
 
 
@@ -25,18 +26,11 @@ Times = tuple[Float[Tensor, " b"], Float[Tensor, " b"]]
 class TimeLaw(Protocol):
     """Draws `batch` pairs (t, r) with r <= t."""
 
-    def __call__(
-        self, batch: int, *, generator: torch.Generator | None = None, device: torch.device | str = "cpu"
-    ) -> Times: ...
+    def __call__(self, batch: int, *, generator: torch.Generator | None = None, device: Device = "cpu") -> Times: ...
 
 
 def logit_normal(
-    batch: int,
-    mean: float,
-    std: float,
-    *,
-    generator: torch.Generator | None = None,
-    device: torch.device | str = "cpu",
+    batch: int, mean: float, std: float, *, generator: torch.Generator | None = None, device: Device = "cpu"
 ) -> Float[Tensor, " b"]:
     """sigmoid(mean + std n) with n standard normal: the density of `scipy.stats.norm` in logit(t)."""
     return torch.sigmoid(torch.randn(batch, generator=generator, device=device) * std + mean)
@@ -49,9 +43,7 @@ class LogitNormalV0:
     mean: float = -0.4
     std: float = 1.0
 
-    def __call__(
-        self, batch: int, *, generator: torch.Generator | None = None, device: torch.device | str = "cpu"
-    ) -> Times:
+    def __call__(self, batch: int, *, generator: torch.Generator | None = None, device: Device = "cpu") -> Times:
         """Draw `batch` pairs."""
         a = logit_normal(batch, self.mean, self.std, generator=generator, device=device)
         b = logit_normal(batch, self.mean, self.std, generator=generator, device=device)
@@ -67,9 +59,7 @@ class LogitNormalV1:
     r_mean: float = -4.0
     r_std: float = 1.6
 
-    def __call__(
-        self, batch: int, *, generator: torch.Generator | None = None, device: torch.device | str = "cpu"
-    ) -> Times:
+    def __call__(self, batch: int, *, generator: torch.Generator | None = None, device: Device = "cpu") -> Times:
         """Draw `batch` pairs."""
         t = logit_normal(batch, self.mean, self.std, generator=generator, device=device)
         r = logit_normal(batch, self.r_mean, self.r_std, generator=generator, device=device)
@@ -80,9 +70,7 @@ class LogitNormalV1:
 class Uniform:
     """Two uniform draws; t is the larger (density 2t), r the smaller (density 2 - 2r)."""
 
-    def __call__(
-        self, batch: int, *, generator: torch.Generator | None = None, device: torch.device | str = "cpu"
-    ) -> Times:
+    def __call__(self, batch: int, *, generator: torch.Generator | None = None, device: Device = "cpu") -> Times:
         """Draw `batch` pairs."""
         a, b = torch.rand(2, batch, generator=generator, device=device)
         return torch.maximum(a, b), torch.minimum(a, b)
@@ -94,9 +82,7 @@ class BatchTime:
 
     law: TimeLaw
 
-    def __call__(
-        self, batch: int, *, generator: torch.Generator | None = None, device: torch.device | str = "cpu"
-    ) -> Times:
+    def __call__(self, batch: int, *, generator: torch.Generator | None = None, device: Device = "cpu") -> Times:
         """Draw one pair and repeat it `batch` times."""
         t, r = self.law(1, generator=generator, device=device)
         return t.repeat(batch), r.repeat(batch)
@@ -125,19 +111,14 @@ _SETTINGS = {
 }
 
 
-def law_of(name: str) -> Callable[..., TimeLaw]:
-    """The law of a name of `TIME_LAWS`."""
-    return load_object(TIME_LAWS[name], "loss.time_law")
-
-
-def _reads(name: str, parameter: str) -> bool:
-    return parameter in inspect.signature(law_of(name)).parameters
+def _reads(law: str, parameter: str) -> bool:
+    return parameter in inspect.signature(load_object(TIME_LAWS[law], "loss.time_law")).parameters
 
 
 def times_of(config: LossConfig) -> TimeLaw:
     """The law of (t, r) of a configuration."""
-    name = config.time_law
-    law = law_of(name)(**{p: getattr(config, key) for p, key in _SETTINGS.items() if _reads(name, p)})
+    settings = {p: getattr(config, key) for p, key in _SETTINGS.items() if _reads(config.time_law, p)}
+    law = load_object(TIME_LAWS[config.time_law], "loss.time_law")(**settings)
     return BatchTime(law) if config.use_batch_time else law
 
 

@@ -7,8 +7,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from fullstride.meanflow.config.objectives import WEIGHTINGS
-from fullstride.settings.conflicts import Conflict
-from fullstride.settings.import_path import load_object
+from fullstride.settings.fields import Conflict
+from fullstride.settings.overrides import load_object
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ overlaps in the model. With F a forward pass, a step takes 3F, and the tangent o
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 from fullstride.errors import ConfigError, one_of
 
@@ -56,11 +55,6 @@ class Costs:
     tangent: dict[str, float]
     written: float
     kept: dict[str, float]
-
-    @classmethod
-    def of(cls, values: dict[str, Any]) -> "Costs":
-        """As a file has them."""
-        return cls(**values)
 
 
 @dataclass(frozen=True)
@@ -188,3 +182,15 @@ def all_reduce_ms(parameters: int, gpus: int, link: float) -> float:
 
     """
     return 2 * (gpus - 1) / gpus * 4 * parameters / link * 1e3
+
+
+# Seconds of each unit, longest first.
+UNITS = {"d": 86_400.0, "h": 3_600.0, "min": 60.0, "s": 1.0}
+
+
+def duration(seconds: float) -> str:
+    """A time to three digits in the longest unit of which it is one at least, as in `8.00 min`, or in seconds."""
+    unit = next((unit for unit, length in UNITS.items() if seconds >= length), "s")
+    value = seconds / UNITS[unit]
+    digits = 3 if value < 1 else 2 if value < 10 else 1 if value < 100 else 0
+    return f"{value:,.{digits}f} {unit}"

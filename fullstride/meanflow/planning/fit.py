@@ -44,7 +44,11 @@ def fit(folder: Path) -> Costs:
     for precision in ("tf32", "fp32"):
         costs = _other(costs, precision, [r for r in rows if _recorded(r, precision)], rates[precision])
     written = median(_written(costs, row, rates["bf16"]) for row in rows if row.step.backend == "graph")
-    return _rounded(replace(costs, written=written, kept=_kept(rows)))
+
+    def rounded(value: Any) -> Any:
+        return {k: rounded(v) for k, v in value.items()} if isinstance(value, dict) else float(f"{value:.3g}")
+
+    return Costs(**rounded(asdict(replace(costs, written=written, kept=_kept(rows)))))
 
 
 def _recorded(row: Measured, precision: str) -> bool:
@@ -74,17 +78,13 @@ def _other(costs: Costs, precision: str, rows: Sequence[Measured], rates: Rates)
         low, high = (sum(parts(work_for(row), row.step, rates, made(x)).values()) for x in (0.0, 1.0))
         return (row.ms - low) / (high - low)
 
-    flow, full = (median_row([r for r in rows if r.step.ratio == ratio]) for ratio in (0.0, 1.0))
+    sorted_rows = ([r for r in sorted(rows, key=lambda r: r.ms) if r.step.ratio == ratio] for ratio in (0.0, 1.0))
+    flow, full = (each[len(each) // 2] for each in sorted_rows)  # the middle one by its time
     tangent = costs.tangent | {precision: 1.0}
     factor = solved(flow, lambda x: replace(costs, tangent=tangent, convolution=costs.convolution | {precision: x}))
     costs = replace(costs, tangent=tangent, convolution=costs.convolution | {precision: factor})
     slow = solved(full, lambda x: replace(costs, tangent=tangent | {precision: x}))
     return replace(costs, tangent=tangent | {precision: slow})
-
-
-def median_row(rows: Sequence[Measured]) -> Measured:
-    """The middle one by its time."""
-    return sorted(rows, key=lambda row: row.ms)[len(rows) // 2]
 
 
 def _written(costs: Costs, row: Measured, rates: Rates) -> float:
@@ -103,13 +103,6 @@ def _kept(rows: Sequence[Measured]) -> dict[str, float]:
             held = row.memory - (4 + 2 * (row.step.precision == "bf16")) * work.parameters
             found[row.step.precision].append(held / (row.step.batch * work.kept))
     return {precision: median(every) for precision, every in found.items()}
-
-
-def _rounded(costs: Costs) -> Costs:
-    def three(value: Any) -> Any:
-        return {k: three(v) for k, v in value.items()} if isinstance(value, dict) else float(f"{value:.3g}")
-
-    return Costs.of({key: three(value) for key, value in asdict(costs).items()})
 
 
 def write_fitted(folder: Path, out: Path = KEPT_FILE) -> Path:
@@ -148,4 +141,4 @@ def fitted(path: Path = KEPT_FILE) -> Fitted:
     """The kept fit."""
     kept = json.loads(path.read_text())
     rates = {precision: Rates(**rates) for precision, rates in kept["rates"].items()}
-    return Fitted(kept["machine"], kept["memory_bytes"], rates, Costs.of(kept["costs"]))
+    return Fitted(kept["machine"], kept["memory_bytes"], rates, Costs(**kept["costs"]))

@@ -88,7 +88,8 @@ def _steps(file: str, data: dict[str, Any]) -> Iterator[Measured]:
         if name is None or "graph" not in extra["backend"]:
             continue
         ratio = int(name[1] or 0) / 100
-        step = Step(extra["batch"], ratio, c["precision"], extra["backend"], *_whole(c))
+        whole = c.get("step") == "full"
+        step = Step(extra["batch"], ratio, c["precision"], extra["backend"], whole, c.get("averages", 0))
         yield Measured(
             file,
             extra["name"],
@@ -99,10 +100,6 @@ def _steps(file: str, data: dict[str, Any]) -> Iterator[Measured]:
             _is_fitted(c["model"], step, extra["name"]),
             bool(c.get("dropout")),
         )
-
-
-def _whole(conditions: dict[str, Any]) -> tuple[bool, int]:
-    return conditions.get("step") == "full", conditions.get("averages", 0)
 
 
 def _is_fitted(model: str, step: Step, name: str) -> bool:

@@ -5,15 +5,13 @@ from dataclasses import dataclass, replace
 from fullstride.errors import ConfigError
 from fullstride.meanflow.config.datasets import row_of
 from fullstride.meanflow.config.schema import LossConfig, TrainConfig
-from fullstride.meanflow.data.catalogue import load_data
-from fullstride.meanflow.data.resize import check_padded
+from fullstride.meanflow.data.catalogue import check_padded, load_data
 from fullstride.meanflow.objective.loss import loss_of
 from fullstride.meanflow.planning.cost import Costs, Rates, Step, Work, all_reduce_ms, memory_bytes, parts
 from fullstride.meanflow.planning.work import count_work
 from fullstride.meanflow.training.batch_share import check_parts
-from fullstride.meanflow.training.build import steps_per_epoch
+from fullstride.meanflow.training.build import steps_per_epoch, steps_to_checkpoint
 from fullstride.meanflow.training.state import Position
-from fullstride.meanflow.training.watchdog import steps_to_checkpoint
 
 
 @dataclass(frozen=True)
@@ -124,8 +122,7 @@ def data_of(config: TrainConfig, records: int | None) -> tuple[int, tuple[int, i
 def passes_without_gradient(loss: LossConfig) -> float:
     """Forward passes beside the step's own, in units of the batch: of guidance, and of the objective."""
     guidance = (1 if loss.kappa == 0 else 2) if loss.guided and loss.label_dropout > 0 else 0
-    more = loss_of(loss).more_passes
-    return guidance + (more * derived_share(loss) if more else 0.0)
+    return guidance + loss_of(loss).more_passes * derived_share(loss)
 
 
 def derived_share(loss: LossConfig) -> float:

@@ -5,26 +5,24 @@ was stopped goes on.
 """
 
 import hashlib
+import itertools
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-from rich.console import Console
-from torch import Tensor
 
 from fullstride.device.select import resolve_device
 from fullstride.errors import ConfigError
 from fullstride.meanflow.data.dataset import Split, decode_images
 from fullstride.meanflow.data.latents import MADE, WHOLE
-from fullstride.meanflow.data.loader import Batch, Loader
+from fullstride.meanflow.data.loader import Loader
 from fullstride.meanflow.data.shards import SUFFIX, Shard, write_shard
 from fullstride.meanflow.data.sources.image_folder import image_folder
 from fullstride.meanflow.sampling.autoencoder import Autoencoder, load_autoencoder
 from fullstride.runs.atomic_files import file_sha256, note, replace_file
 from fullstride.runs.lock import locked
+from fullstride.runs.next_steps import say
 
 
 @dataclass(frozen=True)
@@ -88,29 +86,22 @@ def encode_command(
     chosen = resolve_device(device)
     network = load_autoencoder(vae, chosen)
     data = image_folder(pictures, image_size=image_size or None, holdout=holdout)
-    encoding = Encoding(data.fingerprint, _sha256(vae), flip, half, shard_size, data.num_classes, network.scale)
-    with _alone(out):
+    contents = [(path.name, file_sha256(path)) for path in sorted(vae.iterdir()) if path.is_file()]
+    digest = hashlib.sha256(repr(contents).encode()).hexdigest()
+    encoding = Encoding(data.fingerprint, digest, flip, half, shard_size, data.num_classes, network.scale)
+    out.mkdir(parents=True, exist_ok=True)
+    with locked(out) as alone:
+        if not alone:  # two would write the same shards
+            raise ConfigError(f"{out}: another process encodes there; wait for its end, or name another folder")
         _open(out, encoding)
         for name, split in (("train", data.train), ("test", data.test)):
             _encode(network, split, out / name, encoding, batch_size, workers)
         _keep(out, encoding, whole=True)
-    _tell(out, encoding)
-
-
-@contextmanager
-def _alone(out: Path) -> Iterator[None]:
-    """A block in whose folder, made if need be, no other process encodes: two would write the same shards."""
-    out.mkdir(parents=True, exist_ok=True)
-    with locked(out) as alone:
-        if not alone:
-            raise ConfigError(f"{out}: another process encodes there; wait for its end, or name another folder")
-        yield
-
-
-def _sha256(folder: Path) -> str:
-    """Of the names and contents of a folder's files."""
-    files = sorted(path for path in folder.iterdir() if path.is_file())
-    return hashlib.sha256(repr([(path.name, file_sha256(path)) for path in files]).encode()).hexdigest()
+    settings = [f"data=latents data.path={out}"]
+    settings += [f"data.num_classes={encoding.num_classes}"] if encoding.num_classes > 0 else []
+    settings += [f"data.latent_scale={encoding.scale:g}"] if encoding.scale is not None else []
+    settings += ["data.hflip=true"] if encoding.flip else []
+    say(f"encoded: {out}; train with {' '.join(settings)}")
 
 
 def _keep(out: Path, encoding: Encoding, *, whole: bool) -> None:
@@ -141,14 +132,20 @@ def _encode(network: Autoencoder, split: Split, folder: Path, encoding: Encoding
     """The shards of a split that are not there yet."""
     folder.mkdir(exist_ok=True)
     missing = [part for part in _shards(folder, len(split), encoding.shard_size) if not _is_there(*part)]
+    # The records of each part in batches, the last of which may be smaller.
+    orders = (step[None] for _, part in missing for step in torch.arange(part.start, part.stop).split(batch))
+    kind = torch.float16 if encoding.half else torch.float32
     with Loader(split, network.device, workers) as loader:
-        arriving = loader.batches(_orders(missing, batch))
+        arriving = loader.batches(orders)
         for file, part in missing:
-            made = [_moments(network, next(arriving), encoding) for _ in range(-(-len(part) // batch))]
-            moments, labels, flipped = (None if x[0] is None else torch.cat(x) for x in zip(*made, strict=True))
-            assert moments is not None
-            assert labels is not None
-            write_shard(file, moments, labels, flipped)
+            moments, labels, flipped = [], [], []
+            for read in itertools.islice(arriving, -(-len(part) // batch)):
+                x = decode_images(read.raw).expand(-1, 3, -1, -1)  # a grey picture is one in colour, too
+                moments.append(network.moments(x).to(kind))
+                labels.append(read.labels.cpu())
+                if encoding.flip:
+                    flipped.append(network.moments(x.flip(-1)).to(kind))
+            write_shard(file, torch.cat(moments), torch.cat(labels), torch.cat(flipped) if flipped else None)
             note(f"{file}: records {part.start} to {part.stop - 1} of {len(split)}")
 
 
@@ -164,26 +161,3 @@ def _is_there(file: Path, part: range) -> bool:
     if (found := len(Shard.read(file).labels)) != len(part):
         raise ConfigError(f"{file}: holds {found} records, expected {len(part)}; delete it")
     return True
-
-
-def _orders(parts: list[Part], batch: int) -> Iterator[Tensor]:
-    """The records of each part in batches, the last of which may be smaller."""
-    for _, part in parts:
-        for step in torch.arange(part.start, part.stop).split(batch):
-            yield step[None]
-
-
-def _moments(network: Autoencoder, read: Batch, encoding: Encoding) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Moments and labels of a batch, and those of the mirrored pictures."""
-    x = decode_images(read.raw).expand(-1, 3, -1, -1)  # a grey picture is one in colour, too
-    kept = lambda x: x.half() if encoding.half else x  # noqa: E731
-    flipped = kept(network.moments(x.flip(-1))) if encoding.flip else None
-    return kept(network.moments(x)), read.labels.cpu(), flipped
-
-
-def _tell(out: Path, encoding: Encoding) -> None:
-    settings = [f"data=latents data.path={out} data.num_classes={encoding.num_classes}"] * (encoding.num_classes > 0)
-    settings = settings or [f"data=latents data.path={out}"]
-    settings += [f"data.latent_scale={encoding.scale:g}"] if encoding.scale is not None else []
-    settings += ["data.hflip=true"] if encoding.flip else []
-    Console().print(f"encoded: {out}; train with {' '.join(settings)}", markup=False, soft_wrap=True)

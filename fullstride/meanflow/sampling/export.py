@@ -55,15 +55,17 @@ def export_command(checkpoint: Path, *, out: Path, steps: int, ema: float | None
         OSError: if it cannot be written.
 
     """
-    if out.suffix != SUFFIX:
-        raise ConfigError(f"--out {out}: expected a file's name that ends in {SUFFIX}")
-    if out.is_dir():
-        raise ConfigError(f"--out {out}: a folder, expected a file's name that ends in {SUFFIX}")
+    if out.suffix != SUFFIX or out.is_dir():
+        kind = "a folder, " if out.suffix == SUFFIX else ""
+        raise ConfigError(f"--out {out}: {kind}expected a file's name that ends in {SUFFIX}")
     found = find_checkpoint(checkpoint)
     generator = load_generator(found, device, ema)
     # The order of the run's memory is no part of the file, which PyTorch writes whole of contiguous weights alone.
     generator.model.to(memory_format=torch.contiguous_format)  # pyright: ignore[reportCallIssue]
-    sampler, given = Exported(generator, steps).eval(), _inputs(generator)
+    sampler = Exported(generator, steps).eval()
+    noise = seeded_noise(0, 0, CHECKED, generator.image_shape, generator.device)
+    label = torch.arange(CHECKED, device=generator.device) % max(1, generator.num_classes)
+    given = (noise, label) if generator.num_classes else (noise,)
     about = {
         "checkpoint": found.name,
         "ema": generator.decay,
@@ -77,26 +79,17 @@ def export_command(checkpoint: Path, *, out: Path, steps: int, ema: float | None
     try:
         with torch.no_grad(), only_plain(), ieee(generator.device), warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # PyTorch's, of itself
-            _write(sampler, given, part, about)
+            sizes = tuple({0: torch.export.Dim("n", min=1)} for _ in given)
+            program = torch.export.export(sampler, given, dynamic_shapes=sizes)
+            # What is left of this package in the graph are ways to take a derivative, which PyTorch's own operations
+            # replace.
+            torch.export.save(program.run_decompositions({}), part, extra_files={ABOUT: json.dumps(about)})
             _check(sampler, given, part)
         part.replace(out)
     finally:
         part.unlink(missing_ok=True)
     names = "noise, label" if generator.num_classes else "noise"
     Console().print(f"exported: {out}; torch.export.load({str(out)!r}).module()({names})", markup=False, soft_wrap=True)
-
-
-def _inputs(generator: Generator) -> tuple[Tensor, ...]:
-    noise = seeded_noise(0, 0, CHECKED, generator.image_shape, generator.device)
-    label = torch.arange(CHECKED, device=generator.device) % max(1, generator.num_classes)
-    return (noise, label) if generator.num_classes else (noise,)
-
-
-def _write(sampler: nn.Module, given: tuple[Tensor, ...], path: Path, about: dict) -> None:
-    sizes = tuple({0: torch.export.Dim("n", min=1)} for _ in given)
-    program = torch.export.export(sampler, given, dynamic_shapes=sizes)
-    # What is left of this package in the graph are ways to take a derivative, which PyTorch's own operations replace.
-    torch.export.save(program.run_decompositions({}), path, extra_files={ABOUT: json.dumps(about)})
 
 
 def _check(sampler: nn.Module, given: tuple[Tensor, ...], path: Path) -> None:

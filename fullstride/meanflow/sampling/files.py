@@ -17,8 +17,8 @@ from PIL import Image
 from torch import Tensor
 
 from fullstride.device.select import cores
-from fullstride.meanflow.checkpoints.format import save_tensors
-from fullstride.meanflow.data.pixels import to_uint8
+from fullstride.meanflow.checkpoints.folder import save_tensors
+from fullstride.meanflow.data.dataset import to_uint8
 from fullstride.meanflow.sampling.grids import save_grid
 from fullstride.runs.atomic_files import note
 from fullstride.runs.lock import locked
@@ -82,9 +82,13 @@ def replace_set(out: Path, made: dict[str, Any], write: Callable[[Path], None]) 
         write(part)
         (part / MADE).write_text(json.dumps(made, indent=1) + "\n")
         names = {path.name for path in part.iterdir()}
-        if changed := _changes(out, made):
+        earlier = {}  # what an earlier set was made with, if there is one of this program's
+        with suppress(FileNotFoundError, ValueError):
+            earlier = found if isinstance(found := json.loads((out / MADE).read_text()), dict) else {}
+        keys = [key for key in {**earlier, **made} if earlier and earlier.get(key) != made.get(key)]
+        if changed := ", ".join(f"{key}: {earlier.get(key)} -> {made.get(key)}" for key in keys):
             note(f"{out}: replacing the samples there, which were made with other settings ({changed})")
-        for name in (name for name in _earlier(out) if name not in names):
+        for name in (name for name in _earlier(earlier) if name not in names):
             (out / name).unlink(missing_ok=True)
         # First the number of files, so that a later call finds all of them, whatever happens here in between.
         (part / MADE).replace(out / MADE)
@@ -123,29 +127,10 @@ def _move(part: Path, out: Path) -> None:
         path.replace(out / path.name)
 
 
-def _record(out: Path) -> dict[str, Any]:
-    """What an earlier set was made with; empty if there is none of this program's."""
-    try:
-        found = json.loads((out / MADE).read_text())
-    except (FileNotFoundError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-def _changes(out: Path, made: dict[str, Any]) -> str:
-    """How the settings of an earlier set differ; nothing if there is none."""
-    earlier = _record(out)
-    return ", ".join(
-        f"{key}: {earlier.get(key)} -> {made.get(key)}"
-        for key in {**earlier, **made}
-        if earlier and earlier.get(key) != made.get(key)
-    )
-
-
-def _earlier(out: Path) -> list[str]:
+def _earlier(made: dict[str, Any]) -> list[str]:
     """What an earlier call may have written there, of which more might be there than are written now."""
     try:
-        count = int(_record(out)["num"])
+        count = int(made["num"])
     except (ValueError, KeyError, TypeError, OverflowError):
         return []
     return [*(f"{index:06d}.png" for index in range(count)), CLASSES, GRID, LATENTS]

@@ -13,21 +13,11 @@ from torch import Tensor, nn
 from fullstride.device.precision import check_precision
 from fullstride.device.select import resolve_device
 from fullstride.errors import ConfigError, one_of
-from fullstride.meanflow.checkpoints.folder import find_checkpoint
-from fullstride.meanflow.checkpoints.format import read_group, read_manifest
+from fullstride.meanflow.checkpoints.folder import find_checkpoint, read_group, read_manifest
 from fullstride.meanflow.config.presets import config_from_dict
 from fullstride.meanflow.config.schema import TrainConfig
+from fullstride.meanflow.sampling import files
 from fullstride.meanflow.sampling.autoencoder import Autoencoder, load_autoencoder
-from fullstride.meanflow.sampling.files import (
-    GRID,
-    LATENTS,
-    add_to_set,
-    check_place,
-    default_place,
-    replace_set,
-    write_latents,
-    write_pictures,
-)
 from fullstride.meanflow.sampling.graphed import check_backend
 from fullstride.meanflow.sampling.noise import seeded_labels
 from fullstride.meanflow.sampling.samplers import EVALUATIONS, SAMPLERS, SampleResult, sample
@@ -150,7 +140,10 @@ def sample_command(
         generator = load_generator(found, device, ema)
         check_precision(precision, generator.device, "--precision")
         check_backend(backend, generator.device, "--backend")
-        _check_label(label, generator.num_classes)
+        classes = generator.num_classes
+        if label is not None and not 0 <= label < classes:
+            expected = f"expected one of the run's classes, 0 to {classes - 1}"
+            raise ConfigError(f"--label {label}: {expected if classes else 'this run has no classes; leave it out'}")
         if vae is not None and generator.data.pixels:
             raise ConfigError(f"--vae {vae}: the run generates pictures, not latents; leave it out")
         # Before hours of sampling; the first process decodes.
@@ -159,8 +152,13 @@ def sample_command(
         made = {"checkpoint": str(found), "sampler": sampler, "steps": steps, "seed": seed, "num": num, "label": label}
         made |= {"ema": generator.decay, "precision": precision, "backend": backend}
         made |= {"vae": str(vae)} if vae else {}
-        place = out or default_place(found, made, generator.config.ema.decays[0])
-        processes.led(lambda: _check_place(place))
+        place = out or files.default_place(found, made, generator.config.ema.decays[0])
+
+        def check() -> None:
+            with _told(place):
+                files.check_place(place)
+
+        processes.led(check)
         network = {"batch_size": batch_size, "precision": precision, "backend": backend}
         chosen = {"sampler": sampler, "steps": steps, "seed": seed, **network}
         result = in_parts(lambda own: _sampled(generator, own, label, **chosen), num, processes)
@@ -170,7 +168,7 @@ def sample_command(
         path = processes.led(lambda: _write(result, generator, made | {"nfe": result.nfe}, drawn, place, decoder))
         if processes.leads:
             show_next_steps(
-                {path: "all of them" if path.name == LATENTS else "the first of them, one picture"},
+                {path: "all of them" if path.name == files.LATENTS else "the first of them, one picture"},
                 {command("meanflow", "evaluate", checkpoint): "score samples of the same weights"},
             )
         return path
@@ -184,11 +182,6 @@ def _told(out: Path) -> Iterator[None]:
         raise OSError(f"--out {out}: cannot write there ({error.strerror or error})") from error
 
 
-def _check_place(out: Path) -> None:
-    with _told(out):
-        check_place(out)
-
-
 def _check_sampler(sampler: str, steps: int | None) -> None:
     """Before anything is loaded."""
     one_of("--sampler", sampler, SAMPLERS)
@@ -200,12 +193,6 @@ def _check_sampler(sampler: str, steps: int | None) -> None:
         )
     if steps is not None and sampler not in EVALUATIONS:
         raise ConfigError(f"--sampler {sampler} --steps {steps}: it chooses its own; leave --steps out")
-
-
-def _check_label(label: int | None, num_classes: int) -> None:
-    if label is not None and not 0 <= label < num_classes:
-        expected = f"expected one of the run's classes, 0 to {num_classes - 1}"
-        raise ConfigError(f"--label {label}: {expected if num_classes else 'this run has no classes; leave it out'}")
 
 
 def _sampled(generator: Generator, own: range, label: int | None, **chosen: Any) -> SampleResult:
@@ -240,19 +227,14 @@ def _write(
     classes = None if seed is None else seeded_labels(seed, 0, num, generator.num_classes)
     with _told(out):
         if generator.data.pixels:
-            replace_set(out, made, lambda part: write_pictures(part, [result.images], classes))
+            files.replace_set(out, made, lambda part: files.write_pictures(part, [result.images], classes))
         else:
-            _write_latents(result.images / generator.config.data.latent_scale, made, classes, out, decoder)
+            # Latents, which stay if they cannot be decoded, then pictures of them.
+            latents = result.images / generator.config.data.latent_scale
+            files.replace_set(out, made, lambda part: files.write_latents(part, latents))
+            if decoder is not None:
+                pictures = (decoder.pictures(some) for some in latents.split(DECODED))
+                files.add_to_set(out, lambda part: files.write_pictures(part, pictures, classes))
     plural = "s" if result.nfe != 1 else ""
     say(f"{num} images, {result.nfe:g} network evaluation{plural} each: {out}")
-    return out / (GRID if generator.data.pixels or decoder is not None else LATENTS)
-
-
-def _write_latents(
-    latents: Tensor, made: dict[str, Any], classes: Tensor | None, out: Path, decoder: Autoencoder | None
-) -> None:
-    """Latents, which stay if they cannot be decoded, then pictures of them."""
-    replace_set(out, made, lambda part: write_latents(part, latents))
-    if decoder is not None:
-        pictures = (decoder.pictures(some) for some in latents.split(DECODED))
-        add_to_set(out, lambda part: write_pictures(part, pictures, classes))
+    return out / (files.GRID if generator.data.pixels or decoder is not None else files.LATENTS)

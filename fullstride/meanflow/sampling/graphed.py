@@ -101,7 +101,10 @@ class Recorded(nn.Module):
             self._next, self._met = form, 0
         self._met += 1
         if self._met <= WARM or not self._capture(given):
-            return self._beside(dense(given))
+            if self._stream is None and z.is_cuda:
+                self._stream = torch.cuda.Stream(z.device)
+            with on(self._stream):  # that of the record, so that what libraries keep a stream is there
+                return self._run(dense(given))
         self._recorded, self._next = form, None
         return self._replay(given)
 
@@ -109,13 +112,6 @@ class Recorded(nn.Module):
         z, r, t, label = given
         with uncached(z.device):
             return self.network(z, r, t, **labelled(label))
-
-    def _beside(self, given: Given) -> Tensor:
-        """On the stream of the record, so that what libraries keep a stream is there."""
-        if self._stream is None and given[0].is_cuda:
-            self._stream = torch.cuda.Stream(given[0].device)
-        with on(self._stream):
-            return self._run(given)
 
     def _capture(self, given: Given) -> bool:
         """Whether there is a record now."""

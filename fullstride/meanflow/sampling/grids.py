@@ -3,6 +3,7 @@
 A figure is laid out in pixels (at 72 dpi a point is one), so that the images keep their values exactly.
 """
 
+import itertools
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +18,7 @@ from matplotlib.textpath import TextPath
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, StrMethodFormatter
 from torch import Tensor
 
-from fullstride.meanflow.data.pixels import to_uint8
+from fullstride.meanflow.data.dataset import to_uint8
 
 DPI = 72
 MARGIN = 20
@@ -51,13 +52,6 @@ def _tile(images: Tensor, columns: int) -> Pixels:
         y, x = i // columns * h, i % columns * w
         canvas[y : y + h - GAP, x : x + w - GAP] = tile
     return canvas
-
-
-def _figure(canvas: Pixels) -> Figure:
-    height, width, _ = canvas.shape
-    figure = Figure(figsize=(width / DPI, height / DPI), dpi=DPI)
-    figure.figimage(canvas, origin="upper")
-    return figure
 
 
 def _text(figure: Figure, x: float | int, y: float | int, text: str, font: FontProperties, ha: str = "left") -> None:
@@ -106,19 +100,6 @@ def _checked(row_captions: Sequence[str] | None, rows: int) -> list[str]:
     return captions
 
 
-def _captions_width(captions: Sequence[str]) -> int:
-    """Width of the captions with the space between them and the images; 0 without captions."""
-    text = max((_text_width(caption, CAPTION) for caption in captions), default=0)
-    return text + CAPTION_GAP if text else 0
-
-
-def _caption_rows(figure: Figure, captions: Sequence[str], left: int, top: int, height: int) -> None:
-    """Write captions left of a grid whose top left corner is at (left, top), each centred on its row."""
-    pitch = (height + GAP) / max(1, len(captions))
-    for row, caption in enumerate(captions):
-        _text(figure, left - CAPTION_GAP, top + row * pitch + (pitch - GAP) / 2, caption, CAPTION, ha="right")
-
-
 def save_comparison(
     generated: Float[Tensor, "n c h w"],
     real: Float[Tensor, "m c h w"],
@@ -153,26 +134,23 @@ def save_comparison(
 def _save_panels(panels: list[Pixels], path: Path, captions: list[str], titles: Sequence[str] = ()) -> None:
     """Grids of one size side by side, with a title over each, if there are any, and the captions left of each."""
     height, tiles, _ = panels[0].shape
-    text, top = _captions_width(captions), MARGIN + (TITLE if titles else 0)
+    text = max((_text_width(caption, CAPTION) for caption in captions), default=0)
+    text += CAPTION_GAP if text else 0
+    top = MARGIN + (TITLE if titles else 0)
     width = max(tiles, *(_text_width(title, HEADING) for title in titles)) if titles else tiles
     pitch = text + width + 2 * MARGIN
     canvas = np.full((top + height + MARGIN, len(panels) * pitch, 3), 255, np.uint8)
     lefts = [MARGIN + text + i * pitch for i in range(len(panels))]
     for left, panel in zip(lefts, panels, strict=True):
         canvas[top : top + height, left : left + tiles] = panel
-    figure = _figure(canvas)
-    for left in lefts:
-        _caption_rows(figure, captions, left, top, height)
+    figure = Figure(figsize=(canvas.shape[1] / DPI, canvas.shape[0] / DPI), dpi=DPI)
+    figure.figimage(canvas, origin="upper")
+    rows = (height + GAP) / max(1, len(captions))
+    for left, (row, caption) in itertools.product(lefts, enumerate(captions)):
+        _text(figure, left - CAPTION_GAP, top + row * rows + (rows - GAP) / 2, caption, CAPTION, ha="right")
     for left, title in zip(lefts, titles, strict=False):
         _text(figure, left, MARGIN + TITLE / 2 - 6, title, HEADING)
     _save(figure, path)
-
-
-def _running_median(values: np.ndarray) -> np.ndarray:
-    """Median over a centred twentieth of the curve, narrower at its ends."""
-    reach = len(values) // 40
-    window = [np.median(values[max(0, i - reach) : i + reach + 1]) for i in range(len(values))]
-    return np.array(window)
 
 
 def save_loss_curve(
@@ -196,8 +174,15 @@ def save_loss_curve(
     figure.set_layout_engine("constrained", w_pad=0.2, h_pad=0.2)
     axes = figure.add_subplot()
     _draw_curve(axes, x, y)
+    axes.set_title("Training loss", loc="left", size=14, weight="bold", color=INK, pad=12)
+    axes.set_xlabel("optimizer step", color=INK)
     axes.set_ylabel(ylabel, color=INK)
-    _style(axes)
+    axes.grid(axis="y", color=RULE)
+    axes.set_axisbelow(True)
+    axes.margins(x=0.01)
+    axes.tick_params(color=RULE, labelcolor=QUIET)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.spines["bottom"].set_color(RULE)
     _save(figure, path)
 
 
@@ -206,21 +191,13 @@ def _draw_curve(axes: Axes, x: np.ndarray, y: np.ndarray) -> None:
     # A single value makes no line, only a marker shows it.
     axes.plot(x, y, "" if len(y) > 1 else "o", color=ACCENT, alpha=0.3 if smooth else 1, lw=1 if smooth else 2)
     if smooth:
-        axes.plot(x, _running_median(y), color=ACCENT, lw=2.2)
+        # The median over a centred twentieth of the curve, narrower at its ends.
+        reach = len(y) // 40
+        medians = [np.median(y[max(0, i - reach) : i + reach + 1]) for i in range(len(y))]
+        axes.plot(x, medians, color=ACCENT, lw=2.2)
     if y.min() > 0 and y.max() > 10 * y.min():
         axes.set_yscale("log")
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
         axes.yaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10], integer=True))
-
-
-def _style(axes: Axes) -> None:
-    axes.set_title("Training loss", loc="left", size=14, weight="bold", color=INK, pad=12)
-    axes.set_xlabel("optimizer step", color=INK)
-    axes.grid(axis="y", color=RULE)
-    axes.set_axisbelow(True)
-    axes.margins(x=0.01)
-    axes.tick_params(color=RULE, labelcolor=QUIET)
-    axes.spines[["top", "right", "left"]].set_visible(False)
-    axes.spines["bottom"].set_color(RULE)

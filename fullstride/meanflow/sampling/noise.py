@@ -69,25 +69,21 @@ def seeded_noise(
     """
     _check(seed, start, count)
     noise = torch.empty((count, *shape), dtype=torch.float32, device="cpu", pin_memory=pinned)
-    _draw(noise.numpy(), seed, start)
-    return noise.to(device)
-
-
-def _draw(noise: np.ndarray, seed: int, start: int) -> None:
-    """Fill the images in threads: each has a stream of its own, and numpy draws without Python's lock."""
-    threads = max(1, min(cores_each(), len(noise), noise.size // SHARE))
-    first = [len(noise) * k // threads for k in range(threads + 1)]
+    images = noise.numpy()
+    threads = max(1, min(cores_each(), count, noise.numel() // SHARE))
+    first = [count * k // threads for k in range(threads + 1)]
 
     def part(k: int) -> None:
         streams = _Streams(NOISE, seed)
         for i in range(first[k], first[k + 1]):
-            streams.at(start + i).standard_normal(dtype=np.float32, out=noise[i : i + 1])
+            streams.at(start + i).standard_normal(dtype=np.float32, out=images[i : i + 1])
 
     if threads == 1:
         part(0)
-        return
-    with ThreadPoolExecutor(threads) as pool:
-        list(pool.map(part, range(threads)))  # which raises what a thread did
+    else:  # each image has a stream of its own, and numpy draws without Python's lock
+        with ThreadPoolExecutor(threads) as pool:
+            list(pool.map(part, range(threads)))  # which raises what a thread did
+    return noise.to(device)
 
 
 def seeded_labels(seed: int, start: int, count: int, num_classes: int) -> Int[Tensor, " n"]:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fullstride.device.precision import treated
 from fullstride.errors import one_of
-from fullstride.meanflow.models.mode import evaluating
+from fullstride.meanflow.models.common import evaluating
 from fullstride.meanflow.objective.derivative import Velocity, labelled
 from fullstride.meanflow.objective.shapes import like
 from fullstride.meanflow.sampling.graphed import run_by
@@ -99,19 +99,6 @@ def worst_sample_rms(x: Float[Tensor, "b *s"]) -> Float[Tensor, ""]:
     return x.reshape(len(x), -1).square().mean(1).sqrt().max()
 
 
-def _fixed_grid(steps: int, like: Tensor) -> dict:
-    # A step size of 1/steps would not do: rounded, it can make one step more (in fp32, 61 become 62).
-    grid = torch.linspace(1, 0, steps + 1, dtype=like.dtype, device=like.device)
-    return {"grid_constructor": lambda func, y0, t: grid}
-
-
-def _adaptive(like: Tensor) -> dict:
-    end = torch.zeros(1, dtype=like.dtype, device=like.device)
-    # step_t makes the last step end at t = 0; otherwise it would overshoot and be interpolated. dtype is that of the
-    # times, fp64 unless told, which MPS does not have.
-    return {"norm": worst_sample_rms, "step_t": end, "dtype": like.dtype, "max_num_steps": MAX_ADAPTIVE_STEPS}
-
-
 # Hundreds are plenty for a trained network; a field that wants more would keep dopri5 busy for hours.
 MAX_ADAPTIVE_STEPS = 10_000
 ODE_METHODS = ("euler", "midpoint", "heun", "rk4", "dopri5")
@@ -158,8 +145,21 @@ def ode_sample(
     one_of("method", method, ODE_METHODS)
     adaptive = method == "dopri5"
     if adaptive:
-        _check_adaptive(steps, rtol, atol, noise.dtype)
-    options = _adaptive(noise) if adaptive else _fixed_grid(_check_steps(method, steps), noise)
+        if steps is not None:
+            raise ValueError(f"steps is {steps}, but dopri5 chooses its own; leave steps out, or use rk4")
+        if not (rtol >= (eps := torch.finfo(noise.dtype).eps) and atol > 0):
+            raise ValueError(
+                f"rtol is {rtol:g} and atol {atol:g}, expected rtol >= {eps:.2g} (the rounding of {noise.dtype}) and "
+                "atol > 0"
+            )
+        end = torch.zeros(1, dtype=noise.dtype, device=noise.device)
+        # step_t makes the last step end at t = 0; otherwise it would overshoot and be interpolated. dtype is that of
+        # the times, fp64 unless told, which MPS does not have.
+        options = {"norm": worst_sample_rms, "step_t": end, "dtype": noise.dtype, "max_num_steps": MAX_ADAPTIVE_STEPS}
+    else:
+        # A step size of 1/steps would not do: rounded, it can make one step more (in fp32, 61 become 62).
+        grid = torch.linspace(1, 0, _check_steps(method, steps) + 1, dtype=noise.dtype, device=noise.device)
+        options = {"grid_constructor": lambda func, y0, t: grid}
     v = _CountedVelocity(model, label, must_be_finite=adaptive)
     ends = torch.tensor([1.0, 0.0], dtype=noise.dtype, device=noise.device)
     try:
@@ -172,16 +172,6 @@ def ode_sample(
             "or use a sampler with a fixed number of steps"
         ) from error
     return SampleResult(path[-1], float(v.evaluations))
-
-
-def _check_adaptive(steps: int | None, rtol: float, atol: float, dtype: torch.dtype) -> None:
-    if steps is not None:
-        raise ValueError(f"steps is {steps}, but dopri5 chooses its own; leave steps out, or use rk4")
-    eps = torch.finfo(dtype).eps
-    if not (rtol >= eps and atol > 0):
-        raise ValueError(
-            f"rtol is {rtol:g} and atol {atol:g}, expected rtol >= {eps:.2g} (the rounding of {dtype}) and atol > 0"
-        )
 
 
 Sampler = Callable[..., SampleResult]

@@ -48,20 +48,6 @@ def in_parts(make: Callable[[range], SampleResult], num: int, processes: Process
     return SampleResult(torch.cat([part.images for part in parts]), evaluations / num)
 
 
-def check_launch(config: TrainConfig) -> None:
-    """Check that the processes that were started are those that the configuration expects.
-
-    Raises:
-        ConfigError: if several processes would each train the run by themselves.
-
-    """
-    if config.distributed == "none" and launched.count() > 1:
-        raise ConfigError(
-            f"distributed=none in one of {launched.count()} processes: each would train the whole run; expected "
-            "distributed=ddp or fsdp, or one process"
-        )
-
-
 def check_parts(config: TrainConfig, count: int, device: str) -> None:
     """Check that the run can be shared out with nothing changed but the order of sums.
 
@@ -81,13 +67,7 @@ def check_parts(config: TrainConfig, count: int, device: str) -> None:
             f"distributed={config.distributed} device={device}: expected device=cuda or cpu, between which "
             "collectives have been checked"
         )
-    _check_batch(config, count)
-    _check_ratio(config, count)
-
-
-def _check_batch(config: TrainConfig, count: int) -> None:
-    """Every process has as many samples as any other, and as many as its loss needs."""
-    batch = config.data.batch_size
+    batch, ratio = config.data.batch_size, config.loss.meanflow_ratio
     if batch % count:
         raise ConfigError(
             f"data.batch_size={batch} over {count} processes: expected a multiple of {count}; it is the batch of all "
@@ -99,11 +79,7 @@ def _check_batch(config: TrainConfig, count: int) -> None:
             f"data.batch_size={batch} over {count} processes: loss.weighting={config.loss.weighting} expects at least "
             f"{least} in each; raise data.batch_size, or use loss.weighting=adaptive"
         )
-
-
-def _check_ratio(config: TrainConfig, count: int) -> None:
-    """The samples with r != t are a rounded share of each forward pass's: the parts must add up to the whole."""
-    batch, ratio = config.data.batch_size, config.loss.meanflow_ratio
+    # The samples with r != t are a rounded share of each forward pass's: the parts must add up to the whole.
     whole, parts = meanflow_count(ratio, batch), count * meanflow_count(ratio, batch // count)
     if config.loss.split in SAME_LOSS and whole != parts:
         raise ConfigError(

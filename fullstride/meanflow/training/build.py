@@ -1,21 +1,26 @@
 """From a configuration to its objects: network, loss, optimizer, state, inputs."""
 
 from dataclasses import fields
+from pathlib import Path
 
 import torch
 from torch import nn
 
 from fullstride.errors import ConfigError
 from fullstride.meanflow.config.networks import ModelConfig
-from fullstride.meanflow.config.schema import DataConfig, LossConfig, OptimizerConfig, TrainConfig
+from fullstride.meanflow.config.schema import DataConfig, LossConfig, TrainConfig
 from fullstride.meanflow.data.dataset import Dataset
 from fullstride.meanflow.data.edm_augment import EdmAugment
-from fullstride.meanflow.models.recompute import recompute
+from fullstride.meanflow.models.common import recompute
 from fullstride.meanflow.objective.loss import MeanFlowLoss, loss_of
 from fullstride.meanflow.training.guard import Guard
 from fullstride.meanflow.training.state import DataFacts, Position, RunState
 from fullstride.meanflow.training.step import Objective
-from fullstride.settings.import_path import load_object
+from fullstride.process.exit_codes import STUCK
+from fullstride.process.gpu_activity import GpuUse
+from fullstride.process.watchdog import Limits, Verdict, Watchdog
+from fullstride.runs.early_ends import write_end
+from fullstride.settings.overrides import load_object
 from fullstride.step.torch import ALONE, Averages, Processes, Shards
 
 
@@ -72,27 +77,9 @@ def build_loss(config: LossConfig, num_classes: int = 0, averages: Averages | No
     return loss_of(config).build(config, num_classes, averages)
 
 
-def build_optimizer(config: OptimizerConfig, model: nn.Module) -> torch.optim.AdamW:
-    """AdamW (arXiv:1711.05101), fused: the one that can skip a step on the device."""
-    return torch.optim.AdamW(
-        model.parameters(),
-        lr=config.lr,
-        betas=(config.beta1, config.beta2),
-        eps=config.eps,
-        weight_decay=config.weight_decay,
-        fused=True,
-    )
-
-
-def build_augment(config: DataConfig) -> EdmAugment | None:
-    """EDM's augmentations, if there are to be any."""
-    return EdmAugment(config.augment) if config.augment > 0 else None
-
-
 def augment_dim(config: DataConfig) -> int:
     """Length of the augmentation labels of a run."""
-    augment = build_augment(config)
-    return 0 if augment is None else augment.dim
+    return EdmAugment.dim if config.augment > 0 else 0
 
 
 def build_objective(config: TrainConfig, data: Dataset, averages: Averages) -> Objective:
@@ -101,7 +88,7 @@ def build_objective(config: TrainConfig, data: Dataset, averages: Averages) -> O
         build_loss(config.loss, data.num_classes, averages),
         data.decode,
         hflip=config.data.hflip and data.pixels,
-        augment=build_augment(config.data),
+        augment=EdmAugment(config.data.augment) if config.data.augment > 0 else None,
         conditional=config.model.class_conditional,
     )
 
@@ -113,7 +100,11 @@ def build_state(config: TrainConfig, data: Dataset, device: torch.device, proces
     if config.channels_last:
         in_channels_last(model)
     averages = Averages(model, config.ema.decays, config.ema.period, warmup=config.ema.warmup)
-    optimizer = build_optimizer(config.optimizer, model)
+    # AdamW (arXiv:1711.05101), fused: the one that can skip a step on the device.
+    given = config.optimizer
+    betas = (given.beta1, given.beta2)
+    options = {"lr": given.lr, "betas": betas, "eps": given.eps, "weight_decay": given.weight_decay}
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True, **options)
     state = RunState(
         model,
         averages,
@@ -145,3 +136,33 @@ def steps_per_epoch(config: TrainConfig, num_images: int) -> int:
             f"{num_images}; lower one of them"
         )
     return num_images // effective
+
+
+def limits_of(config: TrainConfig, device: torch.device) -> Limits:
+    """The configuration's limits, in seconds."""
+    watch = config.watch
+    return Limits(
+        first_step=60 * watch.first_step_minutes,
+        step=60 * watch.step_minutes,
+        evaluation=60 * watch.evaluation_minutes,
+        gpu_idle=60 * watch.gpu_idle_minutes if device.type == "cuda" else 0.0,
+        checkpoint_factor=watch.checkpoint_factor,
+        checkpoint_least=60 * watch.checkpoint_minutes,
+        shown=config.guard.stall_seconds,
+    )
+
+
+def watchdog_of(limits: Limits, state: RunState, run: Path, use: GpuUse) -> Watchdog:
+    """The watchdog of a run, which reads its position and leaves a line in its ends.jsonl."""
+
+    def tell(verdict: Verdict, step: int) -> None:
+        write_end(run, reason=verdict.reason, message=verdict.message, step=step, exit_code=STUCK)
+
+    return Watchdog(limits, lambda: state.position.step, tell, use.busy)
+
+
+def steps_to_checkpoint(config: TrainConfig, position: Position, steps: int) -> int:
+    """How many steps the next checkpoint is away, with `steps` of them in an epoch."""
+    every = config.save_every or config.epochs
+    epoch = min(config.epochs, (position.epoch // every + 1) * every)
+    return max(0, epoch * steps - position.epoch * steps - position.batch)

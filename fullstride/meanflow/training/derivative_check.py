@@ -20,9 +20,8 @@ from fullstride.jvp import TangentError, TangentReport, check_tangents
 from fullstride.meanflow.config.schema import TrainConfig
 from fullstride.meanflow.objective.derivative import Conditions, velocity_and_some_derivatives
 from fullstride.meanflow.objective.loss import MeanFlowLoss, conditional_velocity, interpolate
-from fullstride.meanflow.training.randomize_zero_layers import awake
 from fullstride.meanflow.training.state import RunState
-from fullstride.meanflow.training.step import Objective
+from fullstride.meanflow.training.step import Objective, awake
 from fullstride.step.torch.runners.backends import with_own_code
 
 SAMPLES = 2
@@ -78,11 +77,25 @@ def check_derivative(
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             report = _report(config, objective, state.model, raw[:SAMPLES], labels[:SAMPLES])
     except TangentError as error:
-        raise ConfigError(_message(config, objective.meanflow.split, error)) from None
+        backend = config.loss.jvp_backend
+        other = "loss.jvp_backend=finite_difference, which asks no operation for a derivative"
+        if backend == "finite_difference":
+            other = "loss.jvp_backend=func, or loss.jvp_precision=fp32 beside it"
+        elif objective.meanflow.split == "shared":
+            other = "loss.split=static, with other rules for the derivative"
+        raise ConfigError(
+            f"loss.jvp_backend={backend} backend={config.backend} precision={config.precision}: du/dt of "
+            f"model={config.model.name} is wrong before the first step: {error}. Repair the network, or use {other}; "
+            "guard.check_tangents=false trains all the same"
+        ) from None
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-        raise OutOfMemory(_too_large(device)) from None
+        raise OutOfMemory(
+            f"out of memory in the check of du/dt before the first step: the peak was "
+            f"{memory.peak_memory(device) / memory.GIB:.2f} GiB; it holds the network twice more, once in fp64, and "
+            f"{SAMPLES} samples; guard.check_tangents=false leaves it out"
+        ) from None
     finally:
         memory.release(device)
     errors = {"output": report.output, "tangent": report.tangent, "difference": report.difference}
@@ -136,25 +149,3 @@ def _among_others(
     more = {k: torch.cat([c, c[:1]]) for k, c in conditions.items()}
     u, dudt = velocity_and_some_derivatives(model, z, r, t, v, more)
     return u[: len(v)], dudt
-
-
-def _message(config: TrainConfig, split: str, error: TangentError) -> str:
-    backend = config.loss.jvp_backend
-    other = "loss.jvp_backend=finite_difference, which asks no operation for a derivative"
-    if backend == "finite_difference":
-        other = "loss.jvp_backend=func, or loss.jvp_precision=fp32 beside it"
-    elif split == "shared":
-        other = "loss.split=static, with other rules for the derivative"
-    return (
-        f"loss.jvp_backend={backend} backend={config.backend} precision={config.precision}: du/dt of "
-        f"model={config.model.name} is wrong before the first step: {error}. Repair the network, or use {other}; "
-        "guard.check_tangents=false trains all the same"
-    )
-
-
-def _too_large(device: torch.device) -> str:
-    return (
-        f"out of memory in the check of du/dt before the first step: the peak was "
-        f"{memory.peak_memory(device) / memory.GIB:.2f} GiB; it holds the network twice more, once in fp64, and "
-        f"{SAMPLES} samples; guard.check_tangents=false leaves it out"
-    )

@@ -73,7 +73,11 @@ class Evaluations:
             save()
             if not is_out_of_memory(error):
                 raise
-            raise self._too_large() from None
+            raise OutOfMemory(
+                f"out of memory in an evaluation at evaluation.batch_size={self.config.evaluation.batch_size}: "
+                f"the peak was {memory.peak_memory(self.device) / memory.GIB:.2f} GiB; step "
+                f"{self.state.position.step} is saved; to continue, {how_to_resume(self.config)} and a smaller one"
+            ) from None
         if scores is not None:
             self.reporter.evaluation(self.state.position, scores)
 
@@ -88,10 +92,3 @@ class Evaluations:
         classes = classes_of(self.config.model, self.data.num_classes)
         with self.state.ema.whole(self.state.ema.first) as model:
             return self.evaluator.meanflow_scores(model, classes)
-
-    def _too_large(self) -> OutOfMemory:
-        return OutOfMemory(
-            f"out of memory in an evaluation at evaluation.batch_size={self.config.evaluation.batch_size}: "
-            f"the peak was {memory.peak_memory(self.device) / memory.GIB:.2f} GiB; step "
-            f"{self.state.position.step} is saved; to continue, {how_to_resume(self.config)} and a smaller one"
-        )

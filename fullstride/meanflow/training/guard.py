@@ -39,14 +39,9 @@ class Guard:
     def __init__(self, config: GuardConfig, device: torch.device):
         """Start without any experience."""
         self.config = config
-        self.tensors = {
-            "mean_norm": torch.zeros((), device=device),
-            "accepted": torch.zeros((), device=device, dtype=torch.int64),
-            "spikes": torch.zeros((), device=device, dtype=torch.int64),
-            "skipped": torch.zeros((), device=device, dtype=torch.int64),
-            "skipped_in_a_row": torch.zeros((), device=device, dtype=torch.int64),
-            "lost": torch.zeros((), device=device, dtype=torch.int64),
-        }
+        counts = ("accepted", "spikes", "skipped", "skipped_in_a_row", "lost")
+        self.tensors = {"mean_norm": torch.zeros((), device=device)}
+        self.tensors |= {name: torch.zeros((), device=device, dtype=torch.int64) for name in counts}
         self._skips = Sent(self.tensors["skipped_in_a_row"])
 
     @torch.no_grad()
@@ -54,7 +49,9 @@ class Guard:
         """Whether the step is to be skipped, and what its gradient is to be divided by."""
         memory = self.tensors
         harmful = ~(loss.isfinite() & norm.isfinite())
-        spike = self._is_spike(norm) & ~harmful
+        spike = torch.zeros_like(harmful)
+        if self.config.spike > 0:
+            spike = (memory["accepted"] >= SETTLED) & (norm > self.config.spike * memory["mean_norm"]) & ~harmful
         shrink = torch.where(spike, norm.float() / memory["mean_norm"], 1.0)
         ordinary = ~(harmful | spike)
         weight = ordinary / (memory["accepted"] + 1).clamp(max=AVERAGED)
@@ -66,11 +63,6 @@ class Guard:
         memory["lost"] += ~loss.isfinite()
         memory["skipped_in_a_row"].copy_(torch.where(harmful, memory["skipped_in_a_row"] + 1, 0))
         return harmful, shrink
-
-    def _is_spike(self, norm: Float[Tensor, ""]) -> Bool[Tensor, ""]:
-        if self.config.spike <= 0:
-            return torch.zeros_like(norm, dtype=torch.bool)
-        return (self.tensors["accepted"] >= SETTLED) & (norm > self.config.spike * self.tensors["mean_norm"])
 
     def judged(self) -> Judged:
         """What it has done so far; waits for the device."""

@@ -1,23 +1,27 @@
 """Every check of a run, made before anything of it is, and without leaving anything."""
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 
 import torch
+from torch import Tensor
 
 from fullstride.device.precision import check_precision, of_process
 from fullstride.device.select import resolve_device
+from fullstride.errors import ConfigError, Damaged
+from fullstride.meanflow.config.overrides import validate
 from fullstride.meanflow.config.schema import TrainConfig
-from fullstride.meanflow.config.validation import validate
 from fullstride.meanflow.data.catalogue import check_holdout, load_data
-from fullstride.meanflow.data.check_records import check_records
-from fullstride.meanflow.data.dataset import Dataset
+from fullstride.meanflow.data.dataset import Dataset, Store, read_record
 from fullstride.meanflow.data.reading import read_again
 from fullstride.meanflow.data.sources.known_files import known_files
 from fullstride.meanflow.evaluation.preflight import check_evaluation, check_generating
 from fullstride.meanflow.training.batch_share import check_parts
 from fullstride.meanflow.training.build import steps_per_epoch
 from fullstride.meanflow.training.trackers import check_tracker
+from fullstride.runs.atomic_files import note
+from fullstride.runs.folder import folder_of
 from fullstride.step.torch import ALONE, Processes
 
 
@@ -56,17 +60,41 @@ def preflight(config: TrainConfig, processes: Processes = ALONE) -> Plan:
     if config.eval_every:
         check_generating(config.evaluation, device)
     check_holdout(config.data)  # no part of loading, as earlier runs that gave one can be evaluated
-    data = _loaded(config, processes)
+    if config.resume and config.data.path:  # it was there: where it is not, its disk may be away
+        read_again(config.data.place.stat, config.data.place.__str__)
+    data = load_data(config.data, known_files(folder_of(config)) if config.resume else None)
+    if config.data.check:
+        processes.led(lambda: check_records(data, config.data.workers, config.data.skip_damaged))
     check_evaluation(data, config.evaluation, due=config.eval_every > 0)
     return Plan(device, data, precision, steps_per_epoch(config, len(data.train)))
 
 
-def _loaded(config: TrainConfig, processes: Processes) -> Dataset:
-    if config.resume and config.data.path:  # it was there: where it is not, its disk may be away
-        place = Path(config.data.path).expanduser()
-        read_again(place.stat, place.__str__)
-    folder = Path(config.output_dir) / config.run_name
-    data = load_data(config.data, known_files(folder) if config.resume else None)
-    if config.data.check:
-        processes.led(lambda: check_records(data, config.data.workers, config.data.skip_damaged))
-    return data
+def check_records(data: Dataset, threads: int, allowed: int) -> None:
+    """Read every record of a data set once, each fault told on stderr.
+
+    Args:
+        data: that is read from files; of one in memory nothing is left to read.
+        threads: at a time.
+        allowed: damaged ones that may be.
+
+    Raises:
+        ConfigError: if more are damaged, or one is not like the others.
+
+    """
+
+    def fault(store: Store, index: int) -> ConfigError | None:
+        try:
+            read_record(store, index)
+        except ConfigError as error:
+            return error
+
+    stores = [split.records for split in (data.train, data.test) if not isinstance(split.records, Tensor)]
+    with ThreadPoolExecutor(max(1, threads)) as pool:
+        faults = [found for store in stores for found in pool.map(partial(fault, store), range(len(store))) if found]
+    for found in faults:
+        note(str(found))
+    count = sum(map(len, stores))
+    note(f"data.check=true: {count:,} records read, {len(faults):,} of them with a fault")
+    if len(faults) > allowed or not all(isinstance(found, Damaged) for found in faults):
+        advice = f"replace or delete them, or pass over damaged ones by data.skip_damaged={len(faults)}"
+        raise ConfigError(f"{len(faults)} of {count} records cannot be used, such as {faults[0]}; {advice}")

@@ -53,22 +53,8 @@ class Reporter:
 
     def _open_tracker(self, step: int) -> Tracker:
         config = self.config
-        return open_tracker(
-            config.track,
-            project=config.project,
-            run_name=config.run_name,
-            run=self.run,
-            config=asdict(config),
-            step=step,
-        )
-
-    def _reopened_tracker(self, step: int) -> Tracker:
-        """What cannot be opened again, as on a full disk, costs its numbers and not the training."""
-        try:
-            return self._open_tracker(step)
-        except ConfigError as error:
-            note(f"{error}; it is off for the rest of this run, metrics.jsonl goes on")
-            return Tracker("none", None)
+        names = {"project": config.project, "run_name": config.run_name}
+        return open_tracker(config.track, **names, run=self.run, config=asdict(config), step=step)
 
     def __enter__(self) -> "Reporter":
         """Show the bar; time counts from here."""
@@ -100,7 +86,9 @@ class Reporter:
             return
         values = {key: value.item() for key, value in metrics.items()}
         batch = self.config.data.batch_size * self.config.gradient_accumulation_steps
-        values["seconds_per_step"] = self._seconds_per_step(position.step)
+        now, (before, last) = time.perf_counter(), self._clock
+        self._clock = now, position.step
+        values["seconds_per_step"] = (now - before) / max(1, position.step - last)
         values["images_per_second"] = batch / values["seconds_per_step"]
         judged = judge()
         values |= {"lr": rate(position.step - 1), "skipped_steps": judged.skipped, "spikes": judged.spikes}
@@ -121,11 +109,6 @@ class Reporter:
             over = f"{self.config.guard.spike:g} x their average"
             note(f"step {step}: {judged.spikes} gradients so far were over {over} and scaled to it")
         self._judged = judged
-
-    def _seconds_per_step(self, step: int) -> float:
-        now, (before, last) = time.perf_counter(), self._clock
-        self._clock = now, step
-        return (now - before) / max(1, step - last)
 
     def evaluation(self, position: Position, scores: dict[str, dict]) -> None:
         """Report the scores of an evaluation, whose time is not a step's."""
@@ -154,7 +137,11 @@ class Reporter:
         self.log.go_back(step)
         self.log.write(step, restored=checkpoint, harmful_before_step=harmful_before, attempt=position.attempt)
         self.tracker.close()
-        self.tracker = self._reopened_tracker(step)
+        try:
+            self.tracker = self._open_tracker(step)
+        except ConfigError as error:  # as on a full disk: it costs the tracker's numbers and not the training
+            note(f"{error}; it is off for the rest of this run, metrics.jsonl goes on")
+            self.tracker = Tracker("none", None)
         self.progress.at(step)
         self._clock = time.perf_counter(), step
 

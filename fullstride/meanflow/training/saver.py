@@ -6,10 +6,9 @@ from pathlib import Path
 from rich.console import Console
 
 from fullstride.errors import PeerError
-from fullstride.meanflow.checkpoints.folder import keep_newest, newest_whole, open_run, remove_later
-from fullstride.meanflow.checkpoints.format import read_manifest
+from fullstride.meanflow.checkpoints.folder import keep_newest, newest_whole, open_run, read_manifest, remove_later
 from fullstride.meanflow.config.schema import TrainConfig
-from fullstride.meanflow.training.state import Position, RunState
+from fullstride.meanflow.training.state import RunState
 from fullstride.runs.atomic_files import note
 
 
@@ -44,7 +43,14 @@ class Saves:
         if checkpoint is not None:
             state.restore(checkpoint, config)
         if config.resume and state.processes.leads:
-            _tell_resumed(config, run, checkpoint, state.position)
+            start = checkpoint or f"no checkpoint in {run} yet, starting at step 0"
+            changed = ""
+            if checkpoint and (before := read_manifest(checkpoint)["config"]["epochs"]) != config.epochs:
+                cosine = ", to whose end the cosine is stretched" if config.optimizer.decay == "cosine" else ""
+                changed = f"; epochs: {before} -> {config.epochs}{cosine}"
+                if state.position.epoch >= config.epochs:
+                    changed = f"; epochs={config.epochs} are made already, nothing to train"
+            Console().print(f"resume=true: {start}{changed}", soft_wrap=True, markup=False)
         return cls(config, state, run, resume_advice)
 
     def save(self, *, must: bool) -> Path | None:
@@ -61,7 +67,10 @@ class Saves:
             saved = self.state.save(self.run / "checkpoints", self.config)
         except (OSError, PeerError) as error:
             if must:
-                raise OSError(f"cannot save step {self.state.position.step} ({error}); {self._kept()}") from error
+                newest = newest_whole(self.run)
+                kept = f"{newest} is whole: free space, then {self.resume_advice}"
+                advice = kept if newest else "free space and start again"
+                raise OSError(f"cannot save step {self.state.position.step} ({error}); {advice}") from error
             self.note(f"not saved at step {self.state.position.step} ({error}); training goes on")
             return None
         if harmful:
@@ -81,7 +90,12 @@ class Saves:
         """
         step, limit = self.state.position.step, self.config.guard.max_skips
         trouble = f"{limit} steps in a row were harmful (not finite) before step {step}"
-        checkpoint = self._to_return_to(trouble)
+        advice = "lower optimizer.lr, or set optimizer.grad_clip=1"
+        checkpoint = self.state.processes.led(lambda: newest_whole(self.run, good=True))
+        if checkpoint is None:
+            raise FloatingPointError(f"{trouble}, and there is no checkpoint to return to; {advice}")
+        if self.returns == self.config.guard.max_rollbacks:
+            raise FloatingPointError(f"{trouble}, {self.returns} times after {checkpoint}, which is kept; {advice}")
         attempt, self.returns = self.state.position.attempt + 1, self.returns + 1
         self.state.restore(checkpoint, self.config)
         # Saved by a stop among the harmful steps.
@@ -92,36 +106,7 @@ class Saves:
         self.note(f"{trouble}; went back to {checkpoint}, on with other random numbers")
         return checkpoint
 
-    def _to_return_to(self, trouble: str) -> Path:
-        advice = "lower optimizer.lr, or set optimizer.grad_clip=1"
-        checkpoint = self.state.processes.led(lambda: newest_whole(self.run, good=True))
-        if checkpoint is None:
-            raise FloatingPointError(f"{trouble}, and there is no checkpoint to return to; {advice}")
-        if self.returns == self.config.guard.max_rollbacks:
-            raise FloatingPointError(f"{trouble}, {self.returns} times after {checkpoint}, which is kept; {advice}")
-        return checkpoint
-
-    def _kept(self) -> str:
-        newest = newest_whole(self.run)
-        return f"{newest} is whole: free space, then {self.resume_advice}" if newest else "free space and start again"
-
     def note(self, message: str) -> None:
         """Tell it, once."""
         if self.state.processes.leads:
             note(message)
-
-
-def _tell_resumed(config: TrainConfig, run: Path, checkpoint: Path | None, position: Position) -> None:
-    start = checkpoint or f"no checkpoint in {run} yet, starting at step 0"
-    changed = _changed_length(config, checkpoint, position) if checkpoint else ""
-    Console().print(f"resume=true: {start}{changed}", soft_wrap=True, markup=False)
-
-
-def _changed_length(config: TrainConfig, checkpoint: Path, position: Position) -> str:
-    """What another number of epochs means for a run that goes on."""
-    if (before := read_manifest(checkpoint)["config"]["epochs"]) == config.epochs:
-        return ""
-    if position.epoch >= config.epochs:
-        return f"; epochs={config.epochs} are made already, nothing to train"
-    cosine = config.optimizer.decay == "cosine"
-    return f"; epochs: {before} -> {config.epochs}{', to whose end the cosine is stretched' if cosine else ''}"

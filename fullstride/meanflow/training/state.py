@@ -4,21 +4,64 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from fullstride.errors import ConfigError
-from fullstride.meanflow.checkpoints.format import Tensors, read_group, read_manifest, write_checkpoint
+from fullstride.meanflow.checkpoints.folder import Tensors, read_group, read_manifest, write_checkpoint
 from fullstride.meanflow.config.presets import chosen
 from fullstride.meanflow.config.schema import TrainConfig
 from fullstride.meanflow.data.dataset import Dataset
 from fullstride.meanflow.data.sources.known_files import KnownFiles, changed_files, check_comparable, known_files
 from fullstride.meanflow.objective.loss import SAME_LOSS
 from fullstride.meanflow.training.guard import Guard
-from fullstride.meanflow.training.rng_state import load_streams, mixed_seed, of_process, stream_tensors, together
 from fullstride.runs.atomic_files import note
-from fullstride.runs.resume import FREE, changes, refuse
+from fullstride.runs.folder import FREE, changes, refuse
 from fullstride.step.torch import ALONE, Averages, Processes, Shards
+
+
+def stream_tensors(generator: torch.Generator) -> Tensors:
+    """The states of the run's generator and of PyTorch's own."""
+    tensors = {"generator": generator.get_state(), "cpu": torch.get_rng_state()}
+    if generator.device.type == "cuda":
+        tensors["cuda"] = torch.cuda.get_rng_state(generator.device)
+    return tensors
+
+
+def load_streams(generator: torch.Generator, tensors: Tensors) -> None:
+    """Return to states that `stream_tensors` gave.
+
+    Raises:
+        ConfigError: if they are another device's.
+
+    """
+    if ("cuda" in tensors) != (generator.device.type == "cuda"):
+        kind = "CUDA" if "cuda" in tensors else "no CUDA"
+        raise ConfigError(
+            f"the checkpoint was made with {kind} device, the device is {generator.device}: their random numbers "
+            "differ; go on with the device it was made on, or use another run_name"
+        )
+    generator.set_state(tensors["generator"])
+    torch.set_rng_state(tensors["cpu"])
+    if generator.device.type == "cuda":
+        torch.cuda.set_rng_state(tensors["cuda"], generator.device)
+
+
+def together(processes: list[Tensors]) -> Tensors:
+    """Every process's states by name, the first one's under their plain names."""
+    return {_prefix(rank) + name: x for rank, tensors in enumerate(processes) for name, x in tensors.items()}
+
+
+def of_process(tensors: Tensors, rank: int) -> Tensors:
+    """One process's states out of `together`."""
+    split = {name: name.rpartition(".") for name in tensors}
+    return {leaf: tensors[name] for name, (group, dot, leaf) in split.items() if group + dot == _prefix(rank)}
+
+
+def _prefix(rank: int) -> str:
+    return f"{rank}." if rank else ""
+
 
 # What may differ between a run and its continuation, besides what may in every workload: how long, how a step runs;
 # never what is learned, but for rounding and the units that dropout takes.
@@ -99,7 +142,7 @@ class RunState:
         """
         groups = {
             "model": dict(self.model.state_dict()),
-            "optimizer": self._optimizer_tensors(),
+            "optimizer": _optimizer_tensors(self.optimizer) if self.shards is None else self.shards.optimizer_tensors(),
             "rng": together(self.processes.gather(stream_tensors(self.generator))),
             "guard": self.guard.tensors,
             **{ema_group(decay): self._average(decay) for decay in self.ema.models},
@@ -113,12 +156,6 @@ class RunState:
             "config": asdict(config),
         }
         return self.processes.led(lambda: write_checkpoint(folder, self.position.step, groups, manifest))
-
-    def _optimizer_tensors(self) -> Tensors:
-        if self.shards is not None:
-            return self.shards.optimizer_tensors()
-        state = self.optimizer.state_dict()["state"]
-        return {f"{index}.{key}": value for index, entry in state.items() for key, value in entry.items()}
 
     def _average(self, decay: float) -> Tensors:
         with self.ema.whole(decay) as model:
@@ -147,7 +184,13 @@ class RunState:
             self.shards.load_optimizer(optimizer)
         self.guard.load(read_group(checkpoint, "guard"))
         self.position = Position(**manifest["position"])
-        self._restore_streams(checkpoint, manifest.get("processes", 1), config.seed)
+        before, size = manifest.get("processes", 1), self.processes.size
+        if before == size:
+            load_streams(self.generator, of_process(read_group(checkpoint, "rng"), self.processes.rank))
+            return
+        self.reseed(config.seed)
+        if self.processes.leads:
+            note(f"{checkpoint} was made by {before} processes: other random numbers from here on, with {size}")
 
     def _check_data(self, checkpoint: Path, saved: DataFacts, *, allowed: bool) -> None:
         """Refuse other data than the checkpoint's, unless only files changed and may."""
@@ -167,29 +210,17 @@ class RunState:
                 f"data.allow_changed=true: since the run began, {changed}; its epochs are drawn from what is there now"
             )
 
-    def _restore_streams(self, checkpoint: Path, before: int, seed: int) -> None:
-        size = self.processes.size
-        if before == size:
-            load_streams(self.generator, of_process(read_group(checkpoint, "rng"), self.processes.rank))
-            return
-        self._seed(self._own_seed(seed))
-        if self.processes.leads:
-            note(f"{checkpoint} was made by {before} processes: other random numbers from here on, with {size}")
-
     def reseed(self, seed: int) -> None:
         """Other random numbers from here on, the same for the same seed, attempt, step and process."""
-        self._seed(self._own_seed(seed))
-
-    def _own_seed(self, seed: int) -> int:
-        return mixed_seed(seed, self.position.attempt, self.position.step, self.processes.rank, self.processes.size)
-
-    def _seed(self, seed: int) -> None:
-        self.generator.manual_seed(seed)
-        torch.manual_seed(seed)
+        numbers = (seed, self.position.attempt, self.position.step, self.processes.rank, self.processes.size)
+        # In all of its bits each of them counts: on the CPU only the low 32 do.
+        own = int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0]) % 2**63
+        self.generator.manual_seed(own)
+        torch.manual_seed(own)
 
 
 def changed_settings(saved: dict[str, Any], wanted: dict[str, Any]) -> dict[str, str]:
-    """The keys by which a run of `saved` cannot continue with `wanted`, as `fullstride.runs.resume.changes`.
+    """The keys by which a run of `saved` cannot continue with `wanted`, as `fullstride.runs.folder.changes`.
 
     A key that was not there yet when it was saved had its default.
     """
@@ -205,6 +236,11 @@ def changed_settings(saved: dict[str, Any], wanted: dict[str, Any]) -> dict[str,
 def _over(usual: dict[str, Any], saved: dict[str, Any]) -> dict[str, Any]:
     """Nested settings on top of others."""
     return usual | {key: _over(usual.get(key, {}), x) if isinstance(x, dict) else x for key, x in saved.items()}
+
+
+def _optimizer_tensors(optimizer: torch.optim.Optimizer) -> Tensors:
+    state = optimizer.state_dict()["state"]
+    return {f"{index}.{key}": value for index, entry in state.items() for key, value in entry.items()}
 
 
 def _load_optimizer(optimizer: torch.optim.Optimizer, tensors: Tensors) -> None:

@@ -1,22 +1,49 @@
 """A run's optimizer step: what MeanFlow draws and minimises, for a `TrainStep`."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from jaxtyping import Shaped
 from torch import Tensor, nn
 
 from fullstride.meanflow.config.schema import OptimizerConfig, TrainConfig
 from fullstride.meanflow.data.dataset import Decode
 from fullstride.meanflow.data.edm_augment import EdmAugment
-from fullstride.meanflow.data.flip import random_hflip
 from fullstride.meanflow.objective.loss import MeanFlowLoss
-from fullstride.meanflow.training.randomize_zero_layers import awake
 from fullstride.meanflow.training.state import RunState
 from fullstride.step.torch import TrainStep, constant, cosine, warmed_up
 from fullstride.step.torch.body import Metrics
 from fullstride.step.torch.schedules import Schedule
+
+# A weight that is smaller by this factor than one that keeps the size of what it multiplies stands for zero.
+ASLEEP = 0.1
+BIAS = 0.3
+
+
+@torch.no_grad()
+def awake(model: nn.Module, generator: torch.Generator) -> nn.Module:
+    """The network with random numbers in the weights and biases that are as good as zero."""
+    for p in model.parameters():
+        keeping = p[0].numel() ** -0.5 if p.ndim > 1 else BIAS
+        if (p.square().mean().sqrt() < ASLEEP * keeping) if p.ndim > 1 else not p.any():
+            p.normal_(0, keeping, generator=generator)
+    return model
+
+
+def random_hflip(x: Shaped[Tensor, "b c h w"], generator: torch.Generator | None = None) -> Shaped[Tensor, "b c h w"]:
+    """Each image mirrored left to right with probability 1/2.
+
+    Args:
+        x: images, (batch, channels, height, width), of any type.
+        generator: what decides, on the images' device; the device's own if None.
+
+    Returns:
+        A new tensor.
+
+    """
+    mirrored = torch.rand(len(x), 1, 1, 1, device=x.device, generator=generator) < 0.5
+    return torch.where(mirrored, x.flip(-1), x)
 
 
 def schedule(config: OptimizerConfig, total: int) -> Schedule | None:
@@ -70,6 +97,11 @@ class Objective:
 
 def build_step(config: TrainConfig, objective: Objective, state: RunState, rates: Schedule | None) -> TrainStep:
     """The step that changes a run's state; batches are `raw` records (b, ...) and their `labels` (b,)."""
+
+    def awaken(model: nn.Module) -> nn.Module:
+        # Alike on all processes; the run's own random numbers stay as they are.
+        return awake(model, torch.Generator(next(model.parameters()).device).manual_seed(config.seed))
+
     return TrainStep(
         objective,
         state.model,
@@ -85,16 +117,7 @@ def build_step(config: TrainConfig, objective: Objective, state: RunState, rates
         backend=config.backend,
         generator=state.generator,
         gate=config.guard.check_step,
-        awaken=_awaken(config.seed) if config.guard.check_tangents and objective.meanflow.ratio > 0 else None,
+        awaken=awaken if config.guard.check_tangents and objective.meanflow.ratio > 0 else None,
         processes=state.processes,
         shards=state.shards,
     )
-
-
-def _awaken(seed: int) -> Callable[[nn.Module], nn.Module]:
-    """Change a network alike on all processes; the run's own random numbers stay as they are."""
-
-    def change(model: nn.Module) -> nn.Module:
-        return awake(model, torch.Generator(next(model.parameters()).device).manual_seed(seed))
-
-    return change

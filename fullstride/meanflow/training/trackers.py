@@ -1,6 +1,12 @@
-"""Trackers: a run's numbers where dashboards look for them, beside metrics.jsonl, which stays the complete record."""
+"""Trackers: a run's numbers where dashboards look for them, beside metrics.jsonl, which stays the complete record.
+
+TensorBoard's event files go through tensorboardX's encoder and not its `SummaryWriter`, which writes from a thread: if
+that dies, as on a full disk, its bounded queue blocks the training for ever. Here a full disk is an error of the step
+that met it.
+"""
 
 import importlib
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,7 +15,43 @@ from rich.console import Console
 
 from fullstride.errors import ConfigError, one_of
 from fullstride.extras import how_to_install
-from fullstride.meanflow.training.tensorboard_writer import EventFile
+
+VERSION = "brain.Event:2"
+
+
+class EventFile:
+    """A new event file in `folder`, behind those that are there; each write reaches the file before it returns."""
+
+    def __init__(self, folder: Path, step: int):
+        """Open it for a run that has made `step` steps; a reader forgets what earlier files say of later ones."""
+        from tensorboardX.proto.event_pb2 import SessionLog  # pyright: ignore[reportAttributeAccessIssue]
+        from tensorboardX.record_writer import RecordWriter
+
+        folder.mkdir(parents=True, exist_ok=True)
+        # Not as many as there are: of those before it some may have been removed.
+        taken = [path.suffix[1:] for path in folder.glob("*.tfevents.*")]
+        number = max((int(last) + 1 for last in taken if last.isdecimal()), default=0)
+        self.path = folder / f"events.out.tfevents.{number:06}"
+        self._records = RecordWriter(str(self.path))
+        self._write(0, file_version=VERSION)
+        self._write(step + 1, session_log=SessionLog(status=SessionLog.START))
+
+    def _write(self, step: int, **content: Any) -> None:
+        from tensorboardX.proto.event_pb2 import Event  # pyright: ignore[reportAttributeAccessIssue]
+
+        self._records.write(Event(wall_time=time.time(), step=step, **content).SerializeToString())
+        self._records.flush()
+
+    def log(self, step: int, values: dict[str, float]) -> None:
+        """Append one point to the curve of each name."""
+        from tensorboardX.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
+
+        points = [Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
+        self._write(step, summary=Summary(value=points))
+
+    def close(self) -> None:
+        """Close the file."""
+        self._records.close()
 
 
 class Trackio:
@@ -32,13 +74,11 @@ class Trackio:
     def log(self, step: int, values: dict[str, float]) -> None:
         """Record the values, save those that are there: a resumed run repeats the steps after its checkpoint."""
         if step <= self._recorded:
-            values = {name: value for name, value in values.items() if not self._is_there(step, name)}
+            there, run = self._storage.get_metric_values, self._run
+            taken = {name for name in values if there(run.project, run.name, name, step=step, run_id=run.id)}
+            values = {name: value for name, value in values.items() if name not in taken}
         if values:
             self._run.log(values, step=step)
-
-    def _is_there(self, step: int, name: str) -> bool:
-        run = self._run
-        return bool(self._storage.get_metric_values(run.project, run.name, name, step=step, run_id=run.id))
 
     def close(self) -> None:
         """Wait until trackio has written everything."""

@@ -16,20 +16,20 @@ from fullstride.device.select import describe, resolve_device
 from fullstride.errors import ConfigError, OutOfMemory, Preempted, ReadError, is_out_of_memory
 from fullstride.meanflow.config.schema import TrainConfig
 from fullstride.meanflow.data.loader import Ahead, Loader
-from fullstride.meanflow.data.sources.known_files import keep_files
-from fullstride.meanflow.training.batch_share import check_launch
-from fullstride.meanflow.training.build import build_objective, build_state
+from fullstride.meanflow.data.order import orders
+from fullstride.meanflow.data.sources.known_files import KNOWN
+from fullstride.meanflow.training.build import build_objective, build_state, limits_of, steps_to_checkpoint, watchdog_of
 from fullstride.meanflow.training.derivative_check import check_derivative
-from fullstride.meanflow.training.epoch_orders import orders
 from fullstride.meanflow.training.evaluation_schedule import Evaluations
 from fullstride.meanflow.training.preflight import preflight
 from fullstride.meanflow.training.reporter import Reporter
 from fullstride.meanflow.training.saver import Saves
 from fullstride.meanflow.training.step import build_step, schedule
-from fullstride.meanflow.training.watchdog import gpu_use, limits_of, steps_to_checkpoint, watchdog_of
 from fullstride.process import torchrun as launched
 from fullstride.process.exit_codes import OUT_OF_MEMORY, UNREAD
+from fullstride.process.gpu_activity import GpuUse, ways_to_ask
 from fullstride.process.signals import Stop
+from fullstride.runs.atomic_files import replace_file
 from fullstride.runs.early_ends import write_end
 from fullstride.runs.folder import how_to_resume, write_config
 from fullstride.runs.lock import release
@@ -81,13 +81,15 @@ class Trainer:
         self.run = self.saves.run
         if processes.leads:
             write_config(self.run, config)
-            keep_files(self.run, self.data.files)
+            # A set's listing that is there stays, as it is what the run was begun with.
+            if self.data.files and not (self.run / KNOWN).exists():
+                replace_file(self.run / KNOWN, self.data.files)
         made, judged = self.state.position.step, self.state.guard.judged()
         self.reporter = Reporter(config, self.run, made, self.total_steps, judged, enabled=processes.leads)
         self.limits = limits_of(config, self.device)
         self.stop = Stop(ended=f"ended without saving; to continue from the last checkpoint, {self.resume_advice}")
         self.evaluations = Evaluations(config, self.data, self.device, self.state, self.reporter, self.stop)
-        self.gpu_use = gpu_use(self.limits, self.device)
+        self.gpu_use = GpuUse(ways_to_ask(self.device) if self.limits.gpu_idle else [])
         self.watchdog = watchdog_of(self.limits, self.state, self.run, self.gpu_use)
         self.after_step: list[Callable[[], None]] = []
         self._going = False  # whether a step was made
@@ -148,9 +150,13 @@ class Trainer:
             self.stop.arm()
             self.reporter.step(position, metrics, self._rate, self.state.guard.judged)
             if self.state.guard.exhausted():
-                self._roll_back()
+                before = position.step
+                checkpoint = self.saves.go_back()
+                self._go_on_from_the_position()
+                self._expect_checkpoint()
+                self.reporter.restored(self.state.position, checkpoint.name, before, self.state.guard.judged())
                 continue
-            if not self._is_over():
+            if position.batch < self.steps or position.epoch + 1 < self.config.epochs:
                 # While nothing of a step is under way: all processes can save if one has no batch.
                 self.batches.read()
             self._heed()
@@ -161,13 +167,7 @@ class Trainer:
                 self._after_epoch()
 
     def _step(self, raw: Tensor, labels: Tensor) -> dict[str, Tensor]:
-        """One optimizer step, and its metrics on the device.
-
-        Raises:
-            ConfigError: if the first step disagrees with eager fp32.
-            OutOfMemory: if it does not fit, with what takes less.
-
-        """
+        """One optimizer step, and its metrics on the device."""
         try:
             return self.step({"raw": raw, "labels": labels})
         except StepError as error:
@@ -225,11 +225,6 @@ class Trainer:
         if position.batch >= self.steps:  # more of a set that has become smaller
             position.epoch, position.batch = position.epoch + 1, 0
 
-    def _is_over(self) -> bool:
-        """Tell whether the run's last step is made."""
-        position = self.state.position
-        return position.batch >= self.steps and position.epoch + 1 == self.config.epochs
-
     def _expect_checkpoint(self) -> None:
         self.watchdog.expect_checkpoint(steps_to_checkpoint(self.config, self.state.position, self.steps))
 
@@ -251,10 +246,17 @@ class Trainer:
         if signalled := found // 4:
             self.stop.signal = signalled
             self._end_stopped()
-        if found & 2:
-            self._end_unread()
-        if found & 1:
-            self._save_early()
+        if found & 2:  # save, then raise why the next batch is not there
+            error = self.batches.error or ReadError("another process cannot read its data")
+            try:
+                kept = f"saved {self._save(must=True)}"
+            except OSError as failed:
+                kept = str(failed)
+            raise type(error)(f"{error}; {kept}; to continue, {self.resume_advice}") from None
+        if found & 1:  # its steps have become much slower, and the next checkpoint is far away
+            if saved := self._save(must=False):
+                self.saves.note(f"steps have become slower; saved early: {saved}")
+            self._expect_checkpoint()
 
     def _after_epoch(self) -> None:
         epoch, config = self.state.position.epoch, self.config
@@ -274,31 +276,9 @@ class Trainer:
     def _save(self, *, must: bool) -> Path | None:
         return self.saves.save(must=must)
 
-    def _save_early(self) -> None:
-        """Save where the run is: its steps have become much slower, and the next checkpoint is far away."""
-        if saved := self._save(must=False):
-            self.saves.note(f"steps have become slower; saved early: {saved}")
-        self._expect_checkpoint()
-
     def _end_stopped(self, message: str = "") -> NoReturn:
         message = message or f"stopped; saved {self._save(must=True)}; to continue, {self.resume_advice}"
         raise Preempted(message) if self.stop.signal == signal.SIGTERM else KeyboardInterrupt(message)
-
-    def _end_unread(self) -> NoReturn:
-        """Save, then raise why the next batch is not there."""
-        error = self.batches.error or ReadError("another process cannot read its data")
-        try:
-            kept = f"saved {self._save(must=True)}"
-        except OSError as failed:
-            kept = str(failed)
-        raise type(error)(f"{error}; {kept}; to continue, {self.resume_advice}") from None
-
-    def _roll_back(self) -> None:
-        before = self.state.position.step
-        checkpoint = self.saves.go_back()
-        self._go_on_from_the_position()
-        self._expect_checkpoint()
-        self.reporter.restored(self.state.position, checkpoint.name, before, self.state.guard.judged())
 
 
 def train(config: TrainConfig) -> Path:
@@ -306,23 +286,32 @@ def train(config: TrainConfig) -> Path:
 
     With `distributed=ddp` or `fsdp` torchrun learns why a process failed, and all that it starts anew go on where they
     were.
+
+    Raises:
+        ConfigError: if several processes would each train the run by themselves.
+
     """
-    check_launch(config)
     if config.distributed == "none":
-        return _begun(Trainer(config)).run_to_end()
-    if (run := record(_train_together)(config)) is None:
+        if launched.count() > 1:
+            raise ConfigError(
+                f"distributed=none in one of {launched.count()} processes: each would train the whole run; expected "
+                "distributed=ddp or fsdp, or one process"
+            )
+        return _trained(config)
+
+    @record
+    def together() -> Path:
+        with joined(resolve_device(config.device).type, config.transfers) as processes:
+            again = {"resume": True, "overwrite": False} if launched.restarts() else {}
+            return _trained(replace(config, **again), processes)
+
+    if (run := together()) is None:
         raise SystemExit(0)  # which `record` takes for an end like any other
     return run
 
 
-def _train_together(config: TrainConfig) -> Path:
-    with joined(resolve_device(config.device).type, config.transfers) as processes:
-        again = {"resume": True, "overwrite": False} if launched.restarts() else {}
-        return _begun(Trainer(replace(config, **again), processes)).run_to_end()
-
-
-def _begun(trainer: Trainer) -> Trainer:
-    """The trainer, of which the first process has said what it trains."""
-    if trainer.processes.leads:
+def _trained(config: TrainConfig, processes: Processes = ALONE) -> Path:
+    trainer = Trainer(config, processes)
+    if processes.leads:
         say(trainer.description)
-    return trainer
+    return trainer.run_to_end()

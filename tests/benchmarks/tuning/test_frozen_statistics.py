@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from benchmarks.tuning import frozen_statistics as script
-from fullstride.meanflow.models.norm import GroupNorm
+from fullstride.meanflow.models.common import GroupNorm
 from tests.meanflow.fields import batch_of_points
 from tests.meanflow.objective.test_derivative import central_difference, random_unet
 

@@ -1,9 +1,8 @@
 import numpy as np
 import pytest
 
-from fullstride.bert.data.batch import predictions
-from fullstride.bert.data.masking import in_turn, masked, word_starts
-from fullstride.bert.data.packing import rows_of
+from fullstride.bert.data.batch import in_turn, masked, predictions, word_starts
+from fullstride.bert.data.rows import rows_of
 from tests.bert.data.texts import corpus, tokenizer
 
 ROWS = rows_of(corpus(400), tokenizer(), 50)

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from fullstride.bert.data.corpus import Corpus
-from fullstride.bert.data.packing import encoded, packed, rows_of
+from fullstride.bert.data.rows import encoded, packed, rows_of
 from fullstride.errors import ConfigError
 from tests.bert.data.texts import corpus, tokenizer
 

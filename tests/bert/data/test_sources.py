@@ -10,7 +10,7 @@ import pytest
 from fullstride.assets import fetch as assets
 from fullstride.assets.registry import ASSETS
 from fullstride.bert.data import gcide, hugging_face, python_docs, text_files
-from fullstride.bert.data.prose import paragraphs
+from fullstride.bert.data.python_docs import paragraphs
 from fullstride.errors import ConfigError
 
 
@@ -46,7 +46,9 @@ def test_a_cache_that_is_no_good_costs_the_copy_alone(monkeypatch, tmp_path, cap
     place = tmp_path / "file" if cache == "closed" else tmp_path
     (tmp_path / "file").touch()
     monkeypatch.setenv("FULLSTRIDE_CACHE", str(place))
-    monkeypatch.setattr(python_docs, "_entries", lambda root: iter(["some prose", "more of it", "some prose"]))
+    monkeypatch.setattr(python_docs, "_topics", list)
+    monkeypatch.setattr(python_docs, "docstrings", lambda root: iter(["some prose", "more of it", "some prose"]))
+    monkeypatch.setattr(python_docs, "paragraphs", lambda text: [text])
     python_docs.load()
     for kept in tmp_path.glob("python_docs/*"):
         kept.write_text('["some pro')

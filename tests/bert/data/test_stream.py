@@ -4,7 +4,7 @@ import time
 import numpy as np
 import pytest
 
-from fullstride.bert.data.packing import rows_of
+from fullstride.bert.data.rows import rows_of
 from fullstride.bert.data.stream import Batches, ahead
 from tests.bert.data.texts import corpus, tokenizer
 

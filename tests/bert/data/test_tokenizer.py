@@ -13,7 +13,7 @@ from tokenizers.pre_tokenizers import BertPreTokenizer
 from transformers import AutoTokenizer, BertTokenizer
 
 from fullstride.bert.data.corpus import Corpus
-from fullstride.bert.data.packing import rows_of
+from fullstride.bert.data.rows import rows_of
 from fullstride.bert.data.tokenizer import (
     SPECIALS,
     from_vocabulary,

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fullstride.bert.model.head import decoded
+from fullstride.bert.model.bert import decoded
 from fullstride.bert.model.layers import Dense, Dropout, Embedding, LayerNorm, gelu
 
 

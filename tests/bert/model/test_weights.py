@@ -15,8 +15,7 @@ from transformers import BertForMaskedLM, BertModel
 
 from fullstride.assets.fetch import fetch
 from fullstride.bert.data.batch import Batch
-from fullstride.bert.model.weight_names import named
-from fullstride.bert.model.weights import FIELDS, load, save_model
+from fullstride.bert.model.weights import FIELDS, load, named, save_model
 from fullstride.bert.training.loss import mlm_loss
 from fullstride.errors import ConfigError
 from tests.bert.models import ODD, awake, ids, run, scores

@@ -6,8 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fullstride.bert.data.masking import in_turn, masked
-from fullstride.bert.data.packing import rows_of
+from fullstride.bert.data.batch import in_turn, masked
+from fullstride.bert.data.rows import rows_of
 from fullstride.bert.model.config import BertConfig
 from fullstride.bert.training.evaluate import SEED, Evaluator
 from tests.bert.data.texts import corpus, tokenizer

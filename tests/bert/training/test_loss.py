@@ -68,8 +68,8 @@ def test_the_right_token_is_right():
     model, batch = awake(ODD, 0), batch_of(0, ODD)
     logits = scores(model, jnp.take_along_axis(run(model, batch.tokens), batch.masked[:, :, None], 1))
     best = batch._replace(labels=jnp.argmax(logits, -1).astype(jnp.int32))
-    np.testing.assert_array_equal(predicted(model, best).right, batch.counted)
-    assert not predicted(model, best._replace(labels=(best.labels + 1) % 97)).right.any()
+    np.testing.assert_array_equal(predicted(model, best)[1], batch.counted)
+    assert not predicted(model, best._replace(labels=(best.labels + 1) % 97))[1].any()
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

@@ -1,10 +1,7 @@
 import pytest
 
-from fullstride.bert.training.overrides import settings_of
-from fullstride.bert.training.resume import settings_to_train
-from fullstride.bert.training.runs import CHECKPOINTS, own_settings, own_sizes
-from fullstride.bert.training.scoring import evaluate_command
-from fullstride.bert.training.settings import validate
+from fullstride.bert.training.runs import CHECKPOINTS, evaluate_command, own_settings, own_sizes, settings_to_train
+from fullstride.bert.training.settings import settings_of, validate
 from fullstride.bert.training.trainer import Trainer
 from fullstride.errors import ConfigError, Preempted
 from fullstride.runs.folder import write_config

@@ -10,11 +10,9 @@ import optax
 import pytest
 
 from fullstride.bert.training.optimizer import decayed, learning_rate, optimizer_of
-from fullstride.bert.training.overrides import settings_from, settings_of
-from fullstride.bert.training.settings import OptimizerSettings, TrainSettings
+from fullstride.bert.training.settings import OptimizerSettings, TrainSettings, settings_from, settings_of
 from fullstride.errors import ConfigError
-from fullstride.settings.conflicts import written
-from fullstride.settings.fields import walk
+from fullstride.settings.fields import walk, written
 from tests.bert.models import ODD, awake
 
 

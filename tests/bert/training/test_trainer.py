@@ -3,6 +3,7 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import asdict
 from typing import Any, cast
 
 import jax
@@ -16,8 +17,7 @@ from fullstride.bert.model import config
 from fullstride.bert.model.bert import Bert
 from fullstride.bert.model.fill import fill
 from fullstride.bert.training.optimizer import learning_rate, updates
-from fullstride.bert.training.runs import Trained, export, trained
-from fullstride.bert.training.scoring import evaluate_command
+from fullstride.bert.training.runs import Trained, evaluate_command, export, trained
 from fullstride.bert.training.trainer import Trainer
 from fullstride.errors import ConfigError, OutOfMemory, Preempted
 from fullstride.runs.folder import read_metrics
@@ -55,7 +55,7 @@ def test_the_loss_falls_and_what_is_left_is_used(texts, tmp_path):
     assert scores[-1]["bytes"] == trainer.data.held_out.size
     assert trainer.step.traces == 1
     again = evaluate_command(trainer.run, [])
-    assert again.values() == pytest.approx(scores[-1], rel=1e-5)
+    assert asdict(again) == pytest.approx(scores[-1], rel=1e-5)
     assert "bits/byte" in str(again)
 
     found = trained(trainer.run)

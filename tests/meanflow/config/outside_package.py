@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from fullstride.meanflow.objective.loss import CONFLICTS, MeanFlowLoss
-from fullstride.settings.conflicts import Conflict
+from fullstride.settings.fields import Conflict
 from fullstride.settings.fields import Share
 
 @dataclass(frozen=True)

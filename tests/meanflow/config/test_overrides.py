@@ -14,7 +14,7 @@ from fullstride.meanflow.config.overrides import compose, sweep
 from fullstride.meanflow.config.presets import KEYS, PRESETS, chosen, config_from_dict, keys_of
 from fullstride.meanflow.config.recipes import RECIPES
 from fullstride.meanflow.config.schema import LossConfig, TrainConfig
-from fullstride.settings.conflicts import written
+from fullstride.settings.fields import written
 
 LOG_SPELLING = (
     "data=digits model=unet loss=meanflow loss.meanflow_ratio=0.75 loss.logit_normal_mean=-2.0 "

@@ -5,9 +5,9 @@ from operator import attrgetter
 import pytest
 
 from fullstride.errors import ConfigError
+from fullstride.meanflow.config.overrides import validate
 from fullstride.meanflow.config.presets import KEYS, LOSSES, MODELS, chosen
 from fullstride.meanflow.config.schema import TrainConfig
-from fullstride.meanflow.config.validation import validate
 from fullstride.settings.fields import walk
 
 

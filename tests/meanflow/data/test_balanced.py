@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from fullstride.meanflow.data.balanced import every_nth
+from fullstride.meanflow.data.dataset import every_nth
 
 
 @pytest.mark.parametrize("n", [2, 3, 5])

@@ -14,8 +14,7 @@ import torch
 from fullstride.assets.registry import ASSETS
 from fullstride.errors import ConfigError
 from fullstride.meanflow.data import cifar10
-from fullstride.meanflow.data.cifar10 import MD5, TEST, TRAIN, from_batches, read_archive
-from fullstride.meanflow.data.sources.cifar_pickle import read_batch
+from fullstride.meanflow.data.cifar10 import MD5, TEST, TRAIN, from_batches, read_archive, read_batch
 from tests.meanflow.data import python2
 
 ROWS = 7

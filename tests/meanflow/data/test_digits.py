@@ -5,8 +5,8 @@ import pytest
 import torch
 from sklearn.datasets import load_digits
 
+from fullstride.meanflow.data.dataset import to_uint8
 from fullstride.meanflow.data.digits import digits
-from fullstride.meanflow.data.pixels import to_uint8
 
 
 def test_the_halves_are_disjoint_and_make_up_the_whole_set():

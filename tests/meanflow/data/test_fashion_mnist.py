@@ -11,8 +11,7 @@ import torch
 from fullstride.assets.registry import ASSETS
 from fullstride.errors import ConfigError
 from fullstride.meanflow.data import fashion_mnist
-from fullstride.meanflow.data.fashion_mnist import read_split
-from fullstride.meanflow.data.sources.idx import read_idx
+from fullstride.meanflow.data.fashion_mnist import read_idx, read_split
 
 
 def _idx(array: np.ndarray) -> bytes:

@@ -3,7 +3,7 @@ import hashlib
 import numpy as np
 import torch
 
-from fullstride.meanflow.data.fingerprint import fingerprint
+from fullstride.meanflow.data.dataset import fingerprint
 
 
 def test_it_is_that_of_type_shape_and_bytes(seed):

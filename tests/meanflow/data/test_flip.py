@@ -1,6 +1,6 @@
 import torch
 
-from fullstride.meanflow.data.flip import random_hflip
+from fullstride.meanflow.training.step import random_hflip
 
 
 def test_half_of_the_images_are_mirrored_and_nothing_else(seed):

@@ -5,8 +5,8 @@ import torch
 from safetensors.torch import save_file
 
 from fullstride.errors import ConfigError
+from fullstride.meanflow.config.overrides import validate
 from fullstride.meanflow.config.schema import DataConfig, TrainConfig
-from fullstride.meanflow.config.validation import validate
 from fullstride.meanflow.data.catalogue import check_holdout, load_data
 from fullstride.meanflow.data.latents import SCALE, DrawLatents, latents
 from fullstride.meanflow.data.loader import Loader

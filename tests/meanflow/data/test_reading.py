@@ -16,8 +16,7 @@ from typer.testing import CliRunner
 from fullstride.cli.app import app
 from fullstride.errors import ConfigError, ReadError
 from fullstride.launch.attempts import Ended
-from fullstride.meanflow.checkpoints.folder import find_checkpoint
-from fullstride.meanflow.checkpoints.format import read_group
+from fullstride.meanflow.checkpoints.folder import find_checkpoint, read_group
 from fullstride.meanflow.config.networks import UNetConfig
 from fullstride.meanflow.config.schema import DataConfig, GuardConfig, TrainConfig
 from fullstride.meanflow.data import reading
@@ -70,7 +69,7 @@ def read_at(trainer: Trainer, step: int):
 
 
 def orders_of(trainer: Trainer):
-    from fullstride.meanflow.training.epoch_orders import orders
+    from fullstride.meanflow.data.order import orders
 
     return orders(trainer.config, trainer.data.train, trainer.steps, trainer.state.position.epoch, 0, trainer.processes)
 

@@ -4,8 +4,8 @@ import torch
 from PIL import Image
 
 from fullstride.errors import ConfigError
-from fullstride.meanflow.data import resize
-from fullstride.meanflow.data.resize import fit
+from fullstride.meanflow.data import catalogue
+from fullstride.meanflow.data.catalogue import fit
 
 
 def _pictures(seed: int, *shape: int) -> torch.Tensor:
@@ -52,7 +52,7 @@ def test_a_shrunk_checkerboard_is_grey():
 def test_blocks_do_not_show(monkeypatch, seed):
     images = _pictures(seed, 11, 1, 9, 9)
     whole = fit(images, 6, "resize")
-    monkeypatch.setattr(resize, "BLOCK", 4)
+    monkeypatch.setattr(catalogue, "BLOCK", 4)
     assert torch.equal(fit(images, 6, "resize"), whole)
 
 

@@ -11,12 +11,10 @@ from rich.console import Console
 from safetensors.torch import load_file
 
 from fullstride.errors import ConfigError
-from fullstride.meanflow.checkpoints.folder import find_checkpoint
-from fullstride.meanflow.checkpoints.format import read_group
+from fullstride.meanflow.checkpoints.folder import find_checkpoint, read_group
 from fullstride.meanflow.config.schema import DataConfig, EvalConfig
 from fullstride.meanflow.data.catalogue import load_data
-from fullstride.meanflow.data.dataset import Dataset, Split
-from fullstride.meanflow.data.pixels import to_uint8
+from fullstride.meanflow.data.dataset import Dataset, Split, to_uint8
 from fullstride.meanflow.data.shards import write_latents
 from fullstride.meanflow.evaluation import checkpoint as evaluate_checkpoint
 from fullstride.meanflow.evaluation import evaluator as evaluate

@@ -4,8 +4,7 @@ import torch
 from fullstride.meanflow.config.networks import UNetConfig
 from fullstride.meanflow.config.schema import DataConfig, EvalConfig
 from fullstride.meanflow.data.catalogue import load_data
-from fullstride.meanflow.evaluation.evaluator import Evaluator
-from fullstride.meanflow.evaluation.scoring import evaluations, score_samplers
+from fullstride.meanflow.evaluation.evaluator import Evaluator, evaluations, score_samplers
 from fullstride.meanflow.sampling.samplers import EVALUATIONS, sample
 from fullstride.meanflow.training.build import build_model
 from fullstride.process import progress

@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 import torch
 
-from fullstride.meanflow.data.pixels import to_uint8
-from fullstride.meanflow.metrics.bytes import byte_levels
+from fullstride.meanflow.data.dataset import to_uint8
+from fullstride.meanflow.metrics.features import byte_levels
 
 
 def test_levels_are_those_of_the_saved_picture(seed):

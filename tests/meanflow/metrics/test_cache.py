@@ -4,7 +4,7 @@ import threading
 import pytest
 import torch
 
-from fullstride.meanflow.metrics.cache import alone, cache_key, kept, read_entry, reference_folder, write_entry
+from fullstride.meanflow.metrics.reference import alone, cache_key, kept, read_entry, reference_folder, write_entry
 
 VALUES = {"floor": 1 / 3, "label": "FD-x", "count": 7}
 

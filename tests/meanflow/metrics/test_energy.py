@@ -4,8 +4,8 @@ from scipy import stats
 from scipy.spatial.distance import cdist
 
 from fullstride.meanflow.metrics import energy
+from fullstride.meanflow.metrics.distances import squared_distances
 from fullstride.meanflow.metrics.energy import EnergyReference, energy_distance
-from fullstride.meanflow.metrics.rows import squared_distances
 
 
 def samples(seed: int, n: int = 37, m: int = 53, shape=(2, 3, 3)):

@@ -8,9 +8,8 @@ import torch.nn.functional as F
 from fullstride.errors import ConfigError
 from fullstride.meanflow.metrics import features as module
 from fullstride.meanflow.metrics import inception
-from fullstride.meanflow.metrics.bytes import byte_levels
 from fullstride.meanflow.metrics.classifier import FeatureClassifier
-from fullstride.meanflow.metrics.features import FEATURES, Features, build_features
+from fullstride.meanflow.metrics.features import FEATURES, Features, build_features, byte_levels
 from fullstride.runs.atomic_files import file_sha256
 from tests.meanflow.metrics.test_efficientnet import random_network
 from tests.meanflow.metrics.test_inception import FakeExtractor

@@ -3,8 +3,8 @@ import pytest
 import torch
 from scipy import linalg
 
-from fullstride.meanflow.metrics import frechet
-from fullstride.meanflow.metrics.frechet import frechet_distance, moments
+from fullstride.meanflow.metrics import distances
+from fullstride.meanflow.metrics.distances import frechet_distance, moments
 
 
 def features(seed: int, n: int = 80, m: int = 90, d: int = 7):
@@ -61,7 +61,7 @@ def test_what_cannot_be_compared_is_refused():
 @pytest.mark.parametrize(("offset", "block"), [(0, 8192), (100, 9), (1e6, 13)])
 def test_moments_are_numpys_whatever_the_block_and_far_from_zero(monkeypatch, seed, offset, block):
     x = features(seed)[0].double() + offset
-    monkeypatch.setattr(frechet, "BLOCK", block)
+    monkeypatch.setattr(distances, "COPIED", block)
     mean, covariance = moments(x)
     np.testing.assert_allclose(mean, x.numpy().mean(0), rtol=1e-13)
     exact = np.cov(features(seed)[0].double().numpy().T)

@@ -3,8 +3,8 @@ import pytest
 import torch
 from sklearn.metrics.pairwise import polynomial_kernel
 
-from fullstride.meanflow.metrics import kernel
-from fullstride.meanflow.metrics.kernel import kernel_distance
+from fullstride.meanflow.metrics import distances
+from fullstride.meanflow.metrics.distances import kernel_distance
 
 
 def features(seed: int, n: int = 37, m: int = 53, d: int = 5):
@@ -14,7 +14,7 @@ def features(seed: int, n: int = 37, m: int = 53, d: int = 5):
 
 @pytest.mark.parametrize("block", [6, 2048])
 def test_matches_scikit_learns_kernel(monkeypatch, block, seed):
-    monkeypatch.setattr(kernel, "BLOCK", block)
+    monkeypatch.setattr(distances, "BLOCK", block)
     x, y = features(seed)
     a, b = x.double().numpy(), y.double().numpy()
     xx, yy, xy = (polynomial_kernel(p, q, degree=3, gamma=1 / 5, coef0=1) for p, q in ((a, a), (b, b), (a, b)))

@@ -3,8 +3,8 @@ import pytest
 import torch
 from scipy.spatial.distance import cdist
 
-from fullstride.meanflow.metrics import precision_recall as module
-from fullstride.meanflow.metrics.precision_recall import precision_recall
+from fullstride.meanflow.metrics import distances as module
+from fullstride.meanflow.metrics.distances import precision_recall
 
 
 def naive(x: torch.Tensor, y: torch.Tensor, k: int) -> tuple[float, float]:

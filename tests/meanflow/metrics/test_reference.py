@@ -7,10 +7,8 @@ from fullstride.errors import ConfigError
 from fullstride.meanflow.data.dataset import Dataset, Split
 from fullstride.meanflow.metrics import reference as module
 from fullstride.meanflow.metrics.classifier import accuracy
+from fullstride.meanflow.metrics.distances import frechet_distance, kernel_distance, precision_recall
 from fullstride.meanflow.metrics.features import Features
-from fullstride.meanflow.metrics.frechet import frechet_distance
-from fullstride.meanflow.metrics.kernel import kernel_distance
-from fullstride.meanflow.metrics.precision_recall import precision_recall
 from fullstride.meanflow.metrics.reference import reference, reference_classifier
 
 CPU = torch.device("cpu")

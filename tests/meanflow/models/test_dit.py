@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import jvp
 
+from fullstride.meanflow.models.common import rms_norm
 from fullstride.meanflow.models.dit import DiT, position_embedding
-from fullstride.meanflow.models.norm import rms_norm
 from tests.meanflow.fields import batch_of_points
 from tests.meanflow.objective.test_derivative import central_difference
 

@@ -4,7 +4,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fullstride.jvp import jvp
-from fullstride.meanflow.models.norm import GroupNorm, ada_layer_norm, rms_norm
+from fullstride.meanflow.models.common import GroupNorm, ada_layer_norm, rms_norm
 
 
 def draw(seed: int, *shapes: tuple[int, ...]) -> list[Tensor]:

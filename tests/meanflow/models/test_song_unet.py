@@ -5,10 +5,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fullstride.meanflow.models.norm import GroupNorm
+from fullstride.meanflow.models.common import GroupNorm
 from fullstride.meanflow.models.resample import Double, Halve
-from fullstride.meanflow.models.song_blocks import Attention, Block
-from fullstride.meanflow.models.song_unet import Mapping, SongUNet, sinusoids
+from fullstride.meanflow.models.song_unet import Attention, Block, Mapping, SongUNet, sinusoids
 from fullstride.meanflow.objective.derivative import velocity_and_derivative
 from tests.meanflow.fields import batch_of_points
 from tests.meanflow.objective.test_derivative import EXACT

@@ -4,8 +4,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.func import jvp
 
-from fullstride.meanflow.models.attention import SelfAttention2d, attention
-from fullstride.meanflow.models.norm import GroupNorm
+from fullstride.meanflow.models.common import GroupNorm, SelfAttention2d, attention
 from fullstride.meanflow.models.unet import TimeEmbedding, UNet
 from tests.meanflow.objective.test_derivative import random_unet
 

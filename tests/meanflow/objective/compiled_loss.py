@@ -7,8 +7,8 @@ import sys
 import torch
 from torch import nn
 
+from fullstride.meanflow.models.common import recompute
 from fullstride.meanflow.models.dit import DiT
-from fullstride.meanflow.models.recompute import recompute
 from fullstride.meanflow.models.song_unet import SongUNet
 from fullstride.meanflow.models.unet import UNet
 from fullstride.meanflow.objective.guidance import Guidance

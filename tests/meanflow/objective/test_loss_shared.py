@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from fullstride.jvp.mixed_batch import Partial
 from fullstride.meanflow.config.schema import LossConfig
+from fullstride.meanflow.models.common import recompute
 from fullstride.meanflow.models.dit import DiT
-from fullstride.meanflow.models.recompute import recompute
 from fullstride.meanflow.models.song_unet import SongUNet
 from fullstride.meanflow.models.unet import UNet
 from fullstride.meanflow.objective.derivative import velocity_and_some_derivatives

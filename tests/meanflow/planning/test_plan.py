@@ -11,8 +11,7 @@ from fullstride.cli.app import app
 from fullstride.errors import ConfigError
 from fullstride.meanflow.config.overrides import compose
 from fullstride.meanflow.config.schema import LossConfig
-from fullstride.meanflow.planning.cost import Costs, Rates, Step, Work, all_reduce_ms, memory_bytes, parts
-from fullstride.meanflow.planning.duration import duration
+from fullstride.meanflow.planning.cost import Costs, Rates, Step, Work, all_reduce_ms, duration, memory_bytes, parts
 from fullstride.meanflow.planning.fit import fitted
 from fullstride.meanflow.planning.plan import Machine, derived_share, largest_batch, make_plan, passes_without_gradient
 from fullstride.meanflow.planning.work import count_work

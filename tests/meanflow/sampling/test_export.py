@@ -14,7 +14,7 @@ from fullstride.meanflow.sampling import export
 from fullstride.meanflow.sampling.export import export_command
 from fullstride.meanflow.sampling.generate import load_generator
 from fullstride.meanflow.sampling.samplers import meanflow_sample
-from fullstride.meanflow.training.randomize_zero_layers import awake
+from fullstride.meanflow.training.step import awake
 from fullstride.meanflow.training.trainer import Trainer, train
 from tests.meanflow.training.test_derivative_check import MODELS as SMALL
 from tests.meanflow.training.test_trainer import config

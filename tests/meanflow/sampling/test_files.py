@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from fullstride.meanflow.data.pixels import to_uint8
+from fullstride.meanflow.data.dataset import to_uint8
 from fullstride.meanflow.sampling.files import (
     WRITING,
     add_to_set,

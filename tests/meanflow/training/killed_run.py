@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from fullstride.meanflow.checkpoints import format as checkpoint
+from fullstride.meanflow.checkpoints import folder as checkpoint
 from fullstride.meanflow.config.schema import DataConfig
 from fullstride.meanflow.training.trainer import train
 from tests.meanflow.training.test_trainer import config

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from fullstride.meanflow.training.tensorboard_writer import EventFile
+from fullstride.meanflow.training.trackers import EventFile
 
 
 def checksum(data: bytes) -> int:

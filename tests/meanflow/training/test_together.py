@@ -13,12 +13,11 @@ import pytest
 import torch
 
 from fullstride.errors import ConfigError
-from fullstride.meanflow.checkpoints.folder import checkpoints, find_checkpoint
-from fullstride.meanflow.checkpoints.format import read_group, read_manifest
+from fullstride.meanflow.checkpoints.folder import checkpoints, find_checkpoint, read_group, read_manifest
 from fullstride.meanflow.config.schema import DataConfig, LossConfig
 from fullstride.meanflow.data.catalogue import load_data
+from fullstride.meanflow.data.order import orders
 from fullstride.meanflow.training.batch_share import check_parts
-from fullstride.meanflow.training.epoch_orders import orders
 from fullstride.meanflow.training.trainer import train
 from fullstride.runs.folder import METRICS, read_metrics
 from fullstride.step.torch import Processes, Shards

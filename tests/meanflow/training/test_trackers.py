@@ -8,8 +8,7 @@ import pytest
 
 from fullstride.errors import ConfigError
 from fullstride.meanflow.training import trackers as tracking
-from fullstride.meanflow.training.tensorboard_writer import EventFile
-from fullstride.meanflow.training.trackers import PACKAGES, check_tracker, open_tracker
+from fullstride.meanflow.training.trackers import PACKAGES, EventFile, check_tracker, open_tracker
 from tests.meanflow.training.test_tensorboard_writer import curves
 
 # A process of its own: trackio reads TRACKIO_DIR when it is imported, and a second run is a second process anyway.

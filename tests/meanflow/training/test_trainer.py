@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from fullstride.errors import ConfigError, OutOfMemory, Preempted
-from fullstride.meanflow.checkpoints.folder import checkpoints, find_checkpoint
-from fullstride.meanflow.checkpoints.format import read_group
+from fullstride.meanflow.checkpoints.folder import checkpoints, find_checkpoint, read_group
 from fullstride.meanflow.config.networks import UNetConfig
 from fullstride.meanflow.config.presets import LOSSES, MODELS
 from fullstride.meanflow.config.schema import (
@@ -23,15 +22,14 @@ from fullstride.meanflow.config.schema import (
     TrainConfig,
 )
 from fullstride.meanflow.data.catalogue import load_data
+from fullstride.meanflow.data.order import orders
 from fullstride.meanflow.objective.improved import ImprovedMeanFlow
 from fullstride.meanflow.sampling.generate import load_generator
 from fullstride.meanflow.sampling.samplers import sample
 from fullstride.meanflow.training import evaluation_schedule as evaluations
 from fullstride.meanflow.training.build import build_loss, build_state
-from fullstride.meanflow.training.epoch_orders import orders
 from fullstride.meanflow.training.preflight import preflight
-from fullstride.meanflow.training.rng_state import load_streams
-from fullstride.meanflow.training.state import RunState, changed_settings
+from fullstride.meanflow.training.state import RunState, changed_settings, load_streams
 from fullstride.meanflow.training.step import schedule
 from fullstride.meanflow.training.trainer import Trainer, train
 from fullstride.runs.folder import read_metrics

@@ -6,12 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from fullstride.meanflow.checkpoints.folder import checkpoints, find_checkpoint
-from fullstride.meanflow.checkpoints.format import read_manifest
+from fullstride.meanflow.checkpoints.folder import checkpoints, find_checkpoint, read_manifest
 from fullstride.meanflow.config.schema import TrainConfig, WatchConfig
+from fullstride.meanflow.training.build import limits_of, steps_to_checkpoint
 from fullstride.meanflow.training.state import Position
 from fullstride.meanflow.training.trainer import Trainer
-from fullstride.meanflow.training.watchdog import limits_of, steps_to_checkpoint
 from fullstride.process.watchdog import Watchdog
 from fullstride.runs.early_ends import read_ends
 from tests.meanflow.training.test_trainer import config

@@ -25,7 +25,7 @@ from fullstride.meanflow.sampling.samplers import sample
 from fullstride.meanflow.training import reporter, state, trainer
 from fullstride.meanflow.training.batch_share import in_parts
 from fullstride.meanflow.training.build import in_channels_last
-from fullstride.meanflow.training.randomize_zero_layers import awake
+from fullstride.meanflow.training.step import awake
 from fullstride.step.torch import Averages, Processes, Shards, TrainStep, joined
 from fullstride.step.torch.distributed import buckets
 from tests.meanflow.training.test_trainer import config

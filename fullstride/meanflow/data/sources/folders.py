@@ -83,23 +83,18 @@ def list_files(folder: Path, suffixes: Iterable[str]) -> tuple[list[str], int]:
     wanted, names, others = tuple(suffixes), [], 0
     for base, folders, files in os.walk(folder, followlinks=True, onerror=refuse):
         folders[:] = [name for name in folders if not name.startswith(".")]
-        _refuse_circles(Path(base), folders)
+        # Followed, a link to a folder above itself would make 41 records of each file, some of them held out. Above it
+        # are those that other links have led through, too.
+        above = [path.resolve() for path in (Path(base), *Path(base).parents)]
+        for path in (Path(base) / name for name in folders):
+            if path.is_symlink() and any(each.is_relative_to(path.resolve()) for each in above):
+                raise ConfigError(f"{path}: a link to {path.resolve()}, in which it lies; remove it")
         visible = [name for name in files if not name.startswith(".")]
         chosen = [name for name in visible if name.lower().endswith(wanted)]
         inner = Path(base).relative_to(folder).as_posix()
         names += chosen if inner == "." else [f"{inner}/{name}" for name in chosen]
         others += len(visible) - len(chosen)
     return sorted(names), others
-
-
-def _refuse_circles(base: Path, folders: list[str]) -> None:
-    """Followed, a link to a folder above itself would make 41 records of each file, some of them held out.
-
-    Above it are those that other links have led through, too.
-    """
-    for path in (base / name for name in folders):
-        if path.is_symlink() and any(above.resolve().is_relative_to(path.resolve()) for above in (base, *base.parents)):
-            raise ConfigError(f"{path}: a link to {path.resolve()}, in which it lies; remove it")
 
 
 def hold_out(keys: Sequence[str], labels: np.ndarray, share: float) -> np.ndarray:
@@ -138,7 +133,16 @@ def file_sizes(root: Path, names: Iterable[str]) -> dict[str, int]:
         ConfigError: for a file that is not there, as what a link names may be.
 
     """
-    return {name: _size(root / name) for name in sorted(names)}
+    sizes = {}
+    for name in sorted(names):
+        file = root / name
+        try:
+            sizes[name] = os.path.getsize(file)
+        except OSError as error:
+            refuse_if_away(error)
+            what = f"a link to {os.readlink(file)}, " if file.is_symlink() else ""
+            raise ConfigError(f"{file}: {what}{error.strerror}; bring the file back, or remove the name") from None
+    return sizes
 
 
 def fingerprint(sizes: dict[str, int], *settings: Any) -> str:
@@ -147,12 +151,3 @@ def fingerprint(sizes: dict[str, int], *settings: Any) -> str:
     for name, size in sizes.items():
         digest.update(os.fsencode(name) + f"\0{size}\n".encode())
     return digest.hexdigest()
-
-
-def _size(file: Path) -> int:
-    try:
-        return os.path.getsize(file)
-    except OSError as error:
-        refuse_if_away(error)
-        what = f"a link to {os.readlink(file)}, " if file.is_symlink() else ""
-        raise ConfigError(f"{file}: {what}{error.strerror}; bring the file back, or remove the name") from None

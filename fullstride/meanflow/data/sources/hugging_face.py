@@ -47,7 +47,9 @@ class SavedRows(Archive):
         for half, rows in _loaded(path).items():
             self._labels[half] = _labels(path / half, rows)
             pictures = self._columns[half] = _pictures(path / half, rows)
-            sizes = enumerate(_lengths(pictures))
+            from pyarrow import compute  # pyright: ignore[reportMissingImports]
+
+            sizes = enumerate(compute.binary_length(pictures).to_pylist())
             self._sizes |= {f"{half}/{i:09d}".removeprefix("./"): size for i, size in sizes}
 
     def folders(self) -> list[str]:
@@ -117,12 +119,6 @@ def _pictures(where: Path, rows: Any) -> Any:
             "the set again by save_to_disk, which puts the files' bytes into it"
         )
     return pictures
-
-
-def _lengths(pictures: Any) -> list[int]:
-    import pyarrow.compute as pc  # pyright: ignore[reportMissingImports]
-
-    return pc.binary_length(pictures).to_pylist()
 
 
 def _labels(where: Path, rows: Any) -> tuple[np.ndarray, int]:

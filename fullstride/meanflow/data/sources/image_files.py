@@ -2,7 +2,8 @@
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,19 +44,18 @@ class Form:
     how: str | None
 
 
-def unreadable(file: Path | Member, error: Exception) -> Damaged:
-    """The error for a file that PIL fails on, in one line."""
-    reason = in_a_line(error)
-    return Damaged(f"{file}: PIL cannot read it ({reason}); replace or delete the file")
-
-
-def _refuse_damaged(file: Path | Member, error: Exception) -> None:
-    """Raise for what PIL finds wrong with a file.
-
-    What the operating system says of it has a number, and is let be, as is what a file of many says of it.
-    """
-    if not isinstance(error, ConfigError) and (not isinstance(error, OSError) or error.errno is None):
-        raise unreadable(file, error) from None
+@contextmanager
+def _opened(file: Path | Member) -> Iterator[ImageFile.ImageFile]:
+    """PIL's picture; what PIL finds wrong with the file is an error in one line."""
+    try:
+        with file.open("rb") as opened, Image.open(opened) as image:
+            yield image
+    # A damaged file leads PIL's readers into any exception.
+    except Exception as error:
+        # What the operating system says of it has a number, and is let be, as is what a file of many says of it.
+        if isinstance(error, ConfigError) or (isinstance(error, OSError) and error.errno is not None):
+            raise
+        raise Damaged(f"{file}: PIL cannot read it ({in_a_line(error)}); replace or delete the file") from None
 
 
 def read_header(file: Path | Member) -> tuple[str, tuple[int, int]]:
@@ -66,14 +66,11 @@ def read_header(file: Path | Member) -> tuple[str, tuple[int, int]]:
         OSError: if it cannot be read at all.
 
     """
-    try:
-        with file.open("rb") as opened, Image.open(opened) as image:
-            width, height = image.size
-            return image.mode, (height, width) if _lies(image) else (width, height)
-    # A damaged file leads PIL's readers into any exception.
-    except Exception as error:
-        _refuse_damaged(file, error)
-        raise
+    with _opened(file) as image:
+        width, height = image.size
+        # Turned by a right angle when it is decoded; of TIFF, PIL has turned the size.
+        lies = image.format != "TIFF" and image.getexif().get(ExifTags.Base.Orientation, 1) in ON_ITS_SIDE
+        return image.mode, (height, width) if lies else (width, height)
 
 
 def read_picture(file: Path | Member, form: Form) -> UInt8[Tensor, "c h w"]:
@@ -84,23 +81,14 @@ def read_picture(file: Path | Member, form: Form) -> UInt8[Tensor, "c h w"]:
         ConfigError: if it is damaged, deeper than 8 bits, coloured in a grey set, or of another size.
 
     """
-    try:
-        with file.open("rb") as opened, Image.open(opened) as image:
-            deep = _deep(image)  # which decoding forgets
-            image.load()
-            _turn(image, file)
-    except Exception as error:
-        _refuse_damaged(file, error)
-        raise
+    with _opened(file) as image:
+        deep = _deep(image)  # which decoding forgets
+        image.load()
+        _turn(image, file)
     if deep:
         raise ConfigError(f"{file}: {deep}, expected 8 bits a channel; convert the file to them")
     pixels = np.asarray(_resized(_flat(image, file, form.grey), file, form))
     return torch.tensor(pixels).reshape(*pixels.shape[:2], -1).permute(2, 0, 1).contiguous()
-
-
-def _lies(image: Image.Image) -> bool:
-    """Tell whether a picture is to be turned by a right angle when it is decoded; of TIFF, PIL has turned the size."""
-    return image.format != "TIFF" and image.getexif().get(ExifTags.Base.Orientation, 1) in ON_ITS_SIDE
 
 
 _said: list[Path | Member] = []  # of which picture of this process that it was turned
@@ -155,11 +143,7 @@ def _resized(image: Image.Image, file: Path | Member, form: Form) -> Image.Image
         image = image.resize((image.width // 2, image.height // 2), Image.Resampling.BOX)
     if form.how == "stretch":
         return image.resize(form.size, Image.Resampling.BICUBIC)
-    return _centre(image, side)
-
-
-def _centre(image: Image.Image, side: int) -> Image.Image:
-    """The short side resized to `side`, then the middle of the long one."""
+    # The short side resized to `side`, then the middle of the long one.
     short = min(image.size)
     width, height = (side if n == short else round(n * side / short) for n in image.size)
     image = image.resize((width, height), Image.Resampling.BICUBIC)

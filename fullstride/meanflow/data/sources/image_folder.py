@@ -10,14 +10,12 @@ import torch
 from fullstride.errors import ConfigError, Damaged, one_of
 from fullstride.meanflow.config.schema import DataConfig
 from fullstride.meanflow.data.dataset import Dataset, Split
-from fullstride.meanflow.data.fingerprint import fingerprint as content
-from fullstride.meanflow.data.reading import read_again
-from fullstride.meanflow.data.skipping import Skips
-from fullstride.meanflow.data.sources.edm_labels import LABELS
+from fullstride.meanflow.data.dataset import fingerprint as content
+from fullstride.meanflow.data.reading import Skips, read_again
 from fullstride.meanflow.data.sources.folders import fingerprint, hold_out
 from fullstride.meanflow.data.sources.hugging_face import SavedRows, is_saved
 from fullstride.meanflow.data.sources.image_files import GREY_MODES, HOWS, Form, ImageFiles, read_header
-from fullstride.meanflow.data.sources.interface import SUFFIXES, Folder, Member, Source
+from fullstride.meanflow.data.sources.interface import LABELS, SUFFIXES, Folder, Source
 from fullstride.meanflow.data.sources.known_files import KnownFiles
 from fullstride.meanflow.data.sources.webdataset import Shards, are_shards
 from fullstride.meanflow.data.sources.zips import Zip
@@ -121,9 +119,7 @@ def load(config: DataConfig, known: KnownFiles | None = None) -> Dataset:
         known=known,
         leave_damaged=config.check or config.skip_damaged > 0,
     )
-    if not config.skip_damaged:
-        return data
-    skips = Skips(config.skip_damaged)
+    skips = Skips(config.skip_damaged) if config.skip_damaged else None
     return replace(data, train=replace(data.train, skips=skips), test=replace(data.test, skips=skips))
 
 
@@ -180,38 +176,25 @@ def _pictures(source: Source, half: str) -> list[str]:
 def _labelled(
     source: Source, half: str, names: list[str], trained: Classes | None = None
 ) -> tuple[np.ndarray, Classes]:
-    """The class of each picture, and the classes.
-
-    Args:
-        source: of the pictures.
-        half: of the source.
-        names: of the half's pictures.
-        trained: the classes of the training half, where this is the other one.
-
-    """
+    """The class of each picture, and the classes; `trained` are those of the training half, if this is the other."""
     folder = source.path / half
     found = source.listed(half, names)
     if found is None:
         if isinstance(trained, int):
             raise ConfigError(f"{folder}: no {LABELS}, expected one as in train/")
-        classes = _folders(folder, names)
+        # The classes by their folders, none if the pictures lie in the split's own.
+        classes = sorted({name.partition("/")[0] for name in names if "/" in name})
+        loose = [name for name in names if "/" not in name]
+        if classes and loose:
+            raise ConfigError(
+                f"{folder}: {len(loose)} pictures such as {loose[0]} beside class folders such as {classes[0]}/; "
+                "move them into a class, or all into one folder"
+            )
         return _labels(folder, names, classes if trained is None else trained), classes
     if isinstance(trained, list) or (trained is not None and (found[1] > trained or bool(found[1]) != bool(trained))):
         has = f"{trained} classes" if isinstance(trained, int) else "none"
         raise ConfigError(f"{folder}: its labels are of {found[1]} classes, those of train/ {has}; expected both alike")
     return found
-
-
-def _folders(folder: Path, names: list[str]) -> list[str]:
-    """The classes by their folders, none if the pictures lie in the split's own."""
-    classes = sorted({name.partition("/")[0] for name in names if "/" in name})
-    loose = [name for name in names if "/" not in name]
-    if classes and loose:
-        raise ConfigError(
-            f"{folder}: {len(loose)} pictures such as {loose[0]} beside class folders such as {classes[0]}/; "
-            "move them into a class, or all into one folder"
-        )
-    return classes
 
 
 def _labels(folder: Path, names: list[str], classes: list[str]) -> np.ndarray:
@@ -227,19 +210,16 @@ def _labels(folder: Path, names: list[str], classes: list[str]) -> np.ndarray:
 
 def _form(root: Source, files: list[str], image_size: int | None, how: str, *, leave_damaged: bool) -> Form:
     looked_at = files[:: -(-len(files) // LOOKED_AT)]
-    headers = [found for name in looked_at if (found := _header(root / name, leave_damaged=leave_damaged))]
+    headers = []
+    for file in (root / name for name in looked_at):
+        try:
+            headers.append(read_again(partial(read_header, file), file.__str__))
+        except Damaged:
+            if not leave_damaged:
+                raise
     if not headers:
         raise ConfigError(
             f"{root.path}: none of {len(looked_at)} pictures is whole, such as {looked_at[0]}; copy them again"
         )
     grey = all(mode in GREY_MODES for mode, _ in headers)
     return Form(grey, headers[0][1], None) if image_size is None else Form(grey, (image_size, image_size), how)
-
-
-def _header(file: Path | Member, *, leave_damaged: bool) -> tuple[str, tuple[int, int]] | None:
-    try:
-        return read_again(partial(read_header, file), file.__str__)
-    except Damaged:
-        if not leave_damaged:
-            raise
-        return None

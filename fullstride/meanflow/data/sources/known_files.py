@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fullstride.errors import ConfigError
-from fullstride.runs.atomic_files import replace_file
 
 KNOWN = "data_files.json.gz"
 SHOWN = 3
@@ -47,12 +46,6 @@ class KnownFiles:
         return cls(found["sizes"], held, listed)
 
 
-def keep_files(run: Path, listing: bytes) -> None:
-    """Write a set's listing into a new run's folder; one that is there stays, as it is what the run was begun with."""
-    if listing and not (run / KNOWN).exists():
-        replace_file(run / KNOWN, listing)
-
-
 def known_files(run: Path) -> KnownFiles | None:
     """The files that a run was begun with; None for one that has none, or that was begun before they were listed.
 
@@ -78,7 +71,8 @@ def changed_files(before: KnownFiles | None, after: KnownFiles) -> str:
         "new": sorted(new.keys() - old.keys()),
         "of another size": sorted(name for name in old.keys() & new.keys() if old[name] != new[name]),
     }
-    found = [f"{len(names)} {kind} ({_some(names)})" for kind, names in kinds.items() if names]
+    shown = {kind: ", ".join(names[:SHOWN]) + ", ..." * (len(names) > SHOWN) for kind, names in kinds.items()}
+    found = [f"{len(names)} {kind} ({shown[kind]})" for kind, names in kinds.items() if names]
     return ", ".join(found) or "the same files by name and size; their labels, or what else was set, changed"
 
 
@@ -97,17 +91,10 @@ def check_comparable(before: KnownFiles | None, after: KnownFiles) -> None:
                 "one, or a folder with test/; bring the files back, or begin another run"
             )
         return
-    old, new = (_class_folders(files) for files in (before, after))
+    names = ([] if files.listed else files.sizes for files in (before, after))
+    old, new = ({parts[1] for name in each if len(parts := name.split("/")) > 2} for each in names)
     if differing := sorted(old ^ new):
         raise ConfigError(
             f"data.allow_changed=true: class {differing[0]} is {'new' if differing[0] in new else 'gone'}, expected "
             "the same folders of classes, by whose order labels are numbered; bring them back, or begin another run"
         )
-
-
-def _class_folders(files: KnownFiles) -> set[str]:
-    return set() if files.listed else {parts[1] for name in files.sizes if len(parts := name.split("/")) > 2}
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:SHOWN]) + (", ..." if len(names) > SHOWN else "")

@@ -10,9 +10,16 @@ from zipfile import BadZipFile, ZipFile, ZipInfo
 import numpy as np
 
 from fullstride.errors import ConfigError, Damaged, in_a_line
-from fullstride.meanflow.data.sources.edm_labels import LABELS, listed_labels
 from fullstride.meanflow.data.sources.folders import HALVES
-from fullstride.meanflow.data.sources.interface import LARGEST, SUFFIXES, Archive, check_inside, hidden
+from fullstride.meanflow.data.sources.interface import (
+    LABELS,
+    LARGEST,
+    SUFFIXES,
+    Archive,
+    check_inside,
+    hidden,
+    listed_labels,
+)
 
 ENCRYPTED = 1  # the flag's bit
 
@@ -70,27 +77,24 @@ class Zip(Archive):
         return super().__getstate__() | {"_handle": None}
 
 
-def _members(path: Path, found: Iterable[ZipInfo]) -> dict[str, int]:
+def _members(path: Path, listed: Iterable[ZipInfo]) -> dict[str, int]:
     """The sizes of a zip's files, by name; of those that are read, checked."""
     sizes: dict[str, int] = {}
-    for info in found:
+    for info in listed:
         name = info.filename
         if info.is_dir() or hidden(name) or name.startswith("__MACOSX/"):
             continue
         if name.lower().endswith((*SUFFIXES, LABELS)):
             check_inside(path, name)
-            if fault := _fault(info) or ("there twice" if name in sizes else ""):
-                raise ConfigError(f"{path}: {name} is {fault}; pack the zip anew")
+            faults = {
+                "encrypted, expected a zip without password": info.flag_bits & ENCRYPTED,
+                f"of {info.file_size:,} bytes unpacked, expected at most {LARGEST:,}": info.file_size > LARGEST,
+                "there twice": name in sizes,
+            }
+            if found := [fault for fault, there in faults.items() if there]:
+                raise ConfigError(f"{path}: {name} is {found[0]}; pack the zip anew")
         sizes[name] = info.file_size
     return sizes
-
-
-def _fault(info: ZipInfo) -> str:
-    if info.flag_bits & ENCRYPTED:
-        return "encrypted, expected a zip without password"
-    if info.file_size > LARGEST:
-        return f"of {info.file_size:,} bytes unpacked, expected at most {LARGEST:,}"
-    return ""
 
 
 def _around(names: Iterable[str]) -> str:

@@ -13,7 +13,7 @@ from benchmarks.experiments.bert import steps as experiment_steps
 from fullstride.bert.data.batch import synthetic_batch
 from fullstride.bert.data.rows import Vocabulary
 from fullstride.bert.model.config import BertConfig
-from fullstride.bert.training.overrides import settings_of
+from fullstride.bert.training.settings import settings_of
 
 
 @pytest.fixture(autouse=True)

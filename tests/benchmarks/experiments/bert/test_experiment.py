@@ -15,7 +15,7 @@ from benchmarks.experiments.bert import steps as experiment_steps
 from benchmarks.experiments.bert.experiment import Asked, recipe_of
 from benchmarks.experiments.bert.result import gather
 from benchmarks.harness.time_limit import Limit
-from fullstride.bert.training.overrides import settings_of
+from fullstride.bert.training.settings import settings_of
 from fullstride.errors import ConfigError, Preempted
 from fullstride.measure import roofline as floor
 from fullstride.measure.roofline import Ceilings

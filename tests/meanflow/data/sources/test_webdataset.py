@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from fullstride.errors import ConfigError, Damaged
 from fullstride.meanflow.config.schema import DataConfig
 from fullstride.meanflow.data.catalogue import check_holdout, load_data
-from fullstride.meanflow.data.check_records import check_records
 from fullstride.meanflow.data.dataset import origin_of
 from fullstride.meanflow.data.reader import StepReader
 from fullstride.meanflow.data.sources.image_folder import image_folder
 from fullstride.meanflow.data.sources.known_files import KnownFiles, changed_files, check_comparable
-from fullstride.meanflow.data.sources.webdataset_shard import read_shard
+from fullstride.meanflow.data.sources.webdataset import read_shard
+from fullstride.meanflow.training.preflight import check_records
 from tests.meanflow.data.pictures import pixels, write_picture
 from tests.meanflow.data.sources.test_hugging_face import png
 from tests.meanflow.data.sources.test_image_folder import contents

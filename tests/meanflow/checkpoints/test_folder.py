@@ -6,16 +6,19 @@ import torch
 from safetensors import SafetensorError
 
 from fullstride.errors import ConfigError
-from fullstride.meanflow.checkpoints import format as checkpoint_module
+from fullstride.meanflow.checkpoints import folder as checkpoint_module
 from fullstride.meanflow.checkpoints.folder import (
+    MANIFEST,
     checkpoints,
     find_checkpoint,
     keep_newest,
     newest_whole,
+    read_group,
+    read_manifest,
     remove_later,
     tidy,
+    write_checkpoint,
 )
-from fullstride.meanflow.checkpoints.format import MANIFEST, read_group, read_manifest, write_checkpoint
 
 
 def tensors(seed: int) -> dict[str, torch.Tensor]:
