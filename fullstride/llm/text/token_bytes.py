@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Callable
 from typing import Any
 
 import tokenizers
@@ -30,7 +29,10 @@ def all_token_bytes(backend: tokenizers.Tokenizer, vocab_size: int) -> list[byte
         ConfigError: if the tokenizer decodes in a way that has no bytes for single tokens.
 
     """
-    convert = _converter(_decoders(backend))
+    kinds = {decoder["type"] for decoder in _decoders(backend)}
+    if not kinds & {"ByteLevel", "ByteFallback"}:
+        raise ConfigError(f"the tokenizer's decoder is {', '.join(sorted(kinds)) or 'none'}; expected {SUPPORTED}")
+    convert = _byte_level if "ByteLevel" in kinds else _sentence_piece
     table = [b""] * vocab_size
     for text, token in backend.get_vocab(with_added_tokens=True).items():
         table[token] = convert(text)
@@ -53,15 +55,6 @@ def _decoders(backend: tokenizers.Tokenizer) -> list[dict[str, Any]]:
         return []
     decoder = json.loads(backend.decoder.__getstate__())
     return decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
-
-
-def _converter(decoders: list[dict[str, Any]]) -> Callable[[str], bytes]:
-    kinds = {decoder["type"] for decoder in decoders}
-    if "ByteLevel" in kinds:
-        return _byte_level
-    if "ByteFallback" in kinds:
-        return _sentence_piece
-    raise ConfigError(f"the tokenizer's decoder is {', '.join(sorted(kinds)) or 'none'}; expected {SUPPORTED}")
 
 
 def _byte_level(text: str) -> bytes:

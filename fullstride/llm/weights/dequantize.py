@@ -5,31 +5,16 @@ the last bit, is that of ggml's reference code (ggml-quants.c): scales are halve
 """
 
 from collections.abc import Callable
+from typing import Any
 
-import ml_dtypes
 import numpy as np
 from jaxtyping import Float, UInt8
 
 from fullstride.llm.weights.gguf_file import Kind
+from fullstride.llm.weights.parameters import PLAIN
 
 # Blocks that fit the cache together with what is made of them.
 NUMBERS_AT_ONCE = 1 << 17
-PLAIN = {"F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
-
-LAYOUTS = {
-    "Q4_0": [("d", "<f2"), ("q", "u1", 16)],
-    "Q4_1": [("d", "<f2"), ("m", "<f2"), ("q", "u1", 16)],
-    "Q5_0": [("d", "<f2"), ("h", "u1", 4), ("q", "u1", 16)],
-    "Q5_1": [("d", "<f2"), ("m", "<f2"), ("h", "u1", 4), ("q", "u1", 16)],
-    "Q8_0": [("d", "<f2"), ("q", "i1", 32)],
-    "Q2_K": [("s", "u1", 16), ("q", "u1", (2, 1, 32)), ("d", "<f2"), ("m", "<f2")],
-    "Q3_K": [("h", "u1", (1, 32)), ("q", "u1", (2, 1, 32)), ("s", "u1", 12), ("d", "<f2")],
-    "Q4_K": [("d", "<f2"), ("m", "<f2"), ("s", "u1", 12), ("q", "u1", (4, 32))],
-    "Q5_K": [("d", "<f2"), ("m", "<f2"), ("s", "u1", 12), ("h", "u1", (1, 32)), ("q", "u1", (4, 32))],
-    "Q6_K": [("q", "u1", (2, 64)), ("h", "u1", (2, 32)), ("s", "i1", 16), ("d", "<f2")],
-    "IQ4_NL": [("d", "<f2"), ("q", "u1", 16)],
-    "IQ4_XS": [("d", "<f2"), ("h", "<u2"), ("s", "u1", 4), ("q", "u1", (8, 16))],
-}
 # Where two bits of a byte begin, one row a pair.
 PAIRS = np.array([[0], [2], [4], [6]], np.uint8)
 # What the sixteen codes of the IQ4 kinds stand for: closer together where weights are most.
@@ -40,9 +25,10 @@ def dequantize(kind: Kind, data: UInt8[np.ndarray, "rows bytes"], dtype: np.dtyp
     """Rows of packed bytes as rows of `dtype`; a view, if they are just that."""
     if kind.name in PLAIN:
         return data.view(PLAIN[kind.name]).astype(dtype, copy=False)
-    blocks = np.ascontiguousarray(data).reshape(-1).view(np.dtype(LAYOUTS[kind.name]))
+    layout, unpack = PACKED[kind.name]
+    blocks = np.ascontiguousarray(data).reshape(-1).view(np.dtype(layout))
     out = np.empty((len(blocks), kind.numbers), dtype)
-    unpack, step = UNPACK[kind.name], NUMBERS_AT_ONCE // kind.numbers
+    step = NUMBERS_AT_ONCE // kind.numbers
     work = np.empty((min(step, len(blocks)), kind.numbers), np.float32)
     for start in range(0, len(blocks), step):
         some = blocks[start : start + step]
@@ -163,17 +149,18 @@ def _iq4_xs(blocks: np.ndarray, out: np.ndarray) -> None:
     groups *= _column(_column(blocks["d"]) * ((low | high << 4).astype(np.float32) - 32))
 
 
-UNPACK: dict[str, Callable[[np.ndarray, np.ndarray], None]] = {
-    "Q4_0": _q4_0,
-    "Q4_1": _q4_1,
-    "Q5_0": _q5_0,
-    "Q5_1": _q5_1,
-    "Q8_0": _q8_0,
-    "Q2_K": _q2_k,
-    "Q3_K": _q3_k,
-    "Q4_K": _q4_k,
-    "Q5_K": _q5_k,
-    "Q6_K": _q6_k,
-    "IQ4_NL": _iq4_nl,
-    "IQ4_XS": _iq4_xs,
+# How the blocks of a kind lie in a file, and what unpacks them.
+PACKED: dict[str, tuple[list[tuple[Any, ...]], Callable[[np.ndarray, np.ndarray], None]]] = {
+    "Q4_0": ([("d", "<f2"), ("q", "u1", 16)], _q4_0),
+    "Q4_1": ([("d", "<f2"), ("m", "<f2"), ("q", "u1", 16)], _q4_1),
+    "Q5_0": ([("d", "<f2"), ("h", "u1", 4), ("q", "u1", 16)], _q5_0),
+    "Q5_1": ([("d", "<f2"), ("m", "<f2"), ("h", "u1", 4), ("q", "u1", 16)], _q5_1),
+    "Q8_0": ([("d", "<f2"), ("q", "i1", 32)], _q8_0),
+    "Q2_K": ([("s", "u1", 16), ("q", "u1", (2, 1, 32)), ("d", "<f2"), ("m", "<f2")], _q2_k),
+    "Q3_K": ([("h", "u1", (1, 32)), ("q", "u1", (2, 1, 32)), ("s", "u1", 12), ("d", "<f2")], _q3_k),
+    "Q4_K": ([("d", "<f2"), ("m", "<f2"), ("s", "u1", 12), ("q", "u1", (4, 32))], _q4_k),
+    "Q5_K": ([("d", "<f2"), ("m", "<f2"), ("s", "u1", 12), ("h", "u1", (1, 32)), ("q", "u1", (4, 32))], _q5_k),
+    "Q6_K": ([("q", "u1", (2, 64)), ("h", "u1", (2, 32)), ("s", "i1", 16), ("d", "<f2")], _q6_k),
+    "IQ4_NL": ([("d", "<f2"), ("q", "u1", 16)], _iq4_nl),
+    "IQ4_XS": ([("d", "<f2"), ("h", "<u2"), ("s", "u1", 4), ("q", "u1", (8, 16))], _iq4_xs),
 }

@@ -90,17 +90,12 @@ def find(source: str | Path) -> Path:
     if path.is_dir():
         return _in_folder(path)
     if not path.is_file():
+        on_hub = HUB_NAME.fullmatch(str(source)) and not str(source).endswith(".gguf")
+        get = f"run hf download {source} --local-dir DIR, then give DIR"
+        advice = f"; names of Hugging Face's hub are not fetched: if this is one, {get}" if on_hub else ""
         missing = f"model={source}: no such file or folder, nor one of the names {', '.join(MODELS)}"
-        raise ConfigError(f"{missing}{_hub_advice(str(source))}")
+        raise ConfigError(f"{missing}{advice}")
     return path
-
-
-def _hub_advice(source: str) -> str:
-    """How to get a folder of what is called so on the hub; nothing for what cannot be a name there."""
-    if source.endswith(".gguf") or not HUB_NAME.fullmatch(source):
-        return ""
-    get = f"run hf download {source} --local-dir DIR, then give DIR"
-    return f"; names of Hugging Face's hub are not fetched: if this is one, {get}"
 
 
 def _in_folder(folder: Path) -> Path:

@@ -7,23 +7,11 @@ from typing import Any
 
 from fullstride.errors import ConfigError
 from fullstride.llm.sampling_params import SamplingParams
-from fullstride.llm.text.tokenizer_folder import read_json
 from fullstride.llm.weights.settings import shortened, shortest
 
 # Of generation_config.json, by the names that `SamplingParams` has, too; vLLM takes the same ones from it.
 NAMES = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 IN_GGUF = {"temp": "temperature", "penalty_repeat": "repetition_penalty"}
-
-
-def of_folder(folder: Path) -> dict[str, int | float]:
-    """The sampling that generation_config.json names; nothing where there is none.
-
-    Raises:
-        ConfigError: for values that cannot be.
-
-    """
-    file = folder / "generation_config.json"
-    return _checked(file, read_json(file))
 
 
 def of_gguf(path: Path, metadata: dict[str, Any]) -> dict[str, int | float]:
@@ -39,7 +27,7 @@ def of_gguf(path: Path, metadata: dict[str, Any]) -> dict[str, int | float]:
         for key, value in metadata.items()
         if key.startswith(start)
     }
-    return _checked(path, {IN_GGUF.get(name, name): value for name, value in found.items()})
+    return checked(path, {IN_GGUF.get(name, name): value for name, value in found.items()})
 
 
 def in_words(sampling: Mapping[str, int | float]) -> str:
@@ -47,7 +35,13 @@ def in_words(sampling: Mapping[str, int | float]) -> str:
     return ", ".join(f"{name}={value:g}" for name, value in sampling.items())
 
 
-def _checked(file: Path, values: dict[str, Any]) -> dict[str, int | float]:
+def checked(file: Path, values: dict[str, Any]) -> dict[str, int | float]:
+    """The sampling that a file names, in generation_config.json's way.
+
+    Raises:
+        ConfigError: for values that cannot be.
+
+    """
     found = {name: values[name] for name in NAMES if values.get(name) is not None}
     try:
         for name, value in found.items():
