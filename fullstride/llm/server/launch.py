@@ -28,7 +28,7 @@ from fullstride.llm.server.connections import HEADER_BYTES, BoundedProtocol, mak
 from fullstride.llm.server.limits import Limits
 from fullstride.llm.server.middleware import check_keys
 from fullstride.llm.server.served_model import Served
-from fullstride.llm.weights.suggested import in_words
+from fullstride.llm.weights.settings import in_words
 
 logger = logging.getLogger("fullstride.llm.server")
 LOCAL_NAMES = ("localhost", "127.0.0.1", "[::1]")

@@ -20,12 +20,11 @@ from fullstride.llm.config import (
 from fullstride.llm.families import family_of
 from fullstride.llm.text.gguf_tokenizer import read_tokenizer
 from fullstride.llm.text.tokenizer import Tokenizer
-from fullstride.llm.weights import suggested
 from fullstride.llm.weights.canonical import canonical, check_heads, in_order
 from fullstride.llm.weights.dequantize import dequantize
 from fullstride.llm.weights.gguf_file import GgufFile, Packed, open_gguf
 from fullstride.llm.weights.parameters import PLAIN, Stored, Values
-from fullstride.llm.weights.settings import Settings, shortened, shortest
+from fullstride.llm.weights.settings import Settings, gguf_sampling, shortened, shortest
 
 FREQUENCIES = "rope_freqs.weight"
 # Llama 3.1 to 3.3's; a GGUF holds what follows from them, and not these.
@@ -99,7 +98,7 @@ def load_gguf(path: Path) -> tuple[ModelConfig, dict[str, Stored], Tokenizer, di
             if name != FREQUENCIES:
                 found[ours] = PackedRows(packed, order)
         stored, tokenizer = in_order(path, config, found), read_tokenizer(path, file.metadata)
-        return config, stored, tokenizer, suggested.of_gguf(path, file.metadata)
+        return config, stored, tokenizer, gguf_sampling(path, file.metadata)
     except ConfigError as error:
         # Names and values are the file's own, and may have line ends.
         raise ConfigError(in_a_line(error)) from error

@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fullstride.llm.weights.loading import load
-from fullstride.llm.weights.suggested import in_words
+from fullstride.llm.weights.settings import in_words
 
 
 def show(source: str) -> None:

@@ -59,19 +59,15 @@ def load(source: str | Path, *, dtype: str | None = None) -> Loaded:
         one_of("dtype", dtype, DTYPES)
     path = find(source)
     try:
-        return _loaded(path, dtype)
+        config, stored, tokenizer, sampling = load_folder(path) if path.is_dir() else load_gguf(path)
+        # An end that the model has no row for can never be chosen.
+        ends = tuple(token for token in dict.fromkeys((*config.eos, *tokenizer.eos)) if token < config.vocab_size)
+        bos = tokenizer.bos if config.bos is None else config.bos
+        config = replace(config, dtype=dtype or config.dtype, eos=ends, bos=bos)
+        tokenizer = tokenizer.of_model(config.vocab_size, ends)
+        return Loaded(config, Parameters(stored, config.dtype), tokenizer, path, sampling)
     except ConfigError as error:  # which may quote what a stranger wrote, of any length
         raise ConfigError(elided(str(error), MOST_OF_AN_ERROR)) from error
-
-
-def _loaded(path: Path, dtype: str | None) -> Loaded:
-    config, stored, tokenizer, sampling = load_folder(path) if path.is_dir() else load_gguf(path)
-    # An end that the model has no row for can never be chosen.
-    ends = tuple(token for token in dict.fromkeys((*config.eos, *tokenizer.eos)) if token < config.vocab_size)
-    bos = tokenizer.bos if config.bos is None else config.bos
-    config = replace(config, dtype=dtype or config.dtype, eos=ends, bos=bos)
-    tokenizer = tokenizer.of_model(config.vocab_size, ends)
-    return Loaded(config, Parameters(stored, config.dtype), tokenizer, path, sampling)
 
 
 def find(source: str | Path) -> Path:

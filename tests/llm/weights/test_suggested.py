@@ -7,7 +7,7 @@ import pytest
 from fullstride.errors import ConfigError
 from fullstride.llm import LLM, SamplingParams
 from fullstride.llm.text.tokenizer_folder import read_json
-from fullstride.llm.weights import load, suggested
+from fullstride.llm.weights import load, settings
 from fullstride.llm.weights.gguf_file import open_gguf
 
 QWEN3 = {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "repetition_penalty": 1}
@@ -15,7 +15,7 @@ QWEN3 = {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "repetition_penalty": 1
 
 def load_sampling(folder):
     file = folder / "generation_config.json"
-    return suggested.checked(file, read_json(file))
+    return settings.checked_sampling(file, read_json(file))
 
 
 def _said(folder, **values):
@@ -45,7 +45,7 @@ def test_a_gguf_says_so_in_float32(tmp_path):
     writer.add_float32("general.sampling.xtc_threshold", 0.2)  # which the engine does not have
     for write in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.close):
         write()
-    found = suggested.of_gguf(path, open_gguf(path).metadata)
+    found = settings.gguf_sampling(path, open_gguf(path).metadata)
     assert found == {"temperature": 0.6, "repetition_penalty": 1.1, "top_k": 20}
 
 
