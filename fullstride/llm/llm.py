@@ -11,7 +11,7 @@ from fullstride.errors import ConfigError, one_of
 from fullstride.llm.engine import Engine, EngineConfig
 from fullstride.llm.outputs import CompletionOutput, Delta, RequestOutput
 from fullstride.llm.progress import OnProgress, silently, starting, to_stderr
-from fullstride.llm.prompts import Message, Prompt, a_loaded, conversations, plain, several, token_ids
+from fullstride.llm.prompts import Message, Prompt, conversations, plain, several, token_ids
 from fullstride.llm.sampling_params import SamplingParams
 from fullstride.llm.text.json_schema import held
 from fullstride.llm.text.messages import plain_messages
@@ -59,8 +59,13 @@ class LLM:
         for name in own_names(engine_config, ENGINE, different=DIFFERENT):
             one_of("setting of the engine", name, [field.name for field in fields(EngineConfig)])
         config = EngineConfig(**engine_config)
-        loaded = opened(source, config) if isinstance(source, str | Path) else a_loaded(source)
-        name = str(source) if isinstance(source, str | Path) else loaded.path.name
+        from fullstride.llm.weights import Loaded
+
+        if not isinstance(source, str | Path | Loaded):
+            expected = "a path, a name, or what fullstride.llm.weights.load returned"
+            raise ConfigError(f"model={source!r:.80}: expected {expected}")
+        loaded = source if isinstance(source, Loaded) else opened(source, config)
+        name = source.path.name if isinstance(source, Loaded) else str(source)
         with starting(name, to_stderr if progress else silently) as start:
             self.engine = Engine(loaded, config, start.programs, loading=start.weights)
         self.tokenizer, self._sampling = loaded.tokenizer, loaded.sampling

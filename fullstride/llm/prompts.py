@@ -4,31 +4,12 @@ import contextlib
 import operator
 from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fullstride.errors import ConfigError
 
-if TYPE_CHECKING:
-    from fullstride.llm.weights import Loaded
-
 Prompt = str | Sequence[int] | Mapping[str, Any]
 Message = Mapping[str, Any]
-
-
-def a_loaded(source: Any) -> "Loaded":
-    """What is a model already.
-
-    Raises:
-        ConfigError: if it is none.
-
-    """
-    from fullstride.llm.weights import Loaded
-
-    if not isinstance(source, Loaded):
-        raise ConfigError(
-            f"model={source!r:.80}: expected a path, a name, or what fullstride.llm.weights.load returned"
-        )
-    return source
 
 
 def conversations(messages: Any) -> Sequence[Sequence[Any]]:

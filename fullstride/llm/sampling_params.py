@@ -122,7 +122,13 @@ class SamplingParams:
             ConfigError: likewise, for a number or an id of the wrong kind.
 
         """
-        self._keep_stops()
+        # What can be gone through once only, such as a generator, would be empty behind the checks.
+        for name in ("stop", "stop_token_ids"):
+            value = getattr(self, name)
+            if name == "stop" and isinstance(value, str):
+                object.__setattr__(self, name, (value,))
+            elif isinstance(value, Iterable):
+                object.__setattr__(self, name, tuple(value))
         self._check_types()
         if self.seed == -1:
             object.__setattr__(self, "seed", None)
@@ -145,15 +151,6 @@ class SamplingParams:
         for name, fine in limits.items():
             if fine is not True:
                 raise ParamError(name, getattr(self, name), str(fine))
-
-    def _keep_stops(self) -> None:
-        """What can be gone through once only, such as a generator, would be empty behind the checks."""
-        for name in ("stop", "stop_token_ids"):
-            value = getattr(self, name)
-            if name == "stop" and isinstance(value, str):
-                object.__setattr__(self, name, (value,))
-            elif isinstance(value, Iterable):
-                object.__setattr__(self, name, tuple(value))
 
     def _check_types(self) -> None:
         """A number of the wrong kind would be cut on its way to the device."""

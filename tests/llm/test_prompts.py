@@ -1,9 +1,12 @@
 """What is asked of a model: what it may be, and that nothing else gets through."""
 
+import inspect
+
 import pytest
 
 from fullstride.errors import ConfigError
-from fullstride.llm.prompts import a_loaded, conversations
+from fullstride.llm import LLM
+from fullstride.llm.prompts import conversations
 
 HELLO = {"role": "user", "content": "Hello"}
 
@@ -22,4 +25,4 @@ def test_a_conversation_or_several():
 @pytest.mark.parametrize("wrong", [None, 7, {"model": "smollm2"}])
 def test_what_is_no_model_is_refused(wrong):
     with pytest.raises(ConfigError, match=r"model=.*: expected a path, a name, or what fullstride.llm.weights.load"):
-        a_loaded(wrong)
+        inspect.unwrap(LLM.__init__)(object.__new__(LLM), wrong)

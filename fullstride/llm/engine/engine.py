@@ -133,13 +133,7 @@ class Engine:
         self._scheduler.started.clear()
         sent = self.dead is None and self._dispatch()
         if self._flights and (not sent or len(self._flights) >= DEPTH):
-            flight = self._flights.popleft()
-            try:
-                for delta in read(flight, self._leave, self._computed):
-                    self._generated += len(delta.token_ids)
-                    self._outbox.append(delta)
-            except Exception as error:
-                self._fail(flight.plan, error)
+            self._read()
         deltas, self._outbox = self._outbox, []
         return deltas
 
@@ -205,6 +199,15 @@ class Engine:
             return False
         self._steps += 1
         return True
+
+    def _read(self) -> None:
+        flight = self._flights.popleft()
+        try:
+            for delta in read(flight, self._leave, self._computed):
+                self._generated += len(delta.token_ids)
+                self._outbox.append(delta)
+        except Exception as error:
+            self._fail(flight.plan, error)
 
     def _computed(self, sequence: Running) -> None:
         self._scheduler.name(sequence, len(sequence.tokens) - 1)

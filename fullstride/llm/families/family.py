@@ -33,7 +33,7 @@ class Family:
         qkv_bias: the three projections have biases.
         interleaved: in a GGUF the two halves of a head's rows of q and k lie interleaved, as llama.cpp rotates them.
         fixed: keys of config.json that would change the arithmetic, and what they may be if they are there, beside
-            those of `fullstride/llm/weights/hf_config.py`.
+            those of `fullstride/llm/weights/hf_folder.py`.
         tensors: our names of a layer's tensors by those of Hugging Face, beside the usual ones.
         gguf_tensors: the same by those of llama.cpp.
         words: of its tokenizers, by the names that llama.cpp gives these.

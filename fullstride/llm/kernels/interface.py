@@ -167,16 +167,10 @@ class Attention(Protocol):
     ) -> tuple[Float[Array, "T out"], Num[Array, "layers 2 slots kv_heads head_dim"]]: ...
 
 
-class Sample(Protocol):
-    """Choose a token of each row; `top` most probable tokens are reported where logprobs are wanted."""
-
-    def __call__(self, logits: Float[Array, "D V"], sampler: Sampler, top: int) -> Sampled: ...
-
-
-class Score(Protocol):
-    """Logprob and rank of given tokens, and the most probable ones."""
-
-    def __call__(self, logits: Float[Array, "D V"], tokens: Int[Array, " D"], top: int) -> Sampled: ...
+# Choose a token of each row; so many most probable tokens are reported where logprobs are wanted.
+Sample = Callable[[Float[Array, "D V"], Sampler, int], Sampled]
+# Logprob and rank of given tokens, and so many most probable ones.
+Score = Callable[[Float[Array, "D V"], Int[Array, " D"], int], Sampled]
 
 
 class Whole(NamedTuple):

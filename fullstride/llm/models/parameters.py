@@ -1,6 +1,6 @@
 """Parameters on the device, in the form that a step reads: q, k, v in one matrix, gate and up in another."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -60,17 +60,13 @@ def put(
 
     """
     place = Reader(config, parameters, dtype, devices).place
+    names = ["attn_norm", "qkv", "o", "mlp_norm", "gate_up", "down"]
+    names += ["qkv_bias"] * config.qkv_bias + ["q_norm", "k_norm"] * config.qk_norm
     layers = []
     for i in range(config.layers):
-        layers.append(Layer(**dict(_layer(config, i, place))))
+        parts = {name: [f"layers.{i}.{part}" for part in FUSED.get(name, (name,))] for name in names}
+        layers.append(Layer(**{name: place(*own) for name, own in parts.items()}))
         if loading is not None:
             loading(i + 1, config.layers)
     head = None if config.tied else place("head")
     return Weights(place("embed"), place("norm"), tuple(layers), head)
-
-
-def _layer(config: ModelConfig, index: int, place: Any) -> Iterator[tuple[str, Array]]:
-    names = ["attn_norm", "qkv", "o", "mlp_norm", "gate_up", "down"]
-    names += ["qkv_bias"] * config.qkv_bias + ["q_norm", "k_norm"] * config.qk_norm
-    for name in names:
-        yield name, place(*(f"layers.{index}.{part}" for part in FUSED.get(name, (name,))))

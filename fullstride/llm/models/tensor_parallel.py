@@ -24,18 +24,14 @@ POOL = PartitionSpec(None, None, None, AXIS)
 class Parts(Protocol):
     """Parameters that can be read in part, as `fullstride.llm.weights.Parameters`."""
 
-    def read(self, name: str, rows: slice | None = None, columns: slice | None = None) -> np.ndarray:
-        """A block of one."""
-        ...
+    def read(self, name: str, rows: slice | None = None, columns: slice | None = None) -> np.ndarray: ...
 
 
 @runtime_checkable
 class Made(Protocol):
     """Parameters that are made on the device that is to hold them."""
 
-    def make(self, name: str, device: Any, rows: slice | None = None, columns: slice | None = None) -> Array:
-        """A block of one."""
-        ...
+    def make(self, name: str, device: Any, rows: slice | None = None, columns: slice | None = None) -> Array: ...
 
 
 def refusal(config: ModelConfig, devices: int) -> str | None:
@@ -84,16 +80,15 @@ class Reader:
         parts = list(own.values())
         if isinstance(parts[0], jax.Array):
             return (parts[0] if len(parts) == 1 else jnp.concatenate(parts)).astype(self._dtype)
-        parts = [self._converted(name, np.asarray(part)) for name, part in own.items()]
+        parts = []
+        for name, part in ((name, np.asarray(part)) for name, part in own.items()):
+            with np.errstate(over="ignore"):
+                made = part.astype(self._dtype, copy=False)
+            if made.dtype == np.float16 and part.dtype != made.dtype and not np.isfinite(made).all():
+                raise ConfigError(f"{name} has values that float16 cannot hold; run it in bfloat16 or float32")
+            parts.append(made)
         # XLA frees the host's copy when it has it; a view of a file must not be shared with the device.
         return jax.device_put(parts[0].copy() if len(parts) == 1 else np.concatenate(parts), device)
-
-    def _converted(self, name: str, part: np.ndarray) -> np.ndarray:
-        with np.errstate(over="ignore"):
-            made = part.astype(self._dtype, copy=False)
-        if made.dtype == np.float16 and part.dtype != made.dtype and not np.isfinite(made).all():
-            raise ConfigError(f"{name} has values that float16 cannot hold; run it in bfloat16 or float32")
-        return made
 
     def _part(self, name: str, index: int) -> Any:
         """One device's part; the last ones of a vocabulary that does not divide end with rows of zeros."""
@@ -101,28 +96,25 @@ class Reader:
             raise ConfigError(f"parameter {name} is missing: expected the shape {self._shapes[name]}")
         shape, axis, count = self._shapes[name], _axis(name), len(self._devices)
         if axis is None or count == 1:
-            return self._checked(name, self._whole(name, index), shape)
+            return self._checked(name, self._read(name, index), shape)
         each = -(-shape[axis] // count)
         part = slice(min(index * each, shape[axis]), min((index + 1) * each, shape[axis]))
         expected = tuple(part.stop - part.start if i == axis else n for i, n in enumerate(shape))
-        found = self._checked(name, self._read(name, axis, part, index), expected)
+        found = self._checked(name, self._read(name, index, **{("rows", "columns")[axis]: part}), expected)
         missing = each - (part.stop - part.start)
         pad = jnp.pad if isinstance(found, jax.Array) else np.pad
         return pad(found, [(0, missing if i == axis else 0) for i in range(len(shape))]) if missing else found
 
-    def _whole(self, name: str, index: int) -> Any:
+    def _read(self, name: str, index: int, **part: slice) -> Any:
         if isinstance(self._parameters, Made):
-            return self._parameters.make(name, self._devices[index])
-        return self._parameters[name]
-
-    def _read(self, name: str, axis: int, part: slice, index: int) -> Any:
-        where = {("rows", "columns")[axis]: part}
-        if isinstance(self._parameters, Made):
-            return self._parameters.make(name, self._devices[index], **where)
-        if isinstance(self._parameters, Parts):
-            return self._parameters.read(name, **where)
-        whole = self._checked(name, self._parameters[name], self._shapes[name])
-        return whole[part] if axis == 0 else whole[:, part]
+            return self._parameters.make(name, self._devices[index], **part)
+        if part and isinstance(self._parameters, Parts):
+            return self._parameters.read(name, **part)
+        whole = self._parameters[name]
+        if not part:
+            return whole
+        whole = self._checked(name, whole, self._shapes[name])
+        return whole[part["rows"]] if "rows" in part else whole[:, part["columns"]]
 
     @staticmethod
     def _checked(name: str, value: Any, shape: tuple[int, ...]) -> Any:

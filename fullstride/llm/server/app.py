@@ -10,10 +10,10 @@ from starlette.middleware import Middleware
 from fullstride import __version__
 from fullstride.llm.server import chat, completions, errors, routes
 from fullstride.llm.server.context import Server
-from fullstride.llm.server.engine_thread import Steps
 from fullstride.llm.server.limits import Limits
 from fullstride.llm.server.metrics import Metrics
 from fullstride.llm.server.middleware import OPEN_PATHS, ApiKeys, BodyLimit, KnownHosts, RequestLog, check_keys
+from fullstride.llm.server.replicas import Steps
 from fullstride.llm.server.request_manager import Bridge
 from fullstride.llm.server.served_model import Served
 from fullstride.llm.server.tools.shapes import Shapes

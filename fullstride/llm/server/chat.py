@@ -20,10 +20,9 @@ from fullstride.llm.server.sampling import at_most, check_limits, sampling_param
 from fullstride.llm.server.schemas.chat import ChatCompletion, ChatRequest
 from fullstride.llm.server.served_model import Served
 from fullstride.llm.server.streaming import GENERATING, merge
-from fullstride.llm.server.tools.parsers import Reader
+from fullstride.llm.server.tools.parsers import Reader, thinks
 from fullstride.llm.server.tools.plan import Asked
-from fullstride.llm.server.tools.structured import structured
-from fullstride.llm.server.tools.tagged_calls import thinks
+from fullstride.llm.server.tools.shapes import structured
 
 router = APIRouter(route_class=ReadsBesideLoop)
 

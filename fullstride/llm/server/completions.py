@@ -15,7 +15,7 @@ from fullstride.llm.server.sampling import at_most, check_limits, sampling_param
 from fullstride.llm.server.schemas.completion import Completion, CompletionRequest
 from fullstride.llm.server.served_model import Served
 from fullstride.llm.server.streaming import GENERATING
-from fullstride.llm.server.tools.structured import structured
+from fullstride.llm.server.tools.shapes import structured
 from fullstride.llm.text.utf8_stream import goes_on
 
 router = APIRouter(route_class=ReadsBesideLoop)

@@ -36,7 +36,7 @@ class SlowError(BadRequestError):
 
 
 class BoundedProtocol(H11Protocol):
-    """uvicorn's protocol by h11, with limits of its own; use `bounded`."""
+    """uvicorn's protocol by h11; a class of it has the limits: seconds of a header and a body, and most connections."""
 
     header_seconds: float
     body_seconds: float
@@ -113,12 +113,6 @@ class BoundedProtocol(H11Protocol):
             self.transport.write(b"".join(filter(None, map(self.conn.send, events))))
         self._stop()
         self.transport.close()
-
-
-def bounded(header_seconds: float, body_seconds: float, most: int) -> type[BoundedProtocol]:
-    """A protocol for uvicorn with these limits: a request's header and its body in so many seconds, so many at once."""
-    limits = {"header_seconds": header_seconds, "body_seconds": body_seconds, "most": most}
-    return type("BoundedProtocol", (BoundedProtocol,), limits)
 
 
 def make_room(connections: int) -> None:

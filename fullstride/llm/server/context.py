@@ -85,18 +85,13 @@ def server_of(request: Request) -> Server:
 
 @runtime_checkable
 class Answer(Protocol):
-    """Writes deltas in one API's shape."""
+    """Writes deltas in one API's shape: choices of a stream's events, and of a response out of all of them, merged."""
 
     kind: str
     chunk_kind: str
 
-    def chunks(self, which: int, delta: Delta) -> list[dict[str, Any]]:
-        """Choices of a stream's events."""
-        ...
-
-    def whole(self, choice: dict[str, Any]) -> dict[str, Any]:
-        """A choice of a response out of the same choice of all events, merged."""
-        ...
+    def chunks(self, which: int, delta: Delta) -> list[dict[str, Any]]: ...
+    def whole(self, choice: dict[str, Any]) -> dict[str, Any]: ...
 
 
 @dataclass

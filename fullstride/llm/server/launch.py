@@ -24,11 +24,11 @@ from fullstride.llm.engine.build import Model, chosen
 from fullstride.llm.llm import opened
 from fullstride.llm.progress import starting
 from fullstride.llm.server.app import create_app
-from fullstride.llm.server.connections import HEADER_BYTES, bounded, make_room
+from fullstride.llm.server.connections import HEADER_BYTES, BoundedProtocol, make_room
 from fullstride.llm.server.limits import Limits
 from fullstride.llm.server.middleware import check_keys
 from fullstride.llm.server.served_model import Served
-from fullstride.llm.weights.suggested import in_words
+from fullstride.llm.weights.settings import in_words
 
 logger = logging.getLogger("fullstride.llm.server")
 LOCAL_NAMES = ("localhost", "127.0.0.1", "[::1]")
@@ -161,7 +161,8 @@ class DrainingServer(uvicorn.Server):
     def __init__(self, app: FastAPI, **settings: Any):
         """Serve an app of `create_app`; the settings are uvicorn's."""
         self._bridge, limits = app.state.server.bridge, app.state.server.limits
-        protocol = bounded(limits.header_seconds, limits.body_seconds, limits.connections)
+        own = {"header_seconds": limits.header_seconds, "body_seconds": limits.body_seconds, "most": limits.connections}
+        protocol = type("BoundedProtocol", (BoundedProtocol,), own)
         settings = {"http": protocol, "h11_max_incomplete_event_size": HEADER_BYTES, "ws": "none", **settings}
         settings.setdefault("timeout_keep_alive", KEEP_ALIVE_SECONDS)
         settings.setdefault("timeout_graceful_shutdown", LAST_BYTES_SECONDS)

@@ -64,7 +64,10 @@ class CompletionLogprobsWriter:
             chosen = first if place is None else place[0].token
             written["tokens"].append(token_text(self._token_bytes(chosen)))
             written["token_logprobs"].append(None if place is None else _finite(place[0].logprob))
-            written["top_logprobs"].append(None if place is None else self._top(place))
+            # The most probable ones, and the chosen one if it is none of them: up to one more than asked for.
+            best = () if place is None else (*place[1:], place[0])
+            top = {token_text(self._token_bytes(each.token)): _finite(each.logprob) for each in best}
+            written["top_logprobs"].append(None if place is None else top)
             written["text_offset"].append(self._offset)
             self._offset += self._characters(chosen, echo)
         return written
@@ -82,7 +85,3 @@ class CompletionLogprobsWriter:
             self._strips = False
             decoded = decoded.removeprefix(" ")
         return len(decoded)
-
-    def _top(self, place: AtToken) -> dict[str, float]:
-        # The most probable ones, and the chosen one if it is none of them: up to one more than asked for.
-        return {token_text(self._token_bytes(each.token)): _finite(each.logprob) for each in (*place[1:], place[0])}

@@ -10,7 +10,6 @@ from time import perf_counter
 from typing import Any
 
 from fullstride.llm.outputs import Delta, EngineStats
-from fullstride.llm.server.engine_thread import Steps
 from fullstride.llm.server.errors import (
     ApiError,
     BadRequestError,
@@ -23,7 +22,7 @@ from fullstride.llm.server.errors import (
 from fullstride.llm.server.job import Job, Prompt
 from fullstride.llm.server.limits import Limits
 from fullstride.llm.server.metrics import Metrics
-from fullstride.llm.server.replicas import Replica, Router, total
+from fullstride.llm.server.replicas import Replica, Router, Steps, total
 
 logger = logging.getLogger("fullstride.llm.server")
 

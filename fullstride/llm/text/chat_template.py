@@ -1,12 +1,30 @@
-"""Chat templates: a model's own programs that make prompts of conversations; they run confined."""
+"""Chat templates: a model's own programs that make prompts of conversations; they run confined.
 
-from collections.abc import Mapping, Sequence
+OpenAI's API has `content: null` beside calls, and arguments as text. Most templates want arguments as objects and take
+null or an empty text alike. DeepSeek's R1 fails on objects, and shows calls only beside null. In which form a template
+shows calls that were made earlier is found by rendering a conversation whose words are known.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from fullstride.errors import ConfigError
-from fullstride.llm.text.call_form import TOOLS, CallForm
 from fullstride.llm.text.confined import Confined
+from fullstride.llm.text.utf8_stream import whole_characters
 
+Message = Mapping[str, Any]
+Render = Callable[[Sequence[Message]], str]
+
+NAME, KEY, VALUE, SAID, RESULT = "probe_name", "probe_key", "probe_value", "probe_said", "probe_result"
+CALL_ID = "probe0000"  # nine letters and digits, as Mistral's templates demand
+PARAMETERS = {"type": "object", "properties": {}}
+TOOLS = [{"type": "function", "function": {"name": "other", "description": "A probe.", "parameters": PARAMETERS}}]
+AS_JSON = re.compile(rf'"{KEY}"\s*:\s*"{VALUE}"')
+# How Python writes a dict, and JSON a text that holds JSON.
+MISWRITTEN = (f"'{KEY}'", f'\\"{KEY}\\"')
 # Hundreds of times what a conversation as long as a server takes one costs.
 SECONDS, MEMORY = 2.0, 512 << 20
 _rendered = Confined("fullstride.llm.text.rendering:renderer", seconds=SECONDS, memory=MEMORY)
@@ -79,3 +97,108 @@ class ChatTemplate:
             return _rendered((self._with_tools if tools else self.text, given))
         except ConfigError as error:
             raise ConfigError(f"the model's chat template refuses these messages: {error}") from None
+
+
+class NoPlaceForResultsError(ConfigError):
+    """A template that leaves out what called functions returned."""
+
+
+@dataclass(frozen=True)
+class CallForm:
+    """The form of an assistant's message with tool calls of which a template shows everything.
+
+    Attributes:
+        empty: contents that stand for none, of null and an empty text; the first one is taken for those that are not
+            among them. Without any the template shows no calls at all, and they are written as text.
+        as_text: arguments are JSON as text, not objects.
+        together: calls are shown of a message that has text, too; if not, it becomes two messages.
+        results: messages of role `tool` are shown.
+
+    """
+
+    empty: tuple[str | None, ...] = (None, "")
+    as_text: bool = False
+    together: bool = True
+    results: bool = True
+
+    @classmethod
+    def of(cls, render: Render) -> "CallForm":
+        """Ask a template.
+
+        Args:
+            render: messages in, the prompt out; raises ConfigError for what the template refuses.
+
+        """
+        for as_text in (False, True):
+            empty = tuple(content for content in ("", None) if _shown(render, content, as_text))
+            if empty:
+                results = _results(render, _called(empty[0], as_text))
+                return cls(empty, as_text, _shown(render, SAID, as_text), results)
+        return cls(empty=(), results=_results(render, {"role": "assistant", "content": SAID}))
+
+    def fit(self, messages: Sequence[Message]) -> list[Message]:
+        """The messages in this form, others as they are.
+
+        Raises:
+            NoPlaceForResultsError: for a message of role `tool` which the template would leave out.
+
+        """
+        if not self.results and any(message.get("role") == "tool" for message in messages):
+            left_out = "this model's chat template leaves out messages of role 'tool'"
+            raise NoPlaceForResultsError(f"{left_out}: send results as the user's messages")
+        return [made for message in messages for made in self._fitted(message)]
+
+    def _fitted(self, message: Message) -> Iterable[Message]:
+        calls, content = message.get("tool_calls"), message.get("content")
+        if not calls:
+            # Of a message without calls none is an empty text: templates would write "None".
+            return [{**message, "content": ""} if "content" in message and content is None else message]
+        without = {key: value for key, value in message.items() if key != "tool_calls"}
+        if not self.empty:
+            # As a model writes a call when it is forced to make one.
+            functions = ({key: call["function"][key] for key in ("name", "arguments")} for call in calls)
+            return [{**without, "content": "\n".join(filter(None, [content or "", *map(_json, functions)]))}]
+        made = {"tool_calls": _with_text(calls) if self.as_text else calls}
+        if not content:
+            return [{**message, "content": content if content in self.empty else self.empty[0], **made}]
+        if self.together:
+            return [{**message, **made}]
+        return [without, {"role": message["role"], "content": self.empty[0], **made}]
+
+
+def _json(value: Any) -> str:
+    return whole_characters(json.dumps(value, ensure_ascii=False))
+
+
+def _with_text(calls: Sequence[Message]) -> list[Message]:
+    every = [(call, call["function"]) for call in calls]
+    return [{**call, "function": {**each, "arguments": _json(each["arguments"])}} for call, each in every]
+
+
+def _called(content: str | None, as_text: bool) -> Message:
+    calls = [{"id": CALL_ID, "type": "function", "function": {"name": NAME, "arguments": {KEY: VALUE}}}]
+    return {"role": "assistant", "content": content, "tool_calls": _with_text(calls) if as_text else calls}
+
+
+def _probed(render: Render, answer: Message) -> str | None:
+    """A conversation with this answer; None if the template refuses it."""
+    result = {"role": "tool", "content": RESULT, "tool_call_id": CALL_ID, "name": NAME}
+    try:
+        return render([{"role": "user", "content": "probe"}, answer, result])
+    except ConfigError:
+        return None
+
+
+def _shown(render: Render, content: str | None, as_text: bool) -> bool:
+    """Tell whether the call is there, whole and as JSON or in the template's own way."""
+    text = _probed(render, _called(content, as_text))
+    if text is None or not all(word in text for word in (NAME, KEY, VALUE)):
+        return False
+    if content is None and "None" in text.replace(_probed(render, _called("", as_text)) or "", ""):
+        return False
+    return bool(AS_JSON.search(text)) or not any(wrong in text for wrong in MISWRITTEN)
+
+
+def _results(render: Render, answer: Message) -> bool:
+    text = _probed(render, answer)
+    return text is None or RESULT in text

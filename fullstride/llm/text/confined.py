@@ -94,11 +94,17 @@ class Confined:
             kind, value = json.loads(connection.recv_bytes())
         except BaseException as error:
             # Whatever it was: no later call may get what this one asked for.
-            why, self._running = self._why_ended(process) if isinstance(error, EOFError | OSError) else "", None
+            self._running, ended = None, isinstance(error, EOFError | OSError)
+            code = process.wait() if ended else None
             _end(process, connection)
-            if not why:
+            if not ended:
                 raise
-            raise TooCostlyError(why) from None
+            much = (
+                f"{self._seconds:g} s of computing"
+                if code == -signal.SIGPROF
+                else f"{self._memory >> 20} MiB of memory"
+            )
+            raise TooCostlyError(f"too costly: more than {much}") from None
         if kind != MADE:
             raise (TooCostlyError if kind == COSTLY else ConfigError)(value)
         return value
@@ -128,11 +134,6 @@ class Confined:
             raise RuntimeError("a process for work of strangers did not start; stderr says why") from None
         return process, connection
 
-    def _why_ended(self, process: subprocess.Popen[bytes]) -> str:
-        if process.wait() == -signal.SIGPROF:
-            return f"too costly: more than {self._seconds:g} s of computing"
-        return f"too costly: more than {self._memory >> 20} MiB of memory"
-
 
 def _check(wanted: Callable[[], bool]) -> None:
     if not wanted():
@@ -152,13 +153,6 @@ def used_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
-def _limit(memory: int) -> None:
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    if (statm := Path("/proc/self/statm")).exists():
-        most = int(statm.read_text().split()[0]) * resource.getpagesize() + memory
-        resource.setrlimit(resource.RLIMIT_AS, (most, most))
-
-
 def _done(work: Callable[[Any], Any], request: bytes) -> tuple[str, Any]:
     try:
         return MADE, work(pickle.loads(request))
@@ -175,7 +169,10 @@ def _main(file: int) -> None:
     entry, setup, seconds, memory = pickle.loads(connection.recv_bytes())
     module, _, name = entry.partition(":")
     work = getattr(import_module(module), name)(setup)
-    _limit(memory)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if (statm := Path("/proc/self/statm")).exists():
+        most = int(statm.read_text().split()[0]) * resource.getpagesize() + memory
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
     connection.send_bytes(b"ready")
     # What a library writes as it aborts would be a stranger's lines in the log.
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)

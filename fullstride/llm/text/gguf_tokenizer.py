@@ -33,16 +33,6 @@ WORDS = (
 PRE = {"gpt-2": Words(), **{name: words for family in FAMILIES.values() for name, words in family.words.items()}}
 
 
-def _pre_tokenizer(words: Words) -> pre_tokenizers.PreTokenizer:
-    if words.digits is not None:
-        cut = pre_tokenizers.Split(Regex(WORDS.replace("DIGITS", words.digits)), "isolated")
-        return pre_tokenizers.Sequence([cut, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
-    gpt2 = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    if not words.single_digits:
-        return gpt2
-    return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), gpt2])
-
-
 def read_tokenizer(path: Path, metadata: Mapping[str, Any]) -> Tokenizer:
     """The tokenizer that a GGUF carries, with its chat template.
 
@@ -91,10 +81,15 @@ def _byte_level(path: Path, own: Mapping[str, Any]) -> Backend:
         raise ConfigError(f"{path}: tokenizer.ggml.pre={pre}: expected one of {', '.join(PRE)}, with merges")
     pairs = [tuple(merge.split(" ", 1)) for merge in merges]
     vocabulary = {text: token for token, text in enumerate(own["tokens"]) if own["token_type"][token] != UNUSED}
-    backend = Backend(models.BPE(vocabulary, pairs, ignore_merges=PRE[pre].ignore_merges))
-    backend.pre_tokenizer = _pre_tokenizer(PRE[pre])
+    words = PRE[pre]
+    backend = Backend(models.BPE(vocabulary, pairs, ignore_merges=words.ignore_merges))
+    cuts = [pre_tokenizers.Digits(individual_digits=True)] if words.single_digits else []
+    if words.digits is not None:
+        cuts = [pre_tokenizers.Split(Regex(WORDS.replace("DIGITS", words.digits)), "isolated")]
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=words.digits is None)
+    backend.pre_tokenizer = pre_tokenizers.Sequence([*cuts, byte_level])
     backend.decoder = decoders.ByteLevel()
-    if PRE[pre].composed:
+    if words.composed:
         backend.normalizer = normalizers.NFC()
     return backend
 
@@ -106,7 +101,10 @@ def _sentence_piece(path: Path, own: Mapping[str, Any]) -> Backend:
         raise ConfigError(f"{path}: a tokenizer.ggml.model=llama needs tokenizer.ggml.scores")
     vocabulary = {text: token for token, text in enumerate(tokens) if own["token_type"][token] != UNUSED}
     unknown = tokens[own.get("unknown_token_id", 0)]
-    merges = [pair for text in _by_score(own) for pair in _splits(text, vocabulary)]
+    pieces = [token for token, kind in enumerate(own["token_type"]) if kind == NORMAL]
+    by_score = [tokens[token] for token in sorted(pieces, key=lambda token: -scores[token])]
+    pairs = ((text[:cut], text[cut:]) for text in by_score for cut in range(1, len(text)))
+    merges = [pair for pair in pairs if pair[0] in vocabulary and pair[1] in vocabulary]
     backend = Backend(models.BPE(vocabulary, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
     space = own.get("add_space_prefix", True)
     prefix = [normalizers.Prepend("▁")] if space else []
@@ -114,16 +112,6 @@ def _sentence_piece(path: Path, own: Mapping[str, Any]) -> Backend:
     steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
     backend.decoder = decoders.Sequence([*steps, *([decoders.Strip(" ", 1, 0)] if space else [])])
     return backend
-
-
-def _by_score(own: Mapping[str, Any]) -> list[str]:
-    pieces = [token for token, kind in enumerate(own["token_type"]) if kind == NORMAL]
-    return [own["tokens"][token] for token in sorted(pieces, key=lambda token: -own["scores"][token])]
-
-
-def _splits(text: str, vocabulary: Mapping[str, int]) -> list[tuple[str, str]]:
-    pairs = ((text[:cut], text[cut:]) for cut in range(1, len(text)))
-    return [pair for pair in pairs if pair[0] in vocabulary and pair[1] in vocabulary]
 
 
 def _ends(path: Path, own: Mapping[str, Any]) -> tuple[int, ...]:

@@ -171,19 +171,14 @@ def compiled(tokenizer: llguidance.LLTokenizer, structured: Structured) -> llgui
         raise ConfigError(f"{structured.kind} is not accepted: {_one_line(made.get_error())}")
     # Here and not in the engine's thread: the first mask of a costly shape takes seconds, and copies have it.
     first = made.deep_copy()
-    _begin(first)
+    mask = np.frombuffer(first.compute_bitmask(), np.uint8)
+    if not first.is_error() and mask.any():  # rows that are too wide show with the first token that is taken
+        first.try_consume_tokens([int(np.unpackbits(mask, bitorder="little").argmax())])
     if first.is_error():
         reason = _reason(first)
         reason = "there is no text that conforms to it" if reason == NO_TEXT else reason
         raise ConfigError(f"{structured.kind} is not accepted: {reason}")
     return made
-
-
-def _begin(matcher: llguidance.LLMatcher) -> None:
-    """The first mask and a token of it: rows that are too wide show with the first token that is taken."""
-    mask = np.frombuffer(matcher.compute_bitmask(), np.uint8)
-    if not matcher.is_error() and mask.any():
-        matcher.try_consume_tokens([int(np.unpackbits(mask, bitorder="little").argmax())])
 
 
 class Words:

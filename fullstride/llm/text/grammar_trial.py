@@ -46,7 +46,10 @@ class Trial:
                 error = f"{structured.kind} is {error}"
             elif not any(words in str(error) for words in OF_LLGUIDANCE):
                 raise
-            raise TooCostlyError(f"{error}{_blamed(structured.value)}; ask for less") from None
+            # The keyword of a schema that is most likely to be what costs so much; a grammar may hold schemas, too.
+            worst = max(KEYWORDS.findall(structured.value), key=_states, default=None)
+            blamed = f", and what costs most seems to be {worst[0]} = {worst[1][:40]}" if worst else ""
+            raise TooCostlyError(f"{error}{blamed}; ask for less") from None
 
 
 def _trier(words: Words) -> Callable[[Structured], int]:
@@ -58,12 +61,6 @@ def _trier(words: Words) -> Callable[[Structured], int]:
         return max(0, used_bytes() - before) if made else 0
 
     return size
-
-
-def _blamed(text: str) -> str:
-    """The keyword of a schema that is most likely to be what costs so much; a grammar may hold schemas, too."""
-    worst = max(KEYWORDS.findall(text), key=_states, default=None)
-    return f", and what costs most seems to be {worst[0]} = {worst[1][:40]}" if worst else ""
 
 
 def _states(found: tuple[str, str]) -> float:

@@ -6,7 +6,7 @@ most other keywords. A text can break the ones listed here, and has to be looked
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 # Keywords by what they hold: schemas by name, schemas in a list, or a schema.
@@ -50,7 +50,7 @@ class Held:
     """
 
     schema: Any
-    left_out: list[str] = field(default_factory=list)
+    left_out: list[str]
 
 
 def held(schema: Any) -> Held:
@@ -60,17 +60,15 @@ def held(schema: Any) -> Held:
         schema: as `json.loads` returns it.
 
     """
-    made = Held(None)
-    made.schema = _part(schema, "", schema, made.left_out)
-    return made
+    left_out: list[str] = []
+    return Held(_part(schema, "", schema, left_out), left_out)
 
 
 def children(schema: Any) -> list[tuple[str, Any]]:
     """The schemas right within one, each with its path from there; definitions come last."""
     found: list[tuple[str, Any]] = []
-    for key, value in (
-        sorted(schema.items(), key=lambda item: item[0] in DEFINITIONS) if isinstance(schema, dict) else ()
-    ):
+    own = schema.items() if isinstance(schema, dict) else ()
+    for key, value in sorted(own, key=lambda item: item[0] in DEFINITIONS):
         if key in NAMED and isinstance(value, dict):
             found += [(f"/{key}/{_escaped(name)}", each) for name, each in value.items()]
         elif key in LISTED and isinstance(value, list):
@@ -127,9 +125,8 @@ def _is_left_out(key: str, schema: Mapping[str, Any]) -> bool:
         return _is_number(value) and abs(value) >= MOST and schema.get("type") != "integer"
     if key in ("minProperties", "maxProperties"):
         properties, required = schema.get("properties"), schema.get("required")
-        return isinstance(properties, dict) and not properties.keys() <= set(
-            required if isinstance(required, list) else ()
-        )
+        required = set(required) if isinstance(required, list) else set()
+        return isinstance(properties, dict) and not properties.keys() <= required
     return False
 
 
@@ -143,9 +140,9 @@ def _without_names(schema: Mapping[str, Any], root: Any) -> dict[str, Any]:
     names = _resolved(made.get("propertyNames"), root)
     if not isinstance(names, dict):
         return made
-    asked = {
-        key: value for key, value in names.items() if key not in ANNOTATIONS and (key, value) != ("type", "string")
-    }
+    asked = {key: value for key, value in names.items() if key not in ANNOTATIONS}
+    if asked.get("type") == "string":
+        del asked["type"]
     rest, own = made.get("additionalProperties", True), made.get("properties") or {}
     free = isinstance(own, dict) and not made.get("patternProperties")
     if "const" in asked:
@@ -165,9 +162,9 @@ def _without_names(schema: Mapping[str, Any], root: Any) -> dict[str, Any]:
 def _bounded(schema: dict[str, Any], root: Any) -> dict[str, Any]:
     """With no more unlike items than there are values; a small model may otherwise go on for ever."""
     items = _resolved(schema.get("items"), root)
-    values = (
-        (items.get("enum") or ([0, 1] if items.get("type") == "boolean" else None)) if isinstance(items, dict) else None
-    )
+    values = None
+    if isinstance(items, dict):
+        values = items.get("enum") or ([0, 1] if items.get("type") == "boolean" else None)
     if schema.get("uniqueItems") is not True or not isinstance(values, list) or "prefixItems" in schema:
         return schema
     most = schema.get("maxItems", len(values))

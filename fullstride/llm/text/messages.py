@@ -66,20 +66,16 @@ def _call(param: str, call: Any) -> dict[str, Any]:
     function = call.get("function", call) if isinstance(call, Mapping) else None
     if not (isinstance(function, Mapping) and "name" in function):
         raise MessageError(param, call, "a dict with the name and the arguments of a function")
-    arguments = _arguments(f"{param}.function.arguments", function.get("arguments"))
-    own = {"id": call["id"]} if "id" in call else {}
-    return {**own, "type": "function", "function": {"name": function["name"], "arguments": arguments}}
-
-
-def _arguments(param: str, given: Any) -> Any:
+    given = function.get("arguments")
     arguments = given or {}
     try:
-        if isinstance(arguments, str):
-            arguments = json.loads(arguments)
+        if isinstance(given, str) and given:
+            arguments = json.loads(given)
             if "\\u" in given:
                 arguments = json.loads(whole_characters(json.dumps(arguments, ensure_ascii=False)))
     except (ValueError, RecursionError):
         arguments = None
     if not isinstance(arguments, Mapping):
-        raise MessageError(param, given, "a JSON object as text")
-    return arguments
+        raise MessageError(f"{param}.function.arguments", given, "a JSON object as text")
+    own = {"id": call["id"]} if "id" in call else {}
+    return {**own, "type": "function", "function": {"name": function["name"], "arguments": arguments}}

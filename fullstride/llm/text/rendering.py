@@ -40,33 +40,24 @@ def _to_json(value: Any, ensure_ascii=False, indent=None, separators=None, sort_
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
-def _environment() -> ImmutableSandboxedEnvironment:
+def renderer(_: None) -> Callable[[tuple[str, Mapping[str, Any] | None]], str]:
+    """A function of a template's text and of what it is given; with None it is compiled alone."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
     )
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _refuse
     environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-    return environment
-
-
-def renderer(_: None) -> Callable[[tuple[str, Mapping[str, Any] | None]], str]:
-    """A function of a template's text and of what it is given; with None it is compiled alone."""
-    compiled = lru_cache(maxsize=16)(_environment().from_string)
+    compiled = lru_cache(maxsize=16)(environment.from_string)
 
     def render(asked: tuple[str, Mapping[str, Any] | None]) -> str:
         text, given = asked
-        template = compiled(text)
-        return "" if given is None else _bounded(template, given)
+        template, pieces, size = compiled(text), [], 0
+        for piece in () if given is None else template.generate(**given):
+            pieces.append(piece)
+            size += len(piece)
+            if size > MOST_CHARACTERS:
+                raise TooCostlyError(f"too costly: more than {MOST_CHARACTERS} characters")
+        return "".join(pieces)
 
     return render
-
-
-def _bounded(template: jinja2.Template, given: Mapping[str, Any]) -> str:
-    pieces, size = [], 0
-    for piece in template.generate(**given):
-        pieces.append(piece)
-        size += len(piece)
-        if size > MOST_CHARACTERS:
-            raise TooCostlyError(f"too costly: more than {MOST_CHARACTERS} characters")
-    return "".join(pieces)

@@ -1,5 +1,7 @@
 """Text to token ids and back, and conversations to text, by the `tokenizers` library and the model's own template."""
 
+import json
+import re
 from collections.abc import Iterable, Mapping, Sequence, Set
 from functools import cached_property
 from pathlib import Path
@@ -9,9 +11,21 @@ import tokenizers
 
 from fullstride.errors import ConfigError
 from fullstride.llm.text.chat_template import ChatTemplate, NoPlaceForToolsError
-from fullstride.llm.text.token_bytes import all_token_bytes, strips_first_space
 from fullstride.llm.text.tokenizer_folder import read_folder
 from fullstride.llm.text.utf8_stream import MOST_OF_A_CHARACTER, Beginning, Characters
+
+BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+SUPPORTED = "ByteLevel (GPT-2's) or ByteFallback (SentencePiece's)"
+
+
+def _byte_of_character() -> dict[str, int]:
+    """GPT-2's alphabet: printable bytes stand for themselves, the others for characters from U+0100 on, in order."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+
+
+ALPHABET = _byte_of_character()
 
 
 class Tokenizer:
@@ -136,7 +150,26 @@ class Tokenizer:
 
     @cached_property
     def _bytes(self) -> list[bytes]:
-        return all_token_bytes(self.backend, self.vocab_size)
+        kinds = {decoder["type"] for decoder in self._decoders}
+        if not kinds & {"ByteLevel", "ByteFallback"}:
+            raise ConfigError(f"the tokenizer's decoder is {', '.join(sorted(kinds)) or 'none'}; expected {SUPPORTED}")
+        convert = _byte_level if "ByteLevel" in kinds else _sentence_piece
+        table = [b""] * self.vocab_size
+        for text, token in self.backend.get_vocab(with_added_tokens=True).items():
+            table[token] = convert(text)
+        # Added tokens are decoded as they are written, but for byte-level ones, which are as all others.
+        if convert is not _byte_level:
+            for token, added in self.backend.get_added_tokens_decoder().items():
+                table[token] = added.content.encode()
+        return table
+
+    @cached_property
+    def _decoders(self) -> list[dict[str, Any]]:
+        """The steps of the decoder, as tokenizer.json writes them."""
+        if self.backend.decoder is None:
+            return []
+        decoder = json.loads(self.backend.decoder.__getstate__())
+        return decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
 
     @cached_property
     def _special(self) -> dict[int, str]:
@@ -166,7 +199,9 @@ class Tokenizer:
 
     @cached_property
     def _strips(self) -> bool:
-        return strips_first_space(self.backend)
+        """Whether decoding takes away a text's first space, which SentencePiece puts there."""
+        steps = (each for each in self._decoders if each["type"] == "Strip")
+        return any(each["content"] == " " and each["start"] for each in steps)
 
 
 class Detokenizer:
@@ -208,3 +243,15 @@ class Detokenizer:
             return text
         self._strip = False
         return text.removeprefix(" ")
+
+
+def _byte_level(text: str) -> bytes:
+    try:
+        return bytes(map(ALPHABET.__getitem__, text))
+    except KeyError:
+        return text.encode()
+
+
+def _sentence_piece(text: str) -> bytes:
+    byte = BYTE_TOKEN.fullmatch(text)
+    return bytes.fromhex(byte[1]) if byte else text.replace("▁", " ").encode()

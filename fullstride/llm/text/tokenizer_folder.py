@@ -48,7 +48,11 @@ def read_folder(folder: Path) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
 
 
 def _settings(backend: tokenizers.Tokenizer, folder: Path, config: dict[str, Any]) -> dict[str, Any]:
-    _add_missing(backend, config.get("added_tokens_decoder") or {})
+    # Tokens that only tokenizer_config.json knows, under the ids that it gives them.
+    for _, entry in sorted((config.get("added_tokens_decoder") or {}).items(), key=lambda item: int(item[0])):
+        if backend.token_to_id(entry["content"]) is None:
+            made = tokenizers.AddedToken(entry.pop("content"), **{k: v for k, v in entry.items() if k != "__type"})
+            backend.add_tokens([made])
     special = {**read_json(folder / "special_tokens_map.json"), **config}
     tokens = {role: text for role in ROLES if (text := _text(special.get(role))) is not None}
     eos = backend.token_to_id(tokens.get("eos_token", ""))
@@ -69,14 +73,6 @@ def _backend(file: Path) -> tokenizers.Tokenizer:
     backend.no_padding()
     backend.no_truncation()
     return backend
-
-
-def _add_missing(backend: tokenizers.Tokenizer, decoder: dict[str, Any]) -> None:
-    """Tokens that only tokenizer_config.json knows, under the ids that it gives them."""
-    for _, entry in sorted(decoder.items(), key=lambda item: int(item[0])):
-        if backend.token_to_id(entry["content"]) is None:
-            made = tokenizers.AddedToken(entry.pop("content"), **{k: v for k, v in entry.items() if k != "__type"})
-            backend.add_tokens([made])
 
 
 def _text(token: Any) -> str | None:

@@ -5,31 +5,16 @@ the last bit, is that of ggml's reference code (ggml-quants.c): scales are halve
 """
 
 from collections.abc import Callable
+from typing import Any
 
-import ml_dtypes
 import numpy as np
 from jaxtyping import Float, UInt8
 
 from fullstride.llm.weights.gguf_file import Kind
+from fullstride.llm.weights.parameters import PLAIN
 
 # Blocks that fit the cache together with what is made of them.
 NUMBERS_AT_ONCE = 1 << 17
-PLAIN = {"F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
-
-LAYOUTS = {
-    "Q4_0": [("d", "<f2"), ("q", "u1", 16)],
-    "Q4_1": [("d", "<f2"), ("m", "<f2"), ("q", "u1", 16)],
-    "Q5_0": [("d", "<f2"), ("h", "u1", 4), ("q", "u1", 16)],
-    "Q5_1": [("d", "<f2"), ("m", "<f2"), ("h", "u1", 4), ("q", "u1", 16)],
-    "Q8_0": [("d", "<f2"), ("q", "i1", 32)],
-    "Q2_K": [("s", "u1", 16), ("q", "u1", (2, 1, 32)), ("d", "<f2"), ("m", "<f2")],
-    "Q3_K": [("h", "u1", (1, 32)), ("q", "u1", (2, 1, 32)), ("s", "u1", 12), ("d", "<f2")],
-    "Q4_K": [("d", "<f2"), ("m", "<f2"), ("s", "u1", 12), ("q", "u1", (4, 32))],
-    "Q5_K": [("d", "<f2"), ("m", "<f2"), ("s", "u1", 12), ("h", "u1", (1, 32)), ("q", "u1", (4, 32))],
-    "Q6_K": [("q", "u1", (2, 64)), ("h", "u1", (2, 32)), ("s", "i1", 16), ("d", "<f2")],
-    "IQ4_NL": [("d", "<f2"), ("q", "u1", 16)],
-    "IQ4_XS": [("d", "<f2"), ("h", "<u2"), ("s", "u1", 4), ("q", "u1", (8, 16))],
-}
 # Where two bits of a byte begin, one row a pair.
 PAIRS = np.array([[0], [2], [4], [6]], np.uint8)
 # What the sixteen codes of the IQ4 kinds stand for: closer together where weights are most.
@@ -40,9 +25,10 @@ def dequantize(kind: Kind, data: UInt8[np.ndarray, "rows bytes"], dtype: np.dtyp
     """Rows of packed bytes as rows of `dtype`; a view, if they are just that."""
     if kind.name in PLAIN:
         return data.view(PLAIN[kind.name]).astype(dtype, copy=False)
-    blocks = np.ascontiguousarray(data).reshape(-1).view(np.dtype(LAYOUTS[kind.name]))
+    layout, unpack = PACKED[kind.name]
+    blocks = np.ascontiguousarray(data).reshape(-1).view(np.dtype(layout))
     out = np.empty((len(blocks), kind.numbers), dtype)
-    unpack, step = UNPACK[kind.name], NUMBERS_AT_ONCE // kind.numbers
+    step = NUMBERS_AT_ONCE // kind.numbers
     work = np.empty((min(step, len(blocks)), kind.numbers), np.float32)
     for start in range(0, len(blocks), step):
         some = blocks[start : start + step]
@@ -62,34 +48,17 @@ def _nibbles(packed: np.ndarray, out: np.ndarray) -> None:
     np.right_shift(packed, 4, out=out[..., half:], casting="unsafe")
 
 
-def _fifth_bits(packed: np.ndarray) -> np.ndarray:
-    return np.unpackbits(packed, axis=-1, bitorder="little") << np.uint8(4)
-
-
-def _q4_0(blocks: np.ndarray, out: np.ndarray) -> None:
+def _halves(blocks: np.ndarray, out: np.ndarray) -> None:
+    """Four bits, perhaps a fifth, of numbers around zero or above a minimum."""
+    parts = blocks.dtype.fields or {}
     _nibbles(blocks["q"], out)
-    out -= 8
+    if "h" in parts:
+        out += np.unpackbits(blocks["h"], axis=-1, bitorder="little") << np.uint8(4)
+    if "m" not in parts:
+        out -= 16 if "h" in parts else 8
     out *= _column(blocks["d"])
-
-
-def _q4_1(blocks: np.ndarray, out: np.ndarray) -> None:
-    _nibbles(blocks["q"], out)
-    out *= _column(blocks["d"])
-    out += _column(blocks["m"])
-
-
-def _q5_0(blocks: np.ndarray, out: np.ndarray) -> None:
-    _nibbles(blocks["q"], out)
-    out += _fifth_bits(blocks["h"])
-    out -= 16
-    out *= _column(blocks["d"])
-
-
-def _q5_1(blocks: np.ndarray, out: np.ndarray) -> None:
-    _nibbles(blocks["q"], out)
-    out += _fifth_bits(blocks["h"])
-    out *= _column(blocks["d"])
-    out += _column(blocks["m"])
+    if "m" in parts:
+        out += _column(blocks["m"])
 
 
 def _q8_0(blocks: np.ndarray, out: np.ndarray) -> None:
@@ -116,29 +85,18 @@ def _q3_k(blocks: np.ndarray, out: np.ndarray) -> None:
     groups *= _column(_column(blocks["d"]) * scales)
 
 
-def _k_scales(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Eight scales and eight minima of a block, (blocks, 8, 1): six bits each, spread over twelve bytes."""
+def _q4_k(blocks: np.ndarray, out: np.ndarray) -> None:
+    """Of Q5_K, too, which has a fifth bit of each number."""
+    _nibbles(blocks["q"], out.reshape(-1, 4, 64))
+    groups = out.reshape(-1, 8, 32)
+    if "h" in (blocks.dtype.fields or {}):
+        groups += ((blocks["h"] >> np.arange(8, dtype=np.uint8)[:, None]) & 1) << 4
+    # Eight scales and eight minima of a block, (blocks, 8, 1): six bits each, spread over twelve bytes.
     a, b, c = np.moveaxis(blocks["s"].reshape(-1, 3, 4), 1, 0)
     scales = np.concatenate([a & 63, (c & 15) | (a >> 6 << 4)], axis=-1)
     minima = np.concatenate([b & 63, (c >> 4) | (b >> 6 << 4)], axis=-1)
-    return _column(_column(blocks["d"]) * scales), _column(_column(blocks["m"]) * minima)
-
-
-def _q4_k(blocks: np.ndarray, out: np.ndarray) -> None:
-    _nibbles(blocks["q"], out.reshape(-1, 4, 64))
-    scales, minima = _k_scales(blocks)
-    groups = out.reshape(-1, 8, 32)
-    groups *= scales
-    groups -= minima
-
-
-def _q5_k(blocks: np.ndarray, out: np.ndarray) -> None:
-    _nibbles(blocks["q"], out.reshape(-1, 4, 64))
-    scales, minima = _k_scales(blocks)
-    groups = out.reshape(-1, 8, 32)
-    groups += ((blocks["h"] >> np.arange(8, dtype=np.uint8)[:, None]) & 1) << 4
-    groups *= scales
-    groups -= minima
+    groups *= _column(_column(blocks["d"]) * scales)
+    groups -= _column(_column(blocks["m"]) * minima)
 
 
 def _q6_k(blocks: np.ndarray, out: np.ndarray) -> None:
@@ -163,17 +121,18 @@ def _iq4_xs(blocks: np.ndarray, out: np.ndarray) -> None:
     groups *= _column(_column(blocks["d"]) * ((low | high << 4).astype(np.float32) - 32))
 
 
-UNPACK: dict[str, Callable[[np.ndarray, np.ndarray], None]] = {
-    "Q4_0": _q4_0,
-    "Q4_1": _q4_1,
-    "Q5_0": _q5_0,
-    "Q5_1": _q5_1,
-    "Q8_0": _q8_0,
-    "Q2_K": _q2_k,
-    "Q3_K": _q3_k,
-    "Q4_K": _q4_k,
-    "Q5_K": _q5_k,
-    "Q6_K": _q6_k,
-    "IQ4_NL": _iq4_nl,
-    "IQ4_XS": _iq4_xs,
+# How the blocks of a kind lie in a file, and what unpacks them.
+PACKED: dict[str, tuple[list[tuple[Any, ...]], Callable[[np.ndarray, np.ndarray], None]]] = {
+    "Q4_0": ([("d", "<f2"), ("q", "u1", 16)], _halves),
+    "Q4_1": ([("d", "<f2"), ("m", "<f2"), ("q", "u1", 16)], _halves),
+    "Q5_0": ([("d", "<f2"), ("h", "u1", 4), ("q", "u1", 16)], _halves),
+    "Q5_1": ([("d", "<f2"), ("m", "<f2"), ("h", "u1", 4), ("q", "u1", 16)], _halves),
+    "Q8_0": ([("d", "<f2"), ("q", "i1", 32)], _q8_0),
+    "Q2_K": ([("s", "u1", 16), ("q", "u1", (2, 1, 32)), ("d", "<f2"), ("m", "<f2")], _q2_k),
+    "Q3_K": ([("h", "u1", (1, 32)), ("q", "u1", (2, 1, 32)), ("s", "u1", 12), ("d", "<f2")], _q3_k),
+    "Q4_K": ([("d", "<f2"), ("m", "<f2"), ("s", "u1", 12), ("q", "u1", (4, 32))], _q4_k),
+    "Q5_K": ([("d", "<f2"), ("m", "<f2"), ("s", "u1", 12), ("h", "u1", (1, 32)), ("q", "u1", (4, 32))], _q4_k),
+    "Q6_K": ([("q", "u1", (2, 64)), ("h", "u1", (2, 32)), ("s", "i1", 16), ("d", "<f2")], _q6_k),
+    "IQ4_NL": ([("d", "<f2"), ("q", "u1", 16)], _iq4_nl),
+    "IQ4_XS": ([("d", "<f2"), ("h", "<u2"), ("s", "u1", 4), ("q", "u1", (8, 16))], _iq4_xs),
 }

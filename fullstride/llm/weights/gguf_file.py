@@ -95,7 +95,7 @@ def _parse(path: Path, data: np.ndarray) -> GgufFile:
     if version not in VERSIONS:
         raise ConfigError(f"{path}: GGUF version {version}; expected one of {VERSIONS}, little-endian")
     tensors, pairs = cursor.number("Q"), cursor.number("Q")
-    metadata = dict(_pair(cursor) for _ in range(pairs))
+    metadata = {cursor.text(): cursor.value(cursor.number("I")) for _ in range(pairs)}
     entries = [_entry(cursor) for _ in range(tensors)]
     alignment = metadata.get("general.alignment", 32)
     if not isinstance(alignment, int) or alignment < 1:
@@ -113,10 +113,13 @@ class _Cursor:
     def __init__(self, data: np.ndarray, at: int):
         self.view, self.at = data.data, at
 
-    def number(self, form: str) -> Any:
-        (value,) = struct.unpack_from(f"<{form}", self.view, self.at)
+    def numbers(self, form: str) -> list[Any]:
+        values = struct.unpack_from(f"<{form}", self.view, self.at)
         self.at += struct.calcsize(f"<{form}")
-        return value
+        return list(values)
+
+    def number(self, form: str) -> Any:
+        return self.numbers(form)[0]
 
     def text(self) -> str:
         return self.texts(1)[0]
@@ -137,35 +140,17 @@ class _Cursor:
     def value(self, kind: int) -> Any:
         if kind == STRING:
             return self.text()
+        if kind in SCALARS:
+            return self.number(SCALARS[kind])
         if kind != ARRAY:
-            return self.number(_form(kind))
+            raise IndexError(kind)
         kind, count = self.number("I"), self.number("Q")
         # Each item takes a byte or more: a count that is noise must not fill the memory.
-        self._need(count)
+        if count > len(self.view) - self.at:
+            raise IndexError(count)
         if kind == STRING:
             return self.texts(count)
-        return self._numbers(kind, count) if kind in SCALARS else [self.value(kind) for _ in range(count)]
-
-    def _numbers(self, kind: int, count: int) -> list[Any]:
-        form = f"<{count}{SCALARS[kind]}"
-        values = struct.unpack_from(form, self.view, self.at)
-        self.at += struct.calcsize(form)
-        return list(values)
-
-    def _need(self, size: int) -> None:
-        if size > len(self.view) - self.at:
-            raise IndexError(size)
-
-
-def _form(kind: int) -> str:
-    if kind not in SCALARS:
-        raise IndexError(kind)
-    return SCALARS[kind]
-
-
-def _pair(cursor: _Cursor) -> tuple[str, Any]:
-    key = cursor.text()
-    return key, cursor.value(cursor.number("I"))
+        return self.numbers(f"{count}{SCALARS[kind]}") if kind in SCALARS else [self.value(kind) for _ in range(count)]
 
 
 def _entry(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:

@@ -1,5 +1,6 @@
 """A GGUF file as a configuration, canonical parameters and a tokenizer."""
 
+import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,18 +8,29 @@ from pathlib import Path
 import numpy as np
 
 from fullstride.errors import ConfigError, in_a_line
-from fullstride.llm.config import ModelConfig
-from fullstride.llm.families import FAMILIES
+from fullstride.llm.config import (
+    LinearRope,
+    Llama3Rope,
+    ModelConfig,
+    RopeScaling,
+    YarnRope,
+    reach,
+    yarn_magnitude,
+)
+from fullstride.llm.families import family_of
 from fullstride.llm.text.gguf_tokenizer import read_tokenizer
 from fullstride.llm.text.tokenizer import Tokenizer
-from fullstride.llm.weights import suggested
-from fullstride.llm.weights.canonical import canonical, in_order
+from fullstride.llm.weights.canonical import canonical, check_heads, in_order
 from fullstride.llm.weights.dequantize import dequantize
-from fullstride.llm.weights.gguf_config import FREQUENCIES, read_config
-from fullstride.llm.weights.gguf_file import Packed, open_gguf
-from fullstride.llm.weights.parameters import Stored, Values
+from fullstride.llm.weights.gguf_file import GgufFile, Packed, open_gguf
+from fullstride.llm.weights.parameters import PLAIN, Stored, Values
+from fullstride.llm.weights.settings import Settings, gguf_sampling, shortened, shortest
 
-OUTER = {"token_embd.weight": "embed", "output_norm.weight": "norm", "output.weight": "head"}
+FREQUENCIES = "rope_freqs.weight"
+# Llama 3.1 to 3.3's; a GGUF holds what follows from them, and not these.
+LOW, HIGH, ORIGINAL = 1.0, 4.0, 8192
+EMBEDDING = "token_embd.weight"
+OUTER = {EMBEDDING: "embed", "output_norm.weight": "norm", "output.weight": "head"}
 INNER = {
     "attn_norm.weight": "attn_norm",
     "ffn_norm.weight": "mlp_norm",
@@ -34,7 +46,7 @@ LAYERS = re.compile(r"blk\.(\d+)\.(.+)")
 
 
 @dataclass(frozen=True)
-class PackedRows(Stored):
+class PackedRows:
     """A tensor of a GGUF, unpacked where it is read.
 
     Attributes:
@@ -75,26 +87,21 @@ def load_gguf(path: Path) -> tuple[ModelConfig, dict[str, Stored], Tokenizer, di
 
     """
     try:
-        return _loaded(path)
+        file = open_gguf(path)
+        config = read_config(file)
+        family = family_of(path, "general.architecture", config.architecture)
+        inner = {**INNER, **family.gguf_tensors}
+        found: dict[str, Stored] = {}
+        for name, packed in file.tensors.items():
+            ours = canonical(name, LAYERS, inner, OUTER)
+            order = _order(ours, packed.shape, config.head_dim) if family.interleaved else None
+            if name != FREQUENCIES:
+                found[ours] = PackedRows(packed, order)
+        stored, tokenizer = in_order(path, config, found), read_tokenizer(path, file.metadata)
+        return config, stored, tokenizer, gguf_sampling(path, file.metadata)
     except ConfigError as error:
         # Names and values are the file's own, and may have line ends.
         raise ConfigError(in_a_line(error)) from error
-
-
-def _loaded(path: Path) -> tuple[ModelConfig, dict[str, Stored], Tokenizer, dict[str, int | float]]:
-    file = open_gguf(path)
-    config = read_config(file)
-    family = FAMILIES[config.architecture]
-    inner = {**INNER, **family.gguf_tensors}
-    found: dict[str, Stored] = {}
-    for name, packed in file.tensors.items():
-        ours = canonical(name, LAYERS, inner, OUTER)
-        if name != FREQUENCIES:
-            found[ours] = PackedRows(
-                packed, _order(ours, packed.shape, config.head_dim) if family.interleaved else None
-            )
-    stored, tokenizer = in_order(path, config, found), read_tokenizer(path, file.metadata)
-    return config, stored, tokenizer, suggested.of_gguf(path, file.metadata)
 
 
 def _order(name: str, shape: tuple[int, ...], head_dim: int) -> np.ndarray | None:
@@ -103,3 +110,121 @@ def _order(name: str, shape: tuple[int, ...], head_dim: int) -> np.ndarray | Non
         return None
     rows = np.arange(shape[0]).reshape(-1, head_dim // 2, 2)
     return rows.swapaxes(1, 2).reshape(-1)
+
+
+def read_config(file: GgufFile) -> ModelConfig:
+    """The model's sizes.
+
+    Raises:
+        ConfigError: if a size is missing, or the model is of a kind that the engine does not run.
+
+    """
+    sizes = _Sizes(file)
+    heads, hidden = sizes.size("attention.head_count"), sizes.size("embedding_length")
+    head_dim = sizes.size("attention.key_length", hidden // heads)
+    theta = sizes.decimal("rope.freq_base", 10_000.0)
+    _check(sizes, head_dim)
+    if EMBEDDING not in file.tensors:
+        raise ConfigError(f"{file.path}: has no tensor {EMBEDDING}")
+    # That of the first projection; packed numbers have none, and bfloat16 is what models are run in.
+    first = file.tensors.get("blk.0.attn_q.weight")
+    scaling, length = _scaling(file, sizes, theta, head_dim), sizes.size("context_length")
+    config = ModelConfig(
+        architecture=sizes.architecture,
+        vocab_size=file.tensors[EMBEDDING].shape[0],
+        hidden_size=hidden,
+        intermediate_size=sizes.size("feed_forward_length"),
+        layers=sizes.size("block_count"),
+        heads=heads,
+        kv_heads=sizes.size("attention.head_count_kv", heads),
+        head_dim=head_dim,
+        max_position=reach(length, scaling),
+        rope_theta=theta,
+        rope_scaling=scaling,
+        rms_eps=sizes.decimal("attention.layer_norm_rms_epsilon"),
+        tied="output.weight" not in file.tensors,
+        qk_norm=sizes.family.qk_norm,
+        qkv_bias=sizes.family.qkv_bias,
+        dtype=PLAIN.get(first.kind.name, "bfloat16") if first else "bfloat16",
+    )
+    check_heads(file.path, config)
+    return config
+
+
+class _Sizes(Settings):
+    """The keys that start with the architecture's name."""
+
+    def __init__(self, file: GgufFile):
+        name = file.metadata.get("general.architecture", "")
+        self.family = family_of(file.path, "general.architecture", name)
+        # What was joined has a count of 0.
+        parts = file.metadata.get("split.count", 0)
+        if not isinstance(parts, int) or isinstance(parts, bool):
+            raise ConfigError(f"{file.path}: split.count={shortened(parts)}: expected a whole number")
+        if parts > 1:
+            raise ConfigError(f"{file.path}: one part of several; join them with llama.cpp's llama-gguf-split --merge")
+        self.architecture, prefix = name, f"{name}."
+        own = {key: value for key, value in file.metadata.items() if key.startswith(prefix)}
+        super().__init__(file.path, {key.removeprefix(prefix): value for key, value in own.items()}, prefix)
+
+    def decimal(self, key: str, default: float | None = None) -> float:
+        """Of what the file holds in float32."""
+        return shortest(super().decimal(key, default))
+
+
+def _check(sizes: _Sizes, head_dim: int) -> None:
+    fixed = {
+        "rope.scaling.type": (None, "none", "linear", "yarn"),
+        "rope.scaling.attn_factor": (None, 1.0),
+        "rope.scaling.yarn_attn_factor": (None, 1.0),
+        "rope.scaling.yarn_ext_factor": (None, 1.0),
+        "rope.scaling.yarn_log_multiplier": (None, 0.0),
+        "rope.dimension_count": (None, head_dim),
+        "attention.value_length": (None, head_dim),
+        "attention.sliding_window": (None, 0),
+        "expert_count": (None, 0),
+    }
+    for key, allowed in fixed.items():
+        if (found := sizes.raw.get(key)) not in allowed:
+            raise ConfigError(f"{sizes.file}: {sizes.architecture}.{key}={found}: models with it are not supported")
+
+
+def _scaling(file: GgufFile, sizes: _Sizes, theta: float, head_dim: int) -> RopeScaling | None:
+    """As the metadata say it; Llama 3's is a tensor instead, of what each frequency is divided by."""
+    old, key = "rope.scale_linear", "rope.scaling.factor"
+    key = old if old in sizes.raw and key not in sizes.raw else key
+    kind, factor = sizes.raw.get("rope.scaling.type"), sizes.raw.get(key)
+    # llama.cpp takes a factor that comes without a type as linear; a factor of 0 or 1 is none to it.
+    scaled = factor not in (None, 0, 1)
+    if kind == "none" and scaled:
+        raise ConfigError(
+            f"{sizes.file}: {sizes.architecture}.{key}={factor} beside rope.scaling.type=none: expected no factor, or"
+            " another type; mend the file's metadata"
+        )
+    kind = kind or ("linear" if scaled else "none")
+    if kind == "none":
+        return _llama3(file, theta, head_dim)
+    if FREQUENCIES in file.tensors:
+        raise ConfigError(
+            f"{file.path}: {FREQUENCIES} beside {kind} RoPE: expected one of them; both are not supported"
+        )
+    factor = sizes.decimal(key)
+    if kind == "linear":
+        return LinearRope(factor)
+    original = sizes.size("rope.scaling.original_context_length", sizes.size("context_length"))
+    fast, slow = sizes.decimal("rope.scaling.yarn_beta_fast", 32.0), sizes.decimal("rope.scaling.yarn_beta_slow", 1.0)
+    return YarnRope(factor, original, fast, slow, yarn_magnitude(factor))
+
+
+def _llama3(file: GgufFile, theta: float, head_dim: int) -> Llama3Rope | None:
+    packed = file.tensors.get(FREQUENCIES)
+    if packed is None:
+        return None
+    divisors = packed.data.view(np.float32).reshape(-1) if packed.kind.name == "F32" else np.zeros(0)
+    rope = Llama3Rope(float(divisors.max(initial=1.0)), LOW, HIGH, ORIGINAL)
+    turns = ORIGINAL * theta ** -(np.arange(0, head_dim, 2) / head_dim) / (2 * math.pi)
+    kept = np.clip((turns - LOW) / (HIGH - LOW), 0, 1)
+    expected = 1 / ((1 - kept) / rope.factor + kept)
+    if len(divisors) != len(expected) or not np.allclose(divisors, expected, rtol=1e-4):
+        raise ConfigError(f"{file.path}: {FREQUENCIES} are not Llama 3's; other scaled RoPEs are not supported")
+    return rope

@@ -1,20 +1,29 @@
 """Folders as Hugging Face lays them out: config.json, tokenizer.json, one or several safetensors files."""
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
+from typing import Any
 
-from fullstride.errors import ConfigError
-from fullstride.llm.config import ModelConfig
-from fullstride.llm.families import FAMILIES
+from fullstride.errors import ConfigError, one_of
+from fullstride.llm.config import (
+    DTYPES,
+    LinearRope,
+    Llama3Rope,
+    ModelConfig,
+    RopeScaling,
+    YarnRope,
+    reach,
+    yarn_magnitude,
+)
+from fullstride.llm.families import FAMILIES, family_of
 from fullstride.llm.text.tokenizer import Tokenizer
 from fullstride.llm.text.tokenizer_folder import read_json
-from fullstride.llm.weights import suggested
-from fullstride.llm.weights.canonical import canonical, in_order, listed
-from fullstride.llm.weights.hf_config import read_config
-from fullstride.llm.weights.parameters import Stored
+from fullstride.llm.weights.canonical import canonical, check_heads, in_order, listed
+from fullstride.llm.weights.parameters import PLAIN, Stored
 from fullstride.llm.weights.safetensors_file import open_safetensors
-from fullstride.llm.weights.settings import shortened
+from fullstride.llm.weights.settings import Settings, checked_sampling, shortened
 
 INDEX = "model.safetensors.index.json"
 # Characters of a file's name; Linux takes no longer ones.
@@ -32,9 +41,18 @@ INNER = {
     "mlp.down_proj.weight": "down",
 }
 LAYERS = re.compile(r"model\.layers\.(\d+)\.(.+)")
-DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 # Old checkpoints hold these, which follow from the configuration.
 DERIVED = "rotary_emb.inv_freq"
+
+# What other values would change the arithmetic: a key, and what it may be if it is there.
+FIXED: dict[str, tuple[Any, ...]] = {
+    "hidden_act": ("silu", "swish"),
+    "attention_bias": (False, None),
+    "mlp_bias": (False, None),
+    "use_sliding_window": (False, None),
+    "quantization_config": (None,),
+    "partial_rotary_factor": (1.0, None),
+}
 
 
 def load_folder(folder: Path) -> tuple[ModelConfig, dict[str, Stored], Tokenizer, dict[str, int | float]]:
@@ -52,36 +70,132 @@ def load_folder(folder: Path) -> tuple[ModelConfig, dict[str, Stored], Tokenizer
             if not (name.endswith(DERIVED) or (config.tied and name == "lm_head.weight")):
                 found[canonical(name, LAYERS, inner, OUTER)] = tensor
     stored = in_order(folder, config, found)
-    config = replace(config, dtype=config.dtype or DTYPES[stored["embed"].kind])
-    return config, stored, Tokenizer.from_folder(folder), suggested.of_folder(folder)
-
-
-def _named(index: Path) -> list[str]:
-    """The file of each tensor."""
-    names = read_json(index).get("weight_map")
-    if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
-        raise ConfigError(f"{index}: weight_map: expected an object with a file's name for each tensor")
-    return [_within(index, name) for name in dict.fromkeys(names.values())]
-
-
-def _within(index: Path, name: str) -> str:
-    """Return a name of a file in the folder, which may be a link, as all are in Hugging Face's cache."""
-    path = PurePosixPath(name)
-    if path.is_absolute() or ".." in path.parts or not path.parts or "\0" in name or len(name) > MOST_NAME:
-        raise ConfigError(f"{index}: weight_map names {shortened(repr(name))}: expected a file in its folder")
-    return name
+    config = replace(config, dtype=config.dtype or PLAIN[stored["embed"].kind])
+    ends = folder / "generation_config.json"
+    return config, stored, Tokenizer.from_folder(folder), checked_sampling(ends, read_json(ends))
 
 
 def _files(folder: Path) -> list[Path]:
     """The safetensors files that make up the model, all of which are there."""
     single = folder / "model.safetensors"
-    if (folder / INDEX).is_file():
-        files = [folder / name for name in _named(folder / INDEX)]
-    else:
-        files = [single] if single.is_file() else sorted(folder.glob("*.safetensors"))
+    files = [single] if single.is_file() else sorted(folder.glob("*.safetensors"))
+    if (index := folder / INDEX).is_file():
+        names = read_json(index).get("weight_map")
+        if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
+            raise ConfigError(f"{index}: weight_map: expected an object with a file's name for each tensor")
+        files = [folder / name for name in dict.fromkeys(names.values()) if _is_within(index, name)]
     missing = [file.name for file in files if not file.is_file()]
     if missing:
         raise ConfigError(f"{folder}: {INDEX} names {listed(missing)}, not there")
     if not files:
         raise ConfigError(f"{folder}: no *.safetensors; weights in other formats have to be saved as that, or as GGUF")
     return files
+
+
+def _is_within(index: Path, name: str) -> bool:
+    """See that a name is of a file in the folder, which may be a link, as all are in Hugging Face's cache."""
+    path = PurePosixPath(name)
+    if path.is_absolute() or ".." in path.parts or not path.parts or "\0" in name or len(name) > MOST_NAME:
+        raise ConfigError(f"{index}: weight_map names {shortened(repr(name))}: expected a file in its folder")
+    return True
+
+
+def read_config(folder: Path) -> ModelConfig:
+    """The model's sizes, and its ends from generation_config.json where that says more; no dtype if it names none.
+
+    Raises:
+        ConfigError: if a size is missing, or the model is of a kind that the engine does not run.
+
+    """
+    file, ends = folder / "config.json", folder / "generation_config.json"
+    settings = Settings(file, read_json(file))
+    raw = settings.raw
+    family = family_of(file, "model_type", raw.get("model_type"))
+    for key, allowed in {**FIXED, **family.fixed}.items():
+        if raw.get(key, allowed[0]) not in allowed:
+            found = shortened(raw[key])
+            raise ConfigError(f"{file}: {key}={found}: models with it are not supported, only {allowed[0]}")
+    theta, scaling = _rope(settings)
+    heads, hidden = settings.size("num_attention_heads"), settings.size("hidden_size")
+    bos = settings.ids("bos_token_id")
+    config = ModelConfig(
+        architecture=raw["model_type"],
+        vocab_size=settings.size("vocab_size"),
+        hidden_size=hidden,
+        intermediate_size=settings.size("intermediate_size"),
+        layers=settings.size("num_hidden_layers"),
+        heads=heads,
+        kv_heads=settings.size("num_key_value_heads", heads),
+        head_dim=settings.size("head_dim", hidden // heads),
+        max_position=reach(settings.size("max_position_embeddings"), scaling),
+        rope_theta=theta,
+        rope_scaling=scaling,
+        rms_eps=settings.decimal("rms_norm_eps", 1e-6),
+        tied=bool(raw.get("tie_word_embeddings", False)),
+        qk_norm=family.qk_norm,
+        qkv_bias=family.qkv_bias,
+        eos=Settings(ends, read_json(ends)).ids("eos_token_id") or settings.ids("eos_token_id"),
+        bos=bos[0] if bos else None,
+        dtype=str(raw.get("dtype") or raw.get("torch_dtype") or ""),
+    )
+    check_heads(file, config)
+    if config.dtype:
+        one_of(f"{file}: dtype", config.dtype, DTYPES)
+    return config
+
+
+def _rope(settings: Settings) -> tuple[float, RopeScaling | None]:
+    """The base theta, and how frequencies are scaled."""
+    new, old = settings.inner("rope_parameters"), settings.inner("rope_scaling")
+    length = settings.size("max_position_embeddings")
+    theta = new.decimal("rope_theta", old.decimal("rope_theta", settings.decimal("rope_theta", 10_000.0)))
+    scaling = _scaling(new if new.raw else old, length)
+    if new.raw and old.raw and (theta, scaling) != (old.decimal("rope_theta", theta), _scaling(old, length)):
+        raise ConfigError(
+            f"{settings.file}: rope_parameters={shortened(new.raw)} and rope_scaling={shortened(old.raw)}: expected one"
+            " of them, or two that say the same: keep the one that is meant"
+        )
+    return theta, scaling
+
+
+def _scaling(rope: Settings, length: int) -> RopeScaling | None:
+    kind = str(rope.raw.get("rope_type") or rope.raw.get("type") or "default")
+    if kind not in ROPES:
+        raise ConfigError(f"{rope.file}: rope_type={kind}: expected one of {', '.join(ROPES)}")
+    if rope.raw.get("partial_rotary_factor") not in (None, 1):
+        raise ConfigError(f"{rope.file}: partial_rotary_factor={rope.raw['partial_rotary_factor']}: expected 1")
+    return ROPES[kind](rope, length)
+
+
+def _llama3(rope: Settings, _: int) -> Llama3Rope:
+    names = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+    if missing := [name for name in names if rope.raw.get(name) is None]:
+        raise ConfigError(f"{rope.file}: the llama3 rope lacks {missing[0]}")
+    low, high = rope.decimal("low_freq_factor"), rope.decimal("high_freq_factor")
+    if low >= high:
+        raise ConfigError(f"{rope.file}: low_freq_factor={low}: expected less than high_freq_factor, which is {high}")
+    return Llama3Rope(rope.decimal("factor"), low, high, rope.size("original_max_position_embeddings"))
+
+
+def _yarn(rope: Settings, length: int) -> YarnRope:
+    factor = rope.decimal("factor")
+    magnitude, keys = yarn_magnitude(factor), ("mscale", "mscale_all_dim")
+    if all(rope.raw.get(key) for key in keys):  # DeepSeek's quotient of two of it
+        above, below = (yarn_magnitude(factor, rope.decimal(key)) for key in keys)
+        magnitude = above / below
+    return YarnRope(
+        factor,
+        rope.size("original_max_position_embeddings", length),
+        fast=rope.decimal("beta_fast", 32.0),
+        slow=rope.decimal("beta_slow", 1.0),
+        magnitude=rope.decimal("attention_factor", magnitude),
+        whole=bool(rope.raw.get("truncate", True)),
+    )
+
+
+ROPES: dict[str, Callable[[Settings, int], RopeScaling | None]] = {
+    "default": lambda rope, length: None,
+    "linear": lambda rope, length: LinearRope(rope.decimal("factor")),
+    "llama3": _llama3,
+    "yarn": _yarn,
+}

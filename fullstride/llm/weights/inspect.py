@@ -5,8 +5,8 @@ from dataclasses import asdict
 from rich.console import Console
 from rich.table import Table
 
-from fullstride.llm.weights.loading import Loaded, load
-from fullstride.llm.weights.suggested import in_words
+from fullstride.llm.weights.loading import load
+from fullstride.llm.weights.settings import in_words
 
 
 def show(source: str) -> None:
@@ -19,28 +19,17 @@ def show(source: str) -> None:
     loaded = load(source)
     console = Console()
     console.print(str(loaded.path), highlight=False, soft_wrap=True)
-    console.print(_settings(loaded))
-    console.print(_tensors(loaded))
-    numbers = loaded.parameters.nbytes // loaded.parameters.dtype.itemsize
-    console.print(
-        f"{len(loaded.parameters)} tensors, {numbers:,} parameters, {loaded.parameters.nbytes / 1e6:,.1f} MB as"
-        f" {loaded.config.dtype}",
-        highlight=False,
-    )
-
-
-def _settings(loaded: Loaded) -> Table:
-    table = Table("setting", "value")
+    settings = Table("setting", "value")
     for name, value in asdict(loaded.config).items():
-        table.add_row(name, str(value))
-    table.add_row("tokenizer", f"{loaded.tokenizer.backend.get_vocab_size()} tokens")
-    table.add_row("suggested sampling", in_words(loaded.sampling) or "none")
-    table.add_row("chat template", "yes" if loaded.tokenizer.template else "no")
-    return table
-
-
-def _tensors(loaded: Loaded) -> Table:
-    table = Table("tensor", "shape", "stored as")
-    for name in loaded.parameters:
-        table.add_row(name, " x ".join(map(str, loaded.parameters.shape(name))), loaded.parameters.kind(name))
-    return table
+        settings.add_row(name, str(value))
+    settings.add_row("tokenizer", f"{loaded.tokenizer.backend.get_vocab_size()} tokens")
+    settings.add_row("suggested sampling", in_words(loaded.sampling) or "none")
+    settings.add_row("chat template", "yes" if loaded.tokenizer.template else "no")
+    tensors, parameters = Table("tensor", "shape", "stored as"), loaded.parameters
+    for name in parameters:
+        tensors.add_row(name, " x ".join(map(str, parameters.shape(name))), parameters.kind(name))
+    console.print(settings)
+    console.print(tensors)
+    numbers, size = parameters.nbytes // parameters.dtype.itemsize, f"{parameters.nbytes / 1e6:,.1f} MB"
+    said = f"{len(parameters)} tensors, {numbers:,} parameters, {size} as {loaded.config.dtype}"
+    console.print(said, highlight=False)

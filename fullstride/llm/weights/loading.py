@@ -59,19 +59,15 @@ def load(source: str | Path, *, dtype: str | None = None) -> Loaded:
         one_of("dtype", dtype, DTYPES)
     path = find(source)
     try:
-        return _loaded(path, dtype)
+        config, stored, tokenizer, sampling = load_folder(path) if path.is_dir() else load_gguf(path)
+        # An end that the model has no row for can never be chosen.
+        ends = tuple(token for token in dict.fromkeys((*config.eos, *tokenizer.eos)) if token < config.vocab_size)
+        bos = tokenizer.bos if config.bos is None else config.bos
+        config = replace(config, dtype=dtype or config.dtype, eos=ends, bos=bos)
+        tokenizer = tokenizer.of_model(config.vocab_size, ends)
+        return Loaded(config, Parameters(stored, config.dtype), tokenizer, path, sampling)
     except ConfigError as error:  # which may quote what a stranger wrote, of any length
         raise ConfigError(elided(str(error), MOST_OF_AN_ERROR)) from error
-
-
-def _loaded(path: Path, dtype: str | None) -> Loaded:
-    config, stored, tokenizer, sampling = load_folder(path) if path.is_dir() else load_gguf(path)
-    # An end that the model has no row for can never be chosen.
-    ends = tuple(token for token in dict.fromkeys((*config.eos, *tokenizer.eos)) if token < config.vocab_size)
-    bos = tokenizer.bos if config.bos is None else config.bos
-    config = replace(config, dtype=dtype or config.dtype, eos=ends, bos=bos)
-    tokenizer = tokenizer.of_model(config.vocab_size, ends)
-    return Loaded(config, Parameters(stored, config.dtype), tokenizer, path, sampling)
 
 
 def find(source: str | Path) -> Path:
@@ -90,17 +86,12 @@ def find(source: str | Path) -> Path:
     if path.is_dir():
         return _in_folder(path)
     if not path.is_file():
+        on_hub = HUB_NAME.fullmatch(str(source)) and not str(source).endswith(".gguf")
+        get = f"run hf download {source} --local-dir DIR, then give DIR"
+        advice = f"; names of Hugging Face's hub are not fetched: if this is one, {get}" if on_hub else ""
         missing = f"model={source}: no such file or folder, nor one of the names {', '.join(MODELS)}"
-        raise ConfigError(f"{missing}{_hub_advice(str(source))}")
+        raise ConfigError(f"{missing}{advice}")
     return path
-
-
-def _hub_advice(source: str) -> str:
-    """How to get a folder of what is called so on the hub; nothing for what cannot be a name there."""
-    if source.endswith(".gguf") or not HUB_NAME.fullmatch(source):
-        return ""
-    get = f"run hf download {source} --local-dir DIR, then give DIR"
-    return f"; names of Hugging Face's hub are not fetched: if this is one, {get}"
 
 
 def _in_folder(folder: Path) -> Path:

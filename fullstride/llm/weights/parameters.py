@@ -1,9 +1,9 @@
 """A model's parameters as they lie in its files: read when they are asked for, whole or a part at a time."""
 
-from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Protocol, runtime_checkable
 
 import ml_dtypes  # noqa: F401, teaches numpy the name bfloat16
 import numpy as np
@@ -14,25 +14,22 @@ from fullstride.errors import ConfigError
 
 # Past it more threads wait for memory: bytes are unpacked about as fast as they are copied.
 MOST_THREADS = 8
+# Numbers that are not packed, by the names that files give them.
+PLAIN = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 Values = Float[np.ndarray, "..."]
 
 
-class Stored(ABC):
-    """One parameter in a file."""
+@runtime_checkable
+class Stored(Protocol):
+    """One parameter in a file: its shape, and how the file packs its numbers, such as F32, BF16 or Q4_K."""
 
     @property
-    @abstractmethod
-    def shape(self) -> tuple[int, ...]:
-        """Of the whole."""
-
+    def shape(self) -> tuple[int, ...]: ...
     @property
-    @abstractmethod
-    def kind(self) -> str:
-        """How the file packs its numbers, such as F32, BF16 or Q4_K."""
-
-    @abstractmethod
+    def kind(self) -> str: ...
     def read(self, rows: slice, columns: slice, dtype: np.dtype) -> Values:
         """A part of it as `dtype`; a vector has rows alone."""
+        ...
 
 
 class Parameters(Mapping[str, np.ndarray]):

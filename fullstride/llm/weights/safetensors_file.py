@@ -6,13 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from fullstride.errors import ConfigError
-from fullstride.llm.weights.parameters import Stored, Values
+from fullstride.llm.weights.parameters import PLAIN, Values
 
-DTYPES = {"F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
 # The format's own limit on its header.
 MOST_HEADER = 100_000_000
 # A parameter has one or two; a tensor that is none is named as such.
@@ -20,21 +18,16 @@ MOST_DIMENSIONS = 8
 
 
 @dataclass(frozen=True)
-class MappedTensor(Stored):
-    """A tensor in a mapped file."""
+class MappedTensor:
+    """A tensor in a mapped file; its kind is the format's name of its dtype."""
 
     values: np.ndarray
-    packing: str
+    kind: str
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Of the whole."""
         return self.values.shape
-
-    @property
-    def kind(self) -> str:
-        """The format's name of its dtype."""
-        return self.packing
 
     def read(self, rows: slice, columns: slice, dtype: np.dtype) -> Values:
         """A part: a view, if it is of this dtype."""
@@ -79,9 +72,9 @@ def _tensor(file: Path, data: np.ndarray, name: str, entry: Any) -> np.ndarray:
             raise ValueError(shape)
     except (TypeError, KeyError, ValueError) as error:
         raise ConfigError(f"{file}: not safetensors: what its header says of {name} is not understood") from error
-    if kind not in DTYPES:
-        raise ConfigError(f"{file}: {name} is of {kind}; supported are {', '.join(DTYPES)}, not quantised weights")
-    dtype = np.dtype(DTYPES[kind])
+    if kind not in PLAIN:
+        raise ConfigError(f"{file}: {name} is of {kind}; supported are {', '.join(PLAIN)}, not quantised weights")
+    dtype = np.dtype(PLAIN[kind])
     if stop > len(data):
         raise ConfigError(f"{file}: cut short: {name} ends at byte {stop} of {len(data)} that there are")
     if not 0 <= start <= stop or min(shape, default=0) < 0 or stop - start != math.prod(shape) * dtype.itemsize:

@@ -12,7 +12,7 @@ import pytest
 from fullstride.llm.server.limits import Limits
 from fullstride.llm.server.schemas.chat import ChatRequest
 from fullstride.llm.server.tools.plan import Asked
-from fullstride.llm.server.tools.structured import structured
+from fullstride.llm.server.tools.shapes import structured
 from tests.llm.server.conftest import connected
 from tests.llm.server.live import Live, until
 from tests.llm.server.real import real_server

@@ -9,8 +9,8 @@ import transformers
 from fullstride.errors import ConfigError
 from fullstride.llm.config import LinearRope, YarnRope
 from fullstride.llm.weights import load
-from fullstride.llm.weights.gguf_config import read_config
 from fullstride.llm.weights.gguf_file import open_gguf
+from fullstride.llm.weights.gguf_model import read_config
 from tests.llm import tiny
 from tests.llm.gguf_files import write_gguf
 

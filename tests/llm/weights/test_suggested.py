@@ -6,10 +6,16 @@ import pytest
 
 from fullstride.errors import ConfigError
 from fullstride.llm import LLM, SamplingParams
-from fullstride.llm.weights import load, suggested
+from fullstride.llm.text.tokenizer_folder import read_json
+from fullstride.llm.weights import load, settings
 from fullstride.llm.weights.gguf_file import open_gguf
 
 QWEN3 = {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "repetition_penalty": 1}
+
+
+def load_sampling(folder):
+    file = folder / "generation_config.json"
+    return settings.checked_sampling(file, read_json(file))
 
 
 def _said(folder, **values):
@@ -21,14 +27,14 @@ def test_a_folder_says_how_its_tokens_are_chosen(tiny_llama, tmp_path):
     said = {**QWEN3, "min_p": None, "do_sample": True, "max_new_tokens": 2048, "bos_token_id": 1}
     folder = _said(shutil.copytree(tiny_llama, tmp_path / "model"), **said)
     assert load(folder).sampling == QWEN3
-    assert suggested.of_folder(tmp_path) == {}
+    assert load_sampling(tmp_path) == {}
 
 
 @pytest.mark.parametrize("wrong", [{"temperature": -1.0}, {"top_p": 2.0}, {"min_p": "0.1"}])
 def test_what_cannot_be_is_refused_by_its_file(tmp_path, wrong):
     ((name, value),) = wrong.items()
     with pytest.raises(ConfigError, match=rf"generation_config.json: {name}={value!r}: expected"):
-        suggested.of_folder(_said(tmp_path, **wrong))
+        load_sampling(_said(tmp_path, **wrong))
 
 
 def test_a_gguf_says_so_in_float32(tmp_path):
@@ -39,7 +45,7 @@ def test_a_gguf_says_so_in_float32(tmp_path):
     writer.add_float32("general.sampling.xtc_threshold", 0.2)  # which the engine does not have
     for write in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.close):
         write()
-    found = suggested.of_gguf(path, open_gguf(path).metadata)
+    found = settings.gguf_sampling(path, open_gguf(path).metadata)
     assert found == {"temperature": 0.6, "repetition_penalty": 1.1, "top_k": 20}
 
 

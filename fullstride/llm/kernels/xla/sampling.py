@@ -35,7 +35,8 @@ def drawn(logits: Float[Array, "D V"], s: Sampler) -> Int[Array, " D"]:
     number for each block and for each token of one block, and its logits are read twice.
     """
     hot, heat = (s.temperature > 0)[:, None], _heat(s)
-    blocks = _blocks(logits)
+    padded = jnp.pad(logits, ((0, 0), (0, -logits.shape[1] % BLOCK)), constant_values=-jnp.inf)
+    blocks: Float[Array, "D N block"] = padded.reshape(logits.shape[0], -1, BLOCK)
     # Without the barrier XLA would take the row's maximum from all logits, and read them once more.
     largest = lax.optimization_barrier(blocks.max(-1))
     # Differences are divided, since a quotient might overflow.
@@ -54,9 +55,13 @@ def drawn(logits: Float[Array, "D V"], s: Sampler) -> Int[Array, " D"]:
 def _sample_asked(logits: Float[Array, "D V"], s: Sampler, top: int) -> Sampled:
     scores = lax.cond(jnp.any(s.special), lambda: adjusted(logits, s), lambda: logits)
     cut = cuts(s) & (s.temperature > 0)
-    kept = lax.cond(
-        jnp.any(cut), lambda: jnp.where(cut[:, None] & ~_passed(scores, s), -jnp.inf, scores), lambda: scores
-    )
+
+    def left() -> Float[Array, "D V"]:
+        """What the filters keep at each row's temperature."""
+        passed = filtered((scores - scores.max(-1, keepdims=True)) / _heat(s), s) > -jnp.inf
+        return jnp.where(cut[:, None] & ~passed, -jnp.inf, scores)
+
+    kept = lax.cond(jnp.any(cut), left, lambda: scores)
     token = drawn(kept, s)
     return lax.cond(jnp.any(s.wanted), lambda: score(logits, token, top), lambda: unscored(token, top))
 
@@ -64,11 +69,6 @@ def _sample_asked(logits: Float[Array, "D V"], s: Sampler, top: int) -> Sampled:
 def _heat(s: Sampler) -> Float[Array, "D 1"]:
     """What differences of logits are divided by; any number will do for rows without a temperature."""
     return jnp.where(s.temperature > 0, s.temperature, 1)[:, None]
-
-
-def _passed(logits: Float[Array, "D V"], s: Sampler) -> Bool[Array, "D V"]:
-    """Whether the filters keep a token at its row's temperature."""
-    return filtered((logits - logits.max(-1, keepdims=True)) / _heat(s), s) > -jnp.inf
 
 
 def adjusted(logits: Float[Array, "D V"], s: Sampler) -> Float[Array, "D V"]:
@@ -116,7 +116,8 @@ def threshold(
 
     Found bit by bit, from the highest, in the integers that order as floats do: 32 sums instead of a sort.
     """
-    keys = _ordered(values)
+    bits = lax.bitcast_convert_type(values, jnp.uint32)
+    keys = jnp.where(bits >> 31 == 1, ~bits, bits | jnp.uint32(1 << 31))
 
     def step(i, found):
         trial = found | (jnp.uint32(1) << (31 - i).astype(jnp.uint32))
@@ -124,18 +125,9 @@ def threshold(
         return jnp.where(mass >= wanted, trial, found)
 
     found = lax.fori_loop(0, 32, step, jnp.zeros(values.shape[0], jnp.uint32))
-    return _unordered(found)[:, None]
-
-
-def _ordered(x: Float[Array, "*n"]) -> UInt32[Array, "*n"]:
-    bits = lax.bitcast_convert_type(x, jnp.uint32)
-    return jnp.where(bits >> 31 == 1, ~bits, bits | jnp.uint32(1 << 31))
-
-
-def _unordered(keys: UInt32[Array, "*n"]) -> Float[Array, "*n"]:
-    bits = jnp.where(keys >> 31 == 1, keys & jnp.uint32((1 << 31) - 1), ~keys)
+    bits = jnp.where(found >> 31 == 1, found & jnp.uint32((1 << 31) - 1), ~found)
     # Nothing was found: the lowest key is no number, and minus infinity keeps everything.
-    return jnp.where(keys == 0, -jnp.inf, lax.bitcast_convert_type(bits, jnp.float32))
+    return jnp.where(found == 0, -jnp.inf, lax.bitcast_convert_type(bits, jnp.float32))[:, None]
 
 
 def race(weights: Float[Array, "D n"], words: UInt32[Array, "D n"]) -> Float[Array, "D n"]:
@@ -163,12 +155,6 @@ def random_words(key: UInt32[Array, "D 2"], position: Int[Array, " D"], size: in
         return jax.random.bits(own, (size,))
 
     return jax.vmap(row)(key, position)
-
-
-def _blocks(logits: Float[Array, "D V"]) -> Float[Array, "D N block"]:
-    rows, size = logits.shape
-    padded = jnp.pad(logits, ((0, 0), (0, -size % BLOCK)), constant_values=-jnp.inf)
-    return padded.reshape(rows, -1, BLOCK)
 
 
 def score(logits: Float[Array, "D V"], tokens: Int[Array, " D"], top: int) -> Sampled:

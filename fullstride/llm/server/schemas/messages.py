@@ -38,11 +38,8 @@ class _Message(Body):
         for part in parts if isinstance(parts, list) else ():
             if isinstance(part, dict) and part.get("type", "text") != "text":
                 raise PydanticCustomError("unsupported_content", "this server reads text parts only")
-        return {key: value for key, value in message.items() if not _says_nothing(key, value)}
-
-
-def _says_nothing(key: str, value: Any) -> bool:
-    return key in _EMPTY_IN_ANSWERS and (value is None or value == _EMPTY_IN_ANSWERS[key])
+        nothing = {key for key, empty in _EMPTY_IN_ANSWERS.items() if message.get(key) in (None, empty)}
+        return {key: value for key, value in message.items() if key not in nothing}
 
 
 class SystemMessage(_Message):

@@ -49,7 +49,13 @@ def check_of(shape: Structured, tools: Mapping[str, Any]) -> Check | None:
 def _check(schema: Any) -> Check | None:
     if not held(schema).left_out:
         return None
-    validator = _validator(schema)
+    options = jsonschema_rs.FancyRegexOptions(backtrack_limit=STEPS)
+    try:
+        validator = jsonschema_rs.validator_for(
+            schema, validate_formats=False, retriever=_refuse, pattern_options=options
+        )
+    except (ValueError, jsonschema_rs.ReferencingError) as error:
+        raise ConfigError(f"it is no JSON schema: {_line(str(error).partition('Failed validating')[0])}") from error
 
     def check(text: str) -> list[str]:
         try:
@@ -67,14 +73,6 @@ def _read(text: str) -> Any:
     with contextlib.suppress(ValueError, RecursionError):
         return json.loads(text)
     return None
-
-
-def _validator(schema: Any) -> Any:
-    options = jsonschema_rs.FancyRegexOptions(backtrack_limit=STEPS)
-    try:
-        return jsonschema_rs.validator_for(schema, validate_formats=False, retriever=_refuse, pattern_options=options)
-    except (ValueError, jsonschema_rs.ReferencingError) as error:
-        raise ConfigError(f"it is no JSON schema: {_line(str(error).partition('Failed validating')[0])}") from error
 
 
 def _refuse(address: str) -> Any:

@@ -1,13 +1,21 @@
 """Tool calls and content, read out of a model's text as it comes."""
 
 import json
-from collections.abc import Collection
+import re
+from collections.abc import Callable, Collection
 from typing import Any
 from uuid import uuid4
 
 from fullstride.llm.text.utf8_stream import whole_characters
 
 Pieces = list[dict[str, Any]]
+# As Hermes and Qwen models write calls.
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
+THINK, THOUGHT = "<think>", "</think>"
+# How an object that has keys begins, or a list of such.
+BEGINNING = re.compile(r'\s*(\[\s*)?(\{\s*("|$)|$)')
+# What JSON has outside its texts.
+OUTSIDE = frozenset(' \t\r\n{}[],:"+-.0123456789eEtrufalsn')
 
 
 class Reader:
@@ -83,3 +91,144 @@ def _arguments(given: Any) -> str:
     if value not in (None, "") and not isinstance(value, dict):
         raise TypeError(f"arguments are {type(value).__name__}")
     return whole_characters(json.dumps(value or {}, ensure_ascii=False, allow_nan=False))
+
+
+def thinks(prompt: str) -> bool:
+    """Tell whether a prompt ends within reasoning, as DeepSeek-R1's does, so that the answer goes on with it."""
+    return prompt.rstrip().endswith(THINK)
+
+
+class NoJsonError(ValueError):
+    """A text that no JSON object or list of objects begins with."""
+
+
+class JsonScanner:
+    """Finds where the JSON that a text begins with ends; each character is looked at once."""
+
+    def __init__(self):
+        """Begin with no text."""
+        self._at = self._depth = 0
+        self._quoted = self._escaped = False
+        self._end: int | None = None
+
+    def end(self, text: str) -> int | None:
+        """Index behind the JSON, or None if it goes on.
+
+        Args:
+            text: what was given before, and more.
+
+        Raises:
+            NoJsonError: if there can be none.
+
+        """
+        if not BEGINNING.match(text):
+            raise NoJsonError
+        while self._at < len(text) and self._end is None:
+            char, self._at = text[self._at], self._at + 1
+            if self._quoted:
+                self._quoted = self._escaped or char != '"'
+                self._escaped = char == "\\" and not self._escaped
+            elif char not in OUTSIDE:
+                raise NoJsonError
+            else:
+                self._quoted = char == '"'
+                self._depth += (char in "{[") - (char in "}]")
+                if self._depth == 0 and char in "}]":
+                    self._end = self._at
+        return self._end
+
+
+class Tagged(Reader):
+    """Content and calls of one answer.
+
+    Calls are read outside of reasoning alone, which is what an answer begins with between `<think>` tags. A tag that no
+    call of a known function follows is content, as the model wrote it. What is held back is what may be the beginning
+    of a tag, and a tag with what may be the beginning of a call.
+    """
+
+    def __init__(self, names: Collection[str], most: int | None, thinking: bool = False):
+        """Read calls of these functions, at most so many; `thinking` if the prompt ends within reasoning."""
+        self._names = names
+        self._most = most
+        self._made = 0
+        self._held = ""
+        self._state: Callable[[bool], Pieces | None] = self._thinking if thinking else self._beginning
+        self._scanner = JsonScanner()
+        # Of the text after the latest call, as long as it is but spaces.
+        self._spaces: str | None = None
+
+    def read(self, text: str, last: bool) -> Pieces:
+        """Return the text and calls that are certain now."""
+        self._held += text
+        pieces: Pieces = []
+        while (found := self._state(last)) is not None:
+            for piece in found:
+                if pieces and "content" in pieces[-1] and "content" in piece:
+                    piece = {"content": pieces.pop()["content"] + piece["content"]}
+                pieces.append(piece)
+        return pieces
+
+    def finish_reason(self, reason: str) -> str:
+        """An end after calls is theirs."""
+        return "tool_calls" if self._made and reason == "stop" else reason
+
+    # States: each returns pieces and is followed by the next one, or None where more text is needed.
+
+    def _beginning(self, last: bool) -> Pieces | None:
+        text = self._held.lstrip()
+        if not last and THINK.startswith(text):
+            return None
+        self._state = self._thinking if text.startswith(THINK) else self._prose
+        return []
+
+    def _thinking(self, last: bool) -> Pieces | None:
+        return self._until(THOUGHT, last, self._prose, kept=THOUGHT)
+
+    def _prose(self, last: bool) -> Pieces | None:
+        return self._until(OPEN, last, self._call)
+
+    def _until(self, tag: str, last: bool, then: Callable[[bool], Pieces | None], kept: str = "") -> Pieces | None:
+        """Content up to a tag, and what is kept of it; or as much as cannot be the beginning of the tag."""
+        if tag in self._held:
+            before, _, self._held = self._held.partition(tag)
+            self._state, self._scanner = then, JsonScanner()
+            return self._content(before + kept)
+        # How many of the last characters may be the beginning of the tag.
+        begun = next((n for n in range(len(tag) - 1, 0, -1) if self._held.endswith(tag[:n])), 0)
+        certain = len(self._held) - (0 if last else begun)
+        text, self._held = self._held[:certain], self._held[certain:]
+        return self._content(text) or None
+
+    def _call(self, last: bool) -> Pieces | None:
+        try:
+            end = self._scanner.end(self._held)
+        except NoJsonError:
+            return self._no_call()
+        if end is None:
+            return self._no_call() if last else None
+        after = self._held[end:].lstrip()
+        if not last and any(tag.startswith(after) and tag != after for tag in (CLOSE, OPEN)):
+            return None
+        # Models that end with a call, or go on with another one, may leave its tag open.
+        closed = after.startswith((CLOSE, OPEN)) or CLOSE.startswith(after)
+        calls = calls_of(self._held[:end], self._names) if closed else None
+        if calls is None:
+            return self._no_call()
+        self._held = after if after.startswith(OPEN) else after[len(CLOSE) :]
+        self._state, self._spaces = self._prose, ""
+        wanted = calls if self._most is None else calls[: self._most - self._made]
+        first, self._made = self._made, self._made + len(wanted)
+        return [call_piece(first + i, *call) for i, call in enumerate(wanted)]
+
+    def _no_call(self) -> Pieces:
+        self._state = self._prose
+        return self._content(OPEN)
+
+    def _content(self, text: str) -> Pieces:
+        # Line breaks between calls, and after the last one, are no content; before content they are a part of it.
+        if self._spaces is not None:
+            text, self._spaces = self._spaces + text, None
+            if not text or text.isspace():
+                self._spaces = text
+                return []
+        return [{"content": text}] if text else []

@@ -16,9 +16,8 @@ from fullstride.llm.server.errors import BadRequestError
 from fullstride.llm.server.limits import Limits
 from fullstride.llm.server.sampling import at_most
 from fullstride.llm.server.schemas.chat import ChatRequest, NamedTool, Tool
-from fullstride.llm.server.tools.parsers import Named, Reader, Required
-from fullstride.llm.server.tools.structured import json_schema
-from fullstride.llm.server.tools.tagged_calls import Tagged
+from fullstride.llm.server.tools.parsers import Named, Reader, Required, Tagged
+from fullstride.llm.server.tools.shapes import json_schema
 from fullstride.llm.text.grammar import GUIDANCE
 from fullstride.llm.text.json_schema import held
 

@@ -1,13 +1,19 @@
-"""Compiles what requests want their texts to be like: tried out first, few at a time, and only while they wait."""
+"""The shape that a request wants of its text, whichever of the ways to say so it took, and its compilation: tried out
+first, few at a time, and only while the request waits.
+"""
 
 import asyncio
+import json
 from threading import Event
+from typing import Any
 
 import anyio
 import anyio.to_thread
 
 from fullstride.llm.sampling_params import Structured
-from fullstride.llm.server.errors import UnavailableError
+from fullstride.llm.server.errors import BadRequestError, UnavailableError
+from fullstride.llm.server.schemas.base import SamplingRequest, StructuredOutputs
+from fullstride.llm.server.schemas.chat import ChatRequest, JsonObjectFormat, JsonSchemaFormat
 from fullstride.llm.text.grammar import Compiler
 from fullstride.llm.text.grammar_trial import Trial
 
@@ -60,3 +66,60 @@ class Shapes:
 
         """
         self._trial.bytes_of(shape, lambda: True)
+
+
+def structured(request: SamplingRequest, most_bytes: int) -> tuple[str, Structured | None]:
+    """The parameter that asks for a shape, and the shape; or None for any text.
+
+    Raises:
+        BadRequestError: if there are several, or one of more than `most_bytes`.
+
+    """
+    asked = dict[str, Structured]()
+    if isinstance(request, ChatRequest) and (shape := _of_format(request)) is not None:
+        asked["response_format"] = shape
+    if request.regex is not None:
+        asked["regex"] = Structured("regex", request.regex)
+    if request.grammar is not None:
+        asked["grammar"] = Structured("grammar", request.grammar)
+    if request.structured_outputs is not None:
+        asked["structured_outputs"] = _of_vllm(request.structured_outputs)
+    if len(asked) > 1:
+        message = f"{' and '.join(asked)} both ask for a shape of the text; send one of them."
+        raise BadRequestError(message, param=list(asked)[1])
+    for param, shape in asked.items():
+        if len(shape.value.encode()) > most_bytes:
+            message = f"'{param}' has more than {most_bytes} bytes as text."
+            raise BadRequestError(message, param=param, code="schema_too_large")
+        return param, shape
+    return "", None
+
+
+def _of_format(request: ChatRequest) -> Structured | None:
+    form = request.response_format
+    if isinstance(form, JsonSchemaFormat) and form.json_schema.schema_ is not None:
+        return json_schema(form.json_schema.schema_)
+    return Structured("json_object") if isinstance(form, JsonObjectFormat | JsonSchemaFormat) else None
+
+
+def json_schema(schema: Any) -> Structured:
+    """Text that conforms to a schema."""
+    return Structured("json_schema", schema if isinstance(schema, str) else json.dumps(schema, ensure_ascii=False))
+
+
+def _of_vllm(asked: StructuredOutputs) -> Structured:
+    shapes = []
+    if asked.json_ is not None:
+        shapes.append(json_schema(asked.json_))
+    if asked.json_object:
+        shapes.append(Structured("json_object"))
+    if asked.regex is not None:
+        shapes.append(Structured("regex", asked.regex))
+    if asked.choice is not None:
+        shapes.append(Structured("grammar", "start: " + " | ".join(map(json.dumps, asked.choice)), wide=True))
+    if asked.grammar is not None:
+        shapes.append(Structured("grammar", asked.grammar))
+    if len(shapes) != 1:
+        message = "structured_outputs: expected exactly one of json, json_object, regex, choice, grammar."
+        raise BadRequestError(message, param="structured_outputs")
+    return shapes[0]

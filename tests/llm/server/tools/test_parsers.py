@@ -3,9 +3,8 @@ import random
 
 import pytest
 
-from fullstride.llm.server.tools import tagged_calls
-from fullstride.llm.server.tools.parsers import Named
-from fullstride.llm.server.tools.tagged_calls import JsonScanner, NoJsonError, Tagged, thinks
+from fullstride.llm.server.tools import parsers
+from fullstride.llm.server.tools.parsers import JsonScanner, Named, NoJsonError, Tagged, thinks
 from tests.llm.server.tools.test_plan import TIME, WEATHER
 
 NAMES = {"weather", "time", "write"}
@@ -141,7 +140,7 @@ def test_each_character_is_looked_at_a_few_times_at_most(text, monkeypatch):
             finally:
                 looked += self._at - before
 
-    monkeypatch.setattr(tagged_calls, "JsonScanner", Counting)
+    monkeypatch.setattr(parsers, "JsonScanner", Counting)
     assert read(list(text)) == (text, [])
     assert looked <= 3 * len(text)
 

@@ -4,7 +4,7 @@ from typing import Any
 import openai
 import pytest
 
-from fullstride.llm.server.tools.tagged_calls import Tagged
+from fullstride.llm.server.tools.parsers import Tagged
 from tests.llm.server.conftest import connected
 from tests.llm.server.fake_engine import FakeEngine
 from tests.llm.server.live import fake_server
