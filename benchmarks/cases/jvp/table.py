@@ -9,10 +9,10 @@ from rich.table import Table
 from benchmarks.cases.jvp.common import Entry, LeftOut, Setup, wrong_of
 from benchmarks.cases.jvp.errors import Errors
 from benchmarks.cases.jvp.timing import GRAPH_MS
+from benchmarks.harness.environment import environment
 from benchmarks.harness.results import CaseResult, Row
 from benchmarks.harness.table import blank_table, legend, spread
 from benchmarks.harness.table import finish as finish_case
-from fullstride.measure.environment import environment
 from fullstride.measure.roofline import marked
 
 WIDTH = 190  # of the tables

@@ -20,11 +20,11 @@ from benchmarks.cases.llm.trace import traced
 from benchmarks.cases.llm.work import TEMPERATURE, Work, compared, large, model, small
 from benchmarks.cases.step_jax.ceilings import jax_ceilings
 from benchmarks.harness.budget import say
+from benchmarks.harness.environment import environment, xla_flags
 from benchmarks.harness.results import CaseResult, Row, at
 from fullstride.llm.engine import Engine, EngineConfig
 from fullstride.llm.engine.build import chosen
 from fullstride.llm.engine.shapes import DEFAULTS, dtype_for
-from fullstride.measure.environment import environment, xla_flags
 from fullstride.measure.gate import GateError
 from fullstride.measure.roofline import Ceilings, Floor, floor
 from fullstride.measure.timing import Timing

@@ -20,13 +20,13 @@ from benchmarks.cases.llm.shared import name_of, shown
 from benchmarks.cases.llm.sweep import prompt_operations, weight_count
 from benchmarks.cases.step_jax.ceilings import jax_ceilings
 from benchmarks.harness.budget import say
+from benchmarks.harness.environment import environment
 from benchmarks.harness.results import CaseResult, Row, write_result
 from fullstride.errors import ConfigError
 from fullstride.llm.engine import Engine, EngineConfig
 from fullstride.llm.server.app import create_app
 from fullstride.llm.server.run import background
 from fullstride.llm.server.served_model import Served
-from fullstride.measure.environment import environment
 from fullstride.measure.gate import GateError
 from fullstride.measure.roofline import Floor, floor
 from fullstride.measure.timing import Timing

@@ -21,11 +21,11 @@ from benchmarks.cases.llm.sweep import prompt_operations, weight_count
 from benchmarks.cases.llm.work import SHAPES, model
 from benchmarks.cases.step_jax.ceilings import jax_ceilings
 from benchmarks.harness.budget import say
+from benchmarks.harness.environment import environment
 from benchmarks.harness.results import CaseResult, Row
 from fullstride.llm.engine import Engine, EngineConfig
 from fullstride.llm.engine.shapes import dtype_for
 from fullstride.llm.sampling_params import SamplingParams
-from fullstride.measure.environment import environment
 from fullstride.measure.roofline import floor
 from fullstride.measure.timing import Timing
 

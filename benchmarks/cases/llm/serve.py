@@ -21,6 +21,7 @@ from benchmarks.cases.llm.sweep import prompt_operations, weight_count
 from benchmarks.cases.llm.work import TEMPERATURE, Work
 from benchmarks.cases.step_jax.ceilings import jax_ceilings
 from benchmarks.harness.budget import say
+from benchmarks.harness.environment import environment
 from benchmarks.harness.results import CaseResult, Row, write_result
 from fullstride.errors import ConfigError
 from fullstride.llm.engine import Engine, EngineConfig
@@ -29,7 +30,6 @@ from fullstride.llm.server.limits import Limits
 from fullstride.llm.server.run import background
 from fullstride.llm.server.served_model import Served
 from fullstride.llm.text.tokenizer import Tokenizer
-from fullstride.measure.environment import environment
 from fullstride.measure.gate import GateError
 from fullstride.measure.roofline import Ceilings, floor
 from fullstride.measure.timing import Timing

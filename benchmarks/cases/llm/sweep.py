@@ -13,12 +13,12 @@ from benchmarks.cases.llm.gate import gate
 from benchmarks.cases.llm.shared import kept_as, name_of, shown
 from benchmarks.cases.llm.work import TEMPERATURE
 from benchmarks.cases.step_jax.ceilings import jax_ceilings
+from benchmarks.harness.environment import environment, xla_flags
 from benchmarks.harness.results import CaseResult, Row, at, write_result
 from fullstride.llm.config import ModelConfig, parameter_shapes
 from fullstride.llm.engine import Engine, EngineConfig, wire
 from fullstride.llm.engine.runner import Runner
 from fullstride.llm.engine.wire import Decode
-from fullstride.measure.environment import environment, xla_flags
 from fullstride.measure.roofline import Ceilings, floor
 from fullstride.measure.timing import Timing
 

@@ -17,6 +17,7 @@ from benchmarks.cases.meanflow.step_setup import weight_passes
 from benchmarks.experiments.meanflow.official_code import load_official
 from benchmarks.experiments.meanflow.theirs import check_network, check_settings
 from benchmarks.harness.budget import NO_TIME, Budget, one_stream, reason, say
+from benchmarks.harness.environment import environment, slug
 from benchmarks.harness.results import CaseResult, Row, at, written_first
 from benchmarks.harness.table import console_of, result_table
 from fullstride.device import memory
@@ -26,7 +27,6 @@ from fullstride.errors import ConfigError
 from fullstride.meanflow.config.overrides import compose
 from fullstride.meanflow.config.schema import TrainConfig
 from fullstride.meanflow.training.build import augment_dim, build_model
-from fullstride.measure.environment import environment, slug
 from fullstride.measure.flops import count_flops
 from fullstride.measure.roofline import Ceilings, floor, measure_ceilings
 from fullstride.measure.timing import Timing

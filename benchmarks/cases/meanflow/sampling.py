@@ -14,11 +14,11 @@ from benchmarks.cases.meanflow.options import SamplingOptions, StepOptions
 from benchmarks.cases.meanflow.sampling_run import Bench
 from benchmarks.cases.meanflow.step_setup import Setup, make_setup
 from benchmarks.harness.budget import NO_MEMORY, NO_TIME
+from benchmarks.harness.environment import environment
 from benchmarks.harness.results import CaseResult, at
 from benchmarks.harness.table import finish, result_table
 from fullstride.device.select import resolve_device
 from fullstride.meanflow.sampling.graphed import check_backend
-from fullstride.measure.environment import environment
 
 WIDTH = 150  # of the table
 

@@ -20,10 +20,10 @@ from benchmarks.cases.meanflow.step_setup import Setup, make_setup
 from benchmarks.cases.meanflow.step_table import compare, tables
 from benchmarks.cases.meanflow.step_workers import Job, run_jobs
 from benchmarks.harness.budget import one_stream, say
+from benchmarks.harness.environment import environment, slug
 from benchmarks.harness.results import CaseResult, at
 from benchmarks.harness.table import finish
 from fullstride.device.select import resolve_device
-from fullstride.measure.environment import environment, slug
 from fullstride.step.torch.body import searched_convolutions
 
 WIDTH = 190  # of the tables
