@@ -14,11 +14,9 @@ from fullstride.jvp.attention.backward_table import Launch
 from fullstride.jvp.attention.launch_common import (
     as_pointer,
     descriptor,
-    index_type,
-    options,
-    stride_step,
     strides_of,
     takes_tma,
+    tiling,
 )
 from fullstride.jvp.attention.recompute import row_sums
 from fullstride.jvp.attention.tiles import pieces
@@ -31,21 +29,14 @@ def launch_row_sums(go: Tensor, gto: Tensor | None, o: Tensor, to: Tensor | None
     """rowsum(go o + gto to) and rowsum(gto o), laid out as lse; the latter is not written where gto is None."""
     delta, d2 = torch.empty_like(lse), torch.empty_like(lse)
     heads, length = lse.shape[-2:]
+    blocks = triton.cdiv(length, SUM_ROWS)
     tensors = go, gto, o, None if gto is None else to
-    strides = [strides_of(x) for x in tensors]
-    blocks: Any = triton.cdiv(length, SUM_ROWS)
     if lse.numel():
-        sizes = (
-            heads,
-            length,
-            blocks,
-            pieces(go.shape[-1]),
-            SUM_ROWS,
-            stride_step(go, strides),
-            index_type(strides),
-        )
-        arguments = [*tensors, delta, d2, *strides, *sizes]
-        triton_compile.launch(row_sums, (lse.numel() // length * blocks,), arguments, {"num_warps": 4})
+        strides = tuple(map(strides_of, tensors))
+        config = Launch("", SUM_ROWS, SUM_ROWS, warps=4, stages=3)
+        constants = tiling(go, go, (*strides, None), config, (False, False), tma=False, edge=True, precision="ieee")
+        arguments = tensors, (delta, d2), strides, (heads, length, blocks)
+        triton_compile.launch(row_sums, (lse.numel() // length * blocks,), arguments, constants)
     return delta, d2
 
 
@@ -75,14 +66,14 @@ class Call:
     heads: tuple[int, int]
     longest: tuple[int, int]
     scale: float
-    band: tuple[int, int, bool, bool]
+    band: tuple[tuple[int, int], tuple[bool, bool]]
     precision: str
 
     def launch(self, config: Launch, grads: dict[str, Any]) -> None:
         """Fill those of the gradients, by name, that the launch makes and that are not None."""
         queries = config.of.startswith(("dq", "dtq"))
         names = ("dq", "dtq") if queries else ("dk", "dv", "dtk", "dtv")
-        chosen = [grads[name] if name in config.of.split() else None for name in names]
+        chosen = tuple(grads[name] if name in config.of.split() else None for name in names)
         if all(x is None for x in chosen):
             return
         block, inner = (config.block_m, config.block_n) if queries else (config.block_n, config.block_m)
@@ -96,31 +87,19 @@ class Call:
             return
         q, k, v = self.tensors[:3]
         row = 2 if self.packed is None else 0
-        left, right, has_left, has_right = self.band
-        strides = [strides_of(x) for x in (*self.tensors, self.mask, *grads)]
+        limits, sides = self.band
+        strides = tuple(map(strides_of, (*self.tensors, *grads, self.mask)))
         tma = config.tma and config.parts == 0 and takes_tma(self.tensors)
         # The tiles of a mask are loaded ahead too, and take the shared memory of a stage.
         config = config if self.mask is None else replace(config, stages=min(config.stages, 2))
-        arguments = [
-            *(self._described(config) if tma else self.tensors),
-            *self.rows,
-            as_pointer(self.mask),
-            *grads,
-            *(self.packed or (None, None)),
-            *strides,
-            self.scale,
-            left,
-            right,
-            heads,
-            self.heads[0] // max(1, self.heads[1]),
-            q.shape[row],
-            k.shape[row],
-            blocks,
-        ]
-        constants = options(q, v, strides, config, tma, self.precision)
-        constants |= {"EDGE": self.packed is not None or rest, "LEFT": has_left, "RIGHT": has_right}
-        constants["PARTS"] = config.parts
-        constants["STEP"] = stride_step(q, [*strides[: len(self.tensors)], *strides[-len(grads) :]])
+        tiles = self._described(config) if tma else self.tensors
+        mask = as_pointer(self.mask)
+        group = self.heads[0] // max(1, self.heads[1])
+        sizes = *limits, heads, group, q.shape[row], k.shape[row], blocks
+        arguments = [*tiles, self.rows, mask, grads, self.packed, strides, self.scale, *sizes]
+        edge = self.packed is not None or rest
+        more: dict[str, Any] = {"tma": tma, "edge": edge, "precision": self.precision, "parts": config.parts}
+        constants = tiling(q, v, strides, config, sides, **more)
         triton_compile.launch(kernel, (self.batch * heads * blocks,), arguments, constants)
 
     def _described(self, config: Launch) -> list[Any]:
