@@ -17,10 +17,6 @@ PACKAGES = ("fullstride", "torch", "triton", "numpy", "jax", "jaxlib", "equinox"
 COMMIT_VARIABLE = "FULLSTRIDE_COMMIT"
 
 
-def _versions() -> dict[str, str]:
-    return {name: found for name in PACKAGES if (found := version(name))}
-
-
 def _output(*command: str) -> str | None:
     """What a command prints, run in the package's folder; None where it is missing or fails."""
     root = Path(__file__).parents[1]
@@ -94,5 +90,5 @@ def environment() -> dict[str, Any]:
         "cores": cores(),
         "threads": torch.get_num_threads() if torch else None,
         "gpu": _gpu(),
-        "versions": _versions(),
+        "versions": {name: found for name in PACKAGES if (found := version(name))},
     }

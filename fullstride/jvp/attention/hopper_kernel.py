@@ -173,6 +173,7 @@ def dual_forward_hopper(q, k, v, tq, tk, tv, o, to, rows, scale, sizes, C: gl.co
     Rows are lse and mu. Sizes are heads, query heads to a key head, queries, keys and blocks of queries. The others
     are descriptors of tiles, which Triton 3.6 takes in no tuple.
     """
+    STAGES: gl.constexpr = C.stages
     heads, group, len_q, len_k, row_blocks = sizes
     D: gl.constexpr = q.block_type.shape[3]
     V: gl.constexpr = v.block_type.shape[3]
@@ -192,20 +193,20 @@ def dual_forward_hopper(q, k, v, tq, tk, tv, o, to, rows, scale, sizes, C: gl.co
 
     q_at = gl.allocate_shared_memory(q.dtype, [2, 1, 1, ROWS, D], q.layout)
     tq_at = gl.allocate_shared_memory(q.dtype, [2, 1, 1, ROWS, D], q.layout)
-    k_at = gl.allocate_shared_memory(q.dtype, [C.stages, 1, 1, BLOCK, D], k.layout)
-    tk_at = gl.allocate_shared_memory(q.dtype, [C.stages, 1, 1, BLOCK, D], k.layout)
-    v_at = gl.allocate_shared_memory(q.dtype, [C.stages, 1, 1, BLOCK, V], v.layout)
-    tv_at = gl.allocate_shared_memory(q.dtype, [C.stages, 1, 1, BLOCK, V], v.layout)
+    k_at = gl.allocate_shared_memory(q.dtype, [STAGES, 1, 1, BLOCK, D], k.layout)
+    tk_at = gl.allocate_shared_memory(q.dtype, [STAGES, 1, 1, BLOCK, D], k.layout)
+    v_at = gl.allocate_shared_memory(q.dtype, [STAGES, 1, 1, BLOCK, V], v.layout)
+    tv_at = gl.allocate_shared_memory(q.dtype, [STAGES, 1, 1, BLOCK, V], v.layout)
     q_ready = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
-    k_ready = gl.allocate_shared_memory(gl.int64, [C.stages, 1], mbarrier.MBarrierLayout())
-    v_ready = gl.allocate_shared_memory(gl.int64, [C.stages, 1], mbarrier.MBarrierLayout())
-    k_free = gl.allocate_shared_memory(gl.int64, [C.stages, 1], mbarrier.MBarrierLayout())
-    v_free = gl.allocate_shared_memory(gl.int64, [C.stages, 1], mbarrier.MBarrierLayout())
+    k_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    v_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    k_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    v_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     turn = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     mbarrier.init(q_ready, count=1)
     for i in gl.static_range(2):
         mbarrier.init(turn.index(i), count=1)
-    for i in gl.static_range(C.stages):
+    for i in gl.static_range(STAGES):
         mbarrier.init(k_ready.index(i), count=1)
         mbarrier.init(v_ready.index(i), count=1)
         mbarrier.init(k_free.index(i), count=2)

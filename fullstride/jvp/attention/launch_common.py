@@ -44,11 +44,11 @@ def fits_tma(x: Tensor | None) -> bool:
     return aligned and x.stride(3) == 1 and address(x) % 16 == 0 and x.numel() > 0
 
 
-def describe(inputs: Any, config: Config) -> list[TensorDescriptor | None]:
-    """Descriptors of the inputs' tiles; q, k, v and their tangents in this order."""
+def describe(inputs: Any, config: Config | Launch) -> list[TensorDescriptor | None]:
+    """Descriptors of the inputs' tiles; q, k, v, their tangents, go and gto in this order."""
     d, dv = pieces(inputs[0].shape[-1])[1], pieces(inputs[2].shape[-1])[1]
-    blocks = [(config.block_m, d), (config.block_n, d), (config.block_n, dv)] * 2
-    return [None if x is None else descriptor(x, *block) for x, block in zip(inputs, blocks, strict=True)]
+    blocks = [(config.block_m, d), (config.block_n, d), (config.block_n, dv)] * 2 + [(config.block_m, dv)] * 2
+    return [None if x is None else descriptor(x, *block) for x, block in zip(inputs, blocks, strict=False)]
 
 
 def descriptor(x: Tensor, rows: int, columns: int) -> TensorDescriptor:
