@@ -72,7 +72,7 @@ def gradient_tile(inputs, affine, values, base, statistics, at, inside, T: tl.co
 @no_type_check
 def gradient_sums(inputs, affine, values, base, statistics, lane, first_pixel, end, sizes, T: tl.constexpr):
     """The five sums of each lane over the pixels from first_pixel to end."""
-    zero = tl.zeros([T.pixels, T.groups * T.pad], tl.float32)
+    zero = tl.full([T.pixels, T.groups * T.pad], 0.0, tl.float32)
     sum_gu, sum_gux, sum_gtu, sum_gtux, sum_gtut = zero, zero, zero, zero, zero
     for start in tl.range(first_pixel, end, T.pixels, num_stages=T.stages):
         pixel = start + tl.arange(0, T.pixels)[:, None]

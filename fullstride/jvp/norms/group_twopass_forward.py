@@ -41,7 +41,7 @@ def moments(X, TX, base, lane, first_pixel, end, sizes, T: tl.constexpr):
     if TX is not None:
         shift_t = total(fetch(TX + base + head_at, in_head), T) / few
 
-    zero = tl.zeros([T.pixels, T.groups * T.pad], tl.float32)
+    zero = tl.full([T.pixels, T.groups * T.pad], 0.0, tl.float32)
     s_x, s_xx, s_t, s_xt = zero, zero, zero, zero
     for start in tl.range(first_pixel, end, T.pixels, num_stages=T.stages):
         pixel = start + tl.arange(0, T.pixels)[:, None]
