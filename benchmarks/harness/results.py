@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness.budget import NO_TIME
+from benchmarks.harness.environment import machine_slug, slug
 from fullstride.errors import ConfigError
-from fullstride.measure.environment import machine_slug, slug
 from fullstride.measure.roofline import Ceilings, Floor
 from fullstride.measure.timing import Timing
 from fullstride.runs.atomic_files import replace_file

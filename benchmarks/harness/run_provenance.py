@@ -6,9 +6,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from benchmarks.harness.code_digest import joined
+from benchmarks.harness.environment import environment, machine_slug
 from fullstride.errors import ConfigError
-from fullstride.measure.code_digest import joined
-from fullstride.measure.environment import environment, machine_slug
 
 Environment = dict[str, Any]
 

@@ -6,9 +6,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.harness.environment import machine_slug
 from benchmarks.harness.results import check_keys, finite, write_json
 from fullstride.errors import ConfigError
-from fullstride.measure.environment import machine_slug
 from fullstride.measure.roofline import Ceilings
 
 FORMAT = 1

@@ -8,9 +8,9 @@ from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
+from benchmarks.harness.code_digest import digest_of
+from benchmarks.harness.environment import FOLDER
 from benchmarks.report.frame import Source
-from fullstride.measure.code_digest import digest_of
-from fullstride.measure.environment import FOLDER
 
 ROOT = Path(__file__).parents[2]
 CURRENT, HARNESS, CHANGED, UNKNOWN = "current", "harness changed", "code under test changed", "not known"

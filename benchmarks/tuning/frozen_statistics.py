@@ -22,13 +22,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from benchmarks.harness.environment import environment
 from fullstride.jvp.implementation import only_plain
 from fullstride.meanflow.data.catalogue import load_data
 from fullstride.meanflow.models.common import GroupNorm
 from fullstride.meanflow.objective.loss import conditional_velocity, interpolate
 from fullstride.meanflow.sampling.generate import load_generator
 from fullstride.meanflow.training.build import build_loss
-from fullstride.measure.environment import environment
 
 WHAT = "the target's term (t - r) du/dt with the statistics of GroupNorms held constant, beside the exact one"
 SEED = 0

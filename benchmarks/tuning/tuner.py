@@ -18,7 +18,7 @@ import triton
 from triton.compiler.errors import CompilationError
 from triton.runtime.errors import OutOfResources, PTXASError
 
-from fullstride.measure.environment import environment
+from benchmarks.harness.environment import environment
 from fullstride.measure.timing import Call, CudaClock, Plan, measure
 
 REFUSED = (OutOfResources, PTXASError, CompilationError)

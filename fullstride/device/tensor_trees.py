@@ -86,14 +86,11 @@ def micro_batches(batch: Any, count: int) -> list[tuple[Any, float]]:
     bounds = [size * i // count for i in range(count + 1)]
     if count == 1:
         return [(batch, 1.0)]
-    one_each = lambda x: type(x) in (list, tuple) and len(x) == size and not any(map(_holds, x))  # noqa: E731
+    plain = str, bytes, int, float, complex
+    one_each = lambda x: type(x) in (list, tuple) and len(x) == size and all(isinstance(y, plain) for y in x)  # noqa: E731
     cut = lambda a, b: mapped(lambda x: x[a:b] if _dimensions(x) or one_each(x) else x, batch, one_each)  # noqa: E731
     return [(cut(a, b), (b - a) / size) for a, b in itertools.pairwise(bounds)]
 
 
 def _dimensions(x: Any) -> bool:
     return isinstance(x, (Tensor, np.ndarray)) and x.ndim > 0
-
-
-def _holds(x: Any) -> bool:
-    return not isinstance(x, (str, bytes, int, float, complex))

@@ -163,22 +163,17 @@ def foresee(name: str, run: Callable[..., Any], args: tuple[Any, ...]) -> None:
 
     """
     tensors = [x for x in args if isinstance(x, Tensor)]
-    if not all(isinstance(x, FakeTensor) and compiles(x.device) and _fixed(x) for x in tensors):
+    if not all(isinstance(x, FakeTensor) and compiles(x.device) for x in tensors):
         return
-    call = name, *(_layout(x) if isinstance(x, Tensor) else x for x in args)
+    layouts = [(*x.shape, *x.stride(), x.storage_offset()) for x in tensors]
+    if any(type(n) is not int for layout in layouts for n in layout):  # to look at symbols would bind them
+        return
+    rest = [(x.ndim, x.dtype, x.device) if isinstance(x, Tensor) else x for x in args]
+    call = name, *layouts, *rest
     if call not in _foreseen:
         _foreseen.add(call)
         with gathered(tensors[0].device):
             run(*args)
-
-
-def _fixed(x: Tensor) -> bool:
-    """Whether the sizes are numbers: to look at symbols would bind them."""
-    return all(type(n) is int for n in (*x.shape, *x.stride(), x.storage_offset()))
-
-
-def _layout(x: Tensor) -> tuple[Hashable, ...]:
-    return x.shape, x.stride(), x.storage_offset(), x.dtype, x.device
 
 
 def address(x: Tensor) -> int:

@@ -86,8 +86,11 @@ class _Settings:
             "cache_enabled": torch.is_autocast_cache_enabled(),
         }
         self._device = tensors[0].device if kind == "cuda" else None
+        # A module may draw in its own code, too, which does not show.
+        kinds = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
+        drops = module.training and any(isinstance(m, kinds) and m.p > 0 for m in module.modules())
         # A state cannot be read while a CUDA graph is recorded: only where it is known to matter.
-        self._random = _drops(module) or self._device is None or not torch.cuda.is_current_stream_capturing()
+        self._random = drops or self._device is None or not torch.cuda.is_current_stream_capturing()
         if self._random:
             self._host = torch.get_rng_state()
             self._cuda = torch.cuda.get_rng_state(self._device) if self._device is not None else None
@@ -102,12 +105,6 @@ class _Settings:
                 if self._cuda is not None and self._device is not None:
                     torch.cuda.set_rng_state(self._cuda, self._device)
             yield
-
-
-def _drops(module: nn.Module) -> bool:
-    """Whether a layer of dropout is at work; a module may draw in its own code, too, which does not show."""
-    kinds = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
-    return module.training and any(isinstance(m, kinds) and m.p > 0 for m in module.modules())
 
 
 class _Recomputed(torch.autograd.Function):

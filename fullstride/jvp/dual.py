@@ -54,7 +54,11 @@ def unpack(x: Tensor) -> Dual:
 
 
 def _unpack(x: Tensor) -> Dual:
-    _refuse_vmap_inside_jvp()
+    if _inside_jvp(TransformType.Vmap):
+        raise RuntimeError(
+            "a jvp of a vmap, whose tangents the ops of fullstride.jvp cannot see; take vmap outside (vmap of jvp), or "
+            "let the op's own batch dimension do its work"
+        )
     if forward_ad._current_level < 0:
         return Dual(x, None)  # vmap has no rule for taking apart
     primal, tangent = forward_ad.unpack_dual(x, level=0)
@@ -145,14 +149,6 @@ def refuse_gradient_inside_jvp() -> None:
         raise RuntimeError(
             "a jvp of a gradient (torch.func.grad or vjp inside jvp): the ops of fullstride.jvp have no derivative of "
             "their backward pass; take the gradient outside (grad of jvp), or use plain operations in the model"
-        )
-
-
-def _refuse_vmap_inside_jvp() -> None:
-    if not torch.compiler.is_compiling() and _inside_jvp(TransformType.Vmap):
-        raise RuntimeError(
-            "a jvp of a vmap, whose tangents the ops of fullstride.jvp cannot see; take vmap outside (vmap of jvp), or "
-            "let the op's own batch dimension do its work"
         )
 
 

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from fullstride.jvp.dual import constant, inside_transform
 from fullstride.jvp.norms import api, written_out
-from fullstride.jvp.norms.arguments import check_last
 from fullstride.jvp.norms.written_out import affine, normalised, per_channel
 
 Size = Sequence[int]
@@ -18,7 +17,8 @@ Size = Sequence[int]
 
 def as_rows(x: Tensor, normalized: Size, *parameters: Tensor | None) -> list[Any]:
     """Several normalised dimensions as one, of x and of parameters of their shape."""
-    check_last(x, normalized)
+    if x.shape[-len(normalized) :] != tuple(normalized):
+        raise ValueError(f"x is {tuple(x.shape)}, expected its last dimensions to be {tuple(normalized)}")
     if len(normalized) == 1:
         return [x, *parameters]
     return [x.flatten(-len(normalized)), *(None if p is None else p.flatten() for p in parameters)]
@@ -76,6 +76,7 @@ def batch_norm(
     training: bool = False,
     momentum: float = 0.1,
     eps: float = 1e-5,
+    cudnn_enabled: bool = True,
 ) -> Tensor:
     """As `F.batch_norm`; running statistics are updated by the primal."""
     if training or running_mean is None or running_var is None:
@@ -96,6 +97,7 @@ def instance_norm(
     use_input_stats: bool = True,
     momentum: float = 0.1,
     eps: float = 1e-5,
+    cudnn_enabled: bool = True,
 ) -> Tensor:
     """As `F.instance_norm`; of the input's statistics it is a group norm with a channel to a group."""
     if not use_input_stats:
@@ -115,32 +117,21 @@ def _by_running(x: Tensor, mean: Tensor, var: Tensor, eps: float) -> Tensor:
     return (full - mean.to(full.dtype).view(one)) * torch.rsqrt(var.to(full.dtype) + eps).view(one)
 
 
-def _torch_batch_norm(
-    input: Tensor,  # noqa: A002
-    weight: Tensor | None,
-    bias: Tensor | None,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    training: bool,
-    momentum: float,
-    eps: float,
-    cudnn_enabled: bool,
-) -> Tensor:
-    return batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
+def _parameters_first(norm: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A norm of `torch.nn.functional` with the order of arguments that `torch` gives it."""
 
+    def run(
+        input: Tensor,  # noqa: A002
+        weight: Any,
+        bias: Any,
+        running_mean: Any,
+        running_var: Any,
+        *rest: Any,
+        **named: Any,
+    ) -> Tensor:
+        return norm(input, running_mean, running_var, weight, bias, *rest, **named)
 
-def _torch_instance_norm(
-    input: Tensor,  # noqa: A002
-    weight: Tensor | None,
-    bias: Tensor | None,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    use_input_stats: bool,
-    momentum: float,
-    eps: float,
-    cudnn_enabled: bool,
-) -> Tensor:
-    return instance_norm(input, running_mean, running_var, weight, bias, use_input_stats, momentum, eps)
+    return run
 
 
 ROUTES: dict[Any, Callable[..., Tensor]] = {
@@ -152,6 +143,6 @@ ROUTES: dict[Any, Callable[..., Tensor]] = {
     torch.layer_norm: layer_norm,
     torch.rms_norm: rms_norm,
     torch.group_norm: group_norm,
-    torch.batch_norm: _torch_batch_norm,
-    torch.instance_norm: _torch_instance_norm,
+    torch.batch_norm: _parameters_first(batch_norm),
+    torch.instance_norm: _parameters_first(instance_norm),
 }

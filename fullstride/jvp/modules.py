@@ -213,10 +213,5 @@ def _mask(mask: Tensor | None, padding: Tensor | None, heads: tuple[int, ...], k
         return None
     if all(m.dtype == torch.bool for m in masks):
         return ~torch.stack(torch.broadcast_tensors(*masks)).any(0)
-    return sum(_added(m) for m in masks)  # pyright: ignore[reportReturnType]
-
-
-def _added(mask: Tensor) -> Tensor:
-    if mask.dtype != torch.bool:
-        return mask
-    return torch.zeros(mask.shape, device=mask.device).masked_fill(mask, -torch.inf)
+    added = lambda m: torch.zeros(m.shape, device=m.device).masked_fill(m, -torch.inf)  # noqa: E731
+    return sum(added(m) if m.dtype == torch.bool else m for m in masks)  # pyright: ignore[reportReturnType]

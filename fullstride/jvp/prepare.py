@@ -98,7 +98,7 @@ def prepare(model: nn.Module) -> Prepared:
         if kind in SWAPS:
             done.swapped[name] = kind.__name__
             module.__class__ = SWAPS[kind]
-        elif not _is_ours(kind):
+        elif not getattr(kind, "_routes", False) and kind not in SWAPS.values():
             calls, reason = _functional_calls(module), _reason_to_leave(module)
             if calls or module is model:
                 done.routed[name] = ", ".join(sorted(calls)) or WHATEVER
@@ -149,20 +149,12 @@ def _functional_calls(module: nn.Module) -> set[str]:
         return set()
     own = (base for base in kind.__mro__ if base.__module__ != nn.Module.__module__)
     methods = (value for base in own for value in vars(base).values())
-    found = {name for base, name in CALLS.items() if isinstance(module, base) and _calls_forward_of(base, kind)}
+    calls_forward = "forward" in getattr(getattr(kind.forward, "__code__", None), "co_names", ())
+    inherited = (base for base in CALLS if isinstance(module, base) and (calls_forward or kind.forward is base.forward))
+    found = {CALLS[base] for base in inherited}
     for method in methods:
         found |= _called(getattr(method, "__func__", method), depth=3)
     return found
-
-
-def _is_ours(kind: type[nn.Module]) -> bool:
-    return getattr(kind, "_routes", False) or kind in SWAPS.values()
-
-
-def _calls_forward_of(base: type[nn.Module], kind: type[nn.Module]) -> bool:
-    """Whether a subclass has its base's forward, or calls it in its own."""
-    code = getattr(kind.forward, "__code__", None)
-    return kind.forward is base.forward or (code is not None and "forward" in code.co_names)
 
 
 def _called(function: Any, depth: int) -> set[str]:

@@ -37,24 +37,15 @@ def _attention(
     alike = 1 if enable_gqa else 2
     if query.ndim == key.ndim == value.ndim == 4 and query.shape[:alike] == key.shape[:alike] == value.shape[:alike]:
         return attention(query, key, value, attn_mask=attn_mask, **options)
-    q, k, v = _broadcast((query, key, value), enable_gqa)
+    own = 3 if enable_gqa else 2  # dimensions in which they may differ
+    lead = torch.broadcast_shapes(*(x.shape[:-own] for x in (query, key, value)))
+    q, k, v = (x.expand(*lead, *x.shape[-own:]) for x in (query, key, value))
     mask = attn_mask
     if mask is not None and mask.ndim > 3:
         mask = mask.expand(*q.shape[:-3], *mask.shape[-3:]).flatten(0, -4)
-    out = attention(*map(_as_batch, (q, k, v)), attn_mask=mask, **options)
+    batches = (x.flatten(0, -4) if x.ndim > 3 else x[(None,) * (4 - x.ndim)] for x in (q, k, v))
+    out = attention(*batches, attn_mask=mask, **options)
     return out.reshape(*q.shape[:-1], v.shape[-1])
-
-
-def _broadcast(tensors: tuple[Tensor, ...], enable_gqa: bool) -> list[Tensor]:
-    """(..., H, L, D) of one shape in front of H, or of L where heads may not differ."""
-    own = 3 if enable_gqa else 2
-    lead = torch.broadcast_shapes(*(x.shape[:-own] for x in tensors))
-    return [x.expand(*lead, *x.shape[-own:]) for x in tensors]
-
-
-def _as_batch(x: Tensor) -> Tensor:
-    """(..., L, D) as (B, H, L, D)."""
-    return x.flatten(0, -4) if x.ndim > 3 else x[(None,) * (4 - x.ndim)]
 
 
 def _multi_head(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:

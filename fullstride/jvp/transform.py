@@ -1,5 +1,6 @@
 """`jvp`: the forward derivative of any function, by default without a graph of the tangent."""
 
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -13,7 +14,6 @@ from torch.utils import _pytree as pytree
 from fullstride.jvp.dual import check_pair, is_expanded, outermost_level, unpack
 from fullstride.jvp.function_modes import DetachedTangents, ExplicitZeros
 from fullstride.jvp.reroute import Routed, routed
-from fullstride.jvp.sharded import sharded
 from fullstride.jvp.state import GradientInside, computes_apart, computing, tangent_grad
 
 REMEDIES = {  # of what torch says
@@ -165,7 +165,7 @@ def _functorch(fn: Callable[..., Any], primals: list[Tensor], tangents: list[Ten
 
 
 def _dual_level(fn: Callable[..., Any], primals: list[Tensor], tangents: list[Tensor], has_aux: bool) -> tuple:
-    with outermost_level(), sharded():
+    with outermost_level(), _sharded():
         duals = [forward_ad.make_dual(_normal(p), t) for p, t in zip(primals, tangents, strict=True)]
         cut = torch.is_grad_enabled() and not tangent_grad()
         with DetachedTangents(apart=computes_apart()) if cut else nullcontext():
@@ -207,3 +207,27 @@ def _checked(primals: Any, tangents: Any) -> tuple[list[Any], pytree.TreeSpec, l
     if all(move is None for move in moves):
         raise ValueError("every tangent is None, expected at least one that moves; call fn itself")
     return leaves, spec, moves
+
+
+def _as_views(ctx: Any, _: None, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
+    """Hand tangents on as views, which a dual level expects of inputs that are handed on; torch's own does not."""
+    return tuple(None if tangent is None else tangent.view_as(tangent) for tangent in tangents)
+
+
+@contextmanager
+def _sharded() -> Iterator[None]:
+    """Let the function that `fully_shard` calls on a module's inputs hand on their tangents."""
+    fsdp = sys.modules.get("torch.distributed.fsdp._fully_shard._fsdp_param_group")
+    if fsdp is None:
+        yield
+        return
+    function = fsdp.RegisterPostBackwardFunction
+    before = function.__dict__.get("jvp")
+    function.jvp = staticmethod(_as_views)
+    try:
+        yield
+    finally:
+        if before is None:
+            del function.jvp
+        else:
+            function.jvp = before

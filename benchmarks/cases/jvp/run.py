@@ -15,12 +15,12 @@ from benchmarks.cases.jvp.common import Entry, Errors, LeftOut, Setup, by_format
 from benchmarks.cases.jvp.options import AttentionOptions, NormsOptions
 from benchmarks.cases.jvp.timing import GRAPH_MS
 from benchmarks.harness.budget import one_stream, say
+from benchmarks.harness.environment import environment
 from benchmarks.harness.results import CaseResult, Row
 from benchmarks.harness.table import blank_table, finish, legend, over_bound, spread
 from fullstride.device.select import resolve_device
 from fullstride.errors import one_of
 from fullstride.jvp.implementation import chosen
-from fullstride.measure.environment import environment
 
 TEXT = ("size", "pass", "by")
 COLUMNS = ("ms", "p10-p90", "MB", "x tensors")

@@ -21,11 +21,11 @@ from benchmarks.cases.llm.options import BATCHES, BLOCK, AttentionOptions
 from benchmarks.cases.llm.shared import WIDTH
 from benchmarks.cases.step_jax.ceilings import jax_ceilings
 from benchmarks.harness.budget import reason, say
+from benchmarks.harness.environment import environment
 from benchmarks.harness.results import CaseResult, Row, at
 from benchmarks.harness.table import finish, result_table
 from fullstride.llm.config import ModelConfig
 from fullstride.llm.kernels import QKNorm, Shape, choose
-from fullstride.measure.environment import environment
 from fullstride.measure.roofline import floor
 from fullstride.measure.timing import HostClock, Plan, Timing, measure
 

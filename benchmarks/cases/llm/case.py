@@ -18,11 +18,11 @@ from benchmarks.cases.llm.sweep import weight_bytes, weight_count
 from benchmarks.cases.llm.work import TEMPERATURE, Work, compared, large, model, small
 from benchmarks.cases.step_jax.ceilings import jax_ceilings
 from benchmarks.harness.budget import say
+from benchmarks.harness.environment import xla_flags
 from benchmarks.harness.results import Row, at
 from fullstride.llm.engine import Engine, EngineConfig
 from fullstride.llm.engine.build import chosen
 from fullstride.llm.engine.shapes import DEFAULTS, dtype_for
-from fullstride.measure.environment import xla_flags
 from fullstride.measure.gate import GateError
 from fullstride.measure.roofline import Ceilings, Floor, floor
 from fullstride.measure.timing import HostClock

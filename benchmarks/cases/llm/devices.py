@@ -17,11 +17,11 @@ from jaxtyping import Array
 from benchmarks.cases.llm.shared import Bench, shown
 from benchmarks.cases.llm.work import TEMPERATURE, RandomParameters
 from benchmarks.harness.budget import say
+from benchmarks.harness.environment import environment
 from benchmarks.harness.results import CaseResult, Row, write_result
 from fullstride.llm.config import ModelConfig
 from fullstride.llm.engine import EngineConfig
 from fullstride.llm.models.tensor_parallel import refusal
-from fullstride.measure.environment import environment
 from fullstride.measure.roofline import Ceilings
 
 COUNTS = (1, 2, 4, 8)

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.cases.llm.work import Work
+from benchmarks.harness.environment import environment
 from benchmarks.harness.results import CaseResult, Row, write_result
 from benchmarks.harness.table import console_of, result_table
 from fullstride.llm.engine import Engine, EngineConfig
 from fullstride.llm.outputs import Delta
 from fullstride.llm.sampling_params import SamplingParams
-from fullstride.measure.environment import environment
 from fullstride.measure.roofline import Ceilings, marked
 from fullstride.measure.timing import Timing
 

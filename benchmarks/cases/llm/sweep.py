@@ -13,12 +13,12 @@ from benchmarks.cases.llm.gate import gate
 from benchmarks.cases.llm.shared import Bench, shown, timing_of
 from benchmarks.cases.llm.work import TEMPERATURE
 from benchmarks.cases.step_jax.ceilings import jax_ceilings
+from benchmarks.harness.environment import xla_flags
 from benchmarks.harness.results import Row, at, write_result
 from fullstride.llm.config import ModelConfig, parameter_shapes
 from fullstride.llm.engine import Engine, wire
 from fullstride.llm.engine.runner import Runner
 from fullstride.llm.engine.wire import Decode
-from fullstride.measure.environment import xla_flags
 from fullstride.measure.roofline import Ceilings, floor
 
 GRIDS = {"cpu": ((1, 4), (128, 512)), "cuda": ((1, 2, 4, 8, 16, 32, 64, 128, 256), (128, 400, 1024, 4096, 8192))}

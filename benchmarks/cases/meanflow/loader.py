@@ -22,6 +22,7 @@ from sklearn.datasets import load_sample_images
 
 from benchmarks.cases.meanflow.options import LoaderOptions, counts
 from benchmarks.harness.budget import say
+from benchmarks.harness.environment import environment
 from benchmarks.harness.results import CaseResult, Row, at
 from benchmarks.harness.table import finish, result_table
 from fullstride.device.select import cores, resolve_device
@@ -33,7 +34,6 @@ from fullstride.meanflow.data.order import epoch_order
 from fullstride.meanflow.data.reader import PREFETCH
 from fullstride.meanflow.data.shards import write_latents
 from fullstride.meanflow.data.sources.image_folder import image_folder
-from fullstride.measure.environment import environment
 from fullstride.measure.gate import require_close
 from fullstride.measure.roofline import Ceilings, Floor, measure_ceilings
 from fullstride.measure.timing import Clock, HostClock, Plan, clock_for, measure

@@ -16,6 +16,7 @@ from benchmarks.cases.meanflow.peer_codes import SHAPE, Ours, Theirs
 from benchmarks.cases.meanflow.step_setup import weight_passes
 from benchmarks.experiments.meanflow.official_code import check_network, check_settings, load_official
 from benchmarks.harness.budget import NO_TIME, Budget, one_stream, reason, say
+from benchmarks.harness.environment import environment, slug
 from benchmarks.harness.results import CaseResult, Row, at
 from benchmarks.harness.table import finish, result_table
 from fullstride.device import memory
@@ -25,7 +26,6 @@ from fullstride.errors import ConfigError
 from fullstride.meanflow.config.overrides import compose
 from fullstride.meanflow.config.schema import TrainConfig
 from fullstride.meanflow.training.build import augment_dim, build_model
-from fullstride.measure.environment import environment, slug
 from fullstride.measure.flops import count_flops
 from fullstride.measure.roofline import Ceilings, floor, measure_ceilings
 from fullstride.measure.timing import Timing

@@ -19,6 +19,7 @@ from benchmarks.cases.meanflow.options import SAMPLED_BY, SamplingOptions, StepO
 from benchmarks.cases.meanflow.step_gate import TOLERANCE
 from benchmarks.cases.meanflow.step_setup import Setup, make_setup
 from benchmarks.harness.budget import NO_MEMORY, NO_TIME, reason, say
+from benchmarks.harness.environment import environment
 from benchmarks.harness.results import CaseResult, Row, at
 from benchmarks.harness.table import finish, result_table
 from fullstride.device import memory
@@ -27,7 +28,6 @@ from fullstride.device.select import resolve_device
 from fullstride.meanflow.objective.derivative import Velocity
 from fullstride.meanflow.sampling.graphed import WARM, Recorded, check_backend
 from fullstride.meanflow.sampling.samplers import SAMPLERS, meanflow_sample, sample
-from fullstride.measure.environment import environment
 from fullstride.measure.gate import require_close
 from fullstride.measure.timing import Call, measure
 

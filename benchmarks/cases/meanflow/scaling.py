@@ -19,13 +19,13 @@ from benchmarks.cases.meanflow.scaling_sets import Found, Job, run_sets, started
 from benchmarks.cases.meanflow.scaling_steps import Measured
 from benchmarks.cases.meanflow.step_setup import Setup, make_setup, weight_passes
 from benchmarks.harness.budget import NO_MEMORY, NO_TIME, Budget, say
+from benchmarks.harness.environment import environment, slug
 from benchmarks.harness.results import CaseResult, Row, at, write_result
 from benchmarks.harness.table import Columns, finish, gib, median, peak, rows_table, spread
 from fullstride.device import memory
 from fullstride.device.precision import set_precision
 from fullstride.device.select import resolve_device
 from fullstride.errors import ConfigError
-from fullstride.measure.environment import environment, slug
 from fullstride.measure.roofline import Ceilings, Floor, measure_ceilings
 from fullstride.measure.timing import Timing
 

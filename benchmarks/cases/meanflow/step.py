@@ -21,12 +21,12 @@ from benchmarks.cases.meanflow.step_sections import cases_of, chosen, expect_cho
 from benchmarks.cases.meanflow.step_setup import Setup, make_setup
 from benchmarks.cases.meanflow.step_table import compare, tables
 from benchmarks.harness.budget import NO_TIME, one_stream, say
+from benchmarks.harness.environment import environment, slug
 from benchmarks.harness.process_pool import Team, Worker, await_turn, none_left, share_cores
 from benchmarks.harness.results import CaseResult, Row, at
 from benchmarks.harness.table import finish
 from fullstride.device import memory
 from fullstride.device.select import resolve_device
-from fullstride.measure.environment import environment, slug
 from fullstride.measure.roofline import Ceilings
 from fullstride.step.torch.body import searched_convolutions
 

@@ -15,7 +15,7 @@ from benchmarks.cases.step_jax.host import gated, settled, started
 from benchmarks.cases.step_jax.ways import BARE, Running
 from benchmarks.cases.step_jax.workload import Workload
 from benchmarks.harness.budget import Budget, say
-from fullstride.measure.environment import slug
+from benchmarks.harness.environment import slug
 from fullstride.measure.pairs import median_interval
 from fullstride.measure.timing import Timing
 

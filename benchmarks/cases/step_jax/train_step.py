@@ -28,10 +28,10 @@ from benchmarks.cases.step_jax.table import (
 from benchmarks.cases.step_jax.ways import BARE, FLAT, WAYS
 from benchmarks.cases.step_jax.workload import StaticDropout, Workload, tree
 from benchmarks.harness.budget import NO_TIME, Budget, say
+from benchmarks.harness.environment import environment, slug, xla_flags
 from benchmarks.harness.results import CaseResult, Row, at, write_result
 from benchmarks.harness.table import console_of
 from fullstride.errors import ConfigError
-from fullstride.measure.environment import environment, slug, xla_flags
 from fullstride.measure.roofline import Ceilings
 from fullstride.measure.timing import Timing
 

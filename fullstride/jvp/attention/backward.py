@@ -1,14 +1,31 @@
 """Launches the kernels of attention's gradients: dense or packed, with masks, causal and windows."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
+import triton
 from jaxtyping import Bool, Float, Int32
 from torch import Tensor
 
-from fullstride.jvp.attention.backward_table import Config, pick
-from fullstride.jvp.attention.launch_backward import Call, launch_row_sums
-from fullstride.jvp.attention.launch_common import band, capability, on_device
+from fullstride.device import triton_compile
+from fullstride.jvp.attention.backward_keys import key_gradients
+from fullstride.jvp.attention.backward_queries import query_gradients
+from fullstride.jvp.attention.backward_table import Config, Launch, pick
+from fullstride.jvp.attention.launch_common import (
+    as_pointer,
+    band,
+    capability,
+    describe,
+    on_device,
+    strides_of,
+    takes_tma,
+    tiling,
+)
+from fullstride.jvp.attention.recompute import row_sums
+
+# Rows of a program of row_sums.
+SUM_ROWS = 32
 
 Queries = Float[Tensor, "b h lq d"]
 Keys = Float[Tensor, "b hk lk d"]
@@ -98,13 +115,57 @@ def _gradients(tensors: Any, outputs: Any, mask: Any, packed: Any, sizes: Any, o
     q, k, v, *tangents = tensors
     # No program writes behind the last of packed sequences.
     make = torch.empty_like if packed is None else torch.zeros_like
-    dq, dk, dv = make(q), make(k), make(v)
-    dtq, dtk, dtv = (None if x is None or gto is None else make(x) for x in tangents)
+    grads: dict[str, Any] = {"dq": make(q), "dk": make(k), "dv": make(v)}
+    for name, x in zip(("dtq", "dtk", "dtv"), tangents, strict=True):
+        grads[name] = None if x is None or gto is None else make(x)
     if config is None:
         config = pick(q.dtype, q.shape[-1], v.shape[-1], gto is not None, capability(q))
     with on_device(q):
-        sums = launch_row_sums(go, gto, o, to, lse)
-        call = Call((*tensors, go, gto), (lse, mu, *sums), mask, packed, *sizes, *options)
+        rows = lse, mu, *launch_row_sums(go, gto, o, to, lse)
         for launch in config:
-            call.launch(launch, {"dq": dq, "dk": dk, "dv": dv, "dtq": dtq, "dtk": dtk, "dtv": dtv})
-    return dq, dk, dv, dtq, dtk, dtv
+            _launch(launch, grads, (*tensors, go, gto), rows, mask, packed, sizes, options)
+    return tuple(grads.values())
+
+
+def launch_row_sums(go: Tensor, gto: Tensor | None, o: Tensor, to: Tensor | None, lse: Tensor) -> tuple[Tensor, Tensor]:
+    """rowsum(go o + gto to) and rowsum(gto o), laid out as lse; the latter is not written where gto is None."""
+    delta, d2 = torch.empty_like(lse), torch.empty_like(lse)
+    heads, length = lse.shape[-2:]
+    blocks: Any = triton.cdiv(length, SUM_ROWS)
+    tensors = go, gto, o, None if gto is None else to
+    if lse.numel():
+        strides = tuple(map(strides_of, tensors))
+        config = Launch("", SUM_ROWS, SUM_ROWS, warps=4, stages=3)
+        constants = tiling(go, go, (*strides, None), config, (False, False), tma=False, edge=True, precision="ieee")
+        arguments = tensors, (delta, d2), strides, (heads, length, blocks)
+        triton_compile.launch(row_sums, (lse.numel() // length * blocks,), arguments, constants)
+    return delta, d2
+
+
+def _launch(
+    config: Launch, grads: dict[str, Any], tensors: Any, rows: Any, mask: Any, packed: Any, sizes: Any, options: Any
+) -> None:
+    """Fill those of the gradients that a launch makes and that are not None, in one kernel on a grid of blocks."""
+    queries = config.of.startswith(("dq", "dtq"))
+    names = ("dq", "dtq") if queries else ("dk", "dv", "dtk", "dtv")
+    outs = tuple(grads[name] if name in config.of.split() else None for name in names)
+    (batch, heads, longest), (scale, (limits, sides), precision) = sizes, options
+    block, inner = (config.block_m, config.block_n) if queries else (config.block_n, config.block_m)
+    (length, steps), own = (longest, heads[0]) if queries else (longest[::-1], heads[1])
+    blocks = -(-length // block)
+    if all(x is None for x in outs) or batch * own * blocks == 0:
+        return
+    q, k, v = tensors[:3]
+    strides = tuple(map(strides_of, (*tensors, *outs, mask)))
+    tma = config.tma and config.parts == 0 and takes_tma(tensors)
+    # The tiles of a mask are loaded ahead too, and take the shared memory of a stage.
+    config = config if mask is None else replace(config, stages=min(config.stages, 2))
+    row = 2 if packed is None else 0
+    shape = *limits, own, heads[0] // max(1, heads[1]), q.shape[row], k.shape[row], blocks
+    inputs = describe(tensors, config) if tma else tensors
+    edge = packed is not None or steps % inner > 0
+    more: dict[str, Any] = {"tma": tma, "edge": edge, "precision": precision, "parts": config.parts}
+    constants = tiling(q, v, strides, config, sides, **more)
+    arguments = [*inputs, rows, as_pointer(mask), outs, packed, strides, scale, *shape]
+    kernel = query_gradients if queries else key_gradients
+    triton_compile.launch(kernel, (batch * own * blocks,), arguments, constants)

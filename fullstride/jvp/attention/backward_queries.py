@@ -27,60 +27,62 @@ def times(accs, factor):
 
 @triton.jit
 @no_type_check
-def sequence(cu_q, cu_k, b, h, heads, len_q, len_k):
+def sequence(starts, b, h, heads, lengths):
     """Of a batch entry or sequence: first query, end, first key, end, and where the head's row numbers start."""
+    len_q, len_k = lengths
     span = (0, len_q, 0, len_k, (tl.cast(b, tl.int64) * heads + h) * len_q)
-    if cu_q is not None:
+    if starts is not None:
+        cu_q, cu_k = starts
         at = tl.cast(h, tl.int64) * len_q
         span = (tl.load(cu_q + b), tl.load(cu_q + b + 1), tl.load(cu_k + b), tl.load(cu_k + b + 1), at)
     return span
 
 
+@triton.jit
+@no_type_check
+def head_of(mask, strides, b, h):
+    """A head's mask, which must be there, with its strides."""
+    return mask + tl.cast(b, tl.int64) * strides[0] + tl.cast(h, tl.int64) * strides[1]
+
+
 @triton.jit(do_not_specialize=["left", "right", "heads", "len_q", "len_k", "blocks"])
 @no_type_check
-def query_gradients(q, k, v, tq, tk, tv, go, gto, lse, mu, delta, d2, mask, dq, dtq, cu_q, cu_k,
-                    q_strides, k_strides, v_strides, tq_strides, tk_strides, tv_strides, go_strides, gto_strides,
-                    mask_strides, dq_strides, dtq_strides, scale, left, right, heads, group, len_q, len_k, blocks,
-                    QK: tl.constexpr, V: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-                    STAGES: tl.constexpr, TMA: tl.constexpr, EDGE: tl.constexpr, LEFT: tl.constexpr,
-                    RIGHT: tl.constexpr, PRECISION: tl.constexpr, INDEX: tl.constexpr,
-                    PARTS: tl.constexpr, STEP: tl.constexpr):  # fmt: skip
-    """dq and dtq of a block of queries of one head of one batch entry or sequence."""
+def query_gradients(q, k, v, tq, tk, tv, go, gto, rows, mask, grads, starts, strides, scale, left, right,
+                    heads, group, len_q, len_k, blocks, C: tl.constexpr):  # fmt: skip
+    """dq and dtq of a block of queries of one head of one batch entry or sequence.
+
+    Inputs are pointers or descriptors of tiles, which Triton 3.6 takes in no tuple. Rows are lse, mu, delta and d2;
+    grads are dq and dtq. Starts and strides are as in `dual_forward`: those of the inputs, the gradients and the mask.
+    What must not be specialised stands by itself: Triton 3.6 specialises every number of a tuple.
+    """
+    lse, mu, delta, d2 = rows
+    dq, dtq = grads
+    QK: tl.constexpr = C.qk
+    V: tl.constexpr = C.v
+    BLOCK_M: tl.constexpr = C.block_m
+    BLOCK_N: tl.constexpr = C.block_n
+    EDGE: tl.constexpr = C.edge
     TS: tl.constexpr = gto is not None and (tq is not None or tk is not None)
     block = tl.program_id(0) % blocks
-    if RIGHT:
+    if C.right:
         block = blocks - 1 - block  # the longest first: the last to start are then short
     b, h = tl.program_id(0) // blocks // heads, tl.program_id(0) // blocks % heads
-    start_q, end_q, start_k, end_k, at = sequence(cu_q, cu_k, b, h, heads, len_q, len_k)
+    start_q, end_q, start_k, end_k, at = sequence(starts, b, h, heads, (len_q, len_k))
     first = start_q + block * BLOCK_M
     if first >= end_q:
         return
-    q_strides = aligned(q_strides, STEP)
-    k_strides = aligned(k_strides, STEP)
-    v_strides = aligned(v_strides, STEP)
-    if tq is not None:
-        tq_strides = aligned(tq_strides, STEP)
-    if tk is not None:
-        tk_strides = aligned(tk_strides, STEP)
-    if tv is not None:
-        tv_strides = aligned(tv_strides, STEP)
-    go_strides = aligned(go_strides, STEP)
-    if gto is not None:
-        gto_strides = aligned(gto_strides, STEP)
-    if dq is not None:
-        dq_strides = aligned(dq_strides, STEP)
-    if dtq is not None:
-        dtq_strides = aligned(dtq_strides, STEP)
-    kv = h // group
+    s_q, s_k, s_v, s_tq, s_tk, s_tv, s_go, s_gto, s_dq, s_dtq = aligned(strides, 10, C.step)
+    own, kv = (b, h), (b, h // group)
+    band = left, right
     lse2 = load_lse2(lse, at, first, end_q, BLOCK_M)[:, None]
-    if PARTS == 0:
-        q_tile = load_rows(q, q_strides, b, h, first, end_q, QK, BLOCK_M, TMA, True, INDEX)
+    if C.parts == 0:
+        q_tile = load_rows((q, s_q), own, first, end_q, QK, BLOCK_M, True, C)
         if gto is not None:
-            gto_tile = load_rows(gto, gto_strides, b, h, first, end_q, V, BLOCK_M, TMA, True, INDEX)
+            gto_tile = load_rows((gto, s_gto), own, first, end_q, V, BLOCK_M, True, C)
         if dq is not None:
-            go_tile = load_rows(go, go_strides, b, h, first, end_q, V, BLOCK_M, TMA, True, INDEX)
+            go_tile = load_rows((go, s_go), own, first, end_q, V, BLOCK_M, True, C)
             if TS and tq is not None:
-                tq_tile = load_rows(tq, tq_strides, b, h, first, end_q, QK, BLOCK_M, TMA, True, INDEX)
+                tq_tile = load_rows((tq, s_tq), own, first, end_q, QK, BLOCK_M, True, C)
     if TS:
         d2s = load_row_numbers(d2, at, first, end_q, BLOCK_M)[:, None]
         mus = load_row_numbers(mu, at, first, end_q, BLOCK_M)[:, None]
@@ -91,57 +93,58 @@ def query_gradients(q, k, v, tq, tk, tv, go, gto, lse, mu, delta, d2, mask, dq, 
         deltas = load_row_numbers(delta, at, first, end_q, BLOCK_M)[:, None]
     i = block * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]
     lo, hi = 0, end_k - start_k
-    if LEFT:
+    if C.left:
         lo = tl.maximum(block * BLOCK_M - left, 0) // BLOCK_N * BLOCK_N
-    if RIGHT:
+    if C.right:
         hi = tl.minimum(hi, (block + 1) * BLOCK_M + right)
     if mask is not None:
-        mask += tl.cast(b, tl.int64) * mask_strides[0] + tl.cast(h, tl.int64) * mask_strides[1]
-    for start in tl.range(lo, hi, BLOCK_N, num_stages=STAGES):
+        mask = head_of(mask, strides[10], b, h)
+    for start in tl.range(lo, hi, BLOCK_N, num_stages=C.stages):
         n = start_k + start
-        k_tile = load_rows(k, k_strides, b, kv, n, end_k, QK, BLOCK_N, TMA, EDGE, INDEX)
-        if PARTS > 0:
-            p, ts = dual_products(q, tq, k, tk, q_strides, tq_strides, k_strides, tk_strides, b, h, kv, first, end_q, n,
-                                  end_k, QK, BLOCK_M, BLOCK_N, PARTS, PRECISION, INDEX)  # fmt: skip
+        k_tile = load_rows((k, s_k), kv, n, end_k, QK, BLOCK_N, EDGE, C)
+        if C.parts > 0:
+            spans = (first, end_q), (n, end_k)
+            p, ts = dual_products((q, s_q), (tq, s_tq), (k, s_k), (tk, s_tk), own, kv, spans[0], spans[1], QK[0],
+                                  BLOCK_M, BLOCK_N, C)  # fmt: skip
             if gto is None:
-                gs, _ = dual_products(go, None, v, None, go_strides, None, v_strides, None, b, h, kv, first, end_q, n,
-                                      end_k, V, BLOCK_M, BLOCK_N, PARTS, PRECISION, INDEX)  # fmt: skip
+                gs, _ = dual_products((go, s_go), (None, 0), (v, s_v), (None, 0), own, kv, spans[0], spans[1], V[0],
+                                      BLOCK_M, BLOCK_N, C)  # fmt: skip
             else:
-                gts, gs = dual_products(gto, go, v, tv, gto_strides, go_strides, v_strides, tv_strides, b, h, kv, first,
-                                        end_q, n, end_k, V, BLOCK_M, BLOCK_N, PARTS, PRECISION, INDEX)  # fmt: skip
+                gts, gs = dual_products((gto, s_gto), (go, s_go), (v, s_v), (tv, s_tv), own, kv, spans[0], spans[1],
+                                        V[0], BLOCK_M, BLOCK_N, C)  # fmt: skip
         else:
-            p = contract(q_tile, k_tile, tl.zeros([BLOCK_M, BLOCK_N], tl.float32), PRECISION)
-            v_tile = load_rows(v, v_strides, b, kv, n, end_k, V, BLOCK_N, TMA, EDGE, INDEX)
-        p = weights(p, lse2, i, start + tl.arange(0, BLOCK_N)[None, :], mask, mask_strides, scale, end_q - start_q,
-                    end_k - start_k, left, right, LEFT, RIGHT, EDGE)  # fmt: skip
+            p = contract(q_tile, k_tile, tl.zeros([BLOCK_M, BLOCK_N], tl.float32), C)
+            v_tile = load_rows((v, s_v), kv, n, end_k, V, BLOCK_N, EDGE, C)
+        p = weights(p, lse2, i, start + tl.arange(0, BLOCK_N)[None, :], mask, strides[10], scale,
+                    (end_q - start_q, end_k - start_k), band, C)  # fmt: skip
         if TS:
-            if PARTS == 0:
-                gts = contract(gto_tile, v_tile, tl.zeros([BLOCK_M, BLOCK_N], tl.float32), PRECISION)
+            if C.parts == 0:
+                gts = contract(gto_tile, v_tile, tl.zeros([BLOCK_M, BLOCK_N], tl.float32), C)
             gts = p * (gts - d2s)
             if dtq is not None:
-                sum_dtq = spread(gts.to(k_tile[0].dtype), k_tile, sum_dtq, PRECISION)
+                sum_dtq = spread(gts.to(k_tile[0].dtype), k_tile, sum_dtq, C)
         if dq is not None:
             if TS:
                 if tk is not None:
-                    tk_tile = load_rows(tk, tk_strides, b, kv, n, end_k, QK, BLOCK_N, TMA, EDGE, INDEX)
-                    sum_dq = spread(gts.to(k_tile[0].dtype), tk_tile, sum_dq, PRECISION)
-                if PARTS == 0:
+                    tk_tile = load_rows((tk, s_tk), kv, n, end_k, QK, BLOCK_N, EDGE, C)
+                    sum_dq = spread(gts.to(k_tile[0].dtype), tk_tile, sum_dq, C)
+                if C.parts == 0:
                     ts = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
                     if tk is not None:
-                        ts = contract(q_tile, tk_tile, ts, PRECISION)
+                        ts = contract(q_tile, tk_tile, ts, C)
                     if tq is not None:
-                        ts = contract(tq_tile, k_tile, ts, PRECISION)
+                        ts = contract(tq_tile, k_tile, ts, C)
                 gts *= ts * scale - mus
-            if PARTS == 0:
-                gs = contract(go_tile, v_tile, tl.zeros([BLOCK_M, BLOCK_N], tl.float32), PRECISION)
+            if C.parts == 0:
+                gs = contract(go_tile, v_tile, tl.zeros([BLOCK_M, BLOCK_N], tl.float32), C)
                 if gto is not None and tv is not None:
-                    tv_tile = load_rows(tv, tv_strides, b, kv, n, end_k, V, BLOCK_N, TMA, EDGE, INDEX)
-                    gs = contract(gto_tile, tv_tile, gs, PRECISION)
+                    tv_tile = load_rows((tv, s_tv), kv, n, end_k, V, BLOCK_N, EDGE, C)
+                    gs = contract(gto_tile, tv_tile, gs, C)
             gs = p * (gs - deltas)
             if TS:
                 gs += gts
-            sum_dq = spread(gs.to(k_tile[0].dtype), k_tile, sum_dq, PRECISION)
+            sum_dq = spread(gs.to(k_tile[0].dtype), k_tile, sum_dq, C)
     if dq is not None:
-        store_rows(dq, dq_strides, b, h, first, end_q, times(sum_dq, scale), QK, INDEX)
+        store_rows((dq, s_dq), own, first, end_q, times(sum_dq, scale), QK, C)
     if dtq is not None:
-        store_rows(dtq, dtq_strides, b, h, first, end_q, times(sum_dtq, scale), QK, INDEX)
+        store_rows((dtq, s_dtq), own, first, end_q, times(sum_dtq, scale), QK, C)

@@ -10,21 +10,23 @@ from fullstride.jvp.attention.tiles import LOG2E, LOWEST
 
 @triton.jit
 @no_type_check
-def key_ranges(first, len_q, len_k, left, right, LEFT: tl.constexpr, RIGHT: tl.constexpr, ROWS: tl.constexpr,
-               BLOCK: tl.constexpr):  # fmt: skip
+def key_ranges(first, lengths, band, C: tl.constexpr):
     """lo, full_lo, full_hi, hi: no row sees a key outside [lo, hi), every row sees all of [full_lo, full_hi).
 
-    All but hi are multiples of BLOCK; full_hi may lie below full_lo, and full_lo above hi, where no block is full.
+    All but hi are multiples of a block; full_hi may lie below full_lo, and full_lo above hi, where no block is full.
     """
-    last = tl.minimum(first + ROWS, len_q) - 1
+    len_q, len_k = lengths
+    left, right = band
+    BLOCK: tl.constexpr = C.block_n
+    last = tl.minimum(first + C.block_m, len_q) - 1
     lo = first * 0
     full_lo = lo
     hi = len_k
     full_hi = len_k // BLOCK * BLOCK
-    if LEFT:
+    if C.left:
         lo = tl.maximum(first - left, 0) // BLOCK * BLOCK
         full_lo = tl.cdiv(tl.maximum(last - left, 0), BLOCK) * BLOCK
-    if RIGHT:
+    if C.right:
         hi = tl.minimum(hi, last + right + 1)
         full_hi = tl.minimum(hi, first + right + 1) // BLOCK * BLOCK
     return lo, full_lo, full_hi, hi
@@ -32,22 +34,25 @@ def key_ranges(first, len_q, len_k, left, right, LEFT: tl.constexpr, RIGHT: tl.c
 
 @triton.jit
 @no_type_check
-def hide(s, mask, strides, b, h, first, start, len_q, len_k, left, right, LEFT: tl.constexpr, RIGHT: tl.constexpr,
-         INDEX: tl.constexpr):  # fmt: skip
+def hide(s, mask, head, first, start, lengths, band, C: tl.constexpr):
     """Scores (in units of log 2) of a tile with the mask added, and -inf where a row does not see a key."""
+    len_q, len_k = lengths
+    left, right = band
+    b, h = head
+    x, strides = mask
     i = first + tl.arange(0, s.shape[0])[:, None]
     j = start + tl.arange(0, s.shape[1])[None, :]
     visible = j < len_k
-    if LEFT:
+    if C.left:
         visible &= j >= i - left
-    if RIGHT:
+    if C.right:
         visible &= j <= i + right
-    if mask is not None:
-        base = mask + tl.cast(b, tl.int64) * strides[0] + tl.cast(h, tl.int64) * strides[1]
+    if x is not None:
+        base = x + tl.cast(b, tl.int64) * strides[0] + tl.cast(h, tl.int64) * strides[1]
         base += tl.cast(first, tl.int64) * strides[2] + tl.cast(start, tl.int64) * strides[3]
-        place = base + ((i - first).to(INDEX) * strides[2] + (j - start).to(INDEX) * strides[3])
+        place = base + ((i - first).to(C.index) * strides[2] + (j - start).to(C.index) * strides[3])
         tile = tl.load(place, mask=visible & (i < len_q), other=0)
-        if mask.dtype.element_ty.is_int():
+        if x.dtype.element_ty.is_int():
             visible &= tile != 0
         else:
             added = tile.to(tl.float32)

@@ -26,37 +26,35 @@ from fullstride.jvp.attention.tiles import (
 
 @triton.jit
 @no_type_check
-def tangent_scores(q, k, tq, tk, tk_strides, b, h, start, end, QK: tl.constexpr, BLOCK_M: tl.constexpr,
-                   BLOCK_N: tl.constexpr, TMA: tl.constexpr, EDGE: tl.constexpr, PRECISION: tl.constexpr,
-                   INDEX: tl.constexpr):  # fmt: skip
-    """Tq k^T + q tk^T, unscaled, of what is there."""
-    ts = tl.full([BLOCK_M, BLOCK_N], 0.0, tl.float32)
+def tangent_scores(q, tq, k_tile, tk, head, start, end, C: tl.constexpr, EDGE: tl.constexpr):
+    """Tq k^T + q tk^T, unscaled, of what is there; tk with its strides, the others as tiles."""
+    QK: tl.constexpr = C.qk
+    ts = tl.full([C.block_m, C.block_n], 0.0, tl.float32)
     if tq is not None:
-        ts = contract(tq, k, ts, PRECISION)
-    if tk is not None:
-        ts = contract(q, load_rows(tk, tk_strides, b, h, start, end, QK, BLOCK_N, TMA, EDGE, INDEX), ts, PRECISION)
+        ts = contract(tq, k_tile, ts, C)
+    if tk[0] is not None:
+        ts = contract(q, load_rows(tk, head, start, end, QK, C.block_n, EDGE, C), ts, C)
     return ts
 
 
 @triton.jit
 @no_type_check
-def attend(o, to, m, total, r, q, tq, k, v, tk, tv, k_strides, v_strides, tk_strides, tv_strides, mask, mask_strides,
-           scale, left, right, b, h, kv, first, len_q, len_k, lo, hi, QK: tl.constexpr, V: tl.constexpr,
-           BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr, TMA: tl.constexpr,
-           EDGE: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr, PRECISION: tl.constexpr,
-           INDEX: tl.constexpr):  # fmt: skip
-    """The keys of [lo, hi) into the accumulators; where not EDGE, all are seen by all rows."""
-    HAS_TS: tl.constexpr = tq is not None or tk is not None
-    HAS_T: tl.constexpr = HAS_TS or tv is not None
-    for start in tl.range(lo, hi, BLOCK_N, num_stages=STAGES):
-        k_tile = load_rows(k, k_strides, b, kv, start, len_k, QK, BLOCK_N, TMA, EDGE, INDEX)
-        s = contract(q, k_tile, tl.full([BLOCK_M, BLOCK_N], 0.0, tl.float32), PRECISION)
-        if HAS_TS and EARLY:
-            ts = tangent_scores(q, k_tile, tq, tk, tk_strides, b, kv, start, len_k, QK, BLOCK_M, BLOCK_N, TMA, EDGE,
-                                PRECISION, INDEX)  # fmt: skip
+def attend(sums, q, tq, k, v, tk, tv, mask, scale, band, head, kv, first, lengths, lo, hi, C: tl.constexpr,
+           EDGE: tl.constexpr):  # fmt: skip
+    """The keys of [lo, hi) into the sums; where not EDGE, all are seen by all rows. Tensors come with their strides."""
+    QK: tl.constexpr = C.qk
+    V: tl.constexpr = C.v
+    HAS_TS: tl.constexpr = tq is not None or tk[0] is not None
+    HAS_T: tl.constexpr = HAS_TS or tv[0] is not None
+    o, to, m, total, r = sums
+    _, end = lengths
+    for start in tl.range(lo, hi, C.block_n, num_stages=C.stages):
+        k_tile = load_rows(k, kv, start, end, QK, C.block_n, EDGE, C)
+        s = contract(q, k_tile, tl.full([C.block_m, C.block_n], 0.0, tl.float32), C)
+        if HAS_TS and C.early:
+            ts = tangent_scores(q, tq, k_tile, tk, kv, start, end, C, EDGE)
         if EDGE:
-            s = hide(s * (scale * LOG2E), mask, mask_strides, b, h, first, start, len_q, len_k, left, right, LEFT,
-                     RIGHT, INDEX)  # fmt: skip
+            s = hide(s * (scale * LOG2E), mask, head, first, start, lengths, band, C)
             top = tl.maximum(m, tl.max(s, 1))
             shift = tl.where(top == float("-inf"), 0.0, top)
             p = tl.exp2(s - shift[:, None])
@@ -67,103 +65,89 @@ def attend(o, to, m, total, r, q, tq, k, v, tk, tv, k_strides, v_strides, tk_str
         alpha = tl.exp2(m - shift)
         m = top
         total = total * alpha + tl.sum(p, 1)
-        if HAS_TS and not EARLY:
-            ts = tangent_scores(q, k_tile, tq, tk, tk_strides, b, kv, start, len_k, QK, BLOCK_M, BLOCK_N, TMA, EDGE,
-                                PRECISION, INDEX)  # fmt: skip
-        v_tile = load_rows(v, v_strides, b, kv, start, len_k, V, BLOCK_N, TMA, EDGE, INDEX)
+        if HAS_TS and not C.early:
+            ts = tangent_scores(q, tq, k_tile, tk, kv, start, end, C, EDGE)
+        v_tile = load_rows(v, kv, start, end, V, C.block_n, EDGE, C)
         low = p.to(v_tile[0].dtype)
-        o = spread(low, v_tile, scaled(o, alpha), PRECISION)
+        o = spread(low, v_tile, scaled(o, alpha), C)
         if HAS_T:
             to = scaled(to, alpha)
-        if tv is not None:
-            tv_tile = load_rows(tv, tv_strides, b, kv, start, len_k, V, BLOCK_N, TMA, EDGE, INDEX)
-            to = spread(low, tv_tile, to, PRECISION)
+        if tv[0] is not None:
+            to = spread(low, load_rows(tv, kv, start, end, V, C.block_n, EDGE, C), to, C)
         if HAS_TS:
             weights = p * (ts * scale)
             r = r * alpha + tl.sum(weights, 1)
-            to = spread(weights.to(v_tile[0].dtype), v_tile, to, PRECISION)
+            to = spread(weights.to(v_tile[0].dtype), v_tile, to, C)
     return o, to, m, total, r
 
 
 @triton.jit
 @no_type_check
-def dual_forward(q, k, v, tq, tk, tv, mask, o, to, lse, mu, cu_q, cu_k, q_strides, k_strides, v_strides, tq_strides,
-                 tk_strides, tv_strides, mask_strides, o_strides, to_strides, scale, left, right, heads, group, len_q,
-                 len_k, blocks, QK: tl.constexpr, V: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-                 STAGES: tl.constexpr, EARLY: tl.constexpr, TMA: tl.constexpr, ALL_EDGE: tl.constexpr,
-                 LEFT: tl.constexpr, RIGHT: tl.constexpr, PRECISION: tl.constexpr, INDEX: tl.constexpr,
-                 STEP: tl.constexpr):  # fmt: skip
+def dual_forward(q, k, v, tq, tk, tv, mask, outputs, starts, strides, scale, band, sizes, C: tl.constexpr):
     """A block of queries of one head of one batch entry or sequence.
 
-    Strides are of (batch, head, row, column); those of packed sequences have no batch, and theirs is not read.
+    Inputs are pointers or descriptors of tiles, which Triton 3.6 takes in no tuple. Outputs are o, to, lse and mu.
+    Starts are those of packed sequences' queries and keys. Strides are (batch, head, row, column) of the inputs, o, to
+    and the mask; those of packed sequences have no batch, and theirs is not read. The band is how far a query sees to
+    its left and right. Sizes are heads, query heads to a key head, queries, keys and blocks of queries.
     """
-    HAS_T: tl.constexpr = to is not None
-    q_strides = aligned(q_strides, STEP)
-    k_strides = aligned(k_strides, STEP)
-    v_strides = aligned(v_strides, STEP)
-    if tq is not None:
-        tq_strides = aligned(tq_strides, STEP)
-    if tk is not None:
-        tk_strides = aligned(tk_strides, STEP)
-    if tv is not None:
-        tv_strides = aligned(tv_strides, STEP)
-    o_strides = aligned(o_strides, STEP)
-    if to is not None:
-        to_strides = aligned(to_strides, STEP)
+    QK: tl.constexpr = C.qk
+    V: tl.constexpr = C.v
+    o, to, lse, mu = outputs
+    heads, group, len_q, len_k, blocks = sizes
+    s_q, s_k, s_v, s_tq, s_tk, s_tv, s_o, s_to = aligned(strides, 8, C.step)
     block = tl.program_id(0) % blocks
-    if RIGHT:
+    if C.right:
         block = blocks - 1 - block  # the longest first: the last to start are then short
     head = tl.program_id(0) // blocks
     b, h = head // heads, head % heads
-    first = block * BLOCK_M
+    first = block * C.block_m
     rows_at = tl.cast(head, tl.int64) * len_q
-    if cu_q is not None:
-        q_at, k_at = tl.load(cu_q + b), tl.load(cu_k + b)
+    if starts is not None:
+        q_at, k_at = tl.load(starts[0] + b), tl.load(starts[1] + b)
         rows_at = tl.cast(h, tl.int64) * len_q + q_at
-        len_q, len_k = tl.load(cu_q + b + 1) - q_at, tl.load(cu_k + b + 1) - k_at
+        len_q, len_k = tl.load(starts[0] + b + 1) - q_at, tl.load(starts[1] + b + 1) - k_at
         if first >= len_q:
             return
-        q, o = q + q_at.to(tl.int64) * q_strides[2], o + q_at.to(tl.int64) * o_strides[2]
-        k, v = k + k_at.to(tl.int64) * k_strides[2], v + k_at.to(tl.int64) * v_strides[2]
-        if HAS_T:
-            to += q_at.to(tl.int64) * to_strides[2]
+        q, o = q + q_at.to(tl.int64) * s_q[2], o + q_at.to(tl.int64) * s_o[2]
+        k, v = k + k_at.to(tl.int64) * s_k[2], v + k_at.to(tl.int64) * s_v[2]
+        if to is not None:
+            to += q_at.to(tl.int64) * s_to[2]
         if tq is not None:
-            tq += q_at.to(tl.int64) * tq_strides[2]
+            tq += q_at.to(tl.int64) * s_tq[2]
         if tk is not None:
-            tk += k_at.to(tl.int64) * tk_strides[2]
+            tk += k_at.to(tl.int64) * s_tk[2]
         if tv is not None:
-            tv += k_at.to(tl.int64) * tv_strides[2]
-    q_tile = load_rows(q, q_strides, b, h, first, len_q, QK, BLOCK_M, TMA, True, INDEX)
+            tv += k_at.to(tl.int64) * s_tv[2]
+    q_tile = load_rows((q, s_q), (b, h), first, len_q, QK, C.block_m, True, C)
     tq_tile = None
     if tq is not None:
-        tq_tile = load_rows(tq, tq_strides, b, h, first, len_q, QK, BLOCK_M, TMA, True, INDEX)
-    m = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    total, r = tl.full([BLOCK_M], 0.0, tl.float32), tl.full([BLOCK_M], 0.0, tl.float32)
-    acc, tacc = zero_rows(BLOCK_M, V), zero_rows(BLOCK_M, V)
-    lo, full_lo, full_hi, hi = key_ranges(first, len_q, len_k, left, right, LEFT, RIGHT, BLOCK_M, BLOCK_N)
+        tq_tile = load_rows((tq, s_tq), (b, h), first, len_q, QK, C.block_m, True, C)
+    lowest, zero = tl.full([C.block_m], float("-inf"), tl.float32), tl.full([C.block_m], 0.0, tl.float32)
+    sums = zero_rows(C.block_m, V), zero_rows(C.block_m, V), lowest, zero, zero
+    lo, full_lo, full_hi, hi = key_ranges(first, (len_q, len_k), band, C)
     # Blocks that the left side cuts, blocks that all rows see whole, and those that the right side or the end cuts.
     for part in tl.static_range(3):
-        if part == 2 or not ALL_EDGE:
+        if part == 2 or not C.edge:
             if part == 0:
                 begin, until = lo, tl.minimum(full_lo, hi)
             elif part == 1:
                 begin, until = full_lo, full_hi
             else:
-                begin, until = lo if ALL_EDGE else tl.maximum(full_lo, full_hi), hi
-            if part > 0 or LEFT:
-                acc, tacc, m, total, r = attend(acc, tacc, m, total, r, q_tile, tq_tile, k, v, tk, tv, k_strides,
-                                                v_strides, tk_strides, tv_strides, mask, mask_strides, scale, left,
-                                                right, b, h, h // group, first, len_q, len_k, begin, until, QK, V,
-                                                BLOCK_M, BLOCK_N, STAGES, EARLY, TMA, part != 1, LEFT, RIGHT,
-                                                PRECISION, INDEX)  # fmt: skip
+                begin, until = lo if C.edge else tl.maximum(full_lo, full_hi), hi
+            if part > 0 or C.left:
+                sums = attend(sums, q_tile, tq_tile, (k, s_k), (v, s_v), (tk, s_tk), (tv, s_tv), (mask, strides[8]),
+                              scale, band, (b, h), (b, h // group), first, (len_q, len_k), begin, until, C,
+                              part != 1)  # fmt: skip
+    acc, tacc, m, total, r = sums
     seen = total > 0.0
     total = tl.where(seen, total, 1.0)
     inverse = tl.where(seen, 1.0 / total, 0.0)
     acc = scaled(acc, inverse)
-    store_rows(o, o_strides, b, h, first, len_q, acc, V, INDEX)
-    rows = first + tl.arange(0, BLOCK_M)
+    store_rows((o, s_o), (b, h), first, len_q, acc, V, C)
+    rows = first + tl.arange(0, C.block_m)
     tl.store(lse + rows_at + rows, tl.where(seen, (m + tl.log2(total)) * LN2, float("-inf")), mask=rows < len_q)
-    if HAS_T:
+    if to is not None:
         r *= inverse
         tl.store(mu + rows_at + rows, r, mask=rows < len_q)
-        store_rows(to, to_strides, b, h, first, len_q, less(scaled(tacc, inverse), scaled(acc, r)), V, INDEX)
+        store_rows((to, s_to), (b, h), first, len_q, less(scaled(tacc, inverse), scaled(acc, r)), V, C)

@@ -6,7 +6,7 @@ and of the next block's keys together, and then lets the other do so. All three 
 may be of any length, and causal. The mathematics is that of `forward_kernel`.
 """
 
-from typing import no_type_check
+from typing import NamedTuple, no_type_check
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -24,9 +24,26 @@ from fullstride.jvp.attention.tiles import LN2, LOG2E
 ROWS = gl.constexpr(64)
 
 
+class Options(NamedTuple):
+    """The constants of the kernel.
+
+    Attributes:
+        causal: whether a query sees no later key.
+        edge: whether any block of keys may be cut, by that or by the end.
+        stages: blocks of keys and values in shared memory.
+        turns: whether the two groups take turns at the tensor cores.
+
+    """
+
+    causal: bool
+    edge: bool
+    stages: int
+    turns: bool
+
+
 @gluon.jit
 @no_type_check
-def copy_tiles(descs, buffers, barriers, place, STAGES: gl.constexpr):
+def copy_tiles(descs, buffers, barriers, place, C: gl.constexpr):
     """The warp that copies: queries of both groups once, then keys and values as their buffers become free."""
     q, k, v, tq, tk, tv = descs
     q_at, k_at, v_at, tq_at, tk_at, tv_at = buffers
@@ -37,7 +54,7 @@ def copy_tiles(descs, buffers, barriers, place, STAGES: gl.constexpr):
         tma.async_copy_global_to_shared(q, [b, h, first + group * ROWS, 0], q_ready, q_at.index(group))
         tma.async_copy_global_to_shared(tq, [b, h, first + group * ROWS, 0], q_ready, tq_at.index(group))
     for i in range(blocks):
-        slot, phase = i % STAGES, i // STAGES & 1
+        slot, phase = i % C.stages, i // C.stages & 1
         start = i * k.block_type.shape[2]
         mbarrier.wait(k_free.index(slot), phase ^ 1)
         mbarrier.expect(k_ready.index(slot), k.block_type.nbytes + tk.block_type.nbytes)
@@ -58,14 +75,14 @@ def flat(buffer):
 
 @gluon.jit
 @no_type_check
-def step(i, o, to, m, total, r, buffers, barriers, group, first, scale, len_k, EDGE: gl.constexpr,
-         CAUSAL: gl.constexpr, STAGES: gl.constexpr, TURNS: gl.constexpr, S: gl.constexpr,
+def step(i, sums, buffers, barriers, group, first, scale, len_k, EDGE: gl.constexpr, C: gl.constexpr, S: gl.constexpr,
          ACC: gl.constexpr):  # fmt: skip
-    """One block of keys into the accumulators; where not EDGE, all are seen by all rows."""
+    """One block of keys into the sums; where not EDGE, all are seen by all rows."""
+    o, to, m, total, r = sums
     q_at, k_at, v_at, tq_at, tk_at, tv_at = buffers
     _, k_ready, v_ready, k_free, v_free, turn = barriers
     BLOCK: gl.constexpr = k_at.shape[3]
-    slot, phase = i % STAGES, i // STAGES & 1
+    slot, phase = i % C.stages, i // C.stages & 1
     q, tq = flat(q_at.index(group)), flat(tq_at.index(group))
     k, tk = flat(k_at.index(slot)).permute([1, 0]), flat(tk_at.index(slot)).permute([1, 0])
     zeros = gl.full([ROWS, BLOCK], 0.0, gl.float32, S)
@@ -73,13 +90,13 @@ def step(i, o, to, m, total, r, buffers, barriers, group, first, scale, len_k, E
     s = warpgroup_mma(q, k, zeros, use_acc=False, is_async=True)
     ts = warpgroup_mma(tq, k, zeros, use_acc=False, is_async=True)
     ts = warpgroup_mma(q, tk, ts, is_async=True)
-    if TURNS:
+    if C.turns:
         mbarrier.arrive(turn.index(1 - group), pred=group + i > 0)
     s = warpgroup_mma_wait(2, [s])
     if EDGE:
         j = i * BLOCK + gl.arange(0, BLOCK, gl.SliceLayout(0, S))[None, :]
         visible = j < len_k
-        if CAUSAL:
+        if C.causal:
             visible = visible & (j <= first + gl.arange(0, ROWS, gl.SliceLayout(1, S))[:, None])
         s = gl.where(visible, s, float("-inf"))
     top = gl.maximum(m, gl.max(s, 1) * (scale * LOG2E))
@@ -97,7 +114,7 @@ def step(i, o, to, m, total, r, buffers, barriers, group, first, scale, len_k, E
     A: gl.constexpr = gl.DotOperandLayout(0, ACC, 2)
     low, weights = gl.convert_layout(p.to(k_at.dtype), A), gl.convert_layout(weights.to(k_at.dtype), A)
     v, tv = flat(v_at.index(slot)), flat(tv_at.index(slot))
-    if TURNS:
+    if C.turns:
         mbarrier.wait(turn.index(group), i & 1)
     o = warpgroup_mma(low, v, o, is_async=True)
     to = warpgroup_mma(low, tv, to, is_async=True)
@@ -109,10 +126,10 @@ def step(i, o, to, m, total, r, buffers, barriers, group, first, scale, len_k, E
 
 @gluon.jit
 @no_type_check
-def attend(group: gl.constexpr, o_desc, to_desc, lse, mu, buffers, barriers, place, sizes, scale, CAUSAL: gl.constexpr,
-           EDGE: gl.constexpr, STAGES: gl.constexpr, TURNS: gl.constexpr, S: gl.constexpr,
+def attend(group: gl.constexpr, outputs, buffers, barriers, place, sizes, scale, C: gl.constexpr, S: gl.constexpr,
            ACC: gl.constexpr):  # fmt: skip
     """A group's 64 queries: all blocks of keys, then the outputs through the queries' buffers."""
+    o_desc, to_desc, lse, mu = outputs
     q_at, _, v_at, tq_at, _, _ = buffers
     b, h, _, block_first, whole, blocks = place
     len_q, len_k, rows_at = sizes
@@ -122,16 +139,16 @@ def attend(group: gl.constexpr, o_desc, to_desc, lse, mu, buffers, barriers, pla
     total, r = gl.full([ROWS], 0.0, gl.float32, ROW), gl.full([ROWS], 0.0, gl.float32, ROW)
     o = gl.full([ROWS, v_at.shape[4]], 0.0, gl.float32, ACC)
     to = gl.full([ROWS, v_at.shape[4]], 0.0, gl.float32, ACC)
+    sums = o, to, m, total, r
     mbarrier.wait(barriers[0], 0)
     for i in range(whole):
-        o, to, m, total, r = step(i, o, to, m, total, r, buffers, barriers, group, first, scale, len_k, False, CAUSAL,
-                                  STAGES, TURNS, S, ACC)  # fmt: skip
-    if EDGE:
+        sums = step(i, sums, buffers, barriers, group, first, scale, len_k, False, C, S, ACC)
+    if C.edge:
         for i in range(whole, blocks):
-            o, to, m, total, r = step(i, o, to, m, total, r, buffers, barriers, group, first, scale, len_k, True,
-                                      CAUSAL, STAGES, TURNS, S, ACC)  # fmt: skip
-    if TURNS:
+            sums = step(i, sums, buffers, barriers, group, first, scale, len_k, True, C, S, ACC)
+    if C.turns:
         mbarrier.arrive(barriers[5].index(1 - group), pred=group == 0)
+    o, to, m, total, r = sums
     inverse, r = 1.0 / total, r / total
     rows = first + gl.arange(0, ROWS, ROW)
     gl.store(lse + rows_at + rows, (m + gl.log2(total)) * LN2, mask=rows < len_q)
@@ -150,23 +167,27 @@ def attend(group: gl.constexpr, o_desc, to_desc, lse, mu, buffers, barriers, pla
 
 @gluon.jit
 @no_type_check
-def dual_forward_hopper(q, k, v, tq, tk, tv, o, to, lse, mu, scale, heads, group, len_q, len_k, row_blocks,
-                        CAUSAL: gl.constexpr, EDGE: gl.constexpr, STAGES: gl.constexpr,
-                        TURNS: gl.constexpr):  # fmt: skip
-    """128 queries of one head of one batch entry."""
+def dual_forward_hopper(q, k, v, tq, tk, tv, o, to, rows, scale, sizes, C: gl.constexpr):
+    """128 queries of one head of one batch entry.
+
+    Rows are lse and mu. Sizes are heads, query heads to a key head, queries, keys and blocks of queries. The others
+    are descriptors of tiles, which Triton 3.6 takes in no tuple.
+    """
+    STAGES: gl.constexpr = C.stages
+    heads, group, len_q, len_k, row_blocks = sizes
     D: gl.constexpr = q.block_type.shape[3]
     V: gl.constexpr = v.block_type.shape[3]
     BLOCK: gl.constexpr = k.block_type.shape[2]
     S: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK, 16])
     ACC: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, V, 16])
     block = gl.program_id(0) % row_blocks
-    if CAUSAL:
+    if C.causal:
         block = row_blocks - 1 - block  # the longest first: the last to start are then short
     head = gl.program_id(0) // row_blocks
     b, h = head // heads, head % heads
     first = block * 2 * ROWS
     whole, blocks = len_k // BLOCK, gl.cdiv(len_k, BLOCK)
-    if CAUSAL:
+    if C.causal:
         whole = gl.minimum(whole, (first + 1) // BLOCK)
         blocks = gl.minimum(blocks, gl.cdiv(gl.minimum(first + 2 * ROWS, len_q), BLOCK))
 
@@ -194,12 +215,13 @@ def dual_forward_hopper(q, k, v, tq, tk, tv, o, to, lse, mu, scale, heads, group
     buffers = (q_at, k_at, v_at, tq_at, tk_at, tv_at)
     barriers = (q_ready, k_ready, v_ready, k_free, v_free, turn)
     place = (b, h, h // group, first, whole, blocks)
-    sizes = (len_q, len_k, head.to(gl.int64) * len_q)
+    outputs = (o, to, rows[0], rows[1])
+    lengths = (len_q, len_k, head.to(gl.int64) * len_q)
     gl.warp_specialize(
         [
-            (attend, (0, o, to, lse, mu, buffers, barriers, place, sizes, scale, CAUSAL, EDGE, STAGES, TURNS, S, ACC)),
-            (attend, (1, o, to, lse, mu, buffers, barriers, place, sizes, scale, CAUSAL, EDGE, STAGES, TURNS, S, ACC)),
-            (copy_tiles, ((q, k, v, tq, tk, tv), buffers, barriers, place, STAGES)),
+            (attend, (0, outputs, buffers, barriers, place, lengths, scale, C, S, ACC)),
+            (attend, (1, outputs, buffers, barriers, place, lengths, scale, C, S, ACC)),
+            (copy_tiles, ((q, k, v, tq, tk, tv), buffers, barriers, place, C)),
         ],
         [4, 1],
         [240, 24],

@@ -1,6 +1,7 @@
 """What the launchers of the attention kernels share: strides, descriptors of tiles, constants of a configuration."""
 
 import contextlib
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,7 +13,9 @@ from fullstride.device.triton_compile import address, standing_in
 from fullstride.jvp.attention.backward_table import Launch
 from fullstride.jvp.attention.forward_table import Config, pick
 from fullstride.jvp.attention.layout import visible_band
-from fullstride.jvp.attention.tiles import pieces
+from fullstride.jvp.attention.tiles import Tiling, pieces
+
+Strides = tuple[int, int, int, int] | None
 
 # A tile's offsets are taken in 32 bits where its 256 rows and columns cannot pass them.
 WIDE_STRIDE = 2**31 // 256
@@ -23,7 +26,7 @@ def capability(x: Tensor) -> tuple[int, int]:
     return torch.cuda.get_device_capability(x.device) if x.is_cuda else (9, 0)
 
 
-def strides_of(x: Tensor | None) -> tuple[int, int, int, int] | None:
+def strides_of(x: Tensor | None) -> Strides:
     """Strides of (batch, head, row, column); packed rows have no batch."""
     if x is None:
         return None
@@ -41,11 +44,11 @@ def fits_tma(x: Tensor | None) -> bool:
     return aligned and x.stride(3) == 1 and address(x) % 16 == 0 and x.numel() > 0
 
 
-def describe(inputs: Any, config: Config) -> list[TensorDescriptor | None]:
-    """Descriptors of the inputs' tiles; q, k, v and their tangents in this order."""
+def describe(inputs: Any, config: Config | Launch) -> list[TensorDescriptor | None]:
+    """Descriptors of the inputs' tiles; q, k, v, their tangents, go and gto in this order."""
     d, dv = pieces(inputs[0].shape[-1])[1], pieces(inputs[2].shape[-1])[1]
-    blocks = [(config.block_m, d), (config.block_n, d), (config.block_n, dv)] * 2
-    return [None if x is None else descriptor(x, *block) for x, block in zip(inputs, blocks, strict=True)]
+    blocks = [(config.block_m, d), (config.block_n, d), (config.block_n, dv)] * 2 + [(config.block_m, dv)] * 2
+    return [None if x is None else descriptor(x, *block) for x, block in zip(inputs, blocks, strict=False)]
 
 
 def descriptor(x: Tensor, rows: int, columns: int) -> TensorDescriptor:
@@ -63,10 +66,10 @@ def on_device(x: Tensor) -> contextlib.AbstractContextManager:
     return torch.cuda.device(x.device) if x.is_cuda else contextlib.nullcontext()
 
 
-def band(causal: bool, window: tuple[int, int] | None, furthest: int) -> tuple[int, int, bool, bool]:
+def band(causal: bool, window: tuple[int, int] | None, furthest: int) -> tuple[tuple[int, int], tuple[bool, bool]]:
     """Keys seen to the left and right, as numbers that stay small, and whether either side has a limit."""
     left, right = visible_band(causal, window)
-    return min(max(left, 0), furthest), min(max(right, 0), furthest), left >= 0, right >= 0
+    return (min(max(left, 0), furthest), min(max(right, 0), furthest)), (left >= 0, right >= 0)
 
 
 def as_pointer(mask: Tensor | None) -> Tensor | None:
@@ -74,12 +77,12 @@ def as_pointer(mask: Tensor | None) -> Tensor | None:
     return mask.view(torch.uint8) if mask is not None and mask.dtype == torch.bool else mask
 
 
-def index_type(strides: list) -> Any:
+def index_type(strides: Sequence[Strides]) -> Any:
     """The integers that offsets within a tile need."""
     return tl.int64 if max(s for stride in strides if stride for s in stride) >= WIDE_STRIDE else tl.int32
 
 
-def stride_step(x: Tensor, strides: Any) -> int:
+def stride_step(x: Tensor, strides: Sequence[Strides]) -> int:
     """Numbers in 16 bytes if Triton must be told that outer strides are multiples of those; else 1.
 
     It sees multiples of 16 numbers itself, and 72 is none.
@@ -88,20 +91,23 @@ def stride_step(x: Tensor, strides: Any) -> int:
     return 1 if any(s % step for s in outer) or all(s % 16 == 0 for s in outer) else step
 
 
-def options(q: Tensor, v: Tensor, strides: list, config: Config | Launch, tma: bool, precision: str) -> dict[str, Any]:
-    """The constants of every kernel."""
-    return {
-        "QK": pieces(q.shape[-1]),
-        "V": pieces(v.shape[-1]),
-        "BLOCK_M": config.block_m,
-        "BLOCK_N": config.block_n,
-        "STAGES": config.stages,
-        "TMA": tma,
-        "PRECISION": precision,
-        "INDEX": index_type(strides),
-        "num_warps": config.warps,
-        "num_stages": config.stages,
-    }
+def tiling(
+    q: Tensor, v: Tensor, strides: Sequence[Strides], config: Config | Launch, sides: tuple[bool, bool], **more: Any
+) -> dict[str, Any]:
+    """The constants and options of a launch; `strides` end with the mask's, and `more` are those of one kernel."""
+    constants = Tiling(
+        qk=pieces(q.shape[-1]),
+        v=pieces(v.shape[-1]),
+        block_m=config.block_m,
+        block_n=config.block_n,
+        stages=config.stages,
+        left=sides[0],
+        right=sides[1],
+        index=index_type(strides),
+        step=stride_step(q, strides[:-1]),
+        **more,
+    )
+    return {"C": constants, "num_warps": config.warps, "num_stages": config.stages}
 
 
 def takes_tma(inputs: Any) -> bool:

@@ -1,5 +1,7 @@
 """Launches the fused forward of attention and its derivative: dense or packed, with masks, causal and windows."""
 
+from typing import Any
+
 import torch
 import triton
 from jaxtyping import Bool, Float, Int32
@@ -14,10 +16,9 @@ from fullstride.jvp.attention.launch_common import (
     chosen,
     describe,
     on_device,
-    options,
-    stride_step,
     strides_of,
     takes_specialised,
+    tiling,
 )
 from fullstride.jvp.attention.layout import output_like
 
@@ -125,20 +126,13 @@ def launch(inputs, mask, outputs, packed, sizes, scale, causal, window, precisio
     config, tma = chosen(inputs, len_k, mask is not None, precision, config)
     blocks = triton.cdiv(longest, config.block_m)
     q, v = inputs[0], inputs[2]
-    left, right, has_left, has_right = band(causal, window, len_k + longest)
-    strides = [strides_of(x) for x in (*inputs, mask, *outputs[:2])]
-    arguments = [
-        *(describe(inputs, config) if tma else inputs),
-        as_pointer(mask),
-        *outputs,
-        *(packed or (None, None)),
-        *strides,
-        *(scale, left, right, heads, group, len_q, len_k, blocks),
-    ]
-    constants = options(q, v, strides, config, tma, precision)
-    constants |= {"EARLY": config.early, "ALL_EDGE": mask is not None or scale < 0}
-    constants["STEP"] = stride_step(q, [*strides[:6], *strides[-2:]])
+    limits, sides = band(causal, window, len_k + longest)
+    strides = tuple(strides_of(x) for x in (*inputs, *outputs[:2], mask))
+    tiles = describe(inputs, config) if tma else inputs
+    positions = limits, (heads, group, len_q, len_k, blocks)
+    arguments = [*tiles, as_pointer(mask), outputs, packed, strides, scale, *positions]
+    edge = mask is not None or scale < 0
+    more: dict[str, Any] = {"tma": tma, "edge": edge, "precision": precision, "early": config.early}
+    constants = tiling(q, v, strides, config, sides, **more)
     with on_device(q):
-        triton_compile.launch(
-            dual_forward, (total * blocks,), arguments, constants | {"LEFT": has_left, "RIGHT": has_right}
-        )
+        triton_compile.launch(dual_forward, (total * blocks,), arguments, constants)

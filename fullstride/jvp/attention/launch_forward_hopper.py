@@ -9,7 +9,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from fullstride.device.triton_compile import launch, standing_in
 from fullstride.jvp.attention.forward_table import SpecialisedConfig
-from fullstride.jvp.attention.hopper_kernel import ROWS, dual_forward_hopper
+from fullstride.jvp.attention.hopper_kernel import ROWS, Options, dual_forward_hopper
 from fullstride.jvp.attention.launch_common import aligned_strides, on_device
 
 # A copying warp and two groups of four: 12 warps share 65,536 registers.
@@ -35,8 +35,8 @@ def launch_specialised(inputs: Any, outputs: Any, scale: float, causal: bool, co
     tiles = [descriptor(x, n) for x, n in zip(inputs, rows, strict=True)]
     results = [descriptor(x, ROWS.value) for x in outputs[:2]]
     edge = causal or len_k % config.block_n != 0
-    constants: dict[str, Any] = {"CAUSAL": causal, "EDGE": edge, "STAGES": config.stages, "TURNS": config.turns}
-    arguments = [*tiles, *results, *outputs[2:], scale, heads, heads // k.shape[1], len_q, len_k, blocks]
-    constants |= {"num_warps": 4, "maxnreg": REGISTERS}
+    sizes = heads, heads // k.shape[1], len_q, len_k, blocks
+    arguments = [*tiles, *results, outputs[2:], scale, sizes]
+    constants = {"C": Options(causal, edge, config.stages, config.turns), "num_warps": 4, "maxnreg": REGISTERS}
     with on_device(q):
         launch(dual_forward_hopper, (b * heads * blocks,), arguments, constants)

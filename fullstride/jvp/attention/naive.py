@@ -11,7 +11,8 @@ d2 = rowsum(gto o), those of the inputs follow from lse = logsumexp(S) and mu al
 Half precision is computed in fp32. The L^2 matrices, two forward and four backward, are each used again in place.
 """
 
-from typing import overload
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
@@ -28,11 +29,7 @@ Mask = Bool[Tensor, "b h lq lk"] | Float[Tensor, "b h lq lk"]
 Gradients = tuple[Queries, Keys, Values, Queries | None, Keys | None, Values | None]
 
 
-@overload
-def _flat(x: Tensor, kv_heads: int, factor: float = 1.0) -> Tensor: ...
-@overload
-def _flat(x: None, kv_heads: int, factor: float = 1.0) -> None: ...
-def _flat(x: Tensor | None, kv_heads: int, factor: float = 1.0) -> Tensor | None:
+def _flat(x: Any, kv_heads: int, factor: float = 1.0) -> Any:
     """(B, H, L, D) as (B * kv_heads, rows, D): the query heads that share a key head lie in one matrix."""
     if x is None:
         return None
@@ -46,10 +43,6 @@ def _add(total: Tensor, a: Tensor | None, b: Tensor | None) -> Tensor:
     return total if a is None or b is None else total.baddbmm_(a, b)
 
 
-@overload
-def _t(x: Tensor) -> Tensor: ...
-@overload
-def _t(x: None) -> None: ...
 def _t(x: Tensor | None) -> Tensor | None:
     return None if x is None else x.mT
 
@@ -107,54 +100,52 @@ def _maybe(x: Tensor | None, given: Tensor | None) -> Tensor | None:
     return None if x is None or given is None else _as_gradient(x, given)
 
 
-def _score_gradients(
-    p: Tensor,
-    go: Tensor,
-    gto: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    tq: Tensor | None,
-    tk: Tensor | None,
-    tv: Tensor | None,
-    o: Tensor,
-    to: Tensor,
-    mu: Tensor,
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """gS, gtS and tS - mu from the weights p; the latter two are None if the scores have no tangent."""
-    delta = _row_dot(go, o).add_(_row_dot(gto, to))
-    gs = _add(torch.bmm(go, v.mT), gto, _t(tv)).sub_(delta).mul_(p)
-    ts = _tangent_scores(q, k, tq, tk)
+class _Flat(NamedTuple):
+    """What backward is given, each `_flat`, and the weights; of a detached tangent only what makes the primal."""
+
+    go: Tensor
+    gto: Tensor | None
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    tq: Tensor | None
+    tk: Tensor | None
+    tv: Tensor | None
+    o: Tensor
+    to: Tensor | None
+    mu: Tensor | None
+    p: Tensor
+
+
+def _flattened(given: Sequence[Tensor | None], scale: float, mask: Mask | None, band: tuple[int, int]) -> _Flat:
+    """Flatten the tensors that `backward` takes, in its order, q and tq times the scale."""
+    go, gto, q, k, v, tq, tk, tv, o, to, _, mu = given
+    assert go is not None and q is not None and k is not None and v is not None and o is not None  # noqa: PT018
+    heads = k.shape[1]
+    q_, k_ = _flat(q, heads, scale), _flat(k, heads)
+    p = torch.bmm(q_, k_.mT)
+    _hide(p.view(*q.shape[:3], k.shape[2]), mask, band)
+    _softmax(p)
+    primal = _flat(v, heads)
+    if gto is None or to is None or mu is None:
+        return _Flat(_flat(go, heads), None, q_, k_, primal, None, None, None, _flat(o, heads), None, None, p)
+    tangents = _flat(tq, heads, scale), _flat(tk, heads), _flat(tv, heads)
+    outputs = _flat(o, heads), _flat(to, heads), mu.reshape(*p.shape[:2], 1)
+    return _Flat(_flat(go, heads), _flat(gto, heads), q_, k_, primal, *tangents, *outputs, p)
+
+
+def _score_gradients(x: _Flat) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """gS, gtS and tS - mu; the latter two are None if the scores have no tangent that matters."""
+    delta = _row_dot(x.go, x.o)
+    if x.gto is None or x.to is None or x.mu is None:
+        return torch.bmm(x.go, x.v.mT).sub_(delta).mul_(x.p), None, None
+    delta.add_(_row_dot(x.gto, x.to))
+    gs = _add(torch.bmm(x.go, x.v.mT), x.gto, _t(x.tv)).sub_(delta).mul_(x.p)
+    ts = _tangent_scores(x.q, x.k, x.tq, x.tk)
     if ts is None:
         return gs, None, None
-    gts = torch.bmm(gto, v.mT).sub_(_row_dot(gto, o)).mul_(p)
-    return gs.addcmul_(gts, ts.sub_(mu)), gts, ts
-
-
-def _through_tangent(
-    p: Tensor,
-    go: Tensor,
-    gto: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    tq: Tensor | None,
-    tk: Tensor | None,
-    tv: Tensor | None,
-    o: Tensor,
-    to: Tensor,
-    mu: Tensor,
-    scale: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]:
-    """The six gradients from the weights p; all flat, q and tq scaled."""
-    gs, gts, ts = _score_gradients(p, go, gto, q, k, v, tq, tk, tv, o, to, mu)
-    dv, dtv = torch.bmm(p.mT, go), None if tv is None else torch.bmm(p.mT, gto)
-    if gts is None or ts is None:
-        return torch.bmm(gs, k).mul_(scale), torch.bmm(gs.mT, q), dv, None, None, dtv
-    dv.baddbmm_(ts.mul_(p).mT, gto)
-    dq, dk = _add(torch.bmm(gs, k), gts, tk).mul_(scale), _add(torch.bmm(gs.mT, q), gts.mT, tq)
-    dtq = None if tq is None else torch.bmm(gts, k).mul_(scale)
-    return dq, dk, dv, dtq, None if tk is None else torch.bmm(gts.mT, q), dtv
+    gts = torch.bmm(x.gto, x.v.mT).sub_(_row_dot(x.gto, x.o)).mul_(x.p)
+    return gs.addcmul_(gts, ts.sub_(x.mu)), gts, ts
 
 
 def forward(
@@ -250,21 +241,18 @@ def backward(
         those of all tangents where gto is None.
 
     """
-    kv_heads, rows = k.shape[1], q.shape[:3]
-    q_, k_, v_ = _flat(q, kv_heads, scale), _flat(k, kv_heads), _flat(v, kv_heads)
-    go_, o_ = _flat(go, kv_heads), _flat(o, kv_heads)
-    p = torch.bmm(q_, k_.mT)
-    _hide(p.view(*rows, k.shape[2]), mask, visible_band(causal, window))
-    _softmax(p)
-    if gto is None or to is None or mu is None:
-        gs = torch.bmm(go_, v_.mT).sub_(_row_dot(go_, o_)).mul_(p)
-        found = (torch.bmm(gs, k_).mul_(scale), torch.bmm(gs.mT, q_), torch.bmm(p.mT, go_), None, None, None)
-    else:
-        gto_, to_, mu_ = _flat(gto, kv_heads), _flat(to, kv_heads), mu.reshape(*p.shape[:2], 1)
-        tangents = _flat(tq, kv_heads, scale), _flat(tk, kv_heads), _flat(tv, kv_heads)
-        found = _through_tangent(p, go_, gto_, q_, k_, v_, *tangents, o_, to_, mu_, scale)
-    primal = _as_gradient(found[0], q), _as_gradient(found[1], k), _as_gradient(found[2], v)
-    return *primal, _maybe(found[3], tq), _maybe(found[4], tk), _maybe(found[5], tv)
+    given = go, gto, q, k, v, tq, tk, tv, o, to, lse, mu
+    x = _flattened(given, scale, mask, visible_band(causal, window))
+    gs, gts, ts = _score_gradients(x)
+    dv, dtv = torch.bmm(x.p.mT, x.go), None if x.tv is None or x.gto is None else torch.bmm(x.p.mT, x.gto)
+    dq, dk, dtq, dtk = torch.bmm(gs, x.k), torch.bmm(gs.mT, x.q), None, None
+    if gts is not None and ts is not None:
+        dv = _add(dv, ts.mul_(x.p).mT, x.gto)
+        dq, dk = _add(dq, gts, x.tk), _add(dk, gts.mT, x.tq)
+        dtq = None if x.tq is None else torch.bmm(gts, x.k).mul_(scale)
+        dtk = None if x.tk is None else torch.bmm(gts.mT, x.q)
+    primal = _as_gradient(dq.mul_(scale), q), _as_gradient(dk, k), _as_gradient(dv, v)
+    return *primal, _maybe(dtq, tq), _maybe(dtk, tk), _maybe(dtv, tv)
 
 
 def mask_gradient(
@@ -290,16 +278,6 @@ def mask_gradient(
 
     It is as large as the scores.
     """
-    kv_heads = k.shape[1]
-    q_, k_, v_ = _flat(q, kv_heads, scale), _flat(k, kv_heads), _flat(v, kv_heads)
-    go_, o_ = _flat(go, kv_heads), _flat(o, kv_heads)
-    p = torch.bmm(q_, k_.mT)
-    _hide(p.view(mask.shape), mask, visible_band(causal, window))
-    _softmax(p)
-    if gto is None or to is None or mu is None:
-        gs = torch.bmm(go_, v_.mT).sub_(_row_dot(go_, o_)).mul_(p)
-    else:
-        gto_, to_, mu_ = _flat(gto, kv_heads), _flat(to, kv_heads), mu.reshape(*p.shape[:2], 1)
-        tangents = _flat(tq, kv_heads, scale), _flat(tk, kv_heads), _flat(tv, kv_heads)
-        gs = _score_gradients(p, go_, gto_, q_, k_, v_, *tangents, o_, to_, mu_)[0]
+    given = go, gto, q, k, v, tq, tk, tv, o, to, lse, mu
+    gs, *_ = _score_gradients(_flattened(given, scale, mask, visible_band(causal, window)))
     return _as_gradient(gs, mask)

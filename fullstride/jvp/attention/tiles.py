@@ -5,7 +5,7 @@ of rows is then a tuple of two tiles, and a product of rows the sum of two. Kern
 type checker's import hook must not wrap them: Triton reads their source and their module's globals.
 """
 
-from typing import no_type_check
+from typing import Any, NamedTuple, no_type_check
 
 import triton
 import triton.language as tl
@@ -24,29 +24,80 @@ def pieces(dim: int) -> tuple[int, int, int]:
     return (dim, main, tail) if main + tail < whole else (dim, whole, 0)
 
 
-@triton.jit
-@no_type_check
-def aligned(strides, STEP: tl.constexpr):
-    """The strides, multiples of STEP, in a form that says so: rows of 72 are else read two bytes at a time."""
-    return strides[0] // STEP * STEP, strides[1] // STEP * STEP, strides[2] // STEP * STEP, strides[3]
+class Tiling(NamedTuple):
+    """The constants of an attention kernel.
+
+    Attributes:
+        qk: the head dim of q and k and the widths that hold it, as `pieces` gives them.
+        v: that of v.
+        block_m: queries of a block.
+        block_n: keys of a block.
+        stages: iterations whose loads are in flight.
+        tma: whether inputs are descriptors of tiles, which the tensor memory accelerator copies; else pointers.
+        edge: whether every block may be cut by a mask or an end; else only those that `key_ranges` names.
+        left: whether a query's sight has a limit to its left.
+        right: whether it has one to its right.
+        precision: of fp32 products.
+        index: integers of the offsets within a tile.
+        step: numbers that outer strides are multiples of.
+        early: whether the forward's products of the tangent of the scores are issued before the exponentials.
+        parts: columns of which the backward's products of rows are summed, or 0 for whole rows at once.
+
+    """
+
+    qk: tuple[int, int, int]
+    v: tuple[int, int, int]
+    block_m: int
+    block_n: int
+    stages: int
+    tma: bool
+    edge: bool
+    left: bool
+    right: bool
+    precision: str
+    index: Any
+    step: int
+    early: bool = True
+    parts: int = 0
 
 
 @triton.jit
 @no_type_check
-def load_piece(x, strides, b, h, first, end, DIM: tl.constexpr, OFFSET: tl.constexpr, WIDTH: tl.constexpr,
-               ROWS: tl.constexpr, TMA: tl.constexpr, EDGE: tl.constexpr, INDEX: tl.constexpr):  # fmt: skip
-    if TMA:
-        tile = x.load([b, h, first, OFFSET]).reshape(ROWS, WIDTH)
+def aligned(strides, COUNT: tl.constexpr, STEP: tl.constexpr):
+    """The first COUNT strides, multiples of STEP, in a form that says so: rows of 72 are else read two bytes at a time.
+
+    Zero for what is absent: Triton 3.6 has no function that returns None.
+    """
+    result = ()
+    for i in tl.static_range(COUNT):
+        if strides[i] is None:
+            result += (0,)
+        else:
+            b, h, row, column = strides[i]
+            result += ((b // STEP * STEP, h // STEP * STEP, row // STEP * STEP, column),)
+    return result
+
+
+@triton.jit
+@no_type_check
+def place_of(operand, head, first):
+    """Where the rows of a head from `first` on begin; an operand is a pointer and its strides."""
+    x, strides = operand
+    at = x + tl.cast(head[0], tl.int64) * strides[0] + tl.cast(head[1], tl.int64) * strides[1]
+    return at + tl.cast(first, tl.int64) * strides[2]
+
+
+@triton.jit
+@no_type_check
+def load_piece(operand, head, first, end, DIM: tl.constexpr, OFFSET: tl.constexpr, WIDTH: tl.constexpr,
+               ROWS: tl.constexpr, EDGE: tl.constexpr, C: tl.constexpr):  # fmt: skip
+    x, strides = operand
+    if C.tma:
+        tile = x.load([head[0], head[1], first, OFFSET]).reshape(ROWS, WIDTH)
     else:
         rows = tl.arange(0, ROWS)[:, None]
         cols = OFFSET + tl.arange(0, WIDTH)[None, :]
-        base = (
-            x
-            + tl.cast(b, tl.int64) * strides[0]
-            + tl.cast(h, tl.int64) * strides[1]
-            + tl.cast(first, tl.int64) * strides[2]
-        )
-        place = base + (rows.to(INDEX) * strides[2] + cols.to(INDEX) * strides[3])
+        place = place_of(operand, head, first) + (rows.to(C.index) * strides[2] + cols.to(C.index) * strides[3])
         if EDGE and OFFSET + WIDTH > DIM:
             tile = tl.load(place, mask=(rows < end - first) & (cols < DIM), other=0.0)
         elif EDGE:
@@ -60,51 +111,45 @@ def load_piece(x, strides, b, h, first, end, DIM: tl.constexpr, OFFSET: tl.const
 
 @triton.jit
 @no_type_check
-def load_rows(x, strides, b, h, first, end, DIMS: tl.constexpr, ROWS: tl.constexpr, TMA: tl.constexpr,
-              EDGE: tl.constexpr, INDEX: tl.constexpr):  # fmt: skip
+def load_rows(operand, head, first, end, DIMS: tl.constexpr, ROWS: tl.constexpr, EDGE: tl.constexpr, C: tl.constexpr):
     """Rows first, ..., first + ROWS - 1 of a head, in pieces; zeros from row `end` on (where EDGE) and past the dim."""
-    main = load_piece(x, strides, b, h, first, end, DIMS[0], 0, DIMS[1], ROWS, TMA, EDGE, INDEX)
+    main = load_piece(operand, head, first, end, DIMS[0], 0, DIMS[1], ROWS, EDGE, C)
     tiles = (main,)
     if DIMS[2] > 0:
-        tail = load_piece(x, strides, b, h, first, end, DIMS[0], DIMS[1], DIMS[2], ROWS, TMA, EDGE, INDEX)
-        tiles = (main, tail)
+        tiles = (main, load_piece(operand, head, first, end, DIMS[0], DIMS[1], DIMS[2], ROWS, EDGE, C))
     return tiles
 
 
 @triton.jit
 @no_type_check
-def store_rows(x, strides, b, h, first, end, values, DIMS: tl.constexpr, INDEX: tl.constexpr):
+def store_rows(operand, head, first, end, values, DIMS: tl.constexpr, C: tl.constexpr):
     """Write pieces of rows, up to row `end`."""
-    base = (
-        x
-        + tl.cast(b, tl.int64) * strides[0]
-        + tl.cast(h, tl.int64) * strides[1]
-        + tl.cast(first, tl.int64) * strides[2]
-    )
+    x, strides = operand
+    base = place_of(operand, head, first)
     for i in tl.static_range(len(values)):
         rows = tl.arange(0, values[i].shape[0])[:, None]
         cols = i * DIMS[1] + tl.arange(0, values[i].shape[1])[None, :]
-        place = base + (rows.to(INDEX) * strides[2] + cols.to(INDEX) * strides[3])
+        place = base + (rows.to(C.index) * strides[2] + cols.to(C.index) * strides[3])
         tl.store(place, values[i].to(x.dtype.element_ty), mask=(rows < end - first) & (cols < DIMS[0]))
 
 
 @triton.jit
 @no_type_check
-def contract(a, b, acc, PRECISION: tl.constexpr):
+def contract(a, b, acc, C: tl.constexpr):
     """acc + a b^T, over the pieces of a and b."""
     for i in tl.static_range(len(a)):
-        acc = tl.dot(a[i], tl.trans(b[i]), acc, input_precision=PRECISION)
+        acc = tl.dot(a[i], tl.trans(b[i]), acc, input_precision=C.precision)
     return acc
 
 
 @triton.jit
 @no_type_check
-def spread(weights, values, accs, PRECISION: tl.constexpr):
+def spread(weights, values, accs, C: tl.constexpr):
     """accs + weights values, piece by piece."""
-    main = tl.dot(weights, values[0], accs[0], input_precision=PRECISION)
+    main = tl.dot(weights, values[0], accs[0], input_precision=C.precision)
     tiles = (main,)
     if len(accs) > 1:
-        tiles = (main, tl.dot(weights, values[1], accs[1], input_precision=PRECISION))
+        tiles = (main, tl.dot(weights, values[1], accs[1], input_precision=C.precision))
     return tiles
 
 

@@ -26,7 +26,10 @@ def differences(f: Callable[..., Points], primals: Points, tangents: Points) -> 
     rows: list[list[Points]] = []
     best: tuple[float, Points, Points] | None = None
     for k in range(HALVINGS):
-        rows.append(_row(_slopes(f, primals, tangents, step / 2**k), rows[-1] if rows else []))
+        h = step / 2**k
+        ahead, behind = (f(*(p + s * t for p, t in zip(primals, tangents, strict=True))) for s in (h, -h))
+        slopes = [(a - b) / (2 * h) for a, b in zip(ahead, behind, strict=True)]
+        rows.append(_row(slopes, rows[-1] if rows else []))
         if k < 2:
             continue
         change = [(a - b).abs() for a, b in zip(rows[-1][-1], rows[-2][-1], strict=True)]
@@ -37,11 +40,6 @@ def differences(f: Callable[..., Points], primals: Points, tangents: Points) -> 
             break
     assert best is not None
     return best[1], best[2]
-
-
-def _slopes(f: Callable[..., Points], primals: Points, tangents: Points, h: float) -> Points:
-    ahead, behind = (f(*(p + s * t for p, t in zip(primals, tangents, strict=True))) for s in (h, -h))
-    return [(a - b) / (2 * h) for a, b in zip(ahead, behind, strict=True)]
 
 
 def _row(slopes: Points, before: list[Points]) -> list[Points]:

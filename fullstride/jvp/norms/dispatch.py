@@ -12,7 +12,6 @@ from fullstride.jvp.dual import check_pair, refuse_gradient_inside_jvp
 from fullstride.jvp.dual_op import DualOp
 from fullstride.jvp.implementation import chosen
 from fullstride.jvp.norms import written_out
-from fullstride.jvp.norms.arguments import check_format, check_groups, check_modulation, check_ndim, check_width
 from fullstride.jvp.norms.register import ADA_LAYER_NORM, GROUP_NORM, LAYER_NORM, RMS_NORM
 from fullstride.jvp.subclasses import materialized_all
 
@@ -54,7 +53,7 @@ class Norm:
         """The output and its tangent, None without any tangent given."""
         x = _present(primals[0])
         self.check(*primals, *settings)
-        check_format(dtype)
+        _check_format(dtype)
         for primal, tangent in zip(primals, tangents, strict=True):
             check_pair(primal, tangent)
         runs, still = self.implementation(x, settings, implementation), all(tangent is None for tangent in tangents)
@@ -70,7 +69,7 @@ class Norm:
         if self.op is not GROUP_NORM or tangent is None or self.implementation(x, settings, implementation) != "triton":
             return None
         self.check(*primals, *settings)
-        check_format(dtype)
+        _check_format(dtype)
         check_pair(x[: len(tangent)], tangent)
         return self.run(primals, (tangent, None, None), settings, dtype, "triton", False)
 
@@ -93,25 +92,41 @@ class Norm:
         return self.torchs(*full, *settings).to(dtype)
 
 
+def _check_format(dtype: Dtype) -> None:
+    if dtype is not None and not dtype.is_floating_point:
+        raise ValueError(f"dtype is {dtype}, expected a float format, or None for that of x")
+
+
+def _check(x: Tensor, least: int, shape: str, **parameters: Tensor | None) -> None:
+    """Raise unless x has as many dimensions, and each parameter is one number for each column or channel."""
+    if x.ndim < least:
+        raise ValueError(f"x is {tuple(x.shape)}, expected {shape}")
+    width = x.shape[1] if "C" in shape else x.shape[-1]
+    for name, parameter in parameters.items():
+        if parameter is not None and parameter.shape != (width,):
+            raise ValueError(f"{name} is {tuple(parameter.shape)}, expected {(width,)}")
+
+
 def _check_rows(x: Tensor, *given: Any) -> None:
-    check_ndim(x, 1, "(..., D)")
-    for name, parameter in zip(("weight", "bias"), given[:-1], strict=False):
-        check_width(name, parameter, x.shape[-1])
+    _check(x, 1, "(..., D)", **dict(zip(("weight", "bias"), given[:-1], strict=False)))
 
 
 def _check_samples(x: Tensor, scale: Tensor, shift: Tensor, eps: float) -> None:
-    check_ndim(x, 2, "(B, ..., D)")
-    check_modulation("scale", scale, x)
-    check_modulation("shift", shift, x)
+    _check(x, 2, "(B, ..., D)")
+    expected = x.shape[0], x.shape[-1]
+    for name, value in (("scale", scale), ("shift", shift)):
+        if value.numel() != expected[0] * expected[1] or (value.shape[0], value.shape[-1]) != expected:
+            raise ValueError(f"{name} is {tuple(value.shape)}, expected one row a sample: {expected}")
 
 
 def _check_images(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, groups: int, eps: float, act: str | None
 ) -> None:
-    check_ndim(x, 2, "(B, C, ...)")
-    check_width("weight", weight, x.shape[1])
-    check_width("bias", bias, x.shape[1])
-    check_groups(groups, x.shape[1], act)
+    _check(x, 2, "(B, C, ...)", weight=weight, bias=bias)
+    if groups < 1 or x.shape[1] % groups:
+        raise ValueError(f"groups is {groups}, expected a divisor of the {x.shape[1]} channels")
+    if act not in (None, "silu"):
+        raise ValueError(f"act is {act!r}, expected None or 'silu'")
 
 
 def _torchs_ada_layer_norm(x: Tensor, scale: Tensor, shift: Tensor, eps: float) -> Tensor:
@@ -125,10 +140,6 @@ def _torchs_group_norm(x: Tensor, weight: Any, bias: Any, groups: int, eps: floa
     return y if act is None else F.silu(y)
 
 
-def _smallest_step(x: Tensor) -> float:
-    return torch.finfo(torch.promote_types(x.dtype, torch.float32)).eps
-
-
 layer_norm = Norm(
     LAYER_NORM,
     _check_rows,
@@ -140,7 +151,7 @@ rms_norm = Norm(
     _check_rows,
     lambda x, weight, eps: F.rms_norm(x, x.shape[-1:], weight, eps),
     written_out.rms_norm,
-    settings=lambda x, eps: (_smallest_step(x) if eps is None else eps,),
+    settings=lambda x, eps: (torch.finfo(torch.promote_types(x.dtype, torch.float32)).eps if eps is None else eps,),
 )
 ada_layer_norm = Norm(ADA_LAYER_NORM, _check_samples, _torchs_ada_layer_norm, written_out.ada_layer_norm)
 group_norm = Norm(

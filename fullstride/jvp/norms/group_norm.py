@@ -14,6 +14,7 @@ from fullstride.jvp.norms import group_onepass_backward, group_onepass_forward, 
 from fullstride.jvp.norms.closed_form import Affine
 from fullstride.jvp.norms.group_configs import GroupConfig, Size, group_config
 from fullstride.jvp.norms.group_split import apply_kernel, gradients_kernel, moments_kernel, sums_kernel
+from fullstride.jvp.norms.group_tiles import GroupTile
 from fullstride.jvp.norms.group_twopass_backward import backward_kernel
 from fullstride.jvp.norms.group_twopass_forward import forward_kernel
 from fullstride.jvp.norms.launch import ceil_div, launch, overlaps, padded
@@ -43,10 +44,24 @@ class _Plan(NamedTuple):
         return self.size.groups, self.size.groups * self.size.group_channels, self.size.pixels
 
     @property
-    def tile(self) -> tuple[int, int, int, int, bool]:
-        """CPG, PAD, GROUPS, PIXELS, LAST."""
-        channels, config = self.size.group_channels, self.config
-        return channels, padded(channels), config.groups, config.pixels, self.size.channels_last
+    def tile(self) -> GroupTile:
+        """The kernels' constants."""
+        size, config = self.size, self.config
+        channels, pixels, pieces = size.group_channels, config.pixels, config.pieces if self.on_chip else 1
+        exact = channels == padded(channels) and size.groups % config.groups == 0 and size.pixels == pixels
+        return GroupTile(
+            cpg=channels,
+            pad=padded(channels),
+            groups=config.groups,
+            pixels=pixels // pieces,
+            last=size.channels_last,
+            silu=size.silu,
+            stages=config.stages,
+            chunks=padded(self.chunks),
+            pieces=pieces,
+            exact=exact and self.on_chip,
+            packed=config.packed and self.on_chip,
+        )
 
     @property
     def on_chip(self) -> bool:
@@ -54,11 +69,9 @@ class _Plan(NamedTuple):
         return self.chunks == 1 and self.config.pixels >= self.size.pixels
 
     @property
-    def chip_tile(self) -> tuple[int, int, int, int, int, bool, bool, bool]:
-        """CPG, PAD, GROUPS, PIECES, PIECE, LAST, EXACT, PACKED."""
-        channels, pad, groups, pixels, last = self.tile
-        exact = channels == pad and self.size.groups % groups == 0 and self.size.pixels == pixels
-        return channels, pad, groups, self.config.pieces, pixels // self.config.pieces, last, exact, self.config.packed
+    def shape(self) -> tuple[int, int, int, int]:
+        """Samples, blocks of groups, chunks and a chunk's pixels."""
+        return self.size.samples, self.blocks, self.chunks, self.length
 
     @property
     def options(self) -> dict[str, Any]:
@@ -90,18 +103,14 @@ def group_norm(
     y = images_like(x, dtype)
     ty = None if all(t is None for t in (tx, affine.tweight, affine.tbias)) else images_like(x[:moving], dtype)
     mean, rstd = (torch.empty((len(x), groups), device=x.device, dtype=torch.float32) for _ in range(2))
-    tensors = (x, tx, *affine, y, ty, mean, rstd)
-    stages = plan.config.stages
+    tensors = (x, tx), tuple(affine), (y, ty), (mean, rstd)
+    rest = plan.sizes, eps, plan.tile
     if plan.on_chip:
-        rest = (moving, plan.blocks, *plan.sizes, eps, *plan.chip_tile, silu)
-        launch(group_onepass_forward.forward_kernel, plan.grid, *tensors, *rest, **plan.options)
+        launch(group_onepass_forward.forward_kernel, plan.grid, *tensors, moving, plan.blocks, *rest, **plan.options)
     elif plan.chunks == 1:
-        rest = (plan.blocks, *plan.sizes, eps, *plan.tile, silu, stages)
-        launch(forward_kernel, plan.grid, *tensors, *rest, **plan.options)
+        launch(forward_kernel, plan.grid, *tensors, plan.blocks, *rest, **plan.options)
     else:
-        moments = _moments(x, tx, plan)
-        rest = (len(x), plan.blocks, plan.chunks, plan.length, *plan.sizes, eps, *plan.tile, silu)
-        launch(apply_kernel, plan.grid, *tensors, moments, *rest, padded(plan.chunks), stages, **plan.options)
+        launch(apply_kernel, plan.grid, *tensors, _moments(x, tx, plan), plan.shape, *rest, **plan.options)
     return y, ty, mean, rstd
 
 
@@ -126,42 +135,28 @@ def group_norm_backward(
     plan = _plan("detached" if gty is None else "full", x, groups, silu, config)
     dx, dtx = images_like(x), None if tx is None else images_like(x)
     partial, asked = partial_sums(x, affine, 1, len(x) * plan.chunks)
-    inputs = (gy, gty, x, tx, *affine, *moments)
+    tensors = (gy, gty, x, tx), tuple(affine), tuple(moments)
+    rest = plan.sizes, tuple(asked), plan.tile
     if plan.on_chip:
-        rest = (plan.blocks, *plan.sizes, *asked, *plan.chip_tile, silu, partial is not None and overlaps(x))
-        launch(group_onepass_backward.backward_kernel, plan.grid, *inputs, dx, dtx, partial, *rest, **plan.options)
+        early = partial is not None and overlaps(x)
+        arguments = *tensors, (dx, dtx), partial, plan.blocks, *rest, early
+        launch(group_onepass_backward.backward_kernel, plan.grid, *arguments, **plan.options)
     elif plan.chunks == 1:
-        rest = (plan.blocks, *plan.sizes, *asked, *plan.tile, silu, plan.config.stages)
-        launch(backward_kernel, plan.grid, *inputs, dx, dtx, partial, *rest, **plan.options)
+        launch(backward_kernel, plan.grid, *tensors, (dx, dtx), partial, plan.blocks, *rest, **plan.options)
     else:
-        _split_backward(inputs, dx, dtx, partial, plan, asked, silu)
+        found = None if tx is None else _moments(x, tx, plan)
+        sums = torch.empty((len(x), plan.chunks, 5, x.shape[1]), device=x.device, dtype=torch.float32)
+        launch(sums_kernel, plan.grid, *tensors, found, sums, partial, plan.shape, *rest, **plan.options)
+        rest = plan.shape, plan.sizes, plan.tile
+        launch(gradients_kernel, plan.grid, *tensors, found, sums, (dx, dtx), *rest, **plan.options)
     return dx, dtx, *summed(partial, affine)
-
-
-def _split_backward(
-    inputs: tuple[Tensor | None, ...],
-    dx: Tensor,
-    dtx: Tensor | None,
-    partial: Tensor | None,
-    plan: _Plan,
-    asked: list[bool],
-    silu: bool,
-) -> None:
-    x, tx = inputs[2], inputs[3]
-    assert x is not None
-    moments = None if tx is None else _moments(x, tx, plan)
-    sums = torch.empty((len(x), plan.chunks, 5, x.shape[1]), device=x.device, dtype=torch.float32)
-    sizes = (len(x), plan.blocks, plan.chunks, plan.length, *plan.sizes)
-    tile = (*plan.tile, silu, padded(plan.chunks), plan.config.stages)
-    launch(sums_kernel, plan.grid, *inputs, moments, sums, partial, *sizes, *asked, *tile, **plan.options)
-    launch(gradients_kernel, plan.grid, *inputs, moments, sums, dx, dtx, *sizes, *tile, **plan.options)
 
 
 def _moments(x: Tensor, tx: Tensor | None, plan: _Plan) -> Tensor:
     """The moments of each chunk of each group: (4, samples, chunks, groups)."""
     moments = torch.empty((4, len(x), plan.chunks, plan.size.groups), device=x.device, dtype=torch.float32)
-    sizes = (plan.blocks, plan.chunks, plan.length, *plan.sizes)
-    launch(moments_kernel, plan.grid, x, tx, moments, *sizes, *plan.tile, plan.config.stages, **plan.options)
+    tile = plan.tile._replace(silu=False, chunks=1)  # one kernel for all
+    launch(moments_kernel, plan.grid, (x, tx), moments, plan.shape, plan.sizes, tile, **plan.options)
     return moments
 
 

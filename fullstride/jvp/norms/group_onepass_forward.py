@@ -1,4 +1,4 @@
-"""GroupNorm's forward kernel for groups that stay on the chip; equations in `closed_form`, tiles in `chip_tiles`.
+"""The forward kernel of GroupNorm for groups that stay on the chip; equations in `closed_form`.
 
 A program for each sample and block of groups; every tensor is read once.
 """
@@ -8,20 +8,14 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
-from fullstride.jvp.norms.group_onepass_tiles import (
-    less,
-    load_tile,
-    store_piece,
-    totals,
-    unpacked,
-)
-from fullstride.jvp.norms.group_tiles import keep_group_value, lanes, parameter
+from fullstride.jvp.norms.group_onepass_tiles import less, load_tile, store_piece, totals, unpacked
+from fullstride.jvp.norms.group_tiles import keep_group_value, lanes, parameters
 from fullstride.jvp.norms.sums import sigmoid
 
 
 @triton.jit
 @no_type_check
-def means(x, t, TX, count, PAD: tl.constexpr, GROUPS: tl.constexpr):
+def means(x, t, TX, count, T: tl.constexpr):
     """<x> and <t>."""
     s_x = unpacked(x, 0, 0)
     if TX is not None:
@@ -29,78 +23,77 @@ def means(x, t, TX, count, PAD: tl.constexpr, GROUPS: tl.constexpr):
         for i in tl.static_range(1, len(x)):
             s_x += unpacked(x, i, 0)
             s_t += unpacked(t, i, 0)
-        s_x, s_t = totals((s_x, s_t), PAD, GROUPS)
+        s_x, s_t = totals((s_x, s_t), T)
     else:
         for i in tl.static_range(1, len(x)):
             s_x += unpacked(x, i, 0)
-        (s_x,) = totals((s_x,), PAD, GROUPS)
+        (s_x,) = totals((s_x,), T)
         s_t = s_x
     return s_x / count, s_t / count
 
 
 @triton.jit
 @no_type_check
-def products(x, t, TX, mean, mean_t, there, pixels, count, PAD: tl.constexpr, GROUPS: tl.constexpr,
-             PIECE: tl.constexpr, EXACT: tl.constexpr, STEP: tl.constexpr):  # fmt: skip
+def products(x, t, TX, mean, mean_t, lane, sizes, count, T: tl.constexpr):
     """<(x - <x>)^2> and <(x - <x>) (t - <t>)>."""
     s_xx = tl.zeros(x[0].shape, tl.float32)
     s_xt = s_xx
     for i in tl.static_range(len(x)):
-        xc = less(unpacked(x, i, STEP), mean, i, there, pixels, PIECE, EXACT)
+        xc = less(unpacked(x, i, 1 * T.packed), mean, i, lane, sizes, T)
         s_xx += xc * xc
         if TX is not None:
-            s_xt += xc * (unpacked(t, i, STEP) - mean_t)
+            s_xt += xc * (unpacked(t, i, 1 * T.packed) - mean_t)
     if TX is not None:
-        s_xx, s_xt = totals((s_xx, s_xt), PAD, GROUPS)
+        s_xx, s_xt = totals((s_xx, s_xt), T)
     else:
-        (s_xx,) = totals((s_xx,), PAD, GROUPS)
+        (s_xx,) = totals((s_xx,), T)
         s_xt = s_xx
     return s_xx / count, s_xt / count
 
 
 @triton.jit
 @no_type_check
-def forward_kernel(X, TX, W, B, TW, TB, Y, TY, MEAN, RSTD, moving, blocks, groups, channels, pixels, eps,
-                   CPG: tl.constexpr, PAD: tl.constexpr, GROUPS: tl.constexpr, PIECES: tl.constexpr,
-                   PIECE: tl.constexpr, LAST: tl.constexpr, EXACT: tl.constexpr, PACKED: tl.constexpr,
-                   SILU: tl.constexpr):  # fmt: skip
-    """y and ty of a sample's block of groups; only the first `moving` samples have a tangent, or None: all."""
+def forward_kernel(x, affine, y, kept, moving, blocks, sizes, eps, T: tl.constexpr):
+    """y and ty of a sample's block of groups; only the first `moving` samples have a tangent, or None: all.
+
+    The other arguments are those of `group_twopass_forward`.
+    """
+    groups, channels, pixels = sizes
     sample, block = tl.program_id(0) // blocks, tl.program_id(0) % blocks
-    channel, group, there, first = lanes(block, groups, CPG, PAD, GROUPS)
+    lane = lanes(block, groups, T)
     base = sample.to(tl.int64) * channels * pixels
-    count = CPG * 1.0 * pixels
-    x = load_tile(X + base, channel, there, pixels, channels, PIECES, PIECE, LAST, EXACT)
-    t, moves = x, None
+    count = T.cpg * 1.0 * pixels
+    tile = load_tile(x[0] + base, lane, sizes, T)
+    t, moves = tile, None
     if moving is not None:
         moves = sample < moving
-    if TX is not None:
-        t = load_tile(TX + base, channel, there, pixels, channels, PIECES, PIECE, LAST, EXACT, moves)
+    if x[1] is not None:
+        t = load_tile(x[1] + base, lane, sizes, T, moves)
     # Before the sums, whose barriers the loads would otherwise wait behind.
-    w, b = parameter(W, channel, there, 1), parameter(B, channel, there, 0)
-    tw, tb = parameter(TW, channel, there, 0), parameter(TB, channel, there, 0)
+    w, b, tw, tb = parameters(affine, lane)
 
-    mean, mean_t = means(x, t, TX, count, PAD, GROUPS)
-    variance, covariance = products(x, t, TX, mean, mean_t, there, pixels, count, PAD, GROUPS, PIECE, EXACT, 1 * PACKED)
+    mean, mean_t = means(tile, t, x[1], count, T)
+    variance, covariance = products(tile, t, x[1], mean, mean_t, lane, sizes, count, T)
     r = tl.rsqrt(variance + eps)
     cov_xt, scale, tscale = covariance * r * r, w * r, tw * r
-    for i in tl.static_range(PIECES):
-        xc = unpacked(x, i, 2 * PACKED) - mean
-        y = xc * scale + b
-        if SILU:
-            s = sigmoid(y)
-            y *= s
-            slope = s + y * (1 - s)
-        store_piece(Y + base, y, i, channel, there, pixels, channels, PIECE, LAST, EXACT)
-        if TY is not None:
-            ty = tl.zeros_like(y)
-            if TX is not None:
-                ty = (unpacked(t, i, 2 * PACKED) - mean_t - xc * cov_xt) * scale
-            if TW is not None:
+    for i in tl.static_range(len(tile)):
+        xc = unpacked(tile, i, 2 * T.packed) - mean
+        out = xc * scale + b
+        if T.silu:
+            s = sigmoid(out)
+            out *= s
+            slope = s + out * (1 - s)
+        store_piece(y[0] + base, out, i, lane, sizes, T)
+        if y[1] is not None:
+            ty = tl.zeros_like(out)
+            if x[1] is not None:
+                ty = (unpacked(t, i, 2 * T.packed) - mean_t - xc * cov_xt) * scale
+            if affine[2] is not None:
                 ty += xc * tscale
-            if TB is not None:
+            if affine[3] is not None:
                 ty += tb
-            if SILU:
+            if T.silu:
                 ty *= slope
-            store_piece(TY + base, ty, i, channel, there, pixels, channels, PIECE, LAST, EXACT, moves)
-    keep_group_value(MEAN, mean, sample, group, first, groups)
-    keep_group_value(RSTD, r, sample, group, first, groups)
+            store_piece(y[1] + base, ty, i, lane, sizes, T, moves)
+    keep_group_value(kept[0], mean, sample, lane, groups)
+    keep_group_value(kept[1], r, sample, lane, groups)

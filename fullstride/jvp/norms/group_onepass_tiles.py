@@ -1,9 +1,7 @@
 """Whole groups on the chip, the parts that GroupNorm's kernels of one reading are made of.
 
-A tile is [pixels, lanes]: GROUPS groups side by side in the lanes, each padded from CPG channels to PAD of them, cut
-into a tuple of pieces of as many pixels each. PACKED: half-precision tensors wait between the steps as they came, two
-to a register, and each step converts them anew. A value of a group is a scalar if there is one group, else it stands
-[1, lanes] in each lane of its group: both broadcast against a tile.
+A tile is that of `group_tiles`, cut into a tuple of pieces of as many pixels each. Packed half-precision tensors wait
+between the steps as they came, two to a register, and each step converts them anew.
 """
 
 from typing import no_type_check
@@ -11,58 +9,51 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
+from fullstride.jvp.norms.group_tiles import positions
 from fullstride.jvp.norms.sums import INTERPRETED, sums
 
 
 @triton.jit
 @no_type_check
-def piece_at(i: tl.constexpr, channel, pixels, channels, PIECE: tl.constexpr, LAST: tl.constexpr):
-    """The pixels of piece i [PIECE, 1], and where they lie in their sample; LAST: channels_last."""
-    pixel = i * PIECE + tl.arange(0, PIECE)[:, None]
-    return pixel, pixel * channels + channel if LAST else channel * pixels + pixel
-
-
-@triton.jit
-@no_type_check
-def load_piece(x, i: tl.constexpr, channel, there, pixels, channels, PIECE: tl.constexpr, LAST: tl.constexpr,
-               EXACT: tl.constexpr, MOVES=None):  # fmt: skip
-    pixel, at = piece_at(i, channel, pixels, channels, PIECE, LAST)
-    if EXACT:
+def load_piece(x, i: tl.constexpr, lane, sizes, T: tl.constexpr, MOVES=None):
+    pixel = i * T.pixels + tl.arange(0, T.pixels)[:, None]
+    at = positions(pixel, lane[0], sizes, T)
+    if T.exact:
         tile = tl.load(x + at) if MOVES is None else tl.load(x + at, mask=MOVES, other=0)
     else:
-        inside = (pixel < pixels) & there
+        inside = (pixel < sizes[2]) & lane[2]
         tile = tl.load(x + at, mask=inside if MOVES is None else inside & MOVES, other=0)
     return tile
 
 
 @triton.jit
 @no_type_check
-def load_tile(x, channel, there, pixels, channels, PIECES: tl.constexpr, PIECE: tl.constexpr, LAST: tl.constexpr,
-              EXACT: tl.constexpr, MOVES=None):  # fmt: skip
-    """A sample's tile as it lies in memory; zero where there is nothing. EXACT: there is nothing of that kind.
+def load_tile(x, lane, sizes, T: tl.constexpr, MOVES=None):
+    """A sample's tile as it lies in memory; zero where there is nothing.
 
     MOVES, a condition, says whether there is the sample at all.
     """
+    PIECES: tl.constexpr = T.pieces
     tiles = ()
     for i in tl.static_range(PIECES):
-        tiles += (load_piece(x, i, channel, there, pixels, channels, PIECE, LAST, EXACT, MOVES),)
+        tiles += (load_piece(x, i, lane, sizes, T, MOVES),)
     return tiles
 
 
 @triton.jit
 @no_type_check
-def store_piece(y, tile, i: tl.constexpr, channel, there, pixels, channels, PIECE: tl.constexpr, LAST: tl.constexpr,
-                EXACT: tl.constexpr, MOVES=None):  # fmt: skip
+def store_piece(y, tile, i: tl.constexpr, lane, sizes, T: tl.constexpr, MOVES=None):
     """Write piece i, if MOVES."""
-    pixel, at = piece_at(i, channel, pixels, channels, PIECE, LAST)
+    pixel = i * T.pixels + tl.arange(0, T.pixels)[:, None]
+    at = positions(pixel, lane[0], sizes, T)
     tile = tile.to(y.dtype.element_ty)
-    if EXACT:
+    if T.exact:
         if MOVES is None:
             tl.store(y + at, tile)
         else:
             tl.store(y + at, tile, mask=MOVES)
     else:
-        inside = (pixel < pixels) & there
+        inside = (pixel < sizes[2]) & lane[2]
         tl.store(y + at, tile, mask=inside if MOVES is None else inside & MOVES)
 
 
@@ -89,12 +80,12 @@ def unpacked(tiles, i: tl.constexpr, STEP: tl.constexpr):
 
 @triton.jit
 @no_type_check
-def less(tile, mean, i: tl.constexpr, there, pixels, PIECE: tl.constexpr, EXACT: tl.constexpr):
+def less(tile, mean, i: tl.constexpr, lane, sizes, T: tl.constexpr):
     """Piece i less its group's mean, zero where there is nothing."""
     tile -= mean
-    if not EXACT:
-        pixel = i * PIECE + tl.arange(0, PIECE)[:, None]
-        tile = tl.where((pixel < pixels) & there, tile, 0)
+    if not T.exact:
+        pixel = i * T.pixels + tl.arange(0, T.pixels)[:, None]
+        tile = tl.where((pixel < sizes[2]) & lane[2], tile, 0)
     return tile
 
 
@@ -111,17 +102,17 @@ def over_pixels(values):
 
 @triton.jit
 @no_type_check
-def totals(values, PAD: tl.constexpr, GROUPS: tl.constexpr):
+def totals(values, T: tl.constexpr):
     """Sums over each group's pixels and lanes, of pieces or of [1, lanes]; those of one thread first."""
-    if GROUPS == 1:
+    if T.groups == 1:
         result = sums(values, None)
     else:
         split = ()
         for i in tl.static_range(len(values)):
-            split += (tl.reshape(values[i], (values[i].shape[0], GROUPS, PAD)),)
+            split += (tl.reshape(values[i], (values[i].shape[0], T.groups, T.pad)),)
         found = sums(sums(split, 2), 0)
         result = ()
         for i in tl.static_range(len(values)):
-            spread = tl.broadcast_to(found[i][:, None], (GROUPS, PAD))
-            result += (tl.reshape(spread, (1, GROUPS * PAD)),)
+            spread = tl.broadcast_to(found[i][:, None], (T.groups, T.pad))
+            result += (tl.reshape(spread, (1, T.groups * T.pad)),)
     return result

@@ -9,43 +9,56 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
-from fullstride.jvp.norms.group_tiles import group_value, keep_group_value, lanes, over_pixels, parameter
-from fullstride.jvp.norms.group_twopass_backward import gradient_sums, gradients, group_means, keep_partials
+from fullstride.jvp.norms.group_tiles import (
+    group_value,
+    keep_group_value,
+    keep_partials,
+    lanes,
+    over_pixels,
+    parameters,
+)
+from fullstride.jvp.norms.group_twopass_backward import gradient_sums, gradients, group_means, of_parameters
 from fullstride.jvp.norms.group_twopass_forward import apply, moments
 
 
 @triton.jit
 @no_type_check
-def moments_kernel(X, TX, MOMENTS, blocks, chunks, length, groups, channels, pixels, CPG: tl.constexpr,
-                   PAD: tl.constexpr, GROUPS: tl.constexpr, PIXELS: tl.constexpr, LAST: tl.constexpr,
-                   STAGES: tl.constexpr):  # fmt: skip
-    """`moments` of a chunk of the pixels into MOMENTS (4, samples, chunks, groups)."""
-    chunk, place = tl.program_id(0) % chunks, tl.program_id(0) // chunks
-    sample, block = place // blocks, place % blocks
-    channel, group, there, first = lanes(block, groups, CPG, PAD, GROUPS)
+def place(plan, sizes, T: tl.constexpr):
+    """Sample, block of groups, chunk, lanes, where the sample begins, and the chunk's pixels: the first and the end."""
+    _, blocks, chunks, length = plan
+    groups, channels, pixels = sizes
+    chunk, rest = tl.program_id(0) % chunks, tl.program_id(0) // chunks
+    sample, block = rest // blocks, rest % blocks
     base = sample.to(tl.int64) * channels * pixels
     end = tl.minimum(pixels, chunk * length + length)
-    mean, squares, mean_t, products = moments(
-        X + base, None if TX is None else TX + base, channel, there, chunk * length, end, pixels, channels,
-        CPG, PAD, GROUPS, PIXELS, LAST, STAGES,
-    )  # fmt: skip
-    row, plane = sample * chunks + chunk, tl.num_programs(0) // blocks * groups
-    keep_group_value(MOMENTS, mean, row, group, first, groups)
-    keep_group_value(MOMENTS + plane, squares, row, group, first, groups)
-    keep_group_value(MOMENTS + 2 * plane, mean_t, row, group, first, groups)
-    keep_group_value(MOMENTS + 3 * plane, products, row, group, first, groups)
+    return sample, block, chunk, lanes(block, groups, T), base, chunk * length, end
 
 
 @triton.jit
 @no_type_check
-def combine(MOMENTS, sample, group, there, samples, groups, chunks, length, pixels, CPG: tl.constexpr,
-            CHUNKS: tl.constexpr):  # fmt: skip
+def moments_kernel(x, MOMENTS, plan, sizes, T: tl.constexpr):
+    """`moments` of a chunk of the pixels into MOMENTS (4, samples, chunks, groups).
+
+    The plan is samples, blocks of groups, chunks and the pixels of a chunk; sizes are groups, channels and pixels.
+    """
+    sample, _, chunk, lane, base, first_pixel, end = place(plan, sizes, T)
+    found = moments(x[0], x[1], base, lane, first_pixel, end, sizes, T)
+    row, plane = sample * plan[2] + chunk, tl.num_programs(0) // plan[1] * sizes[0]
+    for i in tl.static_range(4):
+        keep_group_value(MOMENTS + i * plane, found[i], row, lane, sizes[0])
+
+
+@triton.jit
+@no_type_check
+def combine(MOMENTS, sample, lane, plan, sizes, T: tl.constexpr):
     """The moments of whole groups, [1, lanes], from those of their chunks (Chan, Golub and LeVeque 1979)."""
-    chunk = tl.arange(0, CHUNKS)[:, None]
-    at = MOMENTS + (sample * chunks + chunk) * groups + group
-    inside, plane = (chunk < chunks) & there, samples * chunks * groups
-    count = CPG * tl.maximum(tl.minimum(pixels - chunk * length, length), 0).to(tl.float32)
-    whole = CPG * 1.0 * pixels
+    samples, _, chunks, length = plan
+    groups, _, pixels = sizes
+    chunk = tl.arange(0, T.chunks)[:, None]
+    at = MOMENTS + (sample * chunks + chunk) * groups + lane[1]
+    inside, plane = (chunk < chunks) & lane[2], samples * chunks * groups
+    count = T.cpg * tl.maximum(tl.minimum(pixels - chunk * length, length), 0).to(tl.float32)
+    whole = T.cpg * 1.0 * pixels
     means, means_t = tl.load(at, mask=inside, other=0), tl.load(at + 2 * plane, mask=inside, other=0)
     mean = tl.sum(count * means, axis=0)[None, :] / whole
     mean_t = tl.sum(count * means_t, axis=0)[None, :] / whole
@@ -57,107 +70,64 @@ def combine(MOMENTS, sample, group, there, samples, groups, chunks, length, pixe
 
 @triton.jit
 @no_type_check
-def apply_kernel(X, TX, W, B, TW, TB, Y, TY, MEAN, RSTD, MOMENTS, samples, blocks, chunks, length, groups, channels,
-                 pixels, eps, CPG: tl.constexpr, PAD: tl.constexpr, GROUPS: tl.constexpr, PIXELS: tl.constexpr,
-                 LAST: tl.constexpr, SILU: tl.constexpr, CHUNKS: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
+def apply_kernel(x, affine, y, kept, MOMENTS, plan, sizes, eps, T: tl.constexpr):
     """y and ty of a chunk of the pixels."""
-    chunk, place = tl.program_id(0) % chunks, tl.program_id(0) // chunks
-    sample, block = place // blocks, place % blocks
-    channel, group, there, first = lanes(block, groups, CPG, PAD, GROUPS)
-    mean, variance, mean_t, covariance = combine(
-        MOMENTS, sample, group, there, samples, groups, chunks, length, pixels, CPG, CHUNKS
-    )
+    sample, _, chunk, lane, base, first_pixel, end = place(plan, sizes, T)
+    mean, variance, mean_t, covariance = combine(MOMENTS, sample, lane, plan, sizes, T)
     r = tl.rsqrt(variance + eps)
-    base = sample.to(tl.int64) * channels * pixels
-    apply(
-        X + base, None if TX is None else TX + base, Y + base, None if TY is None else TY + base,
-        TW, TB, mean, r, mean_t, covariance * r,
-        parameter(W, channel, there, 1), parameter(B, channel, there, 0),
-        parameter(TW, channel, there, 0), parameter(TB, channel, there, 0),
-        channel, there, chunk * length, tl.minimum(pixels, chunk * length + length), pixels, channels,
-        PIXELS, LAST, SILU, STAGES,
-    )  # fmt: skip
+    apply(x, affine, y, base, (mean, r, mean_t, covariance * r), lane, first_pixel, end, sizes, T)
     if chunk == 0:
-        keep_group_value(MEAN, mean, sample, group, first, groups)
-        keep_group_value(RSTD, r, sample, group, first, groups)
+        keep_group_value(kept[0], mean, sample, lane, sizes[0])
+        keep_group_value(kept[1], r, sample, lane, sizes[0])
 
 
 @triton.jit
 @no_type_check
-def sums_kernel(GY, GTY, X, TX, W, B, TW, TB, MEAN, RSTD, MOMENTS, SUMS, PARTIAL, samples, blocks, chunks, length,
-                groups, channels, pixels, DW: tl.constexpr, DB: tl.constexpr, DTW: tl.constexpr, DTB: tl.constexpr,
-                CPG: tl.constexpr, PAD: tl.constexpr, GROUPS: tl.constexpr, PIXELS: tl.constexpr, LAST: tl.constexpr,
-                SILU: tl.constexpr, CHUNKS: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
+def statistics(TX, kept, MOMENTS, sample, block, lane, plan, sizes, T: tl.constexpr):
+    """<x>, r, <t> and r <xh t> of whole groups."""
+    r = group_value(kept[1], sample, block, lane, sizes[0], T)
+    mean_t, rc = r, 0.0
+    if TX is not None:
+        _, _, mean_t, covariance = combine(MOMENTS, sample, lane, plan, sizes, T)
+        rc = r * r * covariance
+    return group_value(kept[0], sample, block, lane, sizes[0], T), r, mean_t, rc
+
+
+@triton.jit
+@no_type_check
+def sums_kernel(inputs, affine, kept, MOMENTS, SUMS, PARTIAL, plan, sizes, ASKED: tl.constexpr, T: tl.constexpr):
     """`gradient_sums` of a chunk of the pixels into SUMS (samples, chunks, 5, channels), and its partial sums."""
-    chunk, place = tl.program_id(0) % chunks, tl.program_id(0) // chunks
-    sample, block = place // blocks, place % blocks
-    channel, group, there, _ = lanes(block, groups, CPG, PAD, GROUPS)
-    r = group_value(RSTD, sample, block, group, there, groups, GROUPS)
-    mean_t, rc = r, 0.0
-    if TX is not None:
-        _, _, mean_t, covariance = combine(
-            MOMENTS, sample, group, there, samples, groups, chunks, length, pixels, CPG, CHUNKS
-        )
-        rc = r * r * covariance
-    base = sample.to(tl.int64) * channels * pixels
-    sums = gradient_sums(
-        GY + base, None if GTY is None else GTY + base, X + base, None if TX is None else TX + base, TW, TB,
-        group_value(MEAN, sample, block, group, there, groups, GROUPS), r, mean_t, rc,
-        parameter(W, channel, there, 1), parameter(B, channel, there, 0),
-        parameter(TW, channel, there, 0), parameter(TB, channel, there, 0),
-        channel, there, chunk * length, tl.minimum(pixels, chunk * length + length), pixels, channels,
-        GROUPS * PAD, PIXELS, LAST, SILU, STAGES,
-    )  # fmt: skip
-    row = sample * chunks + chunk
-    to = SUMS + (row * 5).to(tl.int64) * channels + channel
+    sample, block, chunk, lane, base, first_pixel, end = place(plan, sizes, T)
+    known = statistics(inputs[3], kept, MOMENTS, sample, block, lane, plan, sizes, T)
+    values = parameters(affine, lane)
+    sums = gradient_sums(inputs, affine, values, base, known, lane, first_pixel, end, sizes, T)
+    row = sample * plan[2] + chunk
+    to = SUMS + (row * 5).to(tl.int64) * sizes[1] + lane[0]
     for i in tl.static_range(5):
-        tl.store(to + i * channels, sums[i], mask=there)
-    keep_partials(PARTIAL, row, channel, there, channels, sums, DW, DB, DTW, DTB)
+        tl.store(to + i * sizes[1], sums[i], mask=lane[2])
+    keep_partials(PARTIAL, row, lane, sizes[1], of_parameters(sums), ASKED)
 
 
 @triton.jit
 @no_type_check
-def chunk_sum(SUMS, sample, chunks, which: tl.constexpr, channel, there, channels, CHUNKS: tl.constexpr):
+def chunk_sum(SUMS, sample, chunks, which: tl.constexpr, lane, channels, T: tl.constexpr):
     """One of the five sums of each lane, over all chunks."""
-    chunk = tl.arange(0, CHUNKS)[:, None]
-    at = SUMS + ((sample * chunks + chunk) * 5 + which).to(tl.int64) * channels + channel
-    return over_pixels(tl.load(at, mask=(chunk < chunks) & there, other=0))
+    chunk = tl.arange(0, T.chunks)[:, None]
+    at = SUMS + ((sample * chunks + chunk) * 5 + which).to(tl.int64) * channels + lane[0]
+    return over_pixels(tl.load(at, mask=(chunk < chunks) & lane[2], other=0))
 
 
 @triton.jit
 @no_type_check
-def gradients_kernel(GY, GTY, X, TX, W, B, TW, TB, MEAN, RSTD, MOMENTS, SUMS, DX, DTX, samples, blocks, chunks, length,
-                     groups, channels, pixels, CPG: tl.constexpr, PAD: tl.constexpr, GROUPS: tl.constexpr,
-                     PIXELS: tl.constexpr, LAST: tl.constexpr, SILU: tl.constexpr, CHUNKS: tl.constexpr,
-                     STAGES: tl.constexpr):  # fmt: skip
+def gradients_kernel(inputs, affine, kept, MOMENTS, SUMS, outs, plan, sizes, T: tl.constexpr):
     """dx and dtx of a chunk of the pixels."""
-    FULL: tl.constexpr = GTY is not None
-    chunk, place = tl.program_id(0) % chunks, tl.program_id(0) // chunks
-    sample, block = place // blocks, place % blocks
-    channel, group, there, _ = lanes(block, groups, CPG, PAD, GROUPS)
-    w, b = parameter(W, channel, there, 1), parameter(B, channel, there, 0)
-    tw, tb = parameter(TW, channel, there, 0), parameter(TB, channel, there, 0)
-    r = group_value(RSTD, sample, block, group, there, groups, GROUPS)
-    mean_t, rc = r, 0.0
-    if TX is not None:
-        _, _, mean_t, covariance = combine(
-            MOMENTS, sample, group, there, samples, groups, chunks, length, pixels, CPG, CHUNKS
-        )
-        rc = r * r * covariance
-    sum_gu = chunk_sum(SUMS, sample, chunks, 0, channel, there, channels, CHUNKS)
-    sum_gux = chunk_sum(SUMS, sample, chunks, 1, channel, there, channels, CHUNKS)
-    sum_gtu, sum_gtux, sum_gtut = sum_gu, sum_gu, sum_gu
-    if FULL:
-        sum_gtu = chunk_sum(SUMS, sample, chunks, 2, channel, there, channels, CHUNKS)
-        sum_gtux = chunk_sum(SUMS, sample, chunks, 3, channel, there, channels, CHUNKS)
-        sum_gtut = chunk_sum(SUMS, sample, chunks, 4, channel, there, channels, CHUNKS)
-    sums = sum_gu, sum_gux, sum_gtu, sum_gtux, sum_gtut
-    means = group_means(sums, w, tw, rc, CPG * 1.0 * pixels, FULL, PAD, GROUPS)
-    base = sample.to(tl.int64) * channels * pixels
-    gradients(
-        GY + base, None if GTY is None else GTY + base, X + base, None if TX is None else TX + base,
-        DX + base, None if DTX is None else DTX + base, TW, TB,
-        group_value(MEAN, sample, block, group, there, groups, GROUPS), r, mean_t, rc, means,
-        w, b, tw, tb, channel, there, chunk * length, tl.minimum(pixels, chunk * length + length), pixels, channels,
-        PIXELS, LAST, SILU, STAGES,
-    )  # fmt: skip
+    FULL: tl.constexpr = inputs[1] is not None
+    sample, block, _, lane, base, first_pixel, end = place(plan, sizes, T)
+    values = parameters(affine, lane)
+    known = statistics(inputs[3], kept, MOMENTS, sample, block, lane, plan, sizes, T)
+    sums = ()
+    for i in tl.static_range(5):
+        # Without a gradient of the tangent there are two.
+        sums += (chunk_sum(SUMS, sample, plan[2], i if FULL or i < 2 else 0, lane, sizes[1], T),)
+    means = group_means(sums, values, known[3], T.cpg * 1.0 * sizes[2], FULL, T)
+    gradients(inputs, affine, values, outs, base, known, means, lane, first_pixel, end, sizes, T)

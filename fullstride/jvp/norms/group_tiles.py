@@ -5,32 +5,63 @@ Sums over the pixels leave one value a lane; `over_groups` then adds a group's l
 if there is one group, else it stands [1, lanes] in each lane of its group: both broadcast against a tile.
 """
 
-from typing import no_type_check
+from typing import NamedTuple, no_type_check
 
 import triton
 import triton.language as tl
 
 
+class GroupTile(NamedTuple):
+    """The constants of a GroupNorm kernel.
+
+    Attributes:
+        cpg: channels of a group.
+        pad: that number padded to a power of two.
+        groups: side by side in a tile.
+        pixels: of a tile, or of one of its pieces.
+        last: whether the images are channels_last.
+        silu: whether SiLU follows.
+        stages: tiles that a program has under way at once.
+        chunks: at least as many as share a group's pixels, a power of two.
+        pieces: that a tile which stays on the chip is cut into.
+        exact: whether every place of every tile holds an element.
+        packed: whether half-precision tiles wait as they came.
+
+    """
+
+    cpg: int
+    pad: int
+    groups: int
+    pixels: int
+    last: bool
+    silu: bool
+    stages: int = 1
+    chunks: int = 1
+    pieces: int = 1
+    exact: bool = False
+    packed: bool = False
+
+
 @triton.jit
 @no_type_check
-def lanes(block, groups, CPG: tl.constexpr, PAD: tl.constexpr, GROUPS: tl.constexpr):
+def lanes(block, groups, T: tl.constexpr):
     """Of each lane, [1, lanes]: its channel, its group, whether it holds one, whether it is its group's first."""
-    lane = tl.arange(0, GROUPS * PAD)[None, :]
-    group = block * GROUPS + lane // PAD
-    if CPG == PAD:  # Written so that the compiler sees neighbours, and reads them together.
-        channel = block * GROUPS * PAD + lane
-        there = channel < groups * CPG
+    lane = tl.arange(0, T.groups * T.pad)[None, :]
+    group = block * T.groups + lane // T.pad
+    if T.cpg == T.pad:  # Written so that the compiler sees neighbours, and reads them together.
+        channel = block * T.groups * T.pad + lane
+        there = channel < groups * T.cpg
     else:
-        channel = group * CPG + lane % PAD
-        there = (lane % PAD < CPG) & (group < groups)
-    return channel, group, there, (lane % PAD == 0) & (group < groups)
+        channel = group * T.cpg + lane % T.pad
+        there = (lane % T.pad < T.cpg) & (group < groups)
+    return channel, group, there, (lane % T.pad == 0) & (group < groups)
 
 
 @triton.jit
 @no_type_check
-def positions(pixel, channel, pixels, channels, LAST: tl.constexpr):
-    """Where a tile lies in its sample: pixels [*, 1], channels [1, *]; LAST: channels_last."""
-    return pixel * channels + channel if LAST else channel * pixels + pixel
+def positions(pixel, channel, sizes, T: tl.constexpr):
+    """Where a tile lies in its sample: pixels [*, 1], channels [1, *]."""
+    return pixel * sizes[1] + channel if T.last else channel * sizes[2] + pixel
 
 
 @triton.jit
@@ -42,12 +73,20 @@ def fetch(at, inside):
 
 @triton.jit
 @no_type_check
-def parameter(at, channel, there, ABSENT: tl.constexpr):
+def parameter(at, lane, ABSENT: tl.constexpr):
     """A parameter of each lane in fp32, or the value that its absence stands for."""
-    value = tl.full(channel.shape, ABSENT, tl.float32)
+    value = tl.full(lane[0].shape, ABSENT, tl.float32)
     if at is not None:
-        value = tl.load(at + channel, mask=there, other=0).to(tl.float32)
+        value = tl.load(at + lane[0], mask=lane[2], other=0).to(tl.float32)
     return value
+
+
+@triton.jit
+@no_type_check
+def parameters(affine, lane):
+    """Weight, bias and their tangents of each lane."""
+    w, b = parameter(affine[0], lane, 1), parameter(affine[1], lane, 0)
+    return w, b, parameter(affine[2], lane, 0), parameter(affine[3], lane, 0)
 
 
 @triton.jit
@@ -59,47 +98,64 @@ def over_pixels(tile):
 
 @triton.jit
 @no_type_check
-def over_groups(lane_sums, PAD: tl.constexpr, GROUPS: tl.constexpr):
+def over_groups(lane_sums, T: tl.constexpr):
     """Sums over a group's lanes."""
-    if GROUPS == 1:
+    if T.groups == 1:
         sums = tl.sum(lane_sums)
     else:
-        sums = tl.sum(tl.reshape(lane_sums, (GROUPS, PAD)), axis=1)
-        sums = tl.reshape(tl.broadcast_to(sums[:, None], (GROUPS, PAD)), (1, GROUPS * PAD))
+        sums = tl.sum(tl.reshape(lane_sums, (T.groups, T.pad)), axis=1)
+        sums = tl.reshape(tl.broadcast_to(sums[:, None], (T.groups, T.pad)), (1, T.groups * T.pad))
     return sums
 
 
 @triton.jit
 @no_type_check
-def total(tile, PAD: tl.constexpr, GROUPS: tl.constexpr):
+def total(tile, T: tl.constexpr):
     """Sums over a group's pixels and lanes."""
-    return tl.sum(tile) if GROUPS == 1 else over_groups(over_pixels(tile), PAD, GROUPS)
+    return tl.sum(tile) if T.groups == 1 else over_groups(over_pixels(tile), T)
 
 
 @triton.jit
 @no_type_check
-def group_value(at, sample, block, group, there, groups, GROUPS: tl.constexpr):
+def group_value(at, sample, block, lane, groups, T: tl.constexpr):
     """A value of each group, from (samples, groups)."""
     at += sample * groups
-    return tl.load(at + block) if GROUPS == 1 else tl.load(at + group, mask=there, other=0)
+    return tl.load(at + block) if T.groups == 1 else tl.load(at + lane[1], mask=lane[2], other=0)
 
 
 @triton.jit
 @no_type_check
-def keep_group_value(at, value, sample, group, first, groups):
+def keep_group_value(at, value, sample, lane, groups):
     """The inverse of `group_value`."""
-    tl.store(at + sample * groups + group, value + tl.zeros(group.shape, tl.float32), mask=first)
+    tl.store(at + sample * groups + lane[1], value + tl.zeros(lane[1].shape, tl.float32), mask=lane[3])
 
 
 @triton.jit
 @no_type_check
-def tangent(xh, txh, w, tw, tb, TW, TB):
-    """tu; the pointers TW and TB only say what is there (0 * xh is not nothing to a compiler)."""
-    tu = txh * w
-    if TW is not None:
-        tu += xh * tw
-    if TB is not None:
-        tu += tb
+def keep_partials(PARTIAL, row, lane, channels, gradients, ASKED: tl.constexpr):
+    """A row's shares of those of dw, db, dtw, dtb that are asked: PARTIAL (rows, as many, channels)."""
+    if PARTIAL is not None:
+        COUNT: tl.constexpr = ASKED[0] + ASKED[1] + ASKED[2] + ASKED[3]
+        to = PARTIAL + (row * COUNT).to(tl.int64) * channels + lane[0]
+        if ASKED[0]:
+            tl.store(to, gradients[0], mask=lane[2])
+        if ASKED[1]:
+            tl.store(to + ASKED[0] * channels, gradients[1], mask=lane[2])
+        if ASKED[2]:
+            tl.store(to + (ASKED[0] + ASKED[1]) * channels, gradients[2], mask=lane[2])
+        if ASKED[3]:
+            tl.store(to + (ASKED[0] + ASKED[1] + ASKED[2]) * channels, gradients[3], mask=lane[2])
+
+
+@triton.jit
+@no_type_check
+def tangent(xh, txh, values, affine):
+    """tu; the pointers only say what is there (0 * xh is not nothing to a compiler)."""
+    tu = txh * values[0]
+    if affine[2] is not None:
+        tu += xh * values[2]
+    if affine[3] is not None:
+        tu += values[3]
     return tu
 
 

@@ -3,9 +3,9 @@ import json
 import pytest
 
 from benchmarks.harness.budget import NO_MEMORY, NO_TIME
+from benchmarks.harness.environment import environment
 from benchmarks.harness.results import SCHEMA, Row, at, read_result, write_result
 from fullstride.errors import ConfigError
-from fullstride.measure.environment import environment
 from tests.benchmarks.harness.made import ROWS, made_result
 
 

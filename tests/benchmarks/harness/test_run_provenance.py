@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 
 from benchmarks.harness import run_provenance as origins
+from benchmarks.harness.code_digest import loaded
+from benchmarks.harness.environment import environment
 from benchmarks.harness.run_provenance import expect_here, of_run, of_runs
 from benchmarks.report.frame import Source
 from fullstride.errors import ConfigError
-from fullstride.measure.code_digest import loaded
-from fullstride.measure.environment import environment
 
 
 @pytest.fixture

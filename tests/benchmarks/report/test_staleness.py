@@ -10,9 +10,9 @@ from typer.testing import CliRunner
 from benchmarks.cli import experiments as cli_experiment
 from benchmarks.cli.app import app
 from benchmarks.experiments.meanflow.race_asked import CODES, SHORT, VARIANTS
+from benchmarks.harness.code_digest import digest, digest_of
 from benchmarks.report.frame import Source
 from benchmarks.report.staleness import CASES, MOVES, ROOT, covers, state
-from fullstride.measure.code_digest import digest, digest_of
 from tests.benchmarks.report.made import made
 
 RESULTS = ROOT / "benchmarks" / "results"

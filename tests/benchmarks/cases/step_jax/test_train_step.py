@@ -14,9 +14,9 @@ from benchmarks.cases.step_jax.table import Target, break_even
 from benchmarks.cases.step_jax.train_step import run
 from benchmarks.cases.step_jax.ways import BARE, WAYS, Running, trained
 from benchmarks.cases.step_jax.workload import StaticDropout, Workload, tree
+from benchmarks.harness.environment import slug
 from benchmarks.harness.results import read_result
 from fullstride.errors import ConfigError
-from fullstride.measure.environment import slug
 from fullstride.measure.gate import GateError
 from fullstride.measure.roofline import Ceilings
 from fullstride.measure.timing import Timing

@@ -11,9 +11,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
+import fullstride
 from fullstride.extras import OWN
 
-PACKAGE = Path(__file__).parents[1]
+PACKAGE = Path(fullstride.__file__).parent
 # What runs besides Python.
 KERNELS = (".cu", ".cuh")
 # A comment, or a text, in which there is none.

@@ -3,7 +3,7 @@ import sys
 
 import pytest
 
-from fullstride.measure.code_digest import PACKAGE, digest, digest_of, joined, loaded
+from benchmarks.harness.code_digest import PACKAGE, digest, digest_of, joined, loaded
 
 CODE = '''"""What it is."""
 
@@ -71,7 +71,7 @@ def test_what_is_no_python_is_taken_as_it_is():
 
 def test_loaded_files_are_the_packages_and_every_kernel(tmp_path):
     found = loaded()
-    assert found["fullstride/measure/code_digest.py"] == digest_of(PACKAGE / "measure" / "code_digest.py")
+    assert found["benchmarks/harness/code_digest.py"] == digest_of(PACKAGE.parent / "benchmarks/harness/code_digest.py")
     assert "fullstride/llm/kernels/cuda/token.cu" in found
     assert all(name.startswith(("fullstride/", "benchmarks/")) for name in found)
     names = {m.replace(".", "/") for m in sys.modules if m.startswith(("fullstride", "benchmarks"))}
@@ -80,7 +80,7 @@ def test_loaded_files_are_the_packages_and_every_kernel(tmp_path):
 
 
 def test_what_older_code_has_trained_is_known_to_be_of_older_code():
-    here, never = "fullstride/measure/code_digest.py", "fullstride/never_loaded.py"
+    here, never = "benchmarks/harness/code_digest.py", "fullstride/never_loaded.py"
     found = joined([{here: "older", never: "gone"}, {here: loaded()[here]}])
     assert (found[here], found[never]) == ("older", "gone")
     assert joined([{here: loaded()[here]}, {here: "older"}])[here] == "older"

@@ -1,0 +1,99 @@
+"""Where, by which command and by which code a result was measured."""
+
+import itertools
+import os
+import re
+import shlex
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness.code_digest import joined
+from fullstride.measure.environment import environment as machine
+
+# An absolute path, by itself, behind a key or in a list; and what its folders are written as.
+ABSOLUTE = re.compile(r"(?:^|(?<=[=\[,]))/(?:[^,\]]*/)?([^/,\]]+)/*(?=$|[,\]])")
+FOLDER = "PATH/"
+# Environment variables that change what runs; what else begins so places it: addresses, folders, versions.
+TUNING = re.compile(
+    r"(XLA|JAX|NCCL|TORCH|TORCHINDUCTOR|TORCHDYNAMO|PYTORCH|TRITON|CUBLAS|OMP|MKL)"
+    r"_(?!(\w+_)?(VERSION|ADDRESS|IFNAME|HOST|HOSTID|PORT|DIR|PATH|FILE)(_\w+)?$)\w+"
+    r"|CUDA_(VISIBLE_DEVICES|DEVICE_ORDER|LAUNCH_BLOCKING|DEVICE_MAX_CONNECTIONS|MODULE_LOADING)|NVIDIA_TF32_OVERRIDE"
+)
+# What CUDA takes of a list of them, up to the first that is none.
+GPU = re.compile(r"\s*(\d+|GPU-[\w-]+)\s*")
+
+
+def environment(others: Iterable[Mapping[str, str]] = ()) -> dict[str, Any]:
+    """The package's `environment`, with the command and the digests of the code.
+
+    Args:
+        others: digests of the code of other processes whose numbers these are, as of `code_digest.loaded`.
+
+    """
+    return machine() | {"command": command(), "code": joined(others)}
+
+
+def command() -> str | None:
+    """The command line of `fullstride` or its benchmarks that runs here, for a shell; None where it is another program.
+
+    With the environment variables that tune what it runs on, and torchrun where that began it. Absolute paths are
+    `PATH/` and their last part, and there is no `--out`: neither says what was measured.
+    """
+    program = Path(sys.argv[0] if sys.argv else "")
+    benchmark = program.parts[-2:] == ("benchmarks", "__main__.py")
+    if not benchmark and program.name != "fullstride" and program.parts[-2:] != ("fullstride", "__main__.py"):
+        return None
+    words, given = [], iter(sys.argv[1:])
+    for word in given:
+        if word == "--out":
+            next(given, None)
+        elif not word.startswith("--out="):
+            words.append(_placeless(word))
+    launcher = _launcher()
+    launcher = [*(launcher or ["python", "-m"]), "benchmarks"] if benchmark else [*launcher, "fullstride"]
+    return " ".join([*_tuning(), shlex.join([*launcher, *words])])
+
+
+def _tuning() -> list[str]:
+    chosen = sorted(item for item in os.environ.items() if TUNING.fullmatch(item[0]))
+    return [f"{name}={shlex.quote(_of_no_place(name, value))}" for name, value in chosen]
+
+
+def _of_no_place(name: str, value: str) -> str:
+    """What a variable says of a run alone: no folders, and of the GPUs how many there were, not which."""
+    if name == "CUDA_VISIBLE_DEVICES" and "MIG" not in value:  # which says that it was a part of one
+        seen = itertools.takewhile(GPU.fullmatch, value.split(","))  # as CUDA reads it
+        return ",".join(str(index) for index, _ in enumerate(seen))
+    return " ".join(map(_placeless, value.split()))
+
+
+def _placeless(word: str) -> str:
+    """A word of a command without this machine's folders."""
+    return ABSOLUTE.sub(rf"{FOLDER}\1", word)
+
+
+def _launcher() -> list[str]:
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return []
+    nodes, processes = (os.environ.get(name, "1") for name in ("GROUP_WORLD_SIZE", "LOCAL_WORLD_SIZE"))
+    return ["torchrun", *([f"--nnodes={nodes}"] * (nodes != "1")), f"--nproc-per-node={processes}", "-m"]
+
+
+def xla_flags() -> str:
+    """Which of XLA's flags were given from outside, such as `gpu_enable_command_buffer=`, but for where it dumps."""
+    given = [flag.removeprefix("--xla_") for flag in os.environ.get("XLA_FLAGS", "").split()]
+    return " ".join(flag for flag in given if not flag.startswith("dump_"))
+
+
+def machine_slug(device: str, found: dict[str, Any]) -> str:
+    """A file name's worth of machine: `nvidia-h200`, or `amd-epyc-2-cores` for the CPU."""
+    gpu = found["gpu"]
+    name = gpu["name"] if device == "cuda" and gpu else f"{found['cpu']} {found['cores']} cores"
+    return slug(re.sub(r"\((r|tm)\)|processor|cpu", "", name.lower()))
+
+
+def slug(text: str) -> str:
+    """Small letters and digits, hyphens between them: a part of a file's name."""
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
