@@ -84,7 +84,7 @@ def run(options: AttentionOptions, out: Path) -> Path:
                 left_out.append(f"batch {count}: {name}: {reason(broken)}")
                 say(f"left out: {left_out[-1]}")
                 continue
-            extra = {"tokens": tokens, "calls": calls}
+            extra: dict[str, Any] = {"tokens": tokens, "calls": calls}
             extra["share_of_copy_rate"] = least.memory_ms / timing.median_ms
             rows.append(Row(f"batch {count}: {name}", timing, least, extra))
     name = f"{shape.heads}-{shape.kv_heads}-heads-of-{shape.head_dim}"

@@ -114,7 +114,7 @@ class Watch:
         """Begin after `step` steps of earlier processes."""
         self.clock.go_on(*self.record.go_on_from(step))
 
-    def after_step(self, step: int, network: Callable[[], nn.Module], save: Callable[[], None]) -> bool:
+    def after_step(self, step: int, network: Callable[[], nn.Module], save: Callable[[], object]) -> bool:
         """Score if a mark or a moment is reached, which it returns, and end if it is time.
 
         Args:
@@ -153,7 +153,7 @@ class Watch:
     def _mark_is_due(self) -> bool:
         return self.clock.seconds >= self._budget * (len(self.record.values["marks"]) + 1) / MARKS
 
-    def _score(self, kind: str, step: int, network: Callable[[], nn.Module], save: Callable[[], None]) -> None:
+    def _score(self, kind: str, step: int, network: Callable[[], nn.Module], save: Callable[[], object]) -> None:
         """Add a score to the record, after a checkpoint if it is a mark's; nothing if a signal ends it."""
         with self.clock.paused() as seconds:
             begun = time.monotonic()

@@ -2,8 +2,8 @@
 
 NCCL's kernels sum on multiprocessors, which a backward pass beside them then lacks: a product whose blocks fill the GPU
 takes another turn for a few of them. Copy engines take none; what is left to the multiprocessors is one addition of
-each gradient's parts. `docs/explanation/training-in-parallel.md` has both in numbers. The memory is PyTorch's symmetric memory: physical
-memory of each GPU that all GPUs of a group have mapped.
+each gradient's parts. `docs/explanation/training-in-parallel.md` has both in numbers. The memory is PyTorch's symmetric
+memory: physical memory of each GPU that all GPUs of a group have mapped.
 """
 
 import ctypes

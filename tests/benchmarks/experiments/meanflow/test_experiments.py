@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from benchmarks.cli.app import app
 from benchmarks.experiments import gpu_pool
-from benchmarks.experiments.meanflow import jobs, phase, trainings
+from benchmarks.experiments.meanflow import jobs, phase
 from benchmarks.experiments.meanflow.jobs import final, run_folder, work_off
 from benchmarks.experiments.meanflow.phase import Asked, run
 from benchmarks.experiments.meanflow.phase_rows import FLOOR, by_evaluations
@@ -259,7 +259,7 @@ class Counted(jobs.Laboratory):
 
 def test_what_another_process_is_at_is_left_to_it_and_what_diverges_keeps_no_other(tmp_path, monkeypatch, capfd):
     Counted.made = []
-    monkeypatch.setattr(trainings, "Laboratory", Counted)
+    monkeypatch.setattr(jobs, "Laboratory", Counted)
     wanted = phase.trainings(PHASE4, Asked("smoke", ("ratio", "times"), (0,), runs=tmp_path))
     names = [training.job.config.run_name for training in wanted]
     assert names[3] == names[5]  # ratio 0.75 is the second law
@@ -303,7 +303,7 @@ def _lane(asked, log):
             return super().run(job, samplers)
 
     log.touch()
-    Counted.made, trainings.Laboratory = [], Written
+    Counted.made, jobs.Laboratory = [], Written
     work_off(phase.trainings(PHASE3, asked), "phase3")
     while phase.count_missing("phase3", asked):
         work_off(phase.trainings(PHASE3, asked), "phase3")
