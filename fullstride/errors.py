@@ -47,12 +47,12 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(text in str(error) for text in NO_MEMORY)
 
 
-def in_a_line(error: BaseException) -> str:
+def one_line(error: BaseException) -> str:
     """What an error says, on one line; its kind if it says nothing."""
     return " ".join(str(error).split()) or type(error).__name__
 
 
-def elided(text: str, most: int) -> str:
+def shortened(text: str, most: int) -> str:
     """A text that strangers had a part in, as one line of at most so many characters: what is too much in its midst."""
     plain = "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
     return plain if len(plain) <= most else f"{plain[: most // 2 - 2]}...{plain[-(most // 2 - 1) :]}"
@@ -72,7 +72,7 @@ def one_of(key: str, value: Any, names: Iterable[str]) -> None:
     """
     if value in (names := tuple(names)):
         return
-    given = elided(str(value), MOST_SHOWN)
+    given = shortened(str(value), MOST_SHOWN)
     ordered = sorted(names, key=lambda name: -similarity(name, given))
     hint = f"; did you mean {ordered[0]}?" if similarity(ordered[0], given) >= ALIKE else ""
     raise ConfigError(f"{key}={given}: expected {'one of ' * (len(names) > 1)}{', '.join(ordered)}{hint}")

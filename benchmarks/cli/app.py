@@ -12,9 +12,9 @@ import typer
 
 from benchmarks.cases.jvp.options import AttentionOptions, NormsOptions
 from benchmarks.cases.llm.options import AttentionOptions as PagedAttentionOptions
-from benchmarks.cases.llm.options import Options as LlmOptions
+from benchmarks.cases.llm.options import LlmOptions as LlmOptions
 from benchmarks.cases.meanflow.options import LoaderOptions, PeerOptions, SamplingOptions, ScalingOptions, StepOptions
-from benchmarks.cases.step_jax.options import Options as TrainStepOptions
+from benchmarks.cases.step_jax.options import TrainStepOptions as TrainStepOptions
 from benchmarks.cli import experiments
 from benchmarks.cli.report import report
 from benchmarks.harness.budget import ending_early
@@ -28,7 +28,7 @@ from fullstride.cli.running import OneLineErrors
 
 
 @dataclass(frozen=True)
-class Case:
+class CaseRow:
     """A command."""
 
     options: type[CaseOptions]  # its options; the docstring is its help
@@ -45,16 +45,16 @@ class Case:
 
 
 CASES = {
-    "meanflow-step": Case(StepOptions, "meanflow.step:run"),
-    "meanflow-sampling": Case(SamplingOptions, "meanflow.sampling:run"),
-    "meanflow-scaling": Case(ScalingOptions, "meanflow.scaling:run"),
-    "meanflow-loader": Case(LoaderOptions, "meanflow.loader:run"),
-    "meanflow-peer": Case(PeerOptions, "meanflow.peer:run"),
-    "jvp-attention": Case(AttentionOptions, "jvp.attention:BENCH.run"),
-    "jvp-norms": Case(NormsOptions, "jvp.norms:BENCH.run"),
-    "train-step": Case(TrainStepOptions, "step_jax.train_step:run_bert"),
-    "llm": Case(LlmOptions, "llm.case:run"),
-    "paged-attention": Case(PagedAttentionOptions, "llm.attention:run"),
+    "meanflow-step": CaseRow(StepOptions, "meanflow.step:run"),
+    "meanflow-sampling": CaseRow(SamplingOptions, "meanflow.sampling:run"),
+    "meanflow-scaling": CaseRow(ScalingOptions, "meanflow.scaling:run"),
+    "meanflow-loader": CaseRow(LoaderOptions, "meanflow.loader:run"),
+    "meanflow-peer": CaseRow(PeerOptions, "meanflow.peer:run"),
+    "jvp-attention": CaseRow(AttentionOptions, "jvp.attention:BENCH.run"),
+    "jvp-norms": CaseRow(NormsOptions, "jvp.norms:BENCH.run"),
+    "train-step": CaseRow(TrainStepOptions, "step_jax.train_step:run_bert"),
+    "llm": CaseRow(LlmOptions, "llm.case:run"),
+    "paged-attention": CaseRow(PagedAttentionOptions, "llm.attention:run"),
 }
 GROUPS = {
     "MeanFlow": " ".join(name for name in CASES if name.startswith("meanflow")),

@@ -17,9 +17,9 @@ from fullstride.errors import ConfigError, Preempted
 from fullstride.process.signals import leaving_on_sigterm
 
 if TYPE_CHECKING:
-    from benchmarks.experiments.bert.experiment import Asked as BertAsked
+    from benchmarks.experiments.bert.experiment import BertRequest as BertAsked
     from benchmarks.experiments.gpu_pool import Task
-    from benchmarks.experiments.meanflow.race_asked import Asked
+    from benchmarks.experiments.meanflow.race_asked import RaceRequest
     from benchmarks.harness.seeds import ExperimentResult
 
 GROUPS = {"Experiments": "overfit sanity ablations objectives weightings time-to-quality bert"}
@@ -88,12 +88,12 @@ class PhaseOptions:
 def _phase(options: PhaseOptions, name: str) -> None:
     limit = Limit.of_command(options.limit)
     with leaving_on_sigterm():
-        from benchmarks.experiments.meanflow.phase import Asked, count_missing, gathered, run, trainings
+        from benchmarks.experiments.meanflow.phase import ExperimentRequest, count_missing, gathered, run, trainings
         from benchmarks.experiments.meanflow.phases import PHASES
 
         seeds, runs, given = tuple(dict.fromkeys(options.seeds)), options.runs, options.overrides
         runs_nothing = options.collect or options.gpus is not None
-        asked = Asked(options.scale, options.parts, seeds, runs_nothing, runs, given)
+        asked = ExperimentRequest(options.scale, options.parts, seeds, runs_nothing, runs, given)
         asked.check(name)
         folder = results_folder(options.out, options.scale, runs, [*given, *narrower(name, seeds=seeds)])
         if options.gpus is None:
@@ -171,9 +171,11 @@ def time_to_quality(
         raise ConfigError(f"--code {code}: expected one --seed; every process makes one training")
     with leaving_on_sigterm():
         from benchmarks.experiments.meanflow import race
-        from benchmarks.experiments.meanflow.race_asked import Asked
+        from benchmarks.experiments.meanflow.race_asked import RaceRequest
 
-        asked = Asked(scale, _minutes(minutes, scale, MINUTES_OF["time-to-quality"]), runs, tuple(overrides or ()))
+        asked = RaceRequest(
+            scale, _minutes(minutes, scale, MINUTES_OF["time-to-quality"]), runs, tuple(overrides or ())
+        )
         seeds = tuple(dict.fromkeys(seed or SEEDS))
         if code and gpus is None:
             with end.kept():
@@ -192,7 +194,7 @@ def time_to_quality(
 
 
 def _trainings(
-    asked: "Asked", codes: Sequence[str], seeds: Sequence[int], official: Path | None, limit: Limit
+    asked: "RaceRequest", codes: Sequence[str], seeds: Sequence[int], official: Path | None, limit: Limit
 ) -> "list[Task]":
     """One for each that is not complete, the codes of a seed beside each other; what cannot be is told beforehand."""
     from benchmarks.experiments.gpu_pool import Task
@@ -241,7 +243,7 @@ def bert(
         from benchmarks.experiments.bert import experiment
 
         models, span = tuple(dict.fromkeys(model or ())), _minutes(minutes, scale, MINUTES_OF["bert"])
-        asked = experiment.Asked(scale, models, span, seed, runs, tuple(overrides or ()))
+        asked = experiment.BertRequest(scale, models, span, seed, runs, tuple(overrides or ()))
         cut = None
         if gpus is not None:
             device = asked.settings(asked.models[0], experiment.NOMINAL).device

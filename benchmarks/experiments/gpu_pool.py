@@ -14,7 +14,7 @@ from benchmarks.harness.time_limit import Limit
 from fullstride.errors import PeerError, Preempted
 from fullstride.launch.attempts import POLL, Attempt
 from fullstride.launch.gpus import VISIBLE
-from fullstride.launch.processes import alone
+from fullstride.launch.processes import single_command
 from fullstride.launch.words import Words
 from fullstride.process import exit_codes
 from fullstride.runs.atomic_files import note
@@ -51,7 +51,7 @@ class Running:
         self._begin = log.stat().st_size if log.is_file() else 0
         self._since = time.monotonic()
         with log.open("ab") as output:
-            self.attempt = Attempt(alone(words), {VISIBLE: gpu}, output=output)
+            self.attempt = Attempt(single_command(words), {VISIBLE: gpu}, output=output)
         if cores:
             self.attempt.keep_to(cores)
         note(f"{task.name}: on GPU {gpu}, {len(cores) or 'all'} cores, {log}")

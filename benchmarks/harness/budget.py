@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from fullstride.errors import Preempted, in_a_line, is_out_of_memory
-from fullstride.process.signals import Stop
+from fullstride.errors import Preempted, is_out_of_memory, one_line
+from fullstride.process.signals import StopSignal
 
 if TYPE_CHECKING:
     import torch
@@ -22,7 +22,7 @@ TOLD = "nothing more is begun, and what is measured is written; Ctrl-C again end
 ENDED = "ended without writing what was measured"
 WRITTEN = "stopped; what was measured is written, and what is left out named"
 
-_under_way: list[Stop] = []
+_under_way: list[StopSignal] = []
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def reason(error: Exception) -> str:
     if is_out_of_memory(error):
         gc.collect()  # cycles may hold what did fit
         return NO_MEMORY
-    return f"{type(error).__name__}: {in_a_line(error)[:300]}"
+    return f"{type(error).__name__}: {one_line(error)[:300]}"
 
 
 @contextmanager
@@ -78,7 +78,7 @@ def ending_early() -> Iterator[None]:
     """A block of the main thread in which SIGTERM or Ctrl-C spends every `Budget`: what was measured is written;
     Preempted, KeyboardInterrupt at its end, if SIGTERM or SIGINT came.
     """
-    with Stop(TOLD, ENDED) as stop:
+    with StopSignal(TOLD, ENDED) as stop:
         _under_way.append(stop)
         try:
             yield

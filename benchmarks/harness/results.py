@@ -10,7 +10,7 @@ from typing import Any
 from benchmarks.harness.budget import NO_TIME
 from benchmarks.harness.environment import machine_slug, slug
 from fullstride.errors import ConfigError
-from fullstride.measure.roofline import Ceilings, Floor
+from fullstride.measure.roofline import Ceilings, RooflineBound
 from fullstride.measure.timing import Timing
 from fullstride.runs.atomic_files import replace_file
 
@@ -52,7 +52,7 @@ class Row:
 
     name: str  # what it is
     timing: Timing  # its times
-    floor: Floor  # its roofline bound
+    floor: RooflineBound  # its roofline bound
     extra: dict[str, Any] = field(default_factory=dict)  # anything else worth keeping, JSON-serialisable
 
     @property

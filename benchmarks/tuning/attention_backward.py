@@ -16,7 +16,7 @@ from benchmarks.cases.jvp.shapes import SPEED
 from benchmarks.tuning.tuner import Result, fastest_first, main, measured, say, time_ms
 from fullstride.jvp.attention import backward_keys, backward_queries, naive
 from fullstride.jvp.attention.backward import backward
-from fullstride.jvp.attention.backward_table import Config, Launch, pick
+from fullstride.jvp.attention.backward_table import BackwardConfig, Config, pick
 from fullstride.jvp.attention.launch_forward import forward
 from fullstride.measure.timing import Call
 
@@ -87,14 +87,14 @@ def make(case: tuple[int, int, int, int, bool]) -> Problem:
     return Problem(inputs, saved, go, gto, scale, {n: y for n, y in gradients.items() if y is not None})
 
 
-def candidates(case: str) -> dict[str, list[Launch]]:
+def candidates(case: str) -> dict[str, list[BackwardConfig]]:
     """Ways to make the gradients of each launch of any way to part them."""
     *_, dim, through = CASES[case]
     launches = sorted({of for ways in WAYS[through] for way in ways for of in way})
     loads = [x for x in LOADS if not x[1]] if dim == 80 else LOADS
     return {
         of: [
-            Launch(of, *((own, other) if "q" in of else (other, own)), warps, stages, tma)
+            BackwardConfig(of, *((own, other) if "q" in of else (other, own)), warps, stages, tma)
             for (own, other, warps), (stages, tma) in itertools.product(NARROW if " " in of else WIDE, loads)
         ]
         for of in launches
@@ -123,7 +123,7 @@ def tune(case: str) -> Result:
     b, h, length, dim, through = CASES[case]
     problem = make(CASES[case])
     rows_ms = time_ms([partial(problem.gradients, ())] * 10)["ms"]
-    rows, best = list[Result](), dict[str, tuple[float, Launch]]()
+    rows, best = list[Result](), dict[str, tuple[float, BackwardConfig]]()
     for of, launches in candidates(case).items():
         for launch in launches:
             row = problem.row((launch,))
@@ -141,7 +141,7 @@ def tune(case: str) -> Result:
     return found | {"launches": fastest_first(rows)}
 
 
-def _first(pair: tuple[float, Launch]) -> float:
+def _first(pair: tuple[float, BackwardConfig]) -> float:
     return pair[0]
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from benchmarks.cases.jvp.shapes import TUNING
 from benchmarks.tuning.tuner import Result, fastest_first, main, measured, say
 from fullstride.jvp.attention import forward_kernel, hopper_kernel
-from fullstride.jvp.attention.forward_table import Config, SpecialisedConfig
+from fullstride.jvp.attention.forward_table import ForwardConfig, SpecialisedConfig
 from fullstride.jvp.attention.launch_forward import forward
 from fullstride.measure.timing import Call
 
@@ -25,11 +25,11 @@ TILED = {
 }
 
 
-def candidates(dim: int) -> list[SpecialisedConfig | Config]:
+def candidates(dim: int) -> list[SpecialisedConfig | ForwardConfig]:
     """Configurations worth a measurement."""
     specialised = [SpecialisedConfig(n, s, turns) for n, s in SPECIALISED.get(dim, []) for turns in (False, True)]
     tma = [False] if dim == 80 else [True, False]
-    return [*specialised, *(Config(m, n, w, s, tma=t) for m, n, w in TILED[dim] for s in (1, 2, 3) for t in tma)]
+    return [*specialised, *(ForwardConfig(m, n, w, s, tma=t) for m, n, w in TILED[dim] for s in (1, 2, 3) for t in tma)]
 
 
 def make(case: tuple[int, int, int, int]) -> list[Tensor]:

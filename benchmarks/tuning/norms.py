@@ -18,7 +18,7 @@ from benchmarks.cases.jvp.shapes import NORMS_TUNING
 from benchmarks.tuning.tuner import Result, fastest_first, main, measured, say, time_ms
 from fullstride.jvp.norms import group_configs, group_norm, naive, row_configs, rows
 from fullstride.jvp.norms.closed_form import ROW_NORMS, Affine
-from fullstride.jvp.norms.group_configs import GroupConfig, Size, on_chip
+from fullstride.jvp.norms.group_configs import GroupConfig, GroupSize, on_chip
 from fullstride.jvp.norms.launch import padded
 from fullstride.jvp.norms.row_configs import EVERY, RowConfig
 from fullstride.measure.timing import Call
@@ -31,7 +31,7 @@ LARGEST = {"forward": 16384, "detached": 16384, "full": 4096}
 
 
 @dataclass(frozen=True)
-class Case:
+class NormCase:
     """One norm at one size."""
 
     op: str
@@ -94,7 +94,7 @@ class Case:
             return list(dict.fromkeys([row_configs.row_config(*given), *row_candidates(*given)]))
         n, c, h, w = self.shape
         itemsize = DTYPES[self.dtype].itemsize
-        size = Size(n, 32, c // 32, h * w, self.channels_last, itemsize, self.act is not None)
+        size = GroupSize(n, 32, c // 32, h * w, self.channels_last, itemsize, self.act is not None)
         return list(dict.fromkeys([group_configs.group_config(self.work, size), *group_candidates(self.work, size)]))
 
 
@@ -117,7 +117,7 @@ def row_candidates(work: str, length: int, modulated: bool) -> Iterator[RowConfi
             yield RowConfig(512, 1, warps, 2112 // (2 * warps), 3, keep=True)
 
 
-def group_candidates(work: str, size: Size) -> Iterator[GroupConfig]:
+def group_candidates(work: str, size: GroupSize) -> Iterator[GroupConfig]:
     """For GroupNorm: in channels_last 32 and 64 bytes side by side; many warps, or many elements to a thread."""
     pad = padded(size.group_channels)
     for wide in (32, 64) if size.channels_last else (0,):
@@ -138,7 +138,7 @@ def group_candidates(work: str, size: Size) -> Iterator[GroupConfig]:
 CASES = {
     str(case): case
     for case in (
-        Case(shape.op, shape.size, dtype, work, shape.channels_last, shape.act)
+        NormCase(shape.op, shape.size, dtype, work, shape.channels_last, shape.act)
         for work in PASSES
         for dtype in DTYPES
         for shape in NORMS_TUNING

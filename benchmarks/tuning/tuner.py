@@ -19,7 +19,7 @@ from triton.compiler.errors import CompilationError
 from triton.runtime.errors import OutOfResources, PTXASError
 
 from benchmarks.harness.environment import environment
-from fullstride.measure.timing import Call, CudaClock, Plan, measure
+from fullstride.measure.timing import Call, CudaClock, TimingPlan, measure
 
 REFUSED = (OutOfResources, PTXASError, CompilationError)
 Result = dict[str, Any]
@@ -31,7 +31,7 @@ def time_ms(calls: Sequence[Call]) -> dict[str, float]:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         kept = {call: call() for call in calls}  # results of different calls stay apart
-    timing = measure(graph.replay, CudaClock(), Plan(warmup=3, repeats=20, seconds=0.2, most=50))
+    timing = measure(graph.replay, CudaClock(), TimingPlan(warmup=3, repeats=20, seconds=0.2, most=50))
     del kept
     return {name: timing.quantile(q) / len(calls) for name, q in (("ms", 0.5), ("p10_ms", 0.1), ("p90_ms", 0.9))}
 

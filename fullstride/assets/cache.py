@@ -24,7 +24,7 @@ UNITS = {"d": 86_400, "h": 3_600, "min": 60, "s": 1}
 
 
 @dataclass(frozen=True)
-class Kind:
+class EntryKind:
     """A folder of the cache: what it holds, and the names of its files as `fnmatch` takes them."""
 
     what: str
@@ -33,15 +33,15 @@ class Kind:
 
 # What is computed here; the code that writes to a folder of the cache needs a row.
 COMPUTED = {
-    "inductor": Kind("programs that torch.compile made"),
-    "ptx": Kind("CUDA kernels of the language models, compiled", (f"{SHA256}.ptx",)),
-    "python_docs": Kind("texts of Python's own documentation", (f"{SHORT}.json",)),
-    "reference": Kind(
+    "inductor": EntryKind("programs that torch.compile made"),
+    "ptx": EntryKind("CUDA kernels of the language models, compiled", (f"{SHA256}.ptx",)),
+    "python_docs": EntryKind("texts of Python's own documentation", (f"{SHORT}.json",)),
+    "reference": EntryKind(
         "classifiers and features that samples are scored by",
         (f"{SHA256}.json", f"{SHA256}.safetensors", f".{SHA256}.lock"),
     ),
-    "wordpiece": Kind("tokenizers trained on a text", (f"{SHORT}.json",)),
-    "xla": Kind("programs that XLA made"),
+    "wordpiece": EntryKind("tokenizers trained on a text", (f"{SHORT}.json",)),
+    "xla": EntryKind("programs that XLA made"),
 }
 
 
@@ -65,13 +65,13 @@ class Entry:
     changed: float
 
 
-def kinds() -> dict[str, Kind]:
+def entry_kinds() -> dict[str, EntryKind]:
     """Every folder that fullstride can have in its cache, downloads under way excepted."""
     fetched: dict[str, tuple[str, ...]] = {}
     for name, asset in ASSETS.items():
         folder = name.partition("/")[0]
         fetched[folder] = (*fetched.get(folder, ()), asset.file)
-    return COMPUTED | {folder: Kind("fetched data or weights", files) for folder, files in fetched.items()}
+    return COMPUTED | {folder: EntryKind("fetched data or weights", files) for folder, files in fetched.items()}
 
 
 def entries(names: Sequence[str] = ()) -> list[Entry]:
@@ -83,7 +83,7 @@ def entries(names: Sequence[str] = ()) -> list[Entry]:
 
     """
     states = {True: "a download in progress", False: "left by a download that was ended"}
-    known = kinds() | {part.name: Kind(states[_in_use(part)]) for part in cache_folder().glob(f"{PART}*")}
+    known = entry_kinds() | {part.name: EntryKind(states[_in_use(part)]) for part in cache_folder().glob(f"{PART}*")}
     for name in names:
         one_of("cache entry", name, known)
     found = (_entry(name, known[name]) for name in sorted(set(names) or known))
@@ -97,7 +97,7 @@ def _in_use(part: Path) -> bool:
     return False
 
 
-def _entry(name: str, kind: Kind) -> Entry:
+def _entry(name: str, kind: EntryKind) -> Entry:
     files, size, changed = [], 0, 0.0
     for file in _walk(cache_folder() / name):
         if not any(fnmatchcase(file.name, pattern) for pattern in (*kind.names, f"{WRITING}*")):
@@ -145,7 +145,7 @@ def clear(found: Sequence[Entry]) -> None:
 
 def foreign() -> list[str]:
     """Names in the cache folder that are none of fullstride's."""
-    known, folder = kinds(), cache_folder()
+    known, folder = entry_kinds(), cache_folder()
     names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
     return sorted(name for name in names if name not in known and not name.startswith(PART))
 

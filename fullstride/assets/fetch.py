@@ -25,7 +25,7 @@ import platformdirs
 
 from fullstride.assets.download import BLOCK, MOST_BYTES, download, download_wheel
 from fullstride.assets.registry import ASSETS, Asset
-from fullstride.errors import ConfigError, in_a_line, one_of
+from fullstride.errors import ConfigError, one_line, one_of
 from fullstride.runs.lock import locked
 
 PART, LEFT_SECONDS = ".part-", 86_400.0
@@ -202,7 +202,7 @@ def _reason(source: str) -> Iterator[None]:
     try:
         yield
     except FAILURES as error:
-        raise OSError(f"{source}: {in_a_line(error)}") from error
+        raise OSError(f"{source}: {one_line(error)}") from error
 
 
 def _origin(asset: Asset) -> str:

@@ -83,9 +83,9 @@ def fill(
     if folder is None or (run and weights):
         raise ConfigError("fill: expected either --run FOLDER or --weights FOLDER")
     from fullstride.bert.model.fill import fill
-    from fullstride.bert.training.runs import trained
+    from fullstride.bert.training.runs import load_trained
 
-    found = trained(folder)
+    found = load_trained(folder)
     for place in fill(found.model, found.tokenizer, text, top):
         for candidate in place:
             typer.echo(f"{candidate.probability:7.2%}  {candidate.token:<16}  {candidate.text}")
@@ -107,6 +107,6 @@ def export(
     folder: Folder, out: Annotated[Path, typer.Argument(help="Folder to make, for transformers and `model.init`.")]
 ) -> None:
     """Write a run's newest weights and its tokenizer as transformers reads them."""
-    from fullstride.bert.training.runs import export, trained
+    from fullstride.bert.training.runs import export, load_trained
 
-    typer.echo(f"exported: {export(trained(folder), out)}")
+    typer.echo(f"exported: {export(load_trained(folder), out)}")

@@ -92,7 +92,7 @@ def devices(jax: JaxDevice | None) -> Iterator[tuple[str, str]]:
 
 
 @dataclass(frozen=True)
-class Ability:
+class AreaReport:
     """Something to run here.
 
     Attributes:
@@ -131,18 +131,18 @@ def packages() -> dict[str, str | None]:
     return {name: version(name) for name in sorted({*names, *BROUGHT})}
 
 
-def _ability(name: str, module: str, find: Callable[[], str | None] = lambda: None) -> Ability:
+def _ability(name: str, module: str, find: Callable[[], str | None] = lambda: None) -> AreaReport:
     """An area's ability: its obstacle is packages that are missing, or else what `find` finds."""
     area = area_of(module)
     try:
         missing = tuple(area.missing())
     except PackageNotFoundError:
-        return Ability(name, f"{UNKNOWN}; run, from the root of a clone: pip install -e .")
+        return AreaReport(name, f"{UNKNOWN}; run, from the root of a clone: pip install -e .")
     if missing:
-        return Ability(name, f"{', '.join(missing)} not installed; {how_to_install(area.extra)}", missing)
+        return AreaReport(name, f"{', '.join(missing)} not installed; {how_to_install(area.extra)}", missing)
     if area.extra == "torch" and imported_torch() is None:
-        return Ability(name, "torch does not import; reinstall it")
-    return Ability(name, find())
+        return AreaReport(name, "torch does not import; reinstall it")
+    return AreaReport(name, find())
 
 
 def _no_compiler() -> str | None:
@@ -191,7 +191,7 @@ def _no_kernels(jax: JaxDevice | None) -> str | None:
     return f"made for capability {CAPABILITY} (H100, H200), not for {jax.capability}; use --kernels plain"
 
 
-def abilities(jax: JaxDevice | None) -> list[Ability]:
+def abilities(jax: JaxDevice | None) -> list[AreaReport]:
     """What there is to run, each with its obstacle here."""
     return [
         _ability("jvp", "fullstride.jvp"),
@@ -215,7 +215,7 @@ def abilities(jax: JaxDevice | None) -> list[Ability]:
     ]
 
 
-def explained(found: Sequence[Ability]) -> Iterator[tuple[str, str]]:
+def explained(found: Sequence[AreaReport]) -> Iterator[tuple[str, str]]:
     """Name of each ability and why it cannot run; a reason that was given before is a reference to its row."""
     for i, ability in enumerate(found):
         # Whatever is in the way of such another one is in the way of this one, too.

@@ -9,11 +9,11 @@ import typer
 from fullstride.cli.from_dataclass import command_from, sections_of
 from fullstride.cli.help import App, HelpGroup
 from fullstride.errors import one_of
-from fullstride.launch.request import BACKENDS, Request
+from fullstride.launch.request import LAUNCHERS, Request
 from fullstride.launch.words import check_command, renamed
 
 
-class AlsoByOption(HelpGroup):
+class BackendByOption(HelpGroup):
     """A group whose commands may be named by `--backend NAME`, as they were once."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -30,7 +30,7 @@ def _by_name(args: list[str]) -> list[str]:
         option, equals, value = word.partition("=")
         if option == "--backend" and (equals or len(args) > i + 1):
             backend = value if equals else args[i + 1]
-            one_of("--backend", backend, BACKENDS)
+            one_of("--backend", backend, LAUNCHERS)
             typer.echo(f"fullstride launch --backend {backend} is now: fullstride launch {backend}", err=True)
             return [backend, *args[:i], *args[i + (1 if equals else 2) :]]
     return args
@@ -39,8 +39,8 @@ def _by_name(args: list[str]) -> list[str]:
 app = App(
     "Run a command of fullstride on other machines.\n\n"
     "For example: fullstride launch modal --gpu H100 -- meanflow train epochs=20",
-    {"Backends": " ".join(BACKENDS), "Modal's volumes": "sync ckpts"},
-    cls=AlsoByOption,
+    {"Backends": " ".join(LAUNCHERS), "Modal's volumes": "sync ckpts"},
+    cls=BackendByOption,
 )
 
 RunName = Annotated[str | None, typer.Option("--run", help="One run alone; all unless given.")]
@@ -61,14 +61,14 @@ def _launch(
         typer.echo(f"{words[0]} is now: {' '.join(new[: len(new) - len(words) + 1])}", err=True)
     check_command(new, request.all_processes)
     # Its package is imported here, and only here.
-    plan = importlib.import_module(f"fullstride.launch.{BACKENDS[request.backend][1]}").plan(request, new)
+    plan = importlib.import_module(f"fullstride.launch.{LAUNCHERS[request.backend][1]}").plan(request, new)
     if dry_run or request.backend not in ("local", "torchrun"):
         typer.echo(plan.text)
     if not dry_run:
         raise typer.Exit(plan.submit())
 
 
-for _name, (_options, _) in BACKENDS.items():
+for _name, (_options, _) in LAUNCHERS.items():
     _sections = sections_of(_options)
     app.command(
         _name,

@@ -53,17 +53,17 @@ def generate(
 ) -> None:
     """Answer a prompt, or one turn after another, streaming; tokens a second go to stderr."""
     from fullstride.llm.engine import EngineConfig
-    from fullstride.llm.engine.build import chosen
-    from fullstride.llm.llm import LLM, opened
+    from fullstride.llm.engine.build import select_kernels
+    from fullstride.llm.llm import LLM, load_for_engine
     from fullstride.llm.sampling_params import SamplingParams
 
     settings = {"dtype": dtype, "kv_cache_dtype": kv_cache_dtype, "tensor_parallel_size": tensor_parallel_size}
     config = EngineConfig(**settings)
-    loaded = opened(model, config)
+    loaded = load_for_engine(model, config)
     # Whatever is refused is refused before anything is compiled.
-    chosen(loaded.config, config)
+    select_kernels(loaded.config, config)
     texts = [_read() if text == "-" else text for text in prompt]
-    talk = Talk(loaded.tokenizer, system, raw, len(texts))
+    talk = Conversation(loaded.tokenizer, system, raw, len(texts))
     first = talk.ids(texts[0])
     # One sequence needs fewer programs, and a pool of its own length.
     length = min(max_length, loaded.config.max_position)
@@ -109,10 +109,10 @@ def _check_length(prompt: int, max_tokens: int | None, most: int, longest: int) 
         ConfigError: if they do not.
 
     """
-    from fullstride.llm.engine.validate import length
+    from fullstride.llm.engine.validate import total_length
 
     try:
-        length(prompt, max_tokens, most)
+        total_length(prompt, max_tokens, most)
     except ConfigError as error:
         advice = f"; --max-length takes up to this model's {longest}" if prompt else ""
         raise ConfigError(f"{error}{advice}") from None
@@ -122,7 +122,7 @@ def _room(length: int, ids: list[int]) -> int:
     return max(1, min(MOST_TOKENS, length - len(ids)))
 
 
-class Talk:
+class Conversation:
     """A conversation so far, as a model reads it."""
 
     def __init__(self, tokenizer: "Tokenizer", system: str, raw: bool, turns: int):

@@ -99,7 +99,7 @@ def serve(
     """
     from fullstride.llm.engine.config import EngineConfig
     from fullstride.llm.server.launch import serve as run
-    from fullstride.llm.server.limits import Limits
+    from fullstride.llm.server.limits import ServerLimits
 
     own = {
         "tensor_parallel_size": tensor_parallel_size,
@@ -112,7 +112,7 @@ def serve(
     }
     named = [f"{key}={value}" for key, value in own.items() if value is not None]
     config = parsed("--engine", EngineConfig, [*(engine or ()), *named])
-    limits = parsed("--limit", Limits, limit or [])
+    limits = parsed("--limit", ServerLimits, limit or [])
     run(
         model,
         host=host,

@@ -104,8 +104,8 @@ def train(
         from fullstride.meanflow.training.trainer import train
 
         if multirun:
-            if torchrun.count() > 1:
-                raise ConfigError(f"--multirun in one of {torchrun.count()} processes, expected one process")
+            if torchrun.world_size() > 1:
+                raise ConfigError(f"--multirun in one of {torchrun.world_size()} processes, expected one process")
             from fullstride.cli.meanflow_sweep import run_all
 
             run_all(sweep(overrides or []))

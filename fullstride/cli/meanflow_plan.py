@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from fullstride.meanflow.config.schema import TrainConfig
-    from fullstride.meanflow.planning.fit import Fitted
-    from fullstride.meanflow.planning.plan import Machine, Plan
+    from fullstride.meanflow.planning.fit import FittedCosts
+    from fullstride.meanflow.planning.plan import Machine, RunPlan
 
 # The papers' runs, in 16 bits; the first as long as its paper's.
 PUBLISHED = {
@@ -69,7 +69,7 @@ def plan(
             console.print(_too_large(made, machine, kept), highlight=False, markup=False, soft_wrap=True)
 
 
-def _machine(kept: "Fitted", gpus: int, link: float, tflops: float, tbs: float, memory: float) -> "Machine":
+def _machine(kept: "FittedCosts", gpus: int, link: float, tflops: float, tbs: float, memory: float) -> "Machine":
     from fullstride.meanflow.planning.cost import Rates
     from fullstride.meanflow.planning.plan import Machine
 
@@ -80,8 +80,8 @@ def _machine(kept: "Fitted", gpus: int, link: float, tflops: float, tbs: float, 
 
 
 def _plans(
-    overrides: list[str], machine: "Machine", kept: "Fitted", steps: int | None, records: int | None
-) -> "dict[str, Plan]":
+    overrides: list[str], machine: "Machine", kept: "FittedCosts", steps: int | None, records: int | None
+) -> "dict[str, RunPlan]":
     from fullstride.meanflow.planning.plan import make_plan
 
     asked = {"this run": (overrides, steps)} if overrides else PUBLISHED
@@ -104,7 +104,7 @@ def _config(overrides: list[str]) -> "TrainConfig":
     return config
 
 
-def published() -> "dict[str, Plan]":
+def published() -> "dict[str, RunPlan]":
     """The papers' runs on one GPU of the machine that the factors were fitted on."""
     from fullstride.meanflow.planning.fit import fitted
 
@@ -112,7 +112,7 @@ def published() -> "dict[str, Plan]":
     return _plans([], _machine(kept, 1, 0.0, 0.0, 0.0, 0.0), kept, None, None)
 
 
-def cells(name: str, plan: "Plan") -> tuple[str, ...]:
+def cells(name: str, plan: "RunPlan") -> tuple[str, ...]:
     """A row of the table: `COLUMNS`, of which GiB are of one GPU."""
     s = plan.step
     batch = f"{s.accumulate} x {s.batch * plan.gpus}" if s.accumulate > 1 else str(s.batch * plan.gpus)
@@ -129,7 +129,7 @@ def cells(name: str, plan: "Plan") -> tuple[str, ...]:
     )
 
 
-def _table(plans: "dict[str, Plan]", machine: "Machine") -> "Table":
+def _table(plans: "dict[str, RunPlan]", machine: "Machine") -> "Table":
     from rich import box
     from rich.table import Table
 
@@ -145,7 +145,7 @@ def _table(plans: "dict[str, Plan]", machine: "Machine") -> "Table":
     return table
 
 
-def _too_large(plan: "Plan", machine: "Machine", kept: "Fitted") -> str:
+def _too_large(plan: "RunPlan", machine: "Machine", kept: "FittedCosts") -> str:
     from fullstride.meanflow.planning.plan import largest_batch
 
     fits = largest_batch(plan, machine.memory, kept.costs)

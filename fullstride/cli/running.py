@@ -8,7 +8,7 @@ from typing import Any, NoReturn, cast
 import typer
 
 from fullstride.cli.help import HelpGroup
-from fullstride.errors import ConfigError, OutOfMemory, PeerError, Preempted, ReadError, in_a_line, is_out_of_memory
+from fullstride.errors import ConfigError, OutOfMemory, PeerError, Preempted, ReadError, is_out_of_memory, one_line
 from fullstride.extras import OWN, advice, extra_for, how_to_install
 from fullstride.measure.gate import GateError
 from fullstride.process import exit_codes
@@ -70,7 +70,7 @@ class OneLineErrors(HelpGroup):
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
-            reason = in_a_line(error)[:600]  # XLA adds what lies where, for pages
+            reason = one_line(error)[:600]  # XLA adds what lies where, for pages
             _stop(f"error: out of memory, smaller batches need less: {reason}", exit_codes.OUT_OF_MEMORY)
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fullstride.device.tensor_trees import flattened, mapped
-from fullstride.process.gc_paused import nothing_collected
+from fullstride.process.gc_paused import gc_paused
 
 
 class CudaGraph:
@@ -28,7 +28,7 @@ class CudaGraph:
         record = torch.cuda.graph(self._graph, stream=torch.cuda.current_stream(), capture_error_mode="thread_local")
         try:
             # A dead CUDA graph that the garbage collector finds breaks the one that is recorded (pytorch#161037).
-            with nothing_collected(), record:
+            with gc_paused(), record:
                 self.result = function()
         except BaseException:
             _release(generator)
@@ -40,7 +40,7 @@ class CudaGraph:
         return self.result
 
 
-def dense(batch: Any) -> Any:
+def without_gaps(batch: Any) -> Any:
     """The same, where a view with gaps is a copy: a record reads a clone, and compilers tell the two apart."""
 
     def copied(x: Any) -> Any:
@@ -51,12 +51,12 @@ def dense(batch: Any) -> Any:
     return mapped(copied, batch)
 
 
-def place_of(batch: Any) -> Any:
+def static_input(batch: Any) -> Any:
     """Where a record reads a batch: copies of its tensors, which `fill` writes into."""
     return mapped(lambda x: x.clone() if isinstance(x, Tensor) else x, batch)
 
 
-def fill(place: Any, batch: Any) -> None:
+def copy_into(place: Any, batch: Any) -> None:
     """Write a batch of the same shapes where a record reads it."""
     for kept, new in zip(flattened(place)[0], flattened(batch)[0], strict=True):
         if isinstance(new, Tensor):
@@ -64,7 +64,7 @@ def fill(place: Any, batch: Any) -> None:
 
 
 @contextmanager
-def on(stream: torch.cuda.Stream | None) -> Iterator[None]:
+def on_stream(stream: torch.cuda.Stream | None) -> Iterator[None]:
     """A side stream as the current one, in order with the one around it; without one nothing changes."""
     if stream is None:
         yield

@@ -69,7 +69,7 @@ def rounds_convolutions() -> bool:
     return cudnn.conv.fp32_precision == "tf32"
 
 
-def of_process(precision: str, derivative: str) -> str:
+def process_precision(precision: str, derivative: str) -> str:
     """The treatment of fp32 products that a step needs whose derivative may have a format of its own.
 
     It is the process's, not a region's: beside bf16 autocast it is the derivative's that counts.
@@ -77,7 +77,7 @@ def of_process(precision: str, derivative: str) -> str:
     return derivative if derivative in ("fp32", "tf32") else precision
 
 
-def formats(device: "torch.device") -> tuple[object, ...]:
+def current_formats(device: "torch.device") -> tuple[object, ...]:
     """What the process's settings and autocast take the products of a device in now: equal where that is the same."""
     import torch
 
@@ -106,16 +106,16 @@ def uncached(device: "torch.device") -> contextlib.AbstractContextManager:
     return torch.autocast(device.type, torch.get_autocast_dtype(device.type), cache_enabled=False)
 
 
-def ieee(device: "torch.device") -> contextlib.AbstractContextManager[None]:
+def exact_fp32(device: "torch.device") -> contextlib.AbstractContextManager[None]:
     """Plain fp32 on a device, whatever the process trains in, and the process's own treatment again afterwards.
 
     For what is measured or drawn: rounded factors would make another measure, and other images for another batch size.
     """
-    return treated("fp32", device)
+    return matmul_precision("fp32", device)
 
 
 @contextlib.contextmanager
-def treated(name: str, device: "torch.device") -> Iterator[None]:
+def matmul_precision(name: str, device: "torch.device") -> Iterator[None]:
     """A precision, whatever the process trains in, and the process's own treatment again afterwards.
 
     Raises:

@@ -39,7 +39,7 @@ _said = False  # that a process of the compiler's could not compile a kernel
 
 
 @contextmanager
-def gathered(device: torch.device) -> Iterator[None]:
+def compile_only(device: torch.device) -> Iterator[None]:
     """Compile what this thread launches on a GPU, without running it; the results of such launches are arbitrary.
 
     Backward passes from here are part of it, although other threads run them. Kernels are there before the next launch
@@ -83,7 +83,7 @@ def launch(kernel: Any, grid: tuple[int, ...], arguments: Sequence[Any], options
     if gathering():
         compile_soon(kernel, grid, arguments, options)
         return
-    settle()
+    wait_for_compiles()
     kernel[grid](*arguments, **options)
 
 
@@ -142,7 +142,7 @@ def _say_once(problem: str) -> None:
         note(f"kernels are compiled by this process where the compiler's cannot, as here: {problem}")
 
 
-def settle() -> None:
+def wait_for_compiles() -> None:
     """Wait for what is still compiled."""
     global _compiling
     if _compiling is None:
@@ -153,7 +153,7 @@ def settle() -> None:
             context.run(mode.__exit__, None, None, None)
 
 
-def foresee(name: str, run: Callable[..., Any], args: tuple[Any, ...]) -> None:
+def compile_from_fake_tensors(name: str, run: Callable[..., Any], args: tuple[Any, ...]) -> None:
     """Compile the kernels of an operator's call that the compiler traces with fake tensors.
 
     Args:
@@ -172,7 +172,7 @@ def foresee(name: str, run: Callable[..., Any], args: tuple[Any, ...]) -> None:
     call = name, *layouts, *rest
     if call not in _foreseen:
         _foreseen.add(call)
-        with gathered(tensors[0].device):
+        with compile_only(tensors[0].device):
             run(*args)
 
 
@@ -181,7 +181,7 @@ def address(x: Tensor) -> int:
     return int(x.storage_offset()) * x.itemsize if isinstance(x, FakeTensor) else x.data_ptr()
 
 
-def standing_in(x: Tensor) -> Any:
+def mock_tensor(x: Tensor) -> Any:
     """The tensor, or for one that a compiler traces with what takes its place in a launch, as it lies nowhere."""
     return _stand_in(x) if isinstance(x, FakeTensor) else x
 

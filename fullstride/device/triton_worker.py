@@ -14,7 +14,7 @@ from typing import Any
 PREFIX = "TRITON_"
 
 
-class Absent:
+class OfflineDriver:
     """What a launch asks of a driver, of a GPU that is not there."""
 
     def __init__(self, target: Any):
@@ -50,7 +50,7 @@ def compiling_for(target: Any, given: dict[str, str]) -> Iterator[None]:
 
     kept = {key: os.environ.pop(key) for key in list(os.environ) if key.startswith(PREFIX)}
     os.environ.update(given)
-    driver.set_active(Absent(target))  # pyright: ignore[reportArgumentType]
+    driver.set_active(OfflineDriver(target))  # pyright: ignore[reportArgumentType]
     get_ptxas_version.cache_clear()
     try:
         yield

@@ -16,7 +16,7 @@ from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint as torchs
 
 from fullstride.jvp.dual import pack, unpack
-from fullstride.jvp.mixed_batch import Batch, Partial
+from fullstride.jvp.mixed_batch import Batch, MixedBatch
 from fullstride.jvp.state import tangent_grad
 
 
@@ -47,31 +47,31 @@ def checkpoint(module: nn.Module, *args: Batch) -> Batch:
     primals = tuple(_unpacked(x)[0] for x in args)
     settings = _Settings(module, primals)
     with torch.no_grad():
-        given = module(*(Partial(x.primal, x.tangent) if isinstance(x, Partial) else x for x in args))
+        given = module(*(MixedBatch(x.primal, x.tangent) if isinstance(x, MixedBatch) else x for x in args))
     out, tangent = _unpacked(given)
     primal = _Recomputed.apply(module, settings, len(args), out, *primals, *module.parameters())
-    return Partial(primal, given.tangent) if isinstance(given, Partial) else pack(primal, tangent)
+    return MixedBatch(primal, given.tangent) if isinstance(given, MixedBatch) else pack(primal, tangent)
 
 
 def _unpacked(x: Batch) -> tuple[Tensor, Tensor | None]:
-    return (x.primal, x.tangent) if isinstance(x, Partial) else unpack(x)
+    return (x.primal, x.tangent) if isinstance(x, MixedBatch) else unpack(x)
 
 
 def _compiled(module: nn.Module, args: tuple[Batch, ...]) -> Batch:
     """Torch's takes and returns tensors alone."""
-    if not any(isinstance(x, Partial) for x in args):
+    if not any(isinstance(x, MixedBatch) for x in args):
         return torchs(module, *args, use_reentrant=False)  # pyright: ignore[reportReturnType]
-    some = [isinstance(x, Partial) for x in args]
-    primals = [x.primal if isinstance(x, Partial) else x for x in args]
+    some = [isinstance(x, MixedBatch) for x in args]
+    primals = [x.primal if isinstance(x, MixedBatch) else x for x in args]
 
     def run(*tensors: Tensor) -> tuple[Tensor, Tensor]:
         tangents = iter(tensors[len(args) :])
         given = zip(tensors[: len(args)], some, strict=True)
-        out = module(*(Partial(x, next(tangents)) if moves else x for x, moves in given))
+        out = module(*(MixedBatch(x, next(tangents)) if moves else x for x, moves in given))
         return out.primal, out.tangent
 
-    tangents = [x.tangent for x in args if isinstance(x, Partial)]
-    return Partial(*torchs(run, *primals, *tangents, use_reentrant=False))  # pyright: ignore[reportGeneralTypeIssues]
+    tangents = [x.tangent for x in args if isinstance(x, MixedBatch)]
+    return MixedBatch(*torchs(run, *primals, *tangents, use_reentrant=False))  # pyright: ignore[reportGeneralTypeIssues]
 
 
 class _Settings:

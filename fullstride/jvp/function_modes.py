@@ -10,7 +10,7 @@ from torch.autograd import forward_ad
 from torch.utils import _pytree as pytree
 
 from fullstride.jvp.dual import is_expanded
-from fullstride.jvp.reroute import Routed
+from fullstride.jvp.reroute import RerouteFunctional
 from fullstride.jvp.state import OwnMode
 
 # With a plain tensor beside a dual one, these infer the missing tangent's shape through Python, which costs host time
@@ -47,7 +47,7 @@ def _tangent(x: object) -> Tensor | None:
     return forward_ad.unpack_dual(x, level=0).tangent
 
 
-class ExplicitZeros(Routed):
+class ExplicitZeros(RerouteFunctional):
     """Routes calls, and gives vectors that meet a dual tensor (biases, scales) a tangent of zeros."""
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:

@@ -18,7 +18,7 @@ REMEDY = "use loss.split=static, where every sample of a pass carries a tangent,
 _Like = Tensor if TYPE_CHECKING else object
 
 
-class Partial(_Like):
+class MixedBatch(_Like):
     """B samples, and the tangent of the first n of them: of primal[:n]'s shape, format and device, without a graph."""
 
     primal: Tensor
@@ -69,16 +69,16 @@ class Partial(_Like):
         sizes = zip(self.primal.shape, self.tangent.shape, strict=True)
         return next((i for i, (all_of_them, some) in enumerate(sizes) if all_of_them != some), None)
 
-    def along(self, f: Callable[[Tensor], Tensor]) -> "Partial":
+    def along(self, f: Callable[[Tensor], Tensor]) -> "MixedBatch":
         """f(self) of an f that is linear: f of the primal, and f of the tangent."""
         refuse_lost_gradient(self)
         primal = f(self.primal)
         with torch.no_grad():
             tangent = f(self.tangent)
-        return Partial(primal, tangent)
+        return MixedBatch(primal, tangent)
 
 
-Batch = Tensor | Partial
+Batch = Tensor | MixedBatch
 Rule = Callable[..., Any]
 RULES: dict[str, Rule] = {}  # by the names of torch's functions, as not all of them are keys to the compiler
 
@@ -100,7 +100,7 @@ def refuse_lost_gradient(*samples: Any) -> None:
         ValueError: if it recorded how one of them was made and does not record now.
 
     """
-    if not torch.is_grad_enabled() and any(isinstance(x, Partial) and x.recorded for x in samples):
+    if not torch.is_grad_enabled() and any(isinstance(x, MixedBatch) and x.recorded for x in samples):
         raise ValueError(
             "an autograd.Function, or torch.no_grad, in a pass over a batch of which some samples carry a tangent: "
             f"its gradient would be lost; {REMEDY}"
@@ -122,7 +122,7 @@ def _watched(f: Rule) -> Rule:
     return called
 
 
-def taken_apart(samples: Sequence[Batch]) -> tuple[list[Tensor], list[Tensor], list[Tensor | None]]:
+def split_mixed(samples: Sequence[Batch]) -> tuple[list[Tensor], list[Tensor], list[Tensor | None]]:
     """The primals of an op's arguments, those of the samples that carry a tangent, and these tangents.
 
     Args:
@@ -133,11 +133,11 @@ def taken_apart(samples: Sequence[Batch]) -> tuple[list[Tensor], list[Tensor], l
 
     """
     refuse_lost_gradient(*samples)
-    n = next(len(x.tangent) for x in samples if isinstance(x, Partial))
-    primals = [x.primal if isinstance(x, Partial) else x for x in samples]
+    n = next(len(x.tangent) for x in samples if isinstance(x, MixedBatch))
+    primals = [x.primal if isinstance(x, MixedBatch) else x for x in samples]
     with torch.no_grad():
-        heads = [x.head if isinstance(x, Partial) else x[:n] for x in samples]
-    return primals, heads, [x.tangent if isinstance(x, Partial) else None for x in samples]
+        heads = [x.head if isinstance(x, MixedBatch) else x[:n] for x in samples]
+    return primals, heads, [x.tangent if isinstance(x, MixedBatch) else None for x in samples]
 
 
 def _of_primal(name: str) -> property:
@@ -149,41 +149,41 @@ def _method_of_primal(name: str) -> Rule:
 
 
 def _on_both(name: str) -> Rule:
-    def method(self: Partial, *args: Any, **kwargs: Any) -> Partial:
-        return Partial(*(getattr(x, name)(*args, **kwargs) for x in (self.primal, self.tangent)))
+    def method(self: MixedBatch, *args: Any, **kwargs: Any) -> MixedBatch:
+        return MixedBatch(*(getattr(x, name)(*args, **kwargs) for x in (self.primal, self.tangent)))
 
     return method
 
 
-def _item(self: Partial, index: Any) -> Partial:
+def _item(self: MixedBatch, index: Any) -> MixedBatch:
     first = index[0] if isinstance(index, tuple) else index
     whole = first is Ellipsis or first == slice(None)
-    found = Partial(self.primal[index], self.tangent[index]) if whole else None
+    found = MixedBatch(self.primal[index], self.tangent[index]) if whole else None
     if found is None or _counts(found) != _counts(self):
         raise ValueError(f"an index of a batch of which some samples carry a tangent chooses samples; {REMEDY}")
     return found
 
 
-def _counts(x: Partial) -> tuple[int, int] | None:
+def _counts(x: MixedBatch) -> tuple[int, int] | None:
     """How many samples there are, and how many carry a tangent; None where all do."""
     return None if x.samples is None else (x.primal.shape[x.samples], x.tangent.shape[x.samples])
 
 
-def _flatten(self: Partial, start_dim: int = 0, end_dim: int = -1) -> Partial:
+def _flatten(self: MixedBatch, start_dim: int = 0, end_dim: int = -1) -> MixedBatch:
     start, end, at = start_dim % self.primal.ndim, end_dim % self.primal.ndim, self.samples
     if at is not None and start < at <= end:
         _check_first(self, start, at, "flatten")
-    return Partial(*(x.flatten(start_dim, end_dim) for x in (self.primal, self.tangent)))
+    return MixedBatch(*(x.flatten(start_dim, end_dim) for x in (self.primal, self.tangent)))
 
 
-def _unflatten(self: Partial, dim: int, sizes: Sequence[int]) -> Partial:
-    found = Partial(*(x.unflatten(dim, sizes) for x in (self.primal, self.tangent)))
+def _unflatten(self: MixedBatch, dim: int, sizes: Sequence[int]) -> MixedBatch:
+    found = MixedBatch(*(x.unflatten(dim, sizes) for x in (self.primal, self.tangent)))
     if self.samples is not None and found.samples is not None and dim % self.primal.ndim == self.samples:
         _check_first(found, self.samples, found.samples, "unflatten")
     return found
 
 
-def _check_first(x: Partial, start: int, at: int, name: str) -> None:
+def _check_first(x: MixedBatch, start: int, at: int, name: str) -> None:
     """Raise if samples in dimension `at` lie behind others from `start` on: those in front are then not the first."""
     if x.primal.shape[start:at].numel() > 1:
         raise ValueError(
@@ -192,24 +192,24 @@ def _check_first(x: Partial, start: int, at: int, name: str) -> None:
         )
 
 
-def _unbind(self: Partial, dim: int = 0) -> tuple[Partial, ...]:
+def _unbind(self: MixedBatch, dim: int = 0) -> tuple[MixedBatch, ...]:
     return _pairs(self.primal.unbind(dim), self.tangent.unbind(dim))
 
 
-def _chunk(self: Partial, chunks: int, dim: int = 0) -> tuple[Partial, ...]:
+def _chunk(self: MixedBatch, chunks: int, dim: int = 0) -> tuple[MixedBatch, ...]:
     if dim % self.primal.ndim in (0, self.samples):
         raise ValueError(f"chunk along the samples of a batch, some of which carry a tangent; {REMEDY}")
     return _pairs(self.primal.chunk(chunks, dim), self.tangent.chunk(chunks, dim))
 
 
-def _pairs(primals: Sequence[Tensor], tangents: Sequence[Tensor]) -> tuple[Partial, ...]:
+def _pairs(primals: Sequence[Tensor], tangents: Sequence[Tensor]) -> tuple[MixedBatch, ...]:
     if len(primals) != len(tangents):
         raise ValueError(f"{len(primals)} samples one by one, {len(tangents)} of which carry a tangent; {REMEDY}")
-    return tuple(Partial(*pair) for pair in zip(primals, tangents, strict=True))
+    return tuple(MixedBatch(*pair) for pair in zip(primals, tangents, strict=True))
 
 
 for _name in ("shape", "ndim", "dtype", "device"):
-    setattr(Partial, _name, _of_primal(_name))
+    setattr(MixedBatch, _name, _of_primal(_name))
 # What orders, copies or rounds the elements of each sample.
 for _name in (
     "bfloat16",
@@ -224,9 +224,9 @@ for _name in (
     "transpose",
     "unsqueeze",
 ):
-    setattr(Partial, _name, _watched(_on_both(_name)))
+    setattr(MixedBatch, _name, _watched(_on_both(_name)))
 for _name in ("dim", "size"):
-    setattr(Partial, _name, _method_of_primal(_name))
+    setattr(MixedBatch, _name, _method_of_primal(_name))
 _methods = {"__getitem__": _item, "unbind": _unbind, "chunk": _chunk, "flatten": _flatten, "unflatten": _unflatten}
 for _name, _method in _methods.items():
-    setattr(Partial, _name, _watched(_method))
+    setattr(MixedBatch, _name, _watched(_method))

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fullstride.jvp.mixed_batch import REMEDY, RULES, Partial, rule
+from fullstride.jvp.mixed_batch import REMEDY, RULES, MixedBatch, rule
 from fullstride.jvp.mixed_rules import _beside, _head, _primal
 
 POINTWISE = (
@@ -54,7 +54,7 @@ def _refuse(reason: str) -> ValueError:
 
 def _moved(f: Callable[..., Tensor], args: Sequence[Any], heads: Sequence[Any]) -> Tensor:
     """The tangent of f at the heads, along those of the arguments that move."""
-    at = [i for i, x in enumerate(args) if isinstance(x, Partial)]
+    at = [i for i, x in enumerate(args) if isinstance(x, MixedBatch)]
 
     def of_moving(*moving: Tensor) -> Tensor:
         given = list(heads)
@@ -67,23 +67,23 @@ def _moved(f: Callable[..., Tensor], args: Sequence[Any], heads: Sequence[Any]) 
         return torch.func.jvp(of_moving, tuple(heads[i].clone() for i in at), tuple(args[i].tangent for i in at))[1]
 
 
-def _pointwise(name: str) -> Callable[..., Partial]:
+def _pointwise(name: str) -> Callable[..., MixedBatch]:
     f = _plain(name)
 
-    def run(*args: Any, **named: Any) -> Partial:
+    def run(*args: Any, **named: Any) -> MixedBatch:
         named.pop("inplace", None)
         args, named = (*args, *named.values()), dict.fromkeys(named)
         fixed = len(args) - len(named)
         call = lambda *xs: f(*xs[:fixed], **dict(zip(named, xs[fixed:], strict=True)))  # noqa: E731
         primal = call(*map(_primal, args))
-        n = next(len(x.tangent) for x in args if isinstance(x, Partial))
+        n = next(len(x.tangent) for x in args if isinstance(x, MixedBatch))
         tangent = _moved(call, args, [_head(x, n, primal) for x in args])
         return _beside(primal, tangent, *args)
 
     return run
 
 
-def _dims(x: Partial, dim: Any, name: str) -> None:
+def _dims(x: MixedBatch, dim: Any, name: str) -> None:
     """Refuse what goes along the samples."""
     x.check_front()
     dims = dim if isinstance(dim, (tuple, list)) else (dim,)
@@ -91,24 +91,24 @@ def _dims(x: Partial, dim: Any, name: str) -> None:
         raise _refuse(f"{name} along dim={dim}")
 
 
-def _along(name: str) -> Callable[..., Partial]:
+def _along(name: str) -> Callable[..., MixedBatch]:
     f = _plain(name)
 
-    def run(input: Partial, dim: Any = -1 if name == "glu" else None, *more: Any, **named: Any) -> Partial:  # noqa: A002
+    def run(input: MixedBatch, dim: Any = -1 if name == "glu" else None, *more: Any, **named: Any) -> MixedBatch:  # noqa: A002
         dim = named.pop("axis", dim)
         named.pop("_stacklevel", None)
         _dims(input, dim, name)
         call = lambda x: f(x, dim, *more, **named)  # noqa: E731
-        return Partial(call(input.primal), _moved(call, [input], [input.head]))
+        return MixedBatch(call(input.primal), _moved(call, [input], [input.head]))
 
     return run
 
 
-def _spatial(name: str, ndim: int) -> Callable[..., Partial]:
+def _spatial(name: str, ndim: int) -> Callable[..., MixedBatch]:
     f = _plain(name)
 
-    def run(input: Any, *args: Any, **named: Any) -> Partial:  # noqa: A002
-        if any(isinstance(x, Partial) for x in (*args, *named.values())) or not isinstance(input, Partial):
+    def run(input: Any, *args: Any, **named: Any) -> MixedBatch:  # noqa: A002
+        if any(isinstance(x, MixedBatch) for x in (*args, *named.values())) or not isinstance(input, MixedBatch):
             raise _refuse(f"{name} by weights that move")
         if named.pop("return_indices", False):
             raise _refuse(f"{name} with indices")
@@ -117,12 +117,12 @@ def _spatial(name: str, ndim: int) -> Callable[..., Partial]:
         if input.primal.ndim < ndim or len(pads) > 2 * (input.primal.ndim - 1):
             raise _refuse(f"{name} of {tuple(input.primal.shape)}, without a dimension for the samples,")
         call = lambda x: f(x, *args, **named)  # noqa: E731
-        return Partial(call(input.primal), _moved(call, [input], [input.head]))
+        return MixedBatch(call(input.primal), _moved(call, [input], [input.head]))
 
     return run
 
 
-def _rows(x: Partial, sizes: Sequence[int]) -> tuple[int, ...]:
+def _rows(x: MixedBatch, sizes: Sequence[int]) -> tuple[int, ...]:
     """The tangent's sizes for sizes of the primal: of the first dimension the same share."""
     rows, left = divmod(sizes[0] * len(x.tangent), len(x.primal))
     if left:
@@ -131,7 +131,7 @@ def _rows(x: Partial, sizes: Sequence[int]) -> tuple[int, ...]:
 
 
 @rule("reshape", "view")
-def reshape(input: Partial, *shape: Any) -> Partial:  # noqa: A002
+def reshape(input: MixedBatch, *shape: Any) -> MixedBatch:  # noqa: A002
     """Into rows that hold only samples with a tangent, or none with one."""
     input.check_front()
     sizes = shape[0] if isinstance(shape[0], (tuple, list, torch.Size)) else shape
@@ -139,97 +139,103 @@ def reshape(input: Partial, *shape: Any) -> Partial:  # noqa: A002
     if not primal.ndim:
         raise _refuse("a shape ()")
     with torch.no_grad():
-        return Partial(primal, input.tangent.reshape(_rows(input, primal.shape)))
+        return MixedBatch(primal, input.tangent.reshape(_rows(input, primal.shape)))
 
 
 @rule("expand")
-def expand(input: Partial, *shape: Any) -> Partial:  # noqa: A002
+def expand(input: MixedBatch, *shape: Any) -> MixedBatch:  # noqa: A002
     """Apply to any dimension but the samples'."""
     input.check_front()
     sizes = tuple(shape[0] if isinstance(shape[0], (tuple, list, torch.Size)) else shape)
     if len(sizes) != input.primal.ndim or sizes[0] not in (-1, len(input.primal)):
         raise _refuse(f"an expansion to {sizes}")
-    return Partial(input.primal.expand(sizes), input.tangent.expand(-1, *sizes[1:]))
+    return MixedBatch(input.primal.expand(sizes), input.tangent.expand(-1, *sizes[1:]))
 
 
 @rule("squeeze")
-def squeeze(input: Partial, dim: Any = None) -> Partial:  # noqa: A002
+def squeeze(input: MixedBatch, dim: Any = None) -> MixedBatch:  # noqa: A002
     """Apply to named dimensions but the samples'."""
     _dims(input, dim, "squeeze")
-    return Partial(input.primal.squeeze(dim), input.tangent.squeeze(dim))
+    return MixedBatch(input.primal.squeeze(dim), input.tangent.squeeze(dim))
 
 
 @rule("stack")
-def stack(tensors: Sequence[Any], dim: int = 0) -> Partial:
+def stack(tensors: Sequence[Any], dim: int = 0) -> MixedBatch:
     """Along a new dimension behind the samples'."""
-    some = next(x for x in tensors if isinstance(x, Partial))
+    some = next(x for x in tensors if isinstance(x, MixedBatch))
     some.check_front()
     if dim % (some.primal.ndim + 1) == 0:
         raise _refuse("a stack in front of the samples")
     n = len(some.tangent)
     with torch.no_grad():
-        moved = [x.tangent if isinstance(x, Partial) else torch.zeros_like(x[:n]) for x in tensors]
+        moved = [x.tangent if isinstance(x, MixedBatch) else torch.zeros_like(x[:n]) for x in tensors]
         tangent = torch.stack(moved, dim)
-    return Partial(torch.stack([_primal(x) for x in tensors], dim), tangent)
+    return MixedBatch(torch.stack([_primal(x) for x in tensors], dim), tangent)
 
 
 @rule("split")
-def split(tensor: Partial, split_size_or_sections: Any, dim: int = 0) -> tuple[Partial, ...]:
+def split(tensor: MixedBatch, split_size_or_sections: Any, dim: int = 0) -> tuple[MixedBatch, ...]:
     """Along any dimension but the samples'."""
     _dims(tensor, dim, "split")
     parts = (x.split(split_size_or_sections, dim) for x in (tensor.primal, tensor.tangent))
-    return tuple(Partial(*pair) for pair in zip(*parts, strict=True))
+    return tuple(MixedBatch(*pair) for pair in zip(*parts, strict=True))
 
 
 @rule("matmul", "bmm", "__matmul__")
-def matmul(input: Any, other: Any) -> Partial:  # noqa: A002
+def matmul(input: Any, other: Any) -> MixedBatch:  # noqa: A002
     """Rows of samples by a matrix, or a product for each sample."""
     primal = torch.matmul(_primal(input), _primal(other))
-    moving = [x for x in (input, other) if isinstance(x, Partial)]
-    rows = isinstance(input, Partial) and input.primal.ndim == 2 and not isinstance(other, Partial) and other.ndim <= 2
+    moving = [x for x in (input, other) if isinstance(x, MixedBatch)]
+    rows = (
+        isinstance(input, MixedBatch)
+        and input.primal.ndim == 2
+        and not isinstance(other, MixedBatch)
+        and other.ndim <= 2
+    )
     each = all(x.primal.ndim == primal.ndim > 2 for x in moving)
     if not rows and not each:
         raise _refuse("a matrix product over the samples")
     for x in moving:
         x.check_front()
     n = len(moving[0].tangent)
-    heads = [x if rows and not isinstance(x, Partial) else _head(x, n, primal) for x in (input, other)]
+    heads = [x if rows and not isinstance(x, MixedBatch) else _head(x, n, primal) for x in (input, other)]
     return _beside(primal, _moved(torch.matmul, [input, other], heads), *([] if rows else moving))
 
 
 @rule("einsum")
-def einsum(equation: str, *operands: Any) -> Partial:
+def einsum(equation: str, *operands: Any) -> MixedBatch:
     """With the samples' letter in front of every operand that moves, and of the output."""
     given = operands[0] if isinstance(operands[0], (tuple, list)) else operands
     inputs, arrow, output = equation.replace(" ", "").partition("->")
     terms = inputs.split(",")
-    own = {term[:1] for term, x in zip(terms, given, strict=True) if isinstance(x, Partial)}
+    own = {term[:1] for term, x in zip(terms, given, strict=True) if isinstance(x, MixedBatch)}
     letter = own.pop() if len(own) == 1 else ""
     inside = any(letter in term[1:] for term in [*terms, output])
     if not arrow or not letter.isalpha() or not output.startswith(letter) or inside:
         raise _refuse(f"einsum {equation!r}, which does not keep the samples in front,")
-    n = next(len(x.tangent) for x in given if isinstance(x, Partial))
+    n = next(len(x.tangent) for x in given if isinstance(x, MixedBatch))
     heads = [
-        x.head if isinstance(x, Partial) else x[:n] if t[0] == letter else x for t, x in zip(terms, given, strict=True)
+        x.head if isinstance(x, MixedBatch) else x[:n] if t[0] == letter else x
+        for t, x in zip(terms, given, strict=True)
     ]
     call = lambda *xs: torch.einsum(equation, *xs)  # noqa: E731
-    return Partial(call(*map(_primal, given)), _moved(call, given, heads))
+    return MixedBatch(call(*map(_primal, given)), _moved(call, given, heads))
 
 
 def _compared(name: str) -> Callable[..., Tensor]:
     return lambda a, b: getattr(torch, name)(_primal(a), _primal(b))
 
 
-def _in_place(name: str, f: Callable[..., Partial]) -> Callable[..., Partial]:
+def _in_place(name: str, f: Callable[..., MixedBatch]) -> Callable[..., MixedBatch]:
     """The primal as torch changes it, views included, and the tangent likewise."""
 
-    def run(self: Partial, *args: Any, **named: Any) -> Partial:
+    def run(self: MixedBatch, *args: Any, **named: Any) -> MixedBatch:
         if torch.compiler.is_compiling():
             raise _refuse(f"a compiled {name}, which the compiler may put in another order,")
         if self.primal.requires_grad and self.primal.is_leaf:
             raise _refuse(f"{name} of an input")
         with torch.no_grad():
-            still = Partial(self.primal.detach().clone(), self.tangent.clone())
+            still = MixedBatch(self.primal.detach().clone(), self.tangent.clone())
             tangent = getattr(f, "__wrapped__", f)(still, *args, **named).tangent  # without the watch over the graph
         getattr(self.primal, name)(*map(_primal, args), **named)
         with torch.no_grad():
@@ -246,23 +252,23 @@ def _register() -> None:
         names = [name, *(["__pow__"] if name == "pow" else []), *(["_" + name] if name.startswith("max_pool") else [])]
         rule(*names)(f)
         if hasattr(Tensor, name):
-            setattr(Partial, name, RULES[name])
+            setattr(MixedBatch, name, RULES[name])
     for name in ("reshape", "view", "expand", "squeeze", "split", "matmul", "bmm"):
-        setattr(Partial, name, RULES[name])
-    Partial.__pow__, Partial.__matmul__ = RULES["pow"], RULES["matmul"]  # pyright: ignore[reportAttributeAccessIssue]
-    Partial.__rmatmul__ = lambda self, other: RULES["matmul"](other, self)  # pyright: ignore[reportAttributeAccessIssue]
+        setattr(MixedBatch, name, RULES[name])
+    MixedBatch.__pow__, MixedBatch.__matmul__ = RULES["pow"], RULES["matmul"]  # pyright: ignore[reportAttributeAccessIssue]
+    MixedBatch.__rmatmul__ = lambda self, other: RULES["matmul"](other, self)  # pyright: ignore[reportAttributeAccessIssue]
     for name in COMPARED:
         RULES[name] = RULES[f"__{name}__"] = _compared(name)
-        setattr(Partial, f"__{name}__", _compared(name))
-        setattr(Partial, name, _compared(name))
+        setattr(MixedBatch, f"__{name}__", _compared(name))
+        setattr(MixedBatch, name, _compared(name))
     for name in ("add", "sub", "mul", "div", "relu", "clamp", "tanh", "sigmoid", "exp", "silu"):
-        setattr(Partial, name, RULES[name])
+        setattr(MixedBatch, name, RULES[name])
         if hasattr(Tensor, name + "_"):
-            setattr(Partial, name + "_", _in_place(name + "_", RULES[name]))
+            setattr(MixedBatch, name + "_", _in_place(name + "_", RULES[name]))
     for name, own in {"add": "iadd", "sub": "isub", "mul": "imul", "div": "itruediv"}.items():
-        setattr(Partial, f"__{own}__", _in_place(f"{name}_", RULES[name]))
+        setattr(MixedBatch, f"__{own}__", _in_place(f"{name}_", RULES[name]))
     RULES["log_sigmoid"] = RULES["logsigmoid"]
-    Partial.__hash__ = object.__hash__  # which a class with == of its own has not
+    MixedBatch.__hash__ = object.__hash__  # which a class with == of its own has not
 
 
 _register()

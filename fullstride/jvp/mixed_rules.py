@@ -7,106 +7,106 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fullstride.jvp.mixed_batch import REMEDY, Partial, rule
+from fullstride.jvp.mixed_batch import REMEDY, MixedBatch, rule
 
 aten = torch.ops.aten
 
 
 @rule("add", "__add__", "__radd__")
-def add(a: Any, b: Any) -> Partial:
+def add(a: Any, b: Any) -> MixedBatch:
     """A sum."""
-    moved = [x.tangent for x in (a, b) if isinstance(x, Partial)]
+    moved = [x.tangent for x in (a, b) if isinstance(x, MixedBatch)]
     return _beside(_primal(a) + _primal(b), moved[0] if len(moved) == 1 else moved[0] + moved[1], a, b)
 
 
 @rule("sub", "__sub__")
-def sub(a: Any, b: Any) -> Partial:
+def sub(a: Any, b: Any) -> MixedBatch:
     """A difference."""
     primal = _primal(a) - _primal(b)
-    if not isinstance(b, Partial):
+    if not isinstance(b, MixedBatch):
         return _beside(primal, a.tangent, a)
-    return _beside(primal, a.tangent - b.tangent if isinstance(a, Partial) else -b.tangent, a, b)
+    return _beside(primal, a.tangent - b.tangent if isinstance(a, MixedBatch) else -b.tangent, a, b)
 
 
 @rule("rsub", "__rsub__")
-def rsub(a: Any, b: Any) -> Partial:
+def rsub(a: Any, b: Any) -> MixedBatch:
     """B - a, as which the compiler calls b - a of a `Partial` b."""
     return sub(b, a)
 
 
 @rule("mul", "__mul__", "__rmul__")
-def mul(a: Any, b: Any) -> Partial:
+def mul(a: Any, b: Any) -> MixedBatch:
     """A product."""
     primal = _primal(a) * _primal(b)
     with torch.no_grad():
-        pairs = ((x, y) for x, y in ((a, b), (b, a)) if isinstance(x, Partial))
+        pairs = ((x, y) for x, y in ((a, b), (b, a)) if isinstance(x, MixedBatch))
         moved = [x.tangent * _head(y, len(x.tangent), primal) for x, y in pairs]
         return _beside(primal, moved[0] if len(moved) == 1 else moved[0] + moved[1], a, b)
 
 
 @rule("div", "__truediv__")
-def div(a: Any, b: Any) -> Partial:
+def div(a: Any, b: Any) -> MixedBatch:
     """A quotient."""
     primal = _primal(a) / _primal(b)
-    n = len((a if isinstance(a, Partial) else b).tangent)
+    n = len((a if isinstance(a, MixedBatch) else b).tangent)
     with torch.no_grad():
         divisor = _head(b, n, primal)
-        moved = [a.tangent / divisor] if isinstance(a, Partial) else []
-        if isinstance(b, Partial):
+        moved = [a.tangent / divisor] if isinstance(a, MixedBatch) else []
+        if isinstance(b, MixedBatch):
             b.check_front()
             moved.append(-_head(a, n, primal) / divisor.square() * b.tangent)
         return _beside(primal, moved[0] if len(moved) == 1 else moved[0] + moved[1], a, b)
 
 
 @rule("__rdiv__", "__rtruediv__")
-def rdiv(a: Any, b: Any) -> Partial:
+def rdiv(a: Any, b: Any) -> MixedBatch:
     """B / a, as which the compiler calls b / a of a `Partial` b."""
     return div(b, a)
 
 
 @rule("neg", "__neg__")
-def neg(x: Partial) -> Partial:
+def neg(x: MixedBatch) -> MixedBatch:
     """The negative."""
-    return Partial(-x.primal, -x.tangent)
+    return MixedBatch(-x.primal, -x.tangent)
 
 
 @rule("sin")
-def sin(x: Partial) -> Partial:
+def sin(x: MixedBatch) -> MixedBatch:
     """Of each element."""
     with torch.no_grad():
         tangent = x.tangent * x.head.cos()
-    return Partial(x.primal.sin(), tangent)
+    return MixedBatch(x.primal.sin(), tangent)
 
 
 @rule("cos")
-def cos(x: Partial) -> Partial:
+def cos(x: MixedBatch) -> MixedBatch:
     """Of each element."""
     with torch.no_grad():
         tangent = -x.tangent * x.head.sin()
-    return Partial(x.primal.cos(), tangent)
+    return MixedBatch(x.primal.cos(), tangent)
 
 
 # A Jacobian that is diagonal is its own transpose: backward formulas, one kernel each, push tangents forward.
 
 
 @rule("silu")
-def silu(input: Partial, inplace: bool = False) -> Partial:  # noqa: A002
+def silu(input: MixedBatch, inplace: bool = False) -> MixedBatch:  # noqa: A002
     """Of each element; never in place."""
     with torch.no_grad():
         tangent = aten.silu_backward(input.tangent, input.head)
-    return Partial(F.silu(input.primal), tangent)
+    return MixedBatch(F.silu(input.primal), tangent)
 
 
 @rule("gelu")
-def gelu(input: Partial, approximate: str = "none") -> Partial:  # noqa: A002
+def gelu(input: MixedBatch, approximate: str = "none") -> MixedBatch:  # noqa: A002
     """Of each element."""
     with torch.no_grad():
         tangent = aten.gelu_backward(input.tangent, input.head, approximate=approximate)
-    return Partial(F.gelu(input.primal, approximate=approximate), tangent)
+    return MixedBatch(F.gelu(input.primal, approximate=approximate), tangent)
 
 
 @rule("dropout")
-def dropout(input: Partial, p: float = 0.5, training: bool = True, inplace: bool = False) -> Partial:  # noqa: A002
+def dropout(input: MixedBatch, p: float = 0.5, training: bool = True, inplace: bool = False) -> MixedBatch:  # noqa: A002
     """One mask for a sample and its tangent; never in place."""
     if not training or p == 0:
         return input
@@ -114,62 +114,62 @@ def dropout(input: Partial, p: float = 0.5, training: bool = True, inplace: bool
     primal, mask = torch.native_dropout(input.primal, p, True)
     with torch.no_grad():
         scale = 0.0 if p == 1 else 1 / (1 - p)
-        return Partial(primal, aten.native_dropout_backward(input.tangent, mask[: len(input.tangent)], scale))
+        return MixedBatch(primal, aten.native_dropout_backward(input.tangent, mask[: len(input.tangent)], scale))
 
 
 @rule("linear")
-def linear(input: Partial, weight: Tensor, bias: Tensor | None = None) -> Partial:  # noqa: A002
+def linear(input: MixedBatch, weight: Tensor, bias: Tensor | None = None) -> MixedBatch:  # noqa: A002
     """The bias does not move."""
     primal = F.linear(input.primal, weight, bias)
     with torch.no_grad():
-        return Partial(primal, F.linear(input.tangent, weight))
+        return MixedBatch(primal, F.linear(input.tangent, weight))
 
 
 @rule("conv2d")
-def conv2d(input: Partial, weight: Tensor, bias: Tensor | None = None, *settings: Any, **named: Any) -> Partial:  # noqa: A002
+def conv2d(input: MixedBatch, weight: Tensor, bias: Tensor | None = None, *settings: Any, **named: Any) -> MixedBatch:  # noqa: A002
     """The bias does not move."""
     primal = F.conv2d(input.primal, weight, bias, *settings, **named)
     with torch.no_grad():
-        return Partial(primal, F.conv2d(input.tangent, weight, None, *settings, **named))
+        return MixedBatch(primal, F.conv2d(input.tangent, weight, None, *settings, **named))
 
 
 @rule("cat")
-def cat(tensors: Sequence[Any], dim: int = 0) -> Partial:
+def cat(tensors: Sequence[Any], dim: int = 0) -> MixedBatch:
     """Along any dimension but the samples'.
 
     Raises:
         ValueError: along the samples'.
 
     """
-    some = next(x for x in tensors if isinstance(x, Partial))
+    some = next(x for x in tensors if isinstance(x, MixedBatch))
     if dim % some.primal.ndim in (0, some.samples):
         raise ValueError(f"cat along the samples of a batch, some of which carry a tangent; {REMEDY}")
     primal = torch.cat([_primal(x) for x in tensors], dim)
     n = len(some.tangent)
-    moved = [x.tangent if isinstance(x, Partial) else torch.zeros_like(x[:n]) for x in tensors]
-    return Partial(primal, torch.cat(moved, dim))
+    moved = [x.tangent if isinstance(x, MixedBatch) else torch.zeros_like(x[:n]) for x in tensors]
+    return MixedBatch(primal, torch.cat(moved, dim))
 
 
 def _primal(x: Any) -> Any:
-    return x.primal if isinstance(x, Partial) else x
+    return x.primal if isinstance(x, MixedBatch) else x
 
 
 def _head(x: Any, n: int, like: Tensor) -> Any:
     """Of an operand that broadcasts with `like`, what meets the first n samples."""
-    if isinstance(x, Partial):
+    if isinstance(x, MixedBatch):
         return x.head
     return x[:n] if isinstance(x, Tensor) and x.ndim == like.ndim and len(x) == len(like) else x
 
 
-def _beside(primal: Tensor, tangent: Tensor, *operands: Any) -> Partial:
+def _beside(primal: Tensor, tangent: Tensor, *operands: Any) -> MixedBatch:
     """The result of operands that broadcast, with the tangent in its shape and format."""
     for x in operands:
-        if isinstance(x, Partial):
+        if isinstance(x, MixedBatch):
             x.check_front()  # else a single tangent would be expanded to all samples
             if x.primal.ndim != primal.ndim:
                 raise ValueError(f"an operand puts a dimension in front of that of the samples; {REMEDY}")
     shape = (len(tangent), *primal.shape[1:])
-    return Partial(primal, (tangent if tangent.shape == shape else tangent.expand(shape)).to(primal.dtype))
+    return MixedBatch(primal, (tangent if tangent.shape == shape else tangent.expand(shape)).to(primal.dtype))
 
 
 def _reversed(rule: Any) -> Any:
@@ -177,7 +177,7 @@ def _reversed(rule: Any) -> Any:
 
 
 for _name, _rule in {"add": add, "sub": sub, "mul": mul, "truediv": div}.items():
-    setattr(Partial, f"__{_name}__", _rule)
-    setattr(Partial, f"__r{_name}__", _reversed(_rule))
+    setattr(MixedBatch, f"__{_name}__", _rule)
+    setattr(MixedBatch, f"__r{_name}__", _reversed(_rule))
 for _name, _rule in {"__neg__": neg, "sin": sin, "cos": cos}.items():
-    setattr(Partial, _name, _rule)
+    setattr(MixedBatch, _name, _rule)

@@ -8,7 +8,7 @@ from torch import Tensor
 import fullstride.jvp.mixed_more_rules
 import fullstride.jvp.mixed_rules  # noqa: F401  both register them
 from fullstride.jvp.dual import check_pair
-from fullstride.jvp.mixed_batch import REMEDY, Partial
+from fullstride.jvp.mixed_batch import REMEDY, MixedBatch
 
 
 def partial_jvp(
@@ -42,8 +42,10 @@ def partial_jvp(
     pairs = list(zip(primals, tangents, strict=True))
     for primal, tangent in pairs:
         check_pair(primal[:n], tangent)
-    out = fn(*(primal if tangent is None else Partial(primal, tangent.detach().clone()) for primal, tangent in pairs))
-    if not isinstance(out, Partial):
+    out = fn(
+        *(primal if tangent is None else MixedBatch(primal, tangent.detach().clone()) for primal, tangent in pairs)
+    )
+    if not isinstance(out, MixedBatch):
         raise ValueError(f"fn returned a {type(out).__name__}, expected a batch with its tangent; {REMEDY}")
     out.check_front()
     return out.primal, out.tangent

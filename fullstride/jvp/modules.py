@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from fullstride.jvp.attention.op import attention
 from fullstride.jvp.dual import pack, unpack, unpack_optional
 from fullstride.jvp.functional_norms import as_rows
-from fullstride.jvp.mixed_batch import Batch, Partial
+from fullstride.jvp.mixed_batch import Batch, MixedBatch
 from fullstride.jvp.norms.api import group_norm, layer_norm, rms_norm
-from fullstride.jvp.reroute import routed
+from fullstride.jvp.reroute import reroute_functional
 from fullstride.jvp.state import computes_apart, tangent_grad
 
 
@@ -26,9 +26,9 @@ class GroupNorm(nn.GroupNorm):
 class _InstanceNorm(nn.modules.instancenorm._InstanceNorm):
     def forward(self, input: Batch) -> Batch:  # noqa: A002
         """Normalise each channel of each sample: group normalisation with a channel to a group."""
-        if isinstance(input, Partial) and not self.track_running_stats:
+        if isinstance(input, MixedBatch) and not self.track_running_stats:
             return group_norm(input, input.shape[1], self.weight, self.bias, self.eps)
-        with routed():
+        with reroute_functional():
             return super().forward(input)
 
 
@@ -73,7 +73,7 @@ class Linear(nn.Linear):
 class _Convolution(nn.modules.conv._ConvNd):
     def forward(self, input: Batch) -> Batch:  # noqa: A002
         """The convolution of primal and tangent, each once."""
-        if isinstance(input, Partial):
+        if isinstance(input, MixedBatch):
             return super().forward(input)
         x, tangent = unpack(input)
         if tangent is None or not computes_apart() or _moves(self.weight, self.bias):
@@ -97,7 +97,7 @@ class Conv3d(_Convolution, nn.Conv3d):
 class _BatchNorm(nn.modules.batchnorm._BatchNorm):
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002
         """Normalise, then scale and shift: as one op, the compiler cannot differentiate it forwards."""
-        with routed():
+        with reroute_functional():
             return super().forward(input)
 
 
@@ -166,7 +166,7 @@ class MultiheadAttention(nn.MultiheadAttention):
 
 def linear(x: Batch, weight: Tensor, bias: Tensor | None) -> Batch:
     """`F.linear` whose tangent is one product."""
-    if isinstance(x, Partial):
+    if isinstance(x, MixedBatch):
         return F.linear(x, weight, bias)
     primal, tangent = unpack(x)
     if tangent is None or _moves(weight, bias):
@@ -182,7 +182,7 @@ def linear_map(f: Callable[[Tensor], Tensor], x: Batch) -> Batch:
 
     Torch's own derivative of a convolution or a product also computes that of a constant weight, a third of the work.
     """
-    if isinstance(x, Partial):
+    if isinstance(x, MixedBatch):
         return x.along(f)
     primal, tangent = unpack(x)
     if tangent is None or not computes_apart():

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from fullstride.jvp import modules
-from fullstride.jvp.reroute import NAMES, ROUTES, routed
+from fullstride.jvp.reroute import NAMES, ROUTES, reroute_functional
 
 SWAPS: dict[type[nn.Module], type[nn.Module]] = {
     nn.GroupNorm: modules.GroupNorm,
@@ -126,7 +126,7 @@ def _routing(kind: type[nn.Module]) -> type[nn.Module]:
     if kind not in _ROUTING:
 
         def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-            with routed():
+            with reroute_functional():
                 return kind.forward(self, *args, **kwargs)
 
         def reduce(self: Any, _: Any) -> tuple[Any, ...]:

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullstride.device.triton_compile import foresee
+from fullstride.device.triton_compile import compile_from_fake_tensors
 from fullstride.jvp.dual_op import DualOp, Tensors
 
 
@@ -21,7 +21,7 @@ def register(op: DualOp) -> DualOp:
 
     def shapes(*args: Any) -> tuple[Tensor, ...]:
         if args[-2] == "triton":
-            foresee(op.name, op.run, args[:-1])
+            compile_from_fake_tensors(op.name, op.run, args[:-1])
         return _filled(op.empty(*args[:-1]), args[0])
 
     def backward(*args: Any) -> tuple[Tensor, ...]:
@@ -29,7 +29,7 @@ def register(op: DualOp) -> DualOp:
 
     def gradient_shapes(gradient: Tensor, of_tangent: Tensor | None, *args: Any) -> tuple[Tensor, ...]:
         if args[-2] == "triton":
-            foresee(f"{op.name}_backward", op.gradients, (gradient, of_tangent, *args[:-1], False))
+            compile_from_fake_tensors(f"{op.name}_backward", op.gradients, (gradient, of_tangent, *args[:-1], False))
         wanted = list(args[:count] if of_tangent is not None else args[: len(op.primals)])
         if op.seldom is not None and not args[-1]:
             wanted[op.primals.index(op.seldom[0])] = None

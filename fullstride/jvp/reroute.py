@@ -82,7 +82,7 @@ WRONG_GRADIENTS = frozenset({
 HANDLED = frozenset({*ROUTES, *GRADIENTS, *WRONG_GRADIENTS, Tensor.add_})
 
 
-class Routed(state.OwnMode):
+class RerouteFunctional(state.OwnMode):
     """Sends functional calls that carry a tangent to the ops of this package."""
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
@@ -135,7 +135,7 @@ def _refuse_wrong_gradient(func: Any, given: tuple[Any, ...]) -> None:
 
 
 @contextmanager
-def routed(mode: type[Routed] = Routed) -> Iterator[None]:
+def reroute_functional(mode: type[RerouteFunctional] = RerouteFunctional) -> Iterator[None]:
     """Route the calls made inside, unless they are already."""
     with state.routing() as entered:
         if not entered:

@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from fullstride.jvp.dual import check_pair, is_expanded, outermost_level, unpack
 from fullstride.jvp.function_modes import DetachedTangents, ExplicitZeros
-from fullstride.jvp.reroute import Routed, routed
+from fullstride.jvp.reroute import RerouteFunctional, reroute_functional
 from fullstride.jvp.state import GradientInside, computes_apart, computing, tangent_grad
 
 REMEDIES = {  # of what torch says
@@ -100,7 +100,9 @@ def jvp(
     def called(*moved: Tensor) -> Any:
         given = iter(moved)
         args = [leaf if move is None else next(given) for leaf, move in zip(leaves, moves, strict=True)]
-        with routed(Routed if torch.compiler.is_compiling() or get_interpreter_stack() else ExplicitZeros):
+        with reroute_functional(
+            RerouteFunctional if torch.compiler.is_compiling() or get_interpreter_stack() else ExplicitZeros
+        ):
             return fn(*pytree.tree_unflatten(args, spec))
 
     still = [leaf for leaf, move in zip(leaves, moves, strict=True) if move is not None]

@@ -33,7 +33,7 @@ REASONS = {
 
 
 @dataclass(frozen=True)
-class Ended:
+class Outcome:
     """How an attempt ended.
 
     Attributes:
@@ -107,14 +107,14 @@ class Attempt:
         self._late = True
         self._process.kill()
 
-    def wait(self, seconds: float = 0.0) -> Ended:
+    def wait(self, seconds: float = 0.0) -> Outcome:
         """Wait for its end, which it is told to come to after `seconds`; 0 waits for ever."""
         if not self._ends_within(seconds or math.inf):
             self._late = True
             self.end()
         code = self._process.wait()
         why = f"its {seconds / 3600:g} h are over" if self._late else REASONS.get(code, f"exit code {code}")
-        return Ended(code, why, self._told, self._late)
+        return Outcome(code, why, self._told, self._late)
 
     def end(self, seconds: float = SAVING, *, told: bool = False) -> None:
         """Tell it to save and end, and kill it after `seconds`; `told` if that is from outside."""
@@ -157,7 +157,7 @@ def attempt_all(
     seconds: float,
     again: bool = False,
     start: Callable[[list[str]], Attempt] = Attempt,
-) -> Ended:
+) -> Outcome:
     """Attempt a command until an attempt ends in a way that another one cannot better.
 
     Args:
@@ -201,7 +201,7 @@ def _waits(seconds: float) -> bool:
     return not told
 
 
-def exit_code(ended: Ended) -> int:
+def exit_code(ended: Outcome) -> int:
     """The exit code that passes an attempt's on; a signal's is 128 and its number, as shells say it."""
     if ended.late and not ended.told and ended.code == exit_codes.DONE:
         return exit_codes.STUCK

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from fullstride.launch.attempts import attempt_all, exit_code
-from fullstride.launch.processes import together
+from fullstride.launch.processes import torchrun_command
 
 # Where everything lies in a container; WORK is where commands run, so that `runs` is RUNS.
 WORK = "/fullstride"
@@ -41,7 +41,7 @@ def main(arguments: list[str]) -> int:
     spread = {"restarts": given.retries, "nodes": given.nodes, "meeting": given.meeting, "job": given.launch}
     ended = attempt_all(
         given.words,
-        partial(together, processes=given.processes, **spread),
+        partial(torchrun_command, processes=given.processes, **spread),
         # Several processes are torchrun's to start anew.
         retries=0 if given.processes * given.nodes > 1 else given.retries,
         delay=given.delay,

@@ -3,16 +3,16 @@
 import shlex
 
 from fullstride.launch.attempts import attempt_all, exit_code
-from fullstride.launch.processes import together
-from fullstride.launch.request import LocalRequest, Plan
+from fullstride.launch.processes import torchrun_command
+from fullstride.launch.request import LaunchPlan, LocalRequest
 from fullstride.launch.words import Words
 
 
-def plan(request: LocalRequest, words: Words) -> Plan:
+def plan(request: LocalRequest, words: Words) -> LaunchPlan:
     """One process, started anew after what another attempt can better, or several, which torchrun starts anew."""
 
     def line(words: Words) -> list[str]:
-        return together(words, request.all_processes, restarts=request.retries)
+        return torchrun_command(words, request.all_processes, restarts=request.retries)
 
     def submit() -> int:
         ended = attempt_all(words, line, retries=request.own_retries, delay=request.delay, seconds=request.seconds)
@@ -23,4 +23,4 @@ def plan(request: LocalRequest, words: Words) -> Plan:
     else:
         again = f"retries: {request.retries}, {request.delay:g} s apart, with resume=true"
     limit = [f"time: {request.time:g} h an attempt"] if request.time else []
-    return Plan("\n".join([shlex.join(line(words)), again, *limit]), submit)
+    return LaunchPlan("\n".join([shlex.join(line(words)), again, *limit]), submit)

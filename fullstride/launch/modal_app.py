@@ -14,8 +14,8 @@ from fullstride.launch.container import CACHE, RUNS, TRACKING
 from fullstride.launch.modal_function import SOURCE, attempt
 from fullstride.launch.modal_refusals import refusals
 from fullstride.launch.paths import check_inputs, check_output
-from fullstride.launch.processes import sources, together
-from fullstride.launch.request import ModalRequest, Plan
+from fullstride.launch.processes import sources, torchrun_command
+from fullstride.launch.request import LaunchPlan, ModalRequest
 from fullstride.launch.requirements import requirements
 from fullstride.launch.words import Words, runs_of, shared_out, value_of
 
@@ -40,7 +40,7 @@ class Spec:
 
     def text(self) -> str:
         """For people."""
-        line = together(self.words, self.arguments["processes"], restarts=0, python="python")
+        line = torchrun_command(self.words, self.arguments["processes"], restarts=0, python="python")
         lines = [
             f"app: fullstride, {'detached' if self.detach else 'ends with this command'}",
             f"command: {shlex.join(line)}",
@@ -149,7 +149,7 @@ def app_of(spec: Spec) -> tuple[modal.App, modal.Function]:
     return app, function
 
 
-def plan(request: ModalRequest, words: Words) -> Plan:
+def plan(request: ModalRequest, words: Words) -> LaunchPlan:
     """One app for a command, one each for the runs of a sweep; what Modal would refuse is a ConfigError."""
     specs = [spec_of(request, run) for run in runs_of(words)]
     made = [app_of(spec) for spec in specs]
@@ -157,7 +157,7 @@ def plan(request: ModalRequest, words: Words) -> Plan:
     def submit() -> int:
         return max([_submit(spec, *parts) for spec, parts in zip(specs, made, strict=True)])
 
-    return Plan("\n\n".join(spec.text() for spec in specs), submit)
+    return LaunchPlan("\n\n".join(spec.text() for spec in specs), submit)
 
 
 def _submit(spec: Spec, app: modal.App, function: modal.Function) -> int:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from fullstride.launch.attempts import Attempt
 from fullstride.launch.container import ENVIRONMENT, RUNS, WORK, begin
-from fullstride.launch.processes import together
+from fullstride.launch.processes import torchrun_command
 from fullstride.launch.words import Words, resumed
 
 SOURCE = "/root"  # where Modal looks for Python modules
@@ -35,7 +35,7 @@ def attempt(words: Words, launch: str, volume: str, processes: int, seconds: flo
     """
     again = begin(Path(RUNS), launch)
     _commit(volume)
-    line = together(resumed(words) if again else words, processes=processes, restarts=0)
+    line = torchrun_command(resumed(words) if again else words, processes=processes, restarts=0)
     path = os.pathsep.join(filter(None, (SOURCE, os.environ.get("PYTHONPATH"))))
     process = Attempt(line, ENVIRONMENT | {"PYTHONPATH": path}, WORK)
     try:

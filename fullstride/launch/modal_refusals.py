@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 from modal import exception
 
-from fullstride.errors import ConfigError, in_a_line
+from fullstride.errors import ConfigError, one_line
 
 SETTINGS = (exception.AuthError, exception.InvalidError, exception.NotFoundError, exception.PermissionDeniedError)
 
@@ -22,6 +22,6 @@ def refusals() -> Iterator[None]:
     try:
         yield
     except SETTINGS as error:
-        raise ConfigError(f"modal: {in_a_line(error)}") from None
+        raise ConfigError(f"modal: {one_line(error)}") from None
     except exception.Error as error:
-        raise OSError(f"modal: {in_a_line(error)}") from error
+        raise OSError(f"modal: {one_line(error)}") from error

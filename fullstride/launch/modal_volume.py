@@ -19,7 +19,7 @@ SEALS = {("manifest.json",), ("commit_success.txt",)}
 
 
 @dataclass(frozen=True)
-class File:
+class VolumeFile:
     """A file of a volume: its path there, bytes, seconds since 1970."""
 
     path: PurePosixPath
@@ -38,12 +38,12 @@ class Checkpoint:
     whole: bool
 
 
-def files_of(volume: modal.Volume, run: str | None) -> list[File]:
+def files_of(volume: modal.Volume, run: str | None) -> list[VolumeFile]:
     """Every file of a volume, or of one run there; nothing hidden, which is unfinished or nobody else's business."""
     with refusals():
         entries = list(volume.iterdir(f"/{run or ''}", recursive=True))
     found = [
-        File(PurePosixPath(entry.path.lstrip("/")), entry.size, entry.mtime)
+        VolumeFile(PurePosixPath(entry.path.lstrip("/")), entry.size, entry.mtime)
         for entry in entries
         if entry.type.name == "FILE"
     ]
@@ -52,7 +52,7 @@ def files_of(volume: modal.Volume, run: str | None) -> list[File]:
 
 def checkpoints_on(volume: modal.Volume, run: str | None = None) -> list[Checkpoint]:
     """The checkpoints of all runs on a volume, or of one, oldest step first."""
-    grouped: dict[tuple[str, str], list[File]] = {}
+    grouped: dict[tuple[str, str], list[VolumeFile]] = {}
     for file in files_of(volume, run):
         match file.path.parts:
             case (owner, "checkpoints", name, _, *_):
@@ -122,7 +122,7 @@ def _claim(folders: set[Path], name: str) -> None:
         (folder / SYNCED).write_text(f"{name}\n")
 
 
-def _differs(out: Path, file: File) -> bool:
+def _differs(out: Path, file: VolumeFile) -> bool:
     try:
         here = (out / file.path).stat()
     except FileNotFoundError:
@@ -130,7 +130,7 @@ def _differs(out: Path, file: File) -> bool:
     return (here.st_size, int(here.st_mtime)) != (file.size, file.mtime)
 
 
-def _fetch(volume: modal.Volume, file: File, out: Path) -> bool:
+def _fetch(volume: modal.Volume, file: VolumeFile, out: Path) -> bool:
     """Fetch a file; False if it is gone, as a checkpoint that newer ones have displaced meanwhile."""
     path = out / file.path
     if not path.resolve().is_relative_to(out.resolve()):

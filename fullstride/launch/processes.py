@@ -8,7 +8,7 @@ from fullstride.errors import ConfigError
 from fullstride.launch.words import BENCHMARKS, Words, shared_out
 
 
-def alone(words: Words, python: str = sys.executable) -> list[str]:
+def single_command(words: Words, python: str = sys.executable) -> list[str]:
     """One process."""
     return [python, "-m", *_module(words)]
 
@@ -28,7 +28,7 @@ def sources(words: Words) -> dict[str, Path]:
     return {"fullstride": package, BENCHMARKS: beside}
 
 
-def together(
+def torchrun_command(
     words: Words,
     processes: int,
     *,
@@ -51,7 +51,7 @@ def together(
 
     """
     if processes * nodes == 1:
-        return alone(words, python)
+        return single_command(words, python)
     torchrun = [python, "-m", "torch.distributed.run", f"--nproc-per-node={processes}", f"--max-restarts={restarts}"]
     if nodes == 1:
         torchrun.append("--standalone")

@@ -12,7 +12,7 @@ from fullstride.errors import ConfigError
 
 
 @dataclass(frozen=True)
-class Plan:
+class LaunchPlan:
     """A launch before it happens: exactly what would be submitted, and what does it and returns the exit code."""
 
     text: str
@@ -187,7 +187,7 @@ class SkyPilotRequest(MachineRequest):
 
 
 # By the backend's name, its options and the module whose `plan` takes them.
-BACKENDS: dict[str, tuple[type[Request], str]] = {
+LAUNCHERS: dict[str, tuple[type[Request], str]] = {
     "local": (LocalRequest, "local"),
     "torchrun": (TorchrunRequest, "local"),
     "slurm": (SlurmRequest, "slurm"),

@@ -10,11 +10,11 @@ from typing import Any
 
 import yaml
 
-from fullstride.errors import ConfigError, in_a_line
+from fullstride.errors import ConfigError, one_line
 from fullstride.launch.container import CACHE, ENVIRONMENT, RUNS, TRACKING, WORK
 from fullstride.launch.paths import check_inputs, check_output
 from fullstride.launch.processes import sources
-from fullstride.launch.request import Plan, SkyPilotRequest
+from fullstride.launch.request import LaunchPlan, SkyPilotRequest
 from fullstride.launch.requirements import requirements
 from fullstride.launch.words import Words, runs_of, shared_out, value_of
 
@@ -97,7 +97,7 @@ def validated(task: dict[str, Any]) -> str:
     try:
         sky.Task.from_yaml_config(deepcopy(task))  # it takes apart what it reads
     except ValueError as error:
-        raise ConfigError(f"launch skypilot: {in_a_line(error)}") from None
+        raise ConfigError(f"launch skypilot: {one_line(error)}") from None
     return f"checked by SkyPilot {sky.__version__}"
 
 
@@ -115,7 +115,7 @@ def _dumped(task: dict[str, Any]) -> str:
     return yaml.dump(task, Dumper=_Dumper, sort_keys=False, width=1000)
 
 
-def plan(request: SkyPilotRequest, words: Words) -> Plan:
+def plan(request: SkyPilotRequest, words: Words) -> LaunchPlan:
     """A file for each run, to be launched by `sky jobs launch`; what SkyPilot refuses is a ConfigError."""
     tasks = []
     for i, run in enumerate(runs := runs_of(words)):
@@ -123,7 +123,7 @@ def plan(request: SkyPilotRequest, words: Words) -> Plan:
         tasks.append(task_of(request, run, launch) | ({"name": f"{request.name}-{i}"} if len(runs) > 1 else {}))
     checked = {validated(task) for task in tasks}
     text = "---\n".join(_dumped(task) for task in tasks)
-    return Plan(f"# {', '.join(checked)}\n{text}", lambda: _write(Path(request.folder), tasks))
+    return LaunchPlan(f"# {', '.join(checked)}\n{text}", lambda: _write(Path(request.folder), tasks))
 
 
 def _write(folder: Path, tasks: list[dict[str, Any]]) -> int:

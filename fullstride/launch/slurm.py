@@ -15,10 +15,10 @@ import submitit
 from submitit.core.utils import FailedJobError
 from submitit.helpers import DelayedSubmission
 
-from fullstride.errors import ConfigError, in_a_line, one_of
+from fullstride.errors import ConfigError, one_line, one_of
 from fullstride.launch.attempts import REASONS, Attempt, attempt_all, exit_code
-from fullstride.launch.processes import alone, together
-from fullstride.launch.request import Plan, SlurmRequest
+from fullstride.launch.processes import single_command, torchrun_command
+from fullstride.launch.request import LaunchPlan, SlurmRequest
 from fullstride.launch.words import Words, runs_of
 from fullstride.process import exit_codes
 from fullstride.runs.atomic_files import note
@@ -42,7 +42,7 @@ OWN = {
 SLURMS = ("gpu", "cpus", "memory", "partition", "account", "qos", "constraint", "setup", "sbatch")
 
 
-class Job:
+class SlurmJob:
     """What runs on each machine of a job; picklable, and submitted anew by submitit when its time is up."""
 
     def __init__(self, words: Words, request: SlurmRequest, *, again: bool = False):
@@ -81,7 +81,7 @@ class Job:
     def line(self, words: Words) -> list[str]:
         """The command line of this machine of the job."""
         if self.request.all_processes == 1:
-            return alone(words)
+            return single_command(words)
         environment = submitit.JobEnvironment()
         # An array's jobs, 7_0, 7_1, ..., may begin on one machine: each has a port of its own.
         meeting = f"{environment.hostnames[0]}:{PORT + sum(map(int, environment.job_id.split('_'))) % 1000}"
@@ -93,7 +93,9 @@ class Job:
 
     def _line(self, words: Words, meeting: str, job: str) -> list[str]:
         nodes, restarts = self.request.nodes, self.request.retries
-        return together(words, self.request.processes_each, restarts=restarts, nodes=nodes, meeting=meeting, job=job)
+        return torchrun_command(
+            words, self.request.processes_each, restarts=restarts, nodes=nodes, meeting=meeting, job=job
+        )
 
     def _start(self, line: list[str]) -> Attempt:
         self._attempt = Attempt(line)
@@ -158,7 +160,7 @@ def _flags(given: tuple[str, ...]) -> dict[str, Any]:
     return flags
 
 
-def plan(request: SlurmRequest, words: Words) -> Plan:
+def plan(request: SlurmRequest, words: Words) -> LaunchPlan:
     """One job for a command, a job array for a sweep; what no job can be asked for is a ConfigError."""
     one_of("--cluster", request.cluster, EXECUTORS)
     if not request.is_submitted:
@@ -173,12 +175,12 @@ def plan(request: SlurmRequest, words: Words) -> Plan:
             f"--time {request.time:g}: expected {LEAST / 60:.2g} hours or more, as a job is told to save {WARNING} s "
             "before its end, and would be requeued again and again without a step"
         )
-    jobs = [Job(run, request) for run in runs_of(words)]
+    jobs = [SlurmJob(run, request) for run in runs_of(words)]
     folder = Path(request.folder) / request.name
-    return Plan(_text(request, folder, jobs), lambda: _submit(request, folder, jobs))
+    return LaunchPlan(_text(request, folder, jobs), lambda: _submit(request, folder, jobs))
 
 
-def _text(request: SlurmRequest, folder: Path, jobs: list[Job]) -> str:
+def _text(request: SlurmRequest, folder: Path, jobs: list[SlurmJob]) -> str:
     commands = [f"# runs: {job.shown()}" for job in jobs]
     if not request.is_submitted:
         return "\n".join([f"submitit's {request.cluster} executor: {parameters(request)}", *commands])
@@ -189,7 +191,7 @@ def _text(request: SlurmRequest, folder: Path, jobs: list[Job]) -> str:
     return executor.script() + "\n".join(commands)
 
 
-def _submit(request: SlurmRequest, folder: Path, jobs: list[Job]) -> int:
+def _submit(request: SlurmRequest, folder: Path, jobs: list[SlurmJob]) -> int:
     try:
         executor = EXECUTORS[request.cluster](folder, max_num_timeout=request.retries)
     except RuntimeError as error:
@@ -246,6 +248,6 @@ def _scontrol(*words: str) -> str:
     try:
         done = subprocess.run(["scontrol", *words], stdout=subprocess.PIPE, text=True, timeout=PATIENCE, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
-        note(f"launch: scontrol {words[0]} failed: {in_a_line(error)}")
+        note(f"launch: scontrol {words[0]} failed: {one_line(error)}")
         return ""
     return done.stdout

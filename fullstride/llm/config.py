@@ -56,7 +56,7 @@ RopeScaling = Llama3Rope | LinearRope | YarnRope
 FAR = 2**31
 
 
-def reach(length: int, scaling: RopeScaling | None) -> int:
+def longest_position(length: int, scaling: RopeScaling | None) -> int:
     """Longest sequence of a model whose files say `length`, where a scaling makes sequences `factor` times as long."""
     if isinstance(scaling, LinearRope):
         return int(min(length * scaling.factor, FAR))

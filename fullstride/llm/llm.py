@@ -11,21 +11,21 @@ from fullstride.errors import ConfigError, one_of
 from fullstride.llm.engine import Engine, EngineConfig
 from fullstride.llm.outputs import CompletionOutput, Delta, RequestOutput
 from fullstride.llm.progress import OnProgress, silently, starting, to_stderr
-from fullstride.llm.prompts import Message, Prompt, conversations, plain, several, token_ids
+from fullstride.llm.prompts import Message, Prompt, conversations, is_batch, normalize, token_ids
 from fullstride.llm.sampling_params import SamplingParams
-from fullstride.llm.text.json_schema import held
+from fullstride.llm.text.json_schema import supported
 from fullstride.llm.text.messages import plain_messages
 from fullstride.llm.vllm_names import DIFFERENT, ENGINE
 from fullstride.process.progress import Progress
 from fullstride.renamed import own_names
 
 if TYPE_CHECKING:
-    from fullstride.llm.weights import Loaded
+    from fullstride.llm.weights import LoadedModel
 
 logger = logging.getLogger(__name__)
 
 
-def opened(source: str | Path, config: EngineConfig) -> "Loaded":
+def load_for_engine(source: str | Path, config: EngineConfig) -> "LoadedModel":
     """A model for an engine; quantised weights are read as what they will be computed in, not as something coarser."""
     import jax
 
@@ -44,7 +44,7 @@ class LLM:
 
     """
 
-    def __init__(self, source: "str | Path | Loaded", *, progress: bool = True, **engine_config: Any):
+    def __init__(self, source: "str | Path | LoadedModel", *, progress: bool = True, **engine_config: Any):
         """Load a model and compile the engine.
 
         Args:
@@ -59,13 +59,13 @@ class LLM:
         for name in own_names(engine_config, ENGINE, different=DIFFERENT):
             one_of("setting of the engine", name, [field.name for field in fields(EngineConfig)])
         config = EngineConfig(**engine_config)
-        from fullstride.llm.weights import Loaded
+        from fullstride.llm.weights import LoadedModel
 
-        if not isinstance(source, str | Path | Loaded):
+        if not isinstance(source, str | Path | LoadedModel):
             expected = "a path, a name, or what fullstride.llm.weights.load returned"
             raise ConfigError(f"model={source!r:.80}: expected {expected}")
-        loaded = source if isinstance(source, Loaded) else opened(source, config)
-        name = source.path.name if isinstance(source, Loaded) else str(source)
+        loaded = source if isinstance(source, LoadedModel) else load_for_engine(source, config)
+        name = source.path.name if isinstance(source, LoadedModel) else str(source)
         with starting(name, to_stderr if progress else silently) as start:
             self.engine = Engine(loaded, config, start.programs, loading=start.weights)
         self.tokenizer, self._sampling = loaded.tokenizer, loaded.sampling
@@ -98,7 +98,7 @@ class LLM:
             RuntimeError: if a step failed; the message is the device's.
 
         """
-        each = several(prompts)
+        each = is_batch(prompts)
         outputs = self._add(each, self._each(sampling_params, len(each)))
         with Progress("generating", len(outputs), brief=True, shown=use_tqdm) as progress:
             self._run(outputs, progress.at)
@@ -168,7 +168,7 @@ class LLM:
             raise ConfigError("a stream is under way: read it to its end or close it; an Engine takes several at once")
         outputs: dict[str, RequestOutput] = {}
         try:
-            for prompt, asked in zip(map(plain, prompts), params, strict=True):
+            for prompt, asked in zip(map(normalize, prompts), params, strict=True):
                 text = prompt if isinstance(prompt, str) else None
                 ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else token_ids(prompt)
                 name, self._requests = str(self._requests), self._requests + 1
@@ -218,7 +218,7 @@ class LLM:
 def _warn(params: Iterable[SamplingParams]) -> None:
     """Say what of a schema no grammar holds, so that texts may break it."""
     for shape in dict.fromkeys(asked.structured_outputs for asked in params):
-        if shape is not None and shape.kind == "json_schema" and (parts := held(json.loads(shape.value)).left_out):
+        if shape is not None and shape.kind == "json_schema" and (parts := supported(json.loads(shape.value)).left_out):
             logger.warning("no grammar holds %s of the schema: see whether the texts conform to it", ", ".join(parts))
 
 

@@ -21,7 +21,7 @@ def silently(line: str) -> None:
     """Print nothing."""
 
 
-class Starting:
+class StartProgress:
     """Says how far the start of an engine is: the first programs at once, all else now and then."""
 
     def __init__(self, name: str, say: Say):
@@ -56,7 +56,7 @@ class Starting:
 
 
 @contextlib.contextmanager
-def starting(name: str, say: Say = to_stderr) -> Iterator[Starting]:
+def starting(name: str, say: Say = to_stderr) -> Iterator[StartProgress]:
     """Say what the start of an engine is doing, in lines: loading weights, compiling, ready.
 
     Args:
@@ -67,7 +67,7 @@ def starting(name: str, say: Say = to_stderr) -> Iterator[Starting]:
         What takes the progress of an `Engine`, which is made meanwhile.
 
     """
-    start = Starting(name, say)
+    start = StartProgress(name, say)
     yield start
     say(f"{name}: ready after {start.seconds:.1f} s")
 

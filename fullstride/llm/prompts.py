@@ -34,7 +34,7 @@ def _begins_with(values: Any, kind: type) -> bool:
     return isinstance(values, Sequence) and not isinstance(values, str) and bool(values) and isinstance(values[0], kind)
 
 
-def several(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+def is_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """One prompt or several as several."""
     if isinstance(prompts, str | bytes | Mapping) or not isinstance(prompts, Iterable):
         return [prompts]  # type: ignore[list-item]
@@ -55,7 +55,7 @@ def token_ids(prompt: Any) -> list[int]:
     raise ConfigError(f"{prompt!r:.80}: expected a text or a list of token ids, which are integers")
 
 
-def plain(prompt: Prompt) -> Any:
+def normalize(prompt: Prompt) -> Any:
     """A prompt without vLLM's wrapping.
 
     Raises:

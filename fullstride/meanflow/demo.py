@@ -29,7 +29,7 @@ from fullstride.meanflow.sampling.samplers import sample
 from fullstride.meanflow.training.state import changed_settings
 from fullstride.meanflow.training.trainer import Trainer
 from fullstride.measure.environment import environment
-from fullstride.process.signals import at_once
+from fullstride.process.signals import run_or_stop
 from fullstride.runs.atomic_files import replace_file
 from fullstride.runs.folder import SAME_COMMAND, check_kind, numbered, read_metrics, run_config
 from fullstride.runs.next_steps import command, say, show_next_steps
@@ -96,7 +96,7 @@ def run_demo(out: Path, *, epochs: int | None = None, seed: int = 0) -> None:
     say(f"expected: about {training}{samplers}, on two CPU cores that do nothing else")
     trainer.run_to_end()
     generator = load_generator(out, "cpu")
-    evaluator, scores = at_once(lambda: _scores(trainer.data, generator), "scoring the samplers")
+    evaluator, scores = run_or_stop(lambda: _scores(trainer.data, generator), "scoring the samplers")
     _draw(out, generator, trainer.data)
     ratio, trained = one_step_ratio(scores), training_seconds(read_metrics(out))
     metrics = {

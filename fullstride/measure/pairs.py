@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from fullstride.measure.text import aligned, milliseconds
-from fullstride.measure.timing import Call, Clock, Plan, Timing
+from fullstride.measure.timing import Call, Clock, Timing, TimingPlan
 
-PLAN = Plan()
+PLAN = TimingPlan()
 
 
 def sign_test(ratios: tuple[float, ...]) -> float:
@@ -106,7 +106,7 @@ class _Turns:
         return Timing(self.first, tuple(self.samples), max(self.peaks, default=None))
 
 
-def measure_pair(a: Call, b: Call, clock: Clock, plan: Plan = PLAN) -> Pair:
+def measure_pair(a: Call, b: Call, clock: Clock, plan: TimingPlan = PLAN) -> Pair:
     """Time two functions in the order a b b a, so that neither always goes first.
 
     The plan counts pairs and the time of both; it ends on a whole a b b a, so that each goes first equally often.

@@ -7,7 +7,7 @@ from typing import Any
 
 from fullstride.device.precision import rounds_products
 from fullstride.measure.text import milliseconds
-from fullstride.measure.timing import Plan, Timing, clock_for, measure
+from fullstride.measure.timing import Timing, TimingPlan, clock_for, measure
 
 # The mark of a time below its roofline bound in a table, and what it means.
 MARK = "(!)"
@@ -73,7 +73,7 @@ class Comparison:
     """
 
     timing: Timing
-    bound: "Floor"
+    bound: "RooflineBound"
 
     @property
     def ratio(self) -> float:
@@ -88,7 +88,7 @@ class Comparison:
 
 
 @dataclass(frozen=True)
-class Floor:
+class RooflineBound:
     """The roofline bound of some work: no version runs faster than the larger of the two times.
 
     Attributes:
@@ -123,7 +123,7 @@ class Floor:
         return asdict(self) | {"ms": self.ms, "bound": self.bound}
 
 
-def floor(flops: int | float, moved: int | float, ceilings: Ceilings) -> Floor:
+def roofline_bound(flops: int | float, moved: int | float, ceilings: Ceilings) -> RooflineBound:
     """Bound the time of work that takes `flops` operations and must move `moved` bytes.
 
     Raises:
@@ -132,7 +132,7 @@ def floor(flops: int | float, moved: int | float, ceilings: Ceilings) -> Floor:
     """
     if not (flops >= 0 and moved >= 0 and flops + moved > 0):
         raise ValueError(f"flops is {flops} and moved {moved}; expected neither negative and one above 0")
-    return Floor(flops / ceilings.flops * 1e3, moved / ceilings.bytes * 1e3)
+    return RooflineBound(flops / ceilings.flops * 1e3, moved / ceilings.bytes * 1e3)
 
 
 # Large enough to fill the device and leave its caches, small enough for two cores.
@@ -147,7 +147,7 @@ def measure_ceilings(device: str, dtype: str = "float32") -> Ceilings:
     """
     import torch
 
-    clock, plan = clock_for(device), Plan(warmup=3, repeats=10, seconds=0.3)
+    clock, plan = clock_for(device), TimingPlan(warmup=3, repeats=10, seconds=0.3)
     n, size = GEMM_SIZE[device], COPY_BYTES[device]
     a, b = (torch.randn(n, n, device=device, dtype=getattr(torch, dtype)) for _ in range(2))
     product = torch.empty_like(a)

@@ -132,7 +132,7 @@ class Timing:
 
 
 @dataclass(frozen=True)
-class Plan:
+class TimingPlan:
     """How often to call: at least `repeats` times, and on until `seconds` have been timed or `most` calls made.
 
     Raises:
@@ -155,7 +155,7 @@ class Plan:
         return len(samples) >= self.repeats and (sum(samples) >= self.seconds * 1e3 or len(samples) >= self.most)
 
 
-def measure(call: Call, clock: Clock, plan: Plan = Plan()) -> Timing:
+def measure(call: Call, clock: Clock, plan: TimingPlan = TimingPlan()) -> Timing:
     """Time `call` after one first call and `plan.warmup` more."""
     first = clock.time(call)
     for _ in range(plan.warmup):

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def nothing_collected() -> Iterator[None]:
+def gc_paused() -> Iterator[None]:
     """The garbage collector waits until the end of the block; what it would have found is found after it."""
     enabled = gc.isenabled()
     gc.disable()

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 EVERY, STALE = 5.0, 20.0  # seconds from one question to the next, and after which an answer is none any more
 
 
-def ways_to_ask(device: "torch.device") -> list[Callable[[], int]]:
+def utilization_probes(device: "torch.device") -> list[Callable[[], int]]:
     """Functions that return the share of the last moment, in percent, in which a kernel ran on the GPU."""
     import torch
 
@@ -36,7 +36,7 @@ def _answer(way: Callable[[], int]) -> int | None:
         return None
 
 
-class GpuUse:
+class GpuActivity:
     """Asks until its context ends; where nobody can be asked it says so once and knows nothing."""
 
     def __init__(self, ways: list[Callable[[], int]], every: float = EVERY):
@@ -63,7 +63,7 @@ class GpuUse:
                 self._found, self._time = answer > 0, time.monotonic()
             self._ended.wait(self._every)
 
-    def __enter__(self) -> "GpuUse":
+    def __enter__(self) -> "GpuActivity":
         if self._way:
             threading.Thread(target=self._keep_asking, args=(self._way,), name="gpu_use", daemon=True).start()
         return self

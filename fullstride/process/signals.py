@@ -105,7 +105,7 @@ def leaving_on_sigterm() -> Iterator[None]:
         _blocks.remove(block)
 
 
-class Stop:
+class StopSignal:
     """Records SIGINT and SIGTERM instead of ending the process, so that the run can save first.
 
     A second SIGINT, at least one second after the first signal, ends the process: the step or the save may hang.
@@ -174,7 +174,7 @@ class Stop:
             block.leave()
             return None
 
-    def __enter__(self) -> "Stop":
+    def __enter__(self) -> "StopSignal":
         """Record until the context ends."""
         self._old = {number: signal.getsignal(number) for number in SIGNALS}
         self.arm()
@@ -190,7 +190,7 @@ class Stop:
             signal.signal(number, handler)
 
 
-def at_once(act: Callable[[], T], what: str) -> T:
+def run_or_stop(act: Callable[[], T], what: str) -> T:
     """What `act` returns; a stop signal ends it at once, since it changes nothing that would have to be saved.
 
     Args:
@@ -201,7 +201,7 @@ def at_once(act: Callable[[], T], what: str) -> T:
         Preempted, KeyboardInterrupt: if SIGTERM or SIGINT came.
 
     """
-    with Stop("stopping", f"ended at once in {what}") as stop:
+    with StopSignal("stopping", f"ended at once in {what}") as stop:
         found = stop.unless_stopped(act)
     if found is None:
         message = f"stopped in {what}; to begin it again, run the same command"

@@ -8,7 +8,7 @@ def rank() -> int:
     return int(os.environ.get("RANK", "0"))
 
 
-def count() -> int:
+def world_size() -> int:
     """How many processes were started together."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 

@@ -27,7 +27,7 @@ GRACE = 2.0
 
 
 @dataclass(frozen=True)
-class Limits:
+class WatchdogLimits:
     """How long what may last, in seconds; 0 is for ever.
 
     Attributes:
@@ -64,7 +64,7 @@ def span(seconds: float) -> str:
     return f"{seconds / 60:g} min" if seconds >= 120 else f"{seconds:g} s"
 
 
-class Clocks:
+class WatchdogClocks:
     """Times since each thing last happened; told how much time has passed, never asking a clock, by any thread.
 
     Attributes:
@@ -73,7 +73,7 @@ class Clocks:
 
     """
 
-    def __init__(self, limits: Limits, step: int):
+    def __init__(self, limits: WatchdogLimits, step: int):
         """Begin before the first step of a process that goes on after `step` steps."""
         self.limits, self.silent, self._idle = limits, 0.0, 0.0
         self.overdue = False
@@ -171,12 +171,12 @@ def end_process(verdict: Verdict, step: int, tell: Tell) -> None:
     os._exit(STUCK)
 
 
-class Watchdog(Clocks):
+class Watchdog(WatchdogClocks):
     """Watches from the beginning of its context to the end; without limits there is no thread."""
 
     def __init__(
         self,
-        limits: Limits,
+        limits: WatchdogLimits,
         step: Callable[[], int],
         tell: Tell,
         busy: Callable[[], bool | None] = lambda: None,

@@ -37,7 +37,7 @@ def replace_file(path: Path, content: bytes | str) -> None:
         raise OSError(f"cannot write {path} ({error.strerror or error})") from error
 
 
-def keep(path: Path, content: str) -> None:
+def write_best_effort(path: Path, content: str) -> None:
     """Write to a cache; where it cannot be written, a note says so: what was made is worth more than its copy."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -46,7 +46,7 @@ def keep(path: Path, content: str) -> None:
         note(f"{path}: not kept ({error}); set FULLSTRIDE_CACHE to a folder that can be written")
 
 
-def read_kept(path: Path) -> dict[str, Any]:
+def read_best_effort(path: Path) -> dict[str, Any]:
     """What a run has kept of itself as JSON, by name.
 
     Raises:

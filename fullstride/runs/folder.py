@@ -54,7 +54,7 @@ REMOVING = ".removing_"
 
 
 @runtime_checkable
-class Settings(Protocol):
+class RunLocation(Protocol):
     """What of a run's configuration says where it lives."""
 
     output_dir: str
@@ -63,12 +63,12 @@ class Settings(Protocol):
     overwrite: bool
 
 
-def folder_of(config: Settings) -> Path:
+def folder_of(config: RunLocation) -> Path:
     """The folder of a run."""
     return Path(config.output_dir) / config.run_name
 
 
-def open_folder(config: Settings) -> Path:
+def open_folder(config: RunLocation) -> Path:
     """The folder of a run, made if need be, output_dir/run_name; this process alone may write there.
 
     Raises:
@@ -99,7 +99,7 @@ def open_folder(config: Settings) -> Path:
     return run
 
 
-def how_to_resume(config: Settings) -> str:
+def how_to_resume(config: RunLocation) -> str:
     """Advice for a person whose run was stopped, as the end of a sentence."""
     # With both, overwrite=true would delete what was saved.
     return f"{SAME_COMMAND} with resume=true" + (" in place of overwrite=true" if config.overwrite else "")
@@ -224,7 +224,7 @@ FREE = {
 }  # fmt: skip
 
 
-def changes(saved: Mapping[str, Any], wanted: Mapping[str, Any], free: Set[str]) -> dict[str, str]:
+def setting_changes(saved: Mapping[str, Any], wanted: Mapping[str, Any], free: Set[str]) -> dict[str, str]:
     """The keys by which a run of `saved` cannot go on with `wanted`, each with both values, as in `0 -> 1`.
 
     Args:

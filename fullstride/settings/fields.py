@@ -29,7 +29,7 @@ class Rule:
 
 
 @dataclass(frozen=True)
-class Names:
+class AllowedNames:
     """Names of which a value must be one."""
 
     names: Iterable[str]
@@ -61,14 +61,14 @@ class Key(NamedTuple):
 
     name: str
     kind: Any
-    rules: tuple["Rule | Names", ...]
+    rules: tuple["Rule | AllowedNames", ...]
     value: Any
     later: bool = False
 
     @property
     def names(self) -> list[str]:
         """Names of which the value must be one; none if any text or number will do."""
-        return [name for rule in self.rules if isinstance(rule, Names) for name in rule.names]
+        return [name for rule in self.rules if isinstance(rule, AllowedNames) for name in rule.names]
 
     def check(self, value: Any) -> None:
         """Raise ConfigError unless the field takes the value."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from fullstride.errors import ALIKE, ConfigError, in_a_line, one_of, similarity
+from fullstride.errors import ALIKE, ConfigError, one_line, one_of, similarity
 from fullstride.settings.fields import Key
 
 
@@ -33,7 +33,7 @@ def load_object(path: str, key: str) -> Any:
         missing = isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}.")
         remedy = "install it, or name its folder in PYTHONPATH" if missing else f"repair {module}"
         raise ConfigError(
-            f"{key}={path}: expected a module that can be imported ({in_a_line(error)}); {remedy}"
+            f"{key}={path}: expected a module that can be imported ({one_line(error)}); {remedy}"
         ) from error
     if not hasattr(found, name):
         one_of(

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from fullstride.assets.cache import COMPUTED, age, entries, foreign, kinds
+from fullstride.assets.cache import COMPUTED, age, entries, entry_kinds, foreign
 from fullstride.assets.fetch import cache_folder, cache_path
 from fullstride.assets.registry import ASSETS
 from fullstride.bert.data.tokenizer import trained_once
 from fullstride.cli.app import app
-from fullstride.meanflow.metrics.reference import cache_key, kept
+from fullstride.meanflow.metrics.reference import cache_key, cached
 from fullstride.runs.lock import locked
 
 PACKAGE = Path(__file__).parents[2] / "fullstride"
@@ -78,17 +78,17 @@ def test_every_folder_that_is_written_to_has_its_row():
     """The writers are found in the sources, so that a new one is not forgotten."""
     source = "".join(path.read_text() for path in PACKAGE.rglob("*.py"))
     assert set(re.findall(r'cache_folder\(\) / "(\w+)"', source)) == set(COMPUTED)
-    assert set(kinds()) == set(COMPUTED) | {name.partition("/")[0] for name in ASSETS}
+    assert set(entry_kinds()) == set(COMPUTED) | {name.partition("/")[0] for name in ASSETS}
 
 
 def test_the_page_names_every_entry():
     page = (PACKAGE.parent / "docs" / "reference" / "cache.md").read_text()
-    assert [name for name in kinds() if f"`{name}`" not in page] == []
+    assert [name for name in entry_kinds() if f"`{name}`" not in page] == []
 
 
 def test_what_the_writers_write_is_cleared():
     trained_once(["a text of a few words"], "its fingerprint", 64)
-    kept(cache_folder() / "reference", cache_key("made", 1), lambda: ({}, {"value": 1}))
+    cached(cache_folder() / "reference", cache_key("made", 1), lambda: ({}, {"value": 1}))
     assert {entry.name for entry in entries()} == {"reference", "wordpiece"}
     assert _cache("clear", "--yes").exit_code == 0
     assert not list(cache_folder().iterdir())

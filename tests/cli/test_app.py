@@ -17,7 +17,7 @@ from fullstride import __version__
 from fullstride.bert.training.settings import TrainSettings
 from fullstride.cli.app import app
 from fullstride.errors import ConfigError, OutOfMemory, Preempted
-from fullstride.launch.request import BACKENDS
+from fullstride.launch.request import LAUNCHERS
 from fullstride.meanflow.demo import EPOCHS
 from fullstride.measure.gate import GateError
 from fullstride.runs.folder import write_config
@@ -40,7 +40,7 @@ COMMANDS = [
     ["benchmarks", "jvp-attention"],
     ["benchmarks", "jvp-norms"],
     ["benchmarks", "llm"],
-    *(["launch", backend] for backend in BACKENDS),
+    *(["launch", backend] for backend in LAUNCHERS),
     ["launch", "sync"],
     ["launch", "ckpts"],
     ["cache", "list"],

@@ -6,7 +6,7 @@ from typer.testing import CliRunner
 from fullstride.cli.app import app
 from fullstride.llm.engine.config import EngineConfig
 from fullstride.llm.server import launch as serving
-from fullstride.llm.server.limits import Limits
+from fullstride.llm.server.limits import ServerLimits
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def test_nothing_but_a_model_is_needed(served):
     ((source, settings),) = served
     assert source == "smollm2"
     assert (settings["host"], settings["port"], settings["api_keys"], settings["names"]) == ("127.0.0.1", 8000, (), ())
-    assert (settings["engine"], settings["limits"]) == (EngineConfig(), Limits())
+    assert (settings["engine"], settings["limits"]) == (EngineConfig(), ServerLimits())
 
 
 def test_settings_and_keys(served):
@@ -35,7 +35,7 @@ def test_settings_and_keys(served):
     assert run.exit_code == 0, run.output
     ((_, settings),) = served
     assert (settings["names"], settings["api_keys"]) == (["a", "b"], ["one", "two"])
-    assert (settings["engine"], settings["limits"]) == (EngineConfig(kv_blocks=9), Limits(queue=1, n=2))
+    assert (settings["engine"], settings["limits"]) == (EngineConfig(kv_blocks=9), ServerLimits(queue=1, n=2))
 
 
 @pytest.mark.parametrize("empty", ["", "  "])

@@ -5,13 +5,13 @@ from fullstride.errors import ConfigError
 from fullstride.llm.engine.config import EngineConfig
 from fullstride.llm.engine.programs import TOP
 from fullstride.llm.engine.wire import BIASES
-from fullstride.llm.server.limits import ROOM, Limits
+from fullstride.llm.server.limits import ROOM, ServerLimits
 
 
 def test_values_take_their_keys_type():
-    limits = parsed("--limit", Limits, ["n=4", "total_seconds=0.5", "queue_seconds=30"])
+    limits = parsed("--limit", ServerLimits, ["n=4", "total_seconds=0.5", "queue_seconds=30"])
     assert (limits.n, limits.total_seconds, limits.queue_seconds) == (4, 0.5, 30.0)
-    assert limits.stop == Limits().stop
+    assert limits.stop == ServerLimits().stop
     config = parsed("--engine", EngineConfig, ["kv_blocks=7", "prefix_cache=false", "dtype=bfloat16"])
     assert (config.kv_blocks, config.prefix_cache, config.dtype) == (7, False, "bfloat16")
 
@@ -35,9 +35,9 @@ def test_values_take_their_keys_type():
 )
 def test_what_is_no_setting(item, message):
     with pytest.raises(ConfigError, match=message):
-        parsed("--limit", Limits, [item])
+        parsed("--limit", ServerLimits, [item])
 
 
 def test_there_is_room_for_what_the_engine_was_made_for():
     assert (ROOM["logprobs"], ROOM["logit_bias"]) == (TOP, BIASES)
-    assert Limits(**ROOM).logprobs == TOP
+    assert ServerLimits(**ROOM).logprobs == TOP

@@ -48,7 +48,7 @@ def on_cpu(monkeypatch):
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_gathered_launch_is_compiled_by_a_thread_and_the_next_one_waits_for_it(fails):
     kernel, x = Kernel(fails), torch.ones(3, dtype=torch.bfloat16)
-    with triton_compile.gathered(CPU):
+    with triton_compile.compile_only(CPU):
         launch(kernel, (2, 1), x, (x, 5), 0.5, warps=4, early=True)
         assert kernel.ran == []
     (grid, (first, (second, five), half), options) = kernel.asked[0]
@@ -66,7 +66,7 @@ def test_a_gathered_launch_is_compiled_by_a_thread_and_the_next_one_waits_for_it
 @pytest.mark.usefixtures("on_cpu")
 def test_other_threads_launch_meanwhile():
     kernel = Kernel()
-    with triton_compile.gathered(CPU), triton_compile.gathered(CPU):
+    with triton_compile.compile_only(CPU), triton_compile.compile_only(CPU):
         thread = threading.Thread(target=launch, args=(kernel, (1,), 7), kwargs={"warps": 1})
         thread.start()
         thread.join()
@@ -78,14 +78,14 @@ def test_other_threads_launch_meanwhile():
 @pytest.mark.usefixtures("on_cpu")
 def test_nothing_is_asked_for_where_there_are_no_programs():
     kernel = Kernel()
-    with triton_compile.gathered(CPU):
+    with triton_compile.compile_only(CPU):
         launch(kernel, (0, 1), warps=1)
     assert kernel.asked == kernel.ran == []
 
 
 def test_elsewhere_launches_run():
     kernel = Kernel()
-    with triton_compile.gathered(CPU):
+    with triton_compile.compile_only(CPU):
         assert not triton_compile.gathering()
         launch(kernel, (1,), 7, warps=1)
     assert kernel.ran == [((1,), (7,), {"num_warps": 1})]
@@ -94,7 +94,7 @@ def test_elsewhere_launches_run():
 @pytest.mark.usefixtures("on_cpu")
 def test_the_pass_that_compiles_leaves_no_trace(seed, monkeypatch):
     passes = []
-    gathered = gate.gathered
+    gathered = gate.compile_only
     monkeypatch.setattr(gate, "gathered", lambda device: passes.append(device) or gathered(device))
     found = []
     for able in (True, False):

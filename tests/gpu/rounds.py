@@ -16,11 +16,11 @@ from torch import Tensor, nn
 
 from benchmarks.harness.budget import one_stream
 from fullstride.device.cuda_graph import CudaGraph
-from fullstride.step.torch import Processes, joined
+from fullstride.step.torch import Processes, join_processes
 from fullstride.step.torch.distributed.buckets import Bucket
 from fullstride.step.torch.distributed.join import of_ranks
 from fullstride.step.torch.distributed.shards import Shard
-from fullstride.step.torch.distributed.transfer import Copies
+from fullstride.step.torch.distributed.transfer import EngineCopies
 
 ROUNDS, RECORDS = 400, 4
 # Of an odd number of buckets: a record begins with the inbox that its last replay ended with.
@@ -145,7 +145,7 @@ def replayed(how: Means | Parts, numbers: Numbers, dawdle: Dawdle, record: Calla
 def rounds(processes: Processes) -> dict[str, Tensor]:
     """Errors of every round, by what was shared out and how."""
     dawdle, copies = Dawdle(1 + processes.rank), processes.transfer
-    assert isinstance(copies, Copies)
+    assert isinstance(copies, EngineCopies)
     copies.peers._memory = Dawdling(copies.peers._memory, dawdle)  # pyright: ignore[reportAttributeAccessIssue]
     found = {}
     with torch.no_grad(), one_stream(DEVICE):
@@ -158,7 +158,7 @@ def rounds(processes: Processes) -> dict[str, Tensor]:
 
 if __name__ == "__main__":
     place = Path(sys.argv[1])
-    with joined("cuda", "copies") as together:
+    with join_processes("cuda", "copies") as together:
         unasked = of_ranks(range(together.size), "cuda").transfers
         (place / f"unasked-{together.rank}.txt").write_text(unasked)
         torch.save(rounds(together), place / f"rounds-{together.rank}.pt")

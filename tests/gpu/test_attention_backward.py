@@ -11,7 +11,7 @@ import torch
 from fullstride.jvp import attention
 from fullstride.jvp.attention import naive, naive_varlen
 from fullstride.jvp.attention.backward import backward, backward_varlen
-from fullstride.jvp.attention.backward_table import Launch
+from fullstride.jvp.attention.backward_table import BackwardConfig
 from fullstride.jvp.attention.launch_forward import forward
 from tests.jvp.attention.math_form import Case, draw, expected_backward, transposed
 
@@ -201,9 +201,9 @@ def test_packed_sequences(dtype, detached, seed):
 )
 def test_configurations_agree(names, tma, seed):
     case = draw(seed, 1, 2, 2, 300, 290, 64).to(CUDA, torch.bfloat16)
-    check(case, config=tuple(Launch(of, 64, 64, 4, 2, tma) for of in names))
+    check(case, config=tuple(BackwardConfig(of, 64, 64, 4, 2, tma) for of in names))
     if not tma:
-        check(case, config=tuple(Launch(of, 64, 64, 4, 1, parts=32) for of in names))
+        check(case, config=tuple(BackwardConfig(of, 64, 64, 4, 1, parts=32) for of in names))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

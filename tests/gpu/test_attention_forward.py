@@ -8,7 +8,7 @@ import torch
 
 from fullstride.jvp import attention_dual
 from fullstride.jvp.attention import launch_forward as forward_module
-from fullstride.jvp.attention.forward_table import Config, SpecialisedConfig
+from fullstride.jvp.attention.forward_table import ForwardConfig, SpecialisedConfig
 from fullstride.jvp.attention.launch_forward import forward, forward_varlen
 from tests.jvp.attention.closed_form import assert_close, dual_attention, make_inputs
 
@@ -125,7 +125,7 @@ def test_configurations_agree(dtype):
     inputs = make_inputs((1, 2, 2, 300, 290, 64, 64), dtype, CUDA)
     expected = dual_attention(inputs, 0.125)
     for tma, early, block_m in itertools.product([True, False], [True, False], [64, 128]):
-        config = Config(block_m, 64, block_m // 16, 2, early=early, tma=tma)
+        config = ForwardConfig(block_m, 64, block_m // 16, 2, early=early, tma=tma)
         assert_close(run(inputs, scale=0.125, config=config), expected, dtype)
 
 

@@ -8,7 +8,7 @@ from benchmarks.cases.meanflow.options import BACKENDS
 from benchmarks.cases.meanflow.options import StepOptions as Options
 from benchmarks.cases.meanflow.step import run
 from benchmarks.harness.results import read_result
-from fullstride.measure.timing import Plan
+from fullstride.measure.timing import TimingPlan
 
 pytestmark = [
     pytest.mark.gpu,
@@ -20,7 +20,7 @@ pytestmark = [
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     """Few calls: what is tested is not the times."""
-    monkeypatch.setattr(bench_step_setup, "PLAN", Plan(warmup=0, repeats=2, seconds=0.0))
+    monkeypatch.setattr(bench_step_setup, "PLAN", TimingPlan(warmup=0, repeats=2, seconds=0.0))
 
 
 @pytest.mark.parametrize("full_step", [False, True])

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fullstride.device.precision import ieee
+from fullstride.device.precision import exact_fp32
 from fullstride.jvp import jvp, layer_norm, prepare
 from fullstride.jvp.attention.op import attention
 from tests.jvp.foreign.models import library
@@ -53,7 +53,7 @@ def test_compiled_a_foreign_model_agrees_with_eager_mode(make, prepared):
     v = torch.randn_like(x)
     parameters = list(model.parameters())
     found = []
-    with ieee(x.device):  # TF32 rounds more than the two may differ by
+    with exact_fp32(x.device):  # TF32 rounds more than the two may differ by
         for f in (loss_of, torch.compile(loss_of, fullgraph=True)):
             total, u, du = f(model, x, v)
             gradients = torch.autograd.grad(total, parameters, allow_unused=True, materialize_grads=True)

@@ -8,7 +8,7 @@ from benchmarks.cases.jvp import norms as bench_norms
 from benchmarks.cases.jvp import timing as bench_timing
 from benchmarks.cases.jvp.options import AttentionOptions, NormsOptions
 from benchmarks.harness.results import read_result
-from fullstride.measure.timing import Plan
+from fullstride.measure.timing import TimingPlan
 
 pytestmark = [
     pytest.mark.gpu,
@@ -21,7 +21,7 @@ OPTIONS = {bench_attention: AttentionOptions, bench_norms: NormsOptions}
 @pytest.mark.parametrize("precision", ["bf16", "fp32"])
 @pytest.mark.parametrize("bench", [bench_attention, bench_norms], ids=["attention", "norms"])
 def test_odd_sizes_pass_the_gate_and_are_captured(bench, precision, implementation, monkeypatch, tmp_path):
-    monkeypatch.setattr(bench_timing, "PLAN", Plan(warmup=0, repeats=2, seconds=0.0))
+    monkeypatch.setattr(bench_timing, "PLAN", TimingPlan(warmup=0, repeats=2, seconds=0.0))
     options = {"device": "cuda", "precision": precision, "implementation": implementation, "shapes": "odd"}
     result = read_result(bench.BENCH.run(OPTIONS[bench](**options, seconds=600.0, jobs=4), tmp_path))
     assert not [e for e in result["conditions"]["left_out"] if e["who"] in ("ours", "all")]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from benchmarks.cases.llm.work import SHAPES
-from fullstride.llm.kernels import Shape
+from fullstride.llm.kernels import AttentionShape
 from fullstride.llm.kernels.cuda.sets import refusal
 from tests.llm.kernels import test_cuda_attention, test_layers
 from tests.llm.kernels.test_token import BIASED, LLAMA, check
@@ -45,7 +45,7 @@ def test_layers_of_small_models_as_a_chain(config):
 @pytest.mark.parametrize("kept", [test_cuda_attention.bf16, test_cuda_attention.e4m3])
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim", "block"), [(16, 8, 128, 16), (9, 3, 64, 16), (7, 1, 128, 8)])
 def test_attention_of_rows_and_tiles(heads, kv_heads, head_dim, block, kept):
-    shape = Shape(heads, kv_heads, head_dim, block, head_dim**-0.5, 1e-6)
+    shape = AttentionShape(heads, kv_heads, head_dim, block, head_dim**-0.5, 1e-6)
     case = test_cuda_attention.Case(shape, [0, 700, -1, 2000, 33], [(0, 64), (500, 50)], 64, kept=kept)
     test_cuda_attention.check(case, norms=True)
 

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.cases.llm.parallel import agreeing, first_logprobs, largest_difference
 from benchmarks.cases.llm.shared import complete
-from benchmarks.cases.llm.work import SHAPES, Work
+from benchmarks.cases.llm.work import SHAPES, ModelWork
 from benchmarks.harness.budget import say
 from fullstride.errors import ConfigError
 from fullstride.llm.config import ModelConfig
@@ -28,7 +28,7 @@ pytestmark = [
 TINY = ModelConfig("qwen3", 355, 128, 256, 3, 8, 4, 32, 2048, qk_norm=True, dtype="float32")
 WIDE = ModelConfig("qwen3", 4000, 512, 1024, 4, 16, 8, 128, 2048, tied=True, qk_norm=True, dtype="bfloat16")
 COUNTS = [n for n in (1, 2, 4) if n <= jax.device_count()]
-WORK = Work([np.random.default_rng(i).integers(3, 350, 11 + 40 * i).tolist() for i in range(4)], [24] * 4)
+WORK = ModelWork([np.random.default_rng(i).integers(3, 350, 11 + 40 * i).tolist() for i in range(4)], [24] * 4)
 
 
 def engine_of(loaded: Any, count: int, kernels: str, dtype: str | None = None) -> Engine:

@@ -15,7 +15,7 @@ from fullstride.meanflow.checkpoints.folder import checkpoints
 from fullstride.meanflow.config.objectives import WEIGHTINGS
 from fullstride.meanflow.config.presets import MODELS
 from fullstride.meanflow.config.schema import DataConfig, LossConfig
-from fullstride.meanflow.data.edm_augment import Draw, EdmAugment
+from fullstride.meanflow.data.edm_augment import AugmentDraw, EdmAugment
 from fullstride.meanflow.models.unet import UNet
 from fullstride.meanflow.objective.derivative import velocity_and_derivative
 from fullstride.meanflow.objective.improved import ImprovedMeanFlow
@@ -166,7 +166,7 @@ def test_augmentation_on_the_gpu_is_the_cpus(seed):
     x = torch.randn(17, 3, 32, 32, generator=torch.Generator().manual_seed(seed))
     augment = EdmAugment(0.9)
     draw = augment.draw(17, torch.device("cpu"), torch.Generator().manual_seed(seed))
-    on_gpu = Draw(**{k: v.cuda() for k, v in vars(draw).items()})
+    on_gpu = AugmentDraw(**{k: v.cuda() for k, v in vars(draw).items()})
     set_precision("fp32", CUDA)
     torch.testing.assert_close(augment.apply(x.cuda(), on_gpu).cpu(), augment.apply(x, draw), rtol=0, atol=2e-3)
 

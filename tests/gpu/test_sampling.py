@@ -7,11 +7,11 @@ from torch.profiler import ProfilerActivity, profile
 
 from fullstride.errors import ConfigError
 from fullstride.meanflow.config.presets import MODELS
-from fullstride.meanflow.sampling.graphed import WARM, Recorded
+from fullstride.meanflow.sampling.graphed import WARM, GraphedNetwork
 from fullstride.meanflow.sampling.noise import seeded_noise
 from fullstride.meanflow.sampling.samplers import SAMPLERS, meanflow_sample, sample
 from fullstride.meanflow.training.build import build_model, in_channels_last
-from fullstride.meanflow.training.step import awake
+from fullstride.meanflow.training.step import randomize_zero_layers
 
 pytestmark = [
     pytest.mark.gpu,
@@ -26,7 +26,7 @@ TOLERANCE = 1e-5
 
 def network(name, seed):
     model = build_model(MODELS[name](class_conditional=True), SHAPE, 10)
-    return awake(model, torch.Generator().manual_seed(seed)).to(CUDA).eval()
+    return randomize_zero_layers(model, torch.Generator().manual_seed(seed)).to(CUDA).eval()
 
 
 def relative(a, b):
@@ -63,7 +63,7 @@ def test_every_sampler_takes_a_recorded_network(sampler, seed):
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 def test_an_evaluation_is_one_launch_of_a_graph_and_waits_for_nothing(seed):
-    recorded = Recorded(network("unet_tiny", seed))
+    recorded = GraphedNetwork(network("unet_tiny", seed))
     noise = seeded_noise(seed, 0, 7, SHAPE, CUDA)
     label = torch.arange(7, device=CUDA)
     with torch.no_grad():
@@ -82,7 +82,7 @@ def test_an_evaluation_is_one_launch_of_a_graph_and_waits_for_nothing(seed):
 
 def test_weights_that_are_written_into_count(seed):
     model = network("unet_tiny", seed)
-    recorded = Recorded(model)
+    recorded = GraphedNetwork(model)
     noise = seeded_noise(seed, 0, 5, SHAPE, CUDA)
     with torch.no_grad():
         meanflow_sample(recorded, noise, steps=WARM + 2)
@@ -121,8 +121,8 @@ def test_a_network_that_waits_runs_as_it_is_where_a_record_is_not_required(seed,
 def test_a_network_that_waits_is_named_and_the_device_goes_on(seed):
     noise = seeded_noise(seed, 0, 3, SHAPE, CUDA)
     with torch.no_grad(), pytest.raises(ConfigError, match="the network cannot be recorded in a CUDA graph"):
-        meanflow_sample(Recorded(Waiting().eval()), noise, steps=WARM + 1)
+        meanflow_sample(GraphedNetwork(Waiting().eval()), noise, steps=WARM + 1)
     model = network("unet_tiny", seed)
     with torch.no_grad():
-        found, right = (meanflow_sample(net, noise, steps=4).images for net in (Recorded(model), model))
+        found, right = (meanflow_sample(net, noise, steps=4).images for net in (GraphedNetwork(model), model))
     assert relative(found, right) < TOLERANCE

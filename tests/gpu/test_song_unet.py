@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from fullstride.device.precision import autocast, set_precision
-from fullstride.meanflow.data.edm_augment import Draw, EdmAugment
+from fullstride.meanflow.data.edm_augment import AugmentDraw, EdmAugment
 from fullstride.meanflow.models.common import GroupNorm
 from fullstride.meanflow.models.song_unet import Mapping, SongUNet
 
@@ -24,7 +24,7 @@ def test_no_precision_of_the_network_moves_pictures_elsewhere(precision, seed):
     augment = EdmAugment(1.0)
     draw = augment.draw(16, CUDA, torch.Generator(CUDA).manual_seed(seed))
     x = torch.rand(16, 3, 32, 32, device=CUDA) * 2 - 1
-    exact = Draw(**{name: value.double().cpu() for name, value in vars(draw).items()})
+    exact = AugmentDraw(**{name: value.double().cpu() for name, value in vars(draw).items()})
     expected = augment.apply(x.double().cpu(), exact)
     torch.testing.assert_close(augment.apply(x, draw).double().cpu(), expected, rtol=0, atol=1e-4)
 

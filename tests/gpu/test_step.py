@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fullstride.device.cuda_graph import CudaGraph
 from fullstride.jvp import jvp, prepare
-from fullstride.step.torch import BACKENDS, Averages, Late, TrainStep, cosine, cosine_of, prefetch, warmed_up
+from fullstride.step.torch import BACKENDS, Averages, LateMetrics, TrainStep, cosine, cosine_of, prefetch, warmed_up
 
 pytestmark = [
     pytest.mark.gpu,
@@ -119,7 +119,7 @@ def test_averages_are_recorded_before_their_first_period_ends(seed):
 @pytest.mark.parametrize("backend", RECORDED)
 def test_replays_draw_new_numbers_and_do_not_wait(backend, seed):
     torch._dynamo.reset()
-    step, late = make(seed, backend, accumulate=1), Late()
+    step, late = make(seed, backend, accumulate=1), LateMetrics()
     same = batches(seed)[0]
     for _ in range(6):
         late(step(same))
@@ -165,7 +165,7 @@ def test_a_resumed_run_is_the_same_to_the_last_bit(backend, seed):
 
 
 def test_a_guard_skips_within_a_replay(seed):
-    step = make(seed, "graph", guard=lambda loss, _: ~loss.isfinite(), gate=False)
+    step = make(seed, "graph", guard=lambda loss, _: ~loss.isfinite(), check_first_step=False)
     good, bad = batches(seed)[0], torch.full((32, 24), torch.nan, device=CUDA)
     for _ in range(6):
         step(good)
@@ -178,8 +178,8 @@ def test_a_guard_skips_within_a_replay(seed):
 
 def test_a_guard_shortens_gradients_within_a_replay(seed):
     given, guard = batches(seed, count=12), lambda loss, norm: (~loss.isfinite(), (norm / 0.1).clamp(min=1))
-    ends = {name: make(seed, name, guard=guard, gate=False) for name in ("eager", "graph")}
-    free = make(seed, "eager", gate=False)
+    ends = {name: make(seed, name, guard=guard, check_first_step=False) for name in ("eager", "graph")}
+    free = make(seed, "eager", check_first_step=False)
     for batch, step in itertools.product(given, (*ends.values(), free)):
         step(batch)
     # A rounding apart: 4e-9 of weights of 0.1 on an H100, where the shortening alone makes 4e-4 on a CPU.
@@ -189,7 +189,7 @@ def test_a_guard_shortens_gradients_within_a_replay(seed):
 def test_auto_measures_all_and_says_what_it_chose(seed):
     torch._dynamo.reset()
     said: list[str] = []
-    step = make(seed, "auto", say=said.append)
+    step = make(seed, "auto", log=said.append)
     for batch in batches(seed, count=70, last=32):
         step(batch)
     assert step.backend in BACKENDS
@@ -203,7 +203,7 @@ def test_auto_records_optimizers_whose_eager_counts_lie_on_the_host(kind, seed):
     model, said = network(seed), []
     optimizer = kind(model.parameters(), lr=1e-3)
     step = TrainStep(
-        loss, model, optimizer, draw=draw, generator=torch.Generator(CUDA), backend="auto", say=said.append
+        loss, model, optimizer, draw=draw, generator=torch.Generator(CUDA), backend="auto", log=said.append
     )
     for batch in batches(seed, count=70, last=32):
         step(batch)

@@ -10,7 +10,7 @@ import optax
 import pytest
 
 from benchmarks.cases.bert.workload import workload
-from benchmarks.cases.step_jax.options import Options
+from benchmarks.cases.step_jax.options import TrainStepOptions
 from benchmarks.cases.step_jax.train_step import run as bench
 from benchmarks.harness.results import read_result
 from fullstride.step.jax import TrainStep, cached_filter_jit, data_parallel, fsdp, make_train_step
@@ -137,7 +137,9 @@ def test_layouts_of_a_bert_train_alike(mode):
 
 
 def test_the_bench_runs(tmp_path):
-    options = Options(("host", "step"), model="tiny", precision="bf16", calls=20, seconds=400.0, only=("TrainStep",))
+    options = TrainStepOptions(
+        ("host", "step"), model="tiny", precision="bf16", calls=20, seconds=400.0, only=("TrainStep",)
+    )
     host, step = (read_result(p) for p in bench(options, _network, tmp_path))
     assert host["device"] == step["device"] == "cuda"
     assert host["environment"]["gpu"]["name"]

@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 
-from fullstride.process.gpu_activity import ways_to_ask
+from fullstride.process.gpu_activity import utilization_probes
 from fullstride.runs.early_ends import read_ends
 
 pytestmark = [
@@ -55,7 +55,7 @@ def test_an_idle_gpu_ends_the_process(tmp_path):
 
 def test_the_gpu_can_be_asked():
     answers = []
-    for way in ways_to_ask(torch.device("cuda", 0)):
+    for way in utilization_probes(torch.device("cuda", 0)):
         try:
             answers.append(way())
         except ModuleNotFoundError:  # torch's own way needs nvidia-ml-py

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fullstride.jvp import jvp, prepare
-from fullstride.step.torch import ALONE, BACKENDS, Averages, Processes, Shards, TrainStep, cosine, joined
+from fullstride.step.torch import BACKENDS, SINGLE, Averages, Processes, Shards, TrainStep, cosine, join_processes
 from fullstride.step.torch import warmed_up as warmed
 from fullstride.step.torch.distributed import buckets
 from fullstride.step.torch.distributed.join import of_ranks
@@ -78,7 +78,7 @@ def steps(folder: Path, processes: Processes) -> None:
 def alone(folder: Path) -> None:
     """What one process makes of all samples."""
     for accumulate in (1, 2):
-        step = make("ddp", "eager", ALONE, accumulate=accumulate)
+        step = make("ddp", "eager", SINGLE, accumulate=accumulate)
         torch.save(left(step, [step(batch) for batch in batches()]), folder / f"alone-{accumulate}.pt")
 
 
@@ -111,7 +111,7 @@ def harm(folder: Path, processes: Processes) -> None:
     """One process's samples are not finite: the replayed step is skipped by all."""
     for kind in KINDS:
         guard = lambda value, _: ~value.isfinite()  # noqa: E731
-        step = make(kind, "graph", processes, accumulate=1, guard=guard, gate=False)
+        step = make(kind, "graph", processes, accumulate=1, guard=guard, check_first_step=False)
         good = {k: _own(v, 1, processes) for k, v in batches()[0].items()}
         for _ in range(6):
             step(good)
@@ -126,7 +126,7 @@ def harm(folder: Path, processes: Processes) -> None:
 if __name__ == "__main__":
     buckets.BUCKET_BYTES = 4096
     place = Path(sys.argv[1])
-    with joined("cuda", "copies") as together:
+    with join_processes("cuda", "copies") as together:
         if together.leads:
             alone(place)
         steps(place, of_ranks(range(together.size), "cuda", "nccl"))

@@ -17,7 +17,7 @@ from fullstride.jvp.attention import backward
 from fullstride.jvp.attention import launch_forward as forward
 from fullstride.jvp.norms import group_norm, rows
 from fullstride.jvp.norms.closed_form import ROW_NORMS, Affine
-from fullstride.step.torch.ema.lerp_kernel import ManyLerps
+from fullstride.step.torch.ema.lerp_kernel import LerpTable
 
 META = torch.device("meta")
 # Tuples of tensors are handed on as they come.
@@ -112,7 +112,7 @@ def norms() -> None:
 
 def averages() -> None:
     """Of weights."""
-    ManyLerps([empty(70, dtype=torch.float32)], [[empty(70, dtype=torch.float32)]] * 2)(empty(2, dtype=torch.float64))
+    LerpTable([empty(70, dtype=torch.float32)], [[empty(70, dtype=torch.float32)]] * 2)(empty(2, dtype=torch.float64))
 
 
 def main() -> None:

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from fullstride import jvp as ops
 from fullstride.jvp import partial_jvp
-from fullstride.jvp.mixed_batch import RULES, Partial
+from fullstride.jvp.mixed_batch import RULES, MixedBatch
 from fullstride.jvp.modules import Conv2d, Linear, linear_map
 from fullstride.jvp.norms import dispatch
 from fullstride.jvp.norms import group_norm as triton_group_norm
@@ -241,7 +241,7 @@ def test_tangents_that_do_not_fit_are_refused():
 
 
 def test_a_batch_tells_what_a_tensor_tells():
-    x = Partial(torch.randn(5, 3), torch.randn(2, 3))
+    x = MixedBatch(torch.randn(5, 3), torch.randn(2, 3))
     assert (x.shape, x.ndim, x.dtype, x.device) == ((5, 3), 2, torch.float32, torch.device("cpu"))
     assert not hasattr(x, "grad_fn")
     assert "silu" in RULES

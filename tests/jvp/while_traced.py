@@ -64,7 +64,7 @@ def check_threads() -> None:
     traced(40)
     traced(40)
     assert known() == [0] * len(KERNELS)
-    triton_compile.settle()
+    triton_compile.wait_for_compiles()
     assert known() == [1] * len(KERNELS)
     assert threads
     assert threading.main_thread() not in threads
@@ -82,7 +82,7 @@ def check_processes(ptxas: str) -> None:
     hits = []
     knobs.compilation.listener = lambda *, cache_hit, **_: hits.append(cache_hit)
     traced(40)
-    triton_compile.settle()
+    triton_compile.wait_for_compiles()
     assert known() == [1] * len(KERNELS)
     assert hits == [True] * len(KERNELS)
 
@@ -97,7 +97,7 @@ def check_changed() -> None:
     knobs.compilation.listener = lambda *, cache_hit, **_: hits.append(cache_hit)
     triton_compile.IMPORTED = 0.0  # all files were edited since
     traced(40)
-    triton_compile.settle()
+    triton_compile.wait_for_compiles()
     assert known() == [1] * len(KERNELS)
     assert hits == [False] * len(KERNELS)
 

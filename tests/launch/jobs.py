@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from fullstride.launch.request import SlurmRequest
-from fullstride.launch.slurm import Job
+from fullstride.launch.slurm import SlurmJob
 from tests.launch.commands import ending
 
 SHIM = f"""#!{sys.executable}
@@ -39,7 +39,7 @@ def install(folder: Path, monkeypatch) -> Path:
     return home
 
 
-class Scripted(Job):
+class Scripted(SlurmJob):
     """A job whose attempts end as told."""
 
     def __init__(self, words: list[str], folder: Path, *ends: str, **options):

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from fullstride.launch import attempts
-from fullstride.launch.attempts import Attempt, Ended, attempt_all, exit_code
+from fullstride.launch.attempts import Attempt, Outcome, attempt_all, exit_code
 from fullstride.process import exit_codes
 from tests.launch.commands import attempts_in, ending
 
@@ -16,7 +16,7 @@ TRAIN = ["meanflow", "train", "epochs=3", "overwrite=true"]
 RESUMED = ["meanflow", "train", "epochs=3", "resume=true"]
 
 
-def run(folder, *ends: str, words=TRAIN, retries=3, seconds=0.0, again=False) -> Ended:
+def run(folder, *ends: str, words=TRAIN, retries=3, seconds=0.0, again=False) -> Outcome:
     return attempt_all(list(words), ending(folder, *ends), retries=retries, delay=0.0, seconds=seconds, again=again)
 
 
@@ -77,7 +77,7 @@ def test_an_attempt_whose_time_is_up_saves_and_the_next_one_goes_on(tmp_path):
     ended = run(tmp_path, "saves", "0", seconds=1.0)
     assert ended.code == 0
     assert attempts_in(tmp_path) == [TRAIN, RESUMED]
-    assert exit_code(Ended(0, "", late=True)) == exit_codes.STUCK
+    assert exit_code(Outcome(0, "", late=True)) == exit_codes.STUCK
 
 
 def test_what_does_not_end_when_told_is_killed(tmp_path, monkeypatch):

@@ -1,10 +1,10 @@
 import pytest
 
 from fullstride.errors import ConfigError
-from fullstride.launch.request import BACKENDS, SlurmRequest
+from fullstride.launch.request import LAUNCHERS, SlurmRequest
 
 
-@pytest.mark.parametrize(("backend", "request_"), [(name, options) for name, (options, _) in BACKENDS.items()])
+@pytest.mark.parametrize(("backend", "request_"), [(name, options) for name, (options, _) in LAUNCHERS.items()])
 def test_the_defaults_of_every_backend_can_be(backend, request_):
     request = request_()
     assert request.backend == backend

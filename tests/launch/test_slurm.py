@@ -14,7 +14,7 @@ import submitit
 from fullstride.errors import ConfigError
 from fullstride.launch import slurm
 from fullstride.launch.request import SlurmRequest
-from fullstride.launch.slurm import Job, plan
+from fullstride.launch.slurm import SlurmJob, plan
 from tests.launch.commands import attempts_in
 from tests.launch.jobs import Scripted, install
 
@@ -98,7 +98,7 @@ def wait_for(path: Path) -> None:
         time.sleep(0.05)
 
 
-def submit(folder: Path, job: Job) -> Path:
+def submit(folder: Path, job: SlurmJob) -> Path:
     slurm._submit(SlurmRequest(), folder, [job])
     return folder
 
@@ -165,7 +165,7 @@ def test_several_machines_meet_at_the_first(monkeypatch):
         job_id = "1234_5"
 
     monkeypatch.setattr(submitit, "JobEnvironment", Environment)
-    line = Job(TRAIN, SlurmRequest(gpus=4, nodes=2)).line(TRAIN)
+    line = SlurmJob(TRAIN, SlurmRequest(gpus=4, nodes=2)).line(TRAIN)
     assert line[2:] == [
         "torch.distributed.run", "--nproc-per-node=4", "--max-restarts=5", "--nnodes=2", "--rdzv-backend=c10d",
         "--rdzv-endpoint=first:29639", "--rdzv-id=1234_5", "-m", "--", "fullstride", *TRAIN, "distributed=ddp",
@@ -178,7 +178,7 @@ def test_the_jobs_of_an_array_meet_at_ports_of_their_own(monkeypatch):
     for job_id in ("1234_0", "1234_1", "1234_2"):
         environment = SimpleNamespace(hostnames=["first", "second"], job_id=job_id)
         monkeypatch.setattr(submitit, "JobEnvironment", lambda found=environment: found)
-        line = Job(TRAIN, SlurmRequest(gpus=4, nodes=2)).line(TRAIN)
+        line = SlurmJob(TRAIN, SlurmRequest(gpus=4, nodes=2)).line(TRAIN)
         meetings.add(next(word for word in line if word.startswith("--rdzv-endpoint")))
     assert len(meetings) == 3
 

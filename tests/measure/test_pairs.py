@@ -5,12 +5,12 @@ import pytest
 from scipy import stats
 
 from fullstride.measure.pairs import Pair, measure_pair, median_interval, sign_test
-from fullstride.measure.timing import Plan, Timing
+from fullstride.measure.timing import Timing, TimingPlan
 from tests.measure.clocks import FakeClock
 
 
-def fixed(pairs: int, warmup: int = 0) -> Plan:
-    return Plan(warmup=warmup, repeats=pairs, seconds=0.0)
+def fixed(pairs: int, warmup: int = 0) -> TimingPlan:
+    return TimingPlan(warmup=warmup, repeats=pairs, seconds=0.0)
 
 
 def test_a_pair_takes_turns_in_abba_order():
@@ -29,7 +29,7 @@ def test_an_odd_number_of_pairs_ends_on_a_whole_abba():
 def test_the_time_of_both_ends_the_run():
     clock = FakeClock()
     a, b = clock.function("a", [10.0]), clock.function("b", [90.0])
-    assert len(measure_pair(a, b, clock, Plan(warmup=0, repeats=2, seconds=1.0)).ratios) == 10
+    assert len(measure_pair(a, b, clock, TimingPlan(warmup=0, repeats=2, seconds=1.0)).ratios) == 10
 
 
 def test_the_ratio_is_exact_and_pair_by_pair():

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from fullstride.measure import roofline as floor_module
 from fullstride.measure.flops import count_flops
-from fullstride.measure.roofline import IMPOSSIBLE, Ceilings, explained, floor, marked, measure_ceilings
+from fullstride.measure.roofline import IMPOSSIBLE, Ceilings, explained, marked, measure_ceilings, roofline_bound
 from fullstride.measure.timing import Timing
 from tests.measure.clocks import FakeClock
 
@@ -25,7 +25,7 @@ CEILINGS = Ceilings(flops=8e14, bytes=4e12, gemm="8192^3 bfloat16", copy=1, gemm
     ],
 )
 def test_the_floor_is_work_over_rate(flops, moved, arithmetic, memory, bound):
-    found = floor(flops, moved, CEILINGS)
+    found = roofline_bound(flops, moved, CEILINGS)
     assert found.arithmetic_ms == pytest.approx(arithmetic)
     assert found.memory_ms == pytest.approx(memory)
     assert found.ms == pytest.approx(max(arithmetic, memory))
@@ -40,7 +40,7 @@ def test_the_floor_is_work_over_rate(flops, moved, arithmetic, memory, bound):
 
 @pytest.mark.parametrize("over", [1.0, 1.001, 37.5])
 def test_a_time_at_or_above_its_bound_is_a_multiple_of_it(over):
-    bound = floor(1.6e12, 4e9, CEILINGS)  # 2 ms of arithmetic
+    bound = roofline_bound(1.6e12, 4e9, CEILINGS)  # 2 ms of arithmetic
     compared = bound.compare(Timing(9.0, (2.0 * over,) * 5, None))
     assert compared.ratio == pytest.approx(over)
     first, second = str(compared).splitlines()
@@ -51,7 +51,7 @@ def test_a_time_at_or_above_its_bound_is_a_multiple_of_it(over):
 
 @pytest.mark.parametrize("over", [0.999, 0.5, 0.01])
 def test_a_time_below_its_bound_is_said_to_be_noisy_with_what_to_do(over):
-    bound = floor(8e10, 1.2e10, CEILINGS)  # 3 ms of memory
+    bound = roofline_bound(8e10, 1.2e10, CEILINGS)  # 3 ms of memory
     said = str(bound.compare(Timing(9.0, (3.0 * over,) * 5, None)))
     assert f"{over:.2f} x its roofline bound of 3.000 ms (memory)" in said
     assert " ".join(said.split()).endswith(IMPOSSIBLE)
@@ -62,7 +62,7 @@ def test_a_time_below_its_bound_is_said_to_be_noisy_with_what_to_do(over):
 
 
 def test_the_median_decides_what_is_below_a_bound():
-    bound = floor(8e11, 0, CEILINGS)  # 1 ms
+    bound = roofline_bound(8e11, 0, CEILINGS)  # 1 ms
     assert IMPOSSIBLE[:20] not in str(bound.compare(Timing(9.0, (0.1, 0.2, 1.1, 1.2, 1.3), None)))
     assert IMPOSSIBLE[:20] in str(bound.compare(Timing(9.0, (0.8, 0.9, 0.9, 7.0, 8.0), None)))
 
@@ -163,7 +163,7 @@ def test_what_hides_its_operations_has_no_count():
 @pytest.mark.parametrize(("flops", "moved"), [(0, 0), (-1, 5), (5, -1), (math.nan, 1.0), (1.0, math.nan)])
 def test_a_floor_of_nothing_is_refused(flops, moved):
     with pytest.raises(ValueError, match=f"flops is {flops} and moved {moved}; expected neither negative"):
-        floor(flops, moved, CEILINGS)
+        roofline_bound(flops, moved, CEILINGS)
 
 
 @pytest.fixture

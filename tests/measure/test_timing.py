@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from fullstride.measure.timing import HostClock, Plan, Timing, clock_for, measure
+from fullstride.measure.timing import HostClock, Timing, TimingPlan, clock_for, measure
 from tests.measure.clocks import FakeClock
 
 
@@ -20,7 +20,7 @@ def test_quantiles_match_numpy(n, seed):
 def test_first_call_and_warm_up_stay_out_of_the_samples():
     clock = FakeClock()
     step = clock.function("a", [5000.0, 70.0, 60.0, 3.0, 1.0, 2.0])
-    timing = measure(step, clock, Plan(warmup=2, repeats=3, seconds=0.0))
+    timing = measure(step, clock, TimingPlan(warmup=2, repeats=3, seconds=0.0))
     assert timing.first_ms == 5000.0
     assert timing.samples_ms == (3.0, 1.0, 2.0)
     assert timing.median_ms == 2.0
@@ -30,11 +30,11 @@ def test_first_call_and_warm_up_stay_out_of_the_samples():
 @pytest.mark.parametrize(
     ("cost", "plan", "expected"),
     [
-        (5000.0, Plan(warmup=0, repeats=3, seconds=1.0, most=200), 3),
-        (100.0, Plan(warmup=0, repeats=3, seconds=1.0, most=200), 10),
-        (1.0, Plan(warmup=0, repeats=3, seconds=1.0, most=200), 200),
-        (1.0, Plan(warmup=0, repeats=7, seconds=0.0, most=200), 7),
-        (1.0, Plan(warmup=0, repeats=9, seconds=1.0, most=4), 9),
+        (5000.0, TimingPlan(warmup=0, repeats=3, seconds=1.0, most=200), 3),
+        (100.0, TimingPlan(warmup=0, repeats=3, seconds=1.0, most=200), 10),
+        (1.0, TimingPlan(warmup=0, repeats=3, seconds=1.0, most=200), 200),
+        (1.0, TimingPlan(warmup=0, repeats=7, seconds=0.0, most=200), 7),
+        (1.0, TimingPlan(warmup=0, repeats=9, seconds=1.0, most=4), 9),
     ],
     ids=["slow", "by the time", "by the count", "fixed", "at least repeats"],
 )
@@ -46,7 +46,7 @@ def test_one_plan_serves_slow_and_fast_functions(cost, plan, expected):
 def test_peak_memory_of_the_timed_calls_is_reported():
     clock = FakeClock()
     step = clock.function("a", [1.0], peaks=[1, 1, 7, 3])
-    assert measure(step, clock, Plan(warmup=1, repeats=2, seconds=0.0)).peak_bytes == 7
+    assert measure(step, clock, TimingPlan(warmup=1, repeats=2, seconds=0.0)).peak_bytes == 7
 
 
 def test_summary_and_raw_samples_are_kept():
@@ -82,7 +82,7 @@ def test_the_cpu_is_timed_by_the_host():
     clock = clock_for("cpu")
     assert isinstance(clock, HostClock)
     x = torch.randn(33, 33)
-    timing = measure(lambda: x @ x, clock, Plan(warmup=1, repeats=5, seconds=0.0))
+    timing = measure(lambda: x @ x, clock, TimingPlan(warmup=1, repeats=5, seconds=0.0))
     assert len(timing.samples_ms) == 5
     assert min(timing.first_ms, *timing.samples_ms) > 0
     assert timing.peak_bytes is None
@@ -98,4 +98,4 @@ def test_a_device_without_clock_is_refused(device):
 @pytest.mark.parametrize(("repeats", "warmup"), [(0, 3), (-1, 3), (10, -1)])
 def test_a_plan_that_times_nothing_is_refused(repeats, warmup):
     with pytest.raises(ValueError, match=f"repeats is {repeats} and warmup {warmup}; expected repeats >= 1"):
-        Plan(repeats=repeats, warmup=warmup)
+        TimingPlan(repeats=repeats, warmup=warmup)

@@ -9,7 +9,7 @@ import pytest
 from fullstride.llm import llm as offline
 from fullstride.llm.engine import EngineConfig
 from fullstride.measure.pairs import Pair
-from fullstride.measure.roofline import COPY_BYTES, GEMM_SIZE, Floor
+from fullstride.measure.roofline import COPY_BYTES, GEMM_SIZE, RooflineBound
 from fullstride.measure.timing import Timing
 from tests.llm.tiny import LLAMA, save_model, save_tokenizer
 from tests.pages.outputs import READER, printed, shown, skeleton, visible
@@ -73,7 +73,7 @@ def test_shown_output_may_differ_in_numbers_and_in_nothing_else(seed):
 
 def test_what_a_measurement_may_decide_is_not_compared():
     timing = Timing(1.0, tuple(1.0 + i / 100 for i in range(20)), None)
-    fast, slow = Floor(0.5, 0.1), Floor(0.1, 3.0)
+    fast, slow = RooflineBound(0.5, 0.1), RooflineBound(0.1, 3.0)
     assert skeleton(str(fast.compare(timing))) == skeleton(str(slow.compare(timing)))
     other = replace(timing, samples_ms=tuple(0.7 * ms for ms in timing.samples_ms))
     pairs = [Pair(timing, other), Pair(other, timing), Pair(timing, timing)]

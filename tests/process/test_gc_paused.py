@@ -2,11 +2,11 @@ import gc
 
 import pytest
 
-from fullstride.process.gc_paused import nothing_collected
+from fullstride.process.gc_paused import gc_paused
 
 
 def _fails() -> None:
-    with nothing_collected():
+    with gc_paused():
         assert not gc.isenabled()
         raise RuntimeError("capture")
 
@@ -20,7 +20,7 @@ def test_the_collector_waits_and_goes_on_after_an_error():
 def test_a_collector_that_was_off_stays_off():
     gc.disable()
     try:
-        with nothing_collected():
+        with gc_paused():
             assert not gc.isenabled()
         assert not gc.isenabled()
     finally:

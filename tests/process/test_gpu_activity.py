@@ -7,12 +7,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from fullstride.process.gpu_activity import GpuUse, ways_to_ask
+from fullstride.process.gpu_activity import GpuActivity, utilization_probes
 
 CUDA = torch.device("cuda", 0)
 
 
-def wait_for(use: GpuUse, expected: bool | None) -> None:
+def wait_for(use: GpuActivity, expected: bool | None) -> None:
     end = time.monotonic() + 10
     while use.busy() is not expected:
         assert time.monotonic() < end, use.busy()
@@ -42,7 +42,7 @@ def test_nvidia_smi_is_asked_for_the_very_gpu(one_gpu, tmp_path, monkeypatch):
     answer.write_text("37")
     asked = "assert sys.argv[-2:] == ['-i', 'GPU-77aa-1'], sys.argv\nassert '--query-gpu=utilization.gpu' in sys.argv"
     nvidia_smi(tmp_path, monkeypatch, f"{asked}\nprint(Path({str(answer)!r}).read_text())")
-    with GpuUse(ways_to_ask(CUDA), every=0.02) as use:
+    with GpuActivity(utilization_probes(CUDA), every=0.02) as use:
         wait_for(use, True)
         answer.write_text("0")
         wait_for(use, False)
@@ -50,17 +50,17 @@ def test_nvidia_smi_is_asked_for_the_very_gpu(one_gpu, tmp_path, monkeypatch):
 
 def test_the_driver_is_asked_first(one_gpu, monkeypatch):
     monkeypatch.setattr(torch.cuda, "utilization", lambda index: 5 + index)
-    with GpuUse(ways_to_ask(CUDA), every=0.02) as use:
+    with GpuActivity(utilization_probes(CUDA), every=0.02) as use:
         wait_for(use, True)
 
 
 def test_where_nobody_can_be_asked_it_says_so_and_knows_nothing(one_gpu, tmp_path, monkeypatch, capfd):
     nvidia_smi(tmp_path, monkeypatch, "print('[N/A]')")
-    with GpuUse(ways_to_ask(CUDA), every=0.02) as use:
+    with GpuActivity(utilization_probes(CUDA), every=0.02) as use:
         time.sleep(0.1)
         assert use.busy() is None
     assert capfd.readouterr().err.count("the GPU's idleness is not watched") == 1
-    GpuUse([])
+    GpuActivity([])
     assert capfd.readouterr().err == ""
 
 
@@ -74,6 +74,6 @@ def test_an_answer_that_stays_away_is_no_answer(monkeypatch):
         time.sleep(1.0)
         return 0
 
-    with GpuUse([ask], every=0.01) as use:
+    with GpuActivity([ask], every=0.01) as use:
         wait_for(use, False)
         wait_for(use, None)

@@ -9,13 +9,13 @@ import pytest
 
 from fullstride.errors import PeerError, Preempted
 from fullstride.process import signals as stop_module
-from fullstride.process.signals import SIGNALS, Stop, at_once, leaving_on_sigterm
+from fullstride.process.signals import SIGNALS, StopSignal, leaving_on_sigterm, run_or_stop
 
 
 @pytest.mark.parametrize("number", SIGNALS)
 def test_a_signal_is_collected_and_the_handler_before_comes_back(number):
     before = signal.getsignal(number)
-    with Stop() as stop:
+    with StopSignal() as stop:
         assert stop.signal is None
         signal.raise_signal(number)
         assert stop.signal == number
@@ -32,7 +32,7 @@ def test_where_nothing_changes_a_signal_ends_the_work_at_once_and_only_it():
             reached.append("swallowed")
         reached.append("inside")
 
-    with Stop() as stop:
+    with StopSignal() as stop:
         assert stop.unless_stopped(lambda: 7) == 7
         assert stop.unless_stopped(work) is None
         assert stop.unless_stopped(lambda: reached.append("too late")) is None
@@ -43,7 +43,7 @@ def test_where_nothing_changes_a_signal_ends_the_work_at_once_and_only_it():
 
 
 def test_a_mistake_in_that_work_is_not_a_signal():
-    with Stop() as stop:
+    with StopSignal() as stop:
         with pytest.raises(ZeroDivisionError):
             stop.unless_stopped(lambda: 1 / 0)
         signal.raise_signal(signal.SIGTERM)
@@ -53,7 +53,7 @@ def test_a_mistake_in_that_work_is_not_a_signal():
 def test_a_second_ctrl_c_is_died_of_unless_it_is_the_echo_of_the_first(monkeypatch, capfd):
     now = [0.0]
     monkeypatch.setattr(stop_module.time, "monotonic", lambda: now[0])
-    with Stop() as stop:
+    with StopSignal() as stop:
         signal.raise_signal(signal.SIGINT)
         now[0] = 0.5
         signal.raise_signal(signal.SIGINT)
@@ -75,7 +75,7 @@ def test_sigterm_with_nothing_to_save_ends_with_0_and_the_handler_before_comes_b
 
 
 def test_a_handler_that_a_library_replaced_is_put_back():
-    with Stop() as stop:
+    with StopSignal() as stop:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         signal.raise_signal(signal.SIGTERM)
         assert stop.signal is None
@@ -120,7 +120,7 @@ def test_a_signal_where_python_drops_what_is_raised_ends_the_work_all_the_same(m
         time.sleep(60)
 
     begun = time.monotonic()
-    with Stop() as stop:
+    with StopSignal() as stop:
         assert stop.unless_stopped(slow) is None
         time.sleep(0.5)  # nothing comes later
     assert stop.signal == signal.SIGTERM
@@ -144,7 +144,7 @@ def test_a_signal_lost_before_a_run_collects_them_ends_that_run(met):
     begun = time.monotonic()
     with leaving_on_sigterm():
         met[0]()
-        with Stop() as stop:
+        with StopSignal() as stop:
             assert stop.unless_stopped(lambda: time.sleep(60)) is None
             assert stop.signal == signal.SIGTERM
         time.sleep(0.5)  # nothing comes later
@@ -163,7 +163,7 @@ def test_what_was_sent_again_for_one_command_does_not_end_the_next(monkeypatch):
 def ended_by(error: type[BaseException]) -> None:
     """A run that such an error ends, and that is told to stop on its way out."""
     try:
-        with Stop():
+        with StopSignal():
             raise error("of this run")
     finally:
         signal.raise_signal(signal.SIGTERM)
@@ -185,9 +185,9 @@ def test_a_sigterm_after_a_run_has_saved_ends_with_0(end):
 
 def test_a_sigterm_after_an_error_that_was_dealt_with_ends_what_follows():
     def all_runs() -> None:
-        with contextlib.suppress(ZeroDivisionError), Stop():
+        with contextlib.suppress(ZeroDivisionError), StopSignal():
             raise ZeroDivisionError
-        with Stop():
+        with StopSignal():
             pass
         signal.raise_signal(signal.SIGTERM)
 
@@ -204,7 +204,7 @@ def test_what_changes_nothing_is_ended_at_once(number, raised):
         time.sleep(10)
         went_on.append(True)
 
-    assert at_once(lambda: 7, "a sum") == 7
+    assert run_or_stop(lambda: 7, "a sum") == 7
     with pytest.raises(raised, match="stopped in a sum; to begin it again, run the same command"):
-        at_once(work, "a sum")
+        run_or_stop(work, "a sum")
     assert not went_on

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fullstride.process.watchdog import Limits, Verdict, Watchdog
+from fullstride.process.watchdog import Verdict, Watchdog, WatchdogLimits
 from fullstride.runs.early_ends import read_ends
 
 STUCK = """
@@ -102,10 +102,10 @@ def test_steps_that_keep_coming_and_no_limits_are_silent(monkeypatch):
     stderr = io.StringIO()
     monkeypatch.setattr(sys, "__stderr__", stderr)
     made = iter(range(10_000))
-    with Watchdog(Limits(shown=0.2), lambda: next(made), _no_end):
+    with Watchdog(WatchdogLimits(shown=0.2), lambda: next(made), _no_end):
         time.sleep(0.5)
     asked: list[int] = []
-    with Watchdog(Limits(), lambda: len(asked), _no_end, busy=lambda: asked.append(1)):
+    with Watchdog(WatchdogLimits(), lambda: len(asked), _no_end, busy=lambda: asked.append(1)):
         time.sleep(0.05)
     assert stderr.getvalue() == ""
     assert asked == []

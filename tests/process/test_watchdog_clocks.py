@@ -2,12 +2,12 @@ import random
 
 import pytest
 
-from fullstride.process.watchdog import Clocks, Limits, Verdict, span
+from fullstride.process.watchdog import Verdict, WatchdogClocks, WatchdogLimits, span
 
 FIRST = "the first step"
 
 
-def run(clocks: Clocks, seconds: float, steps: range, each: float, busy: bool | None = None) -> Verdict | None:
+def run(clocks: WatchdogClocks, seconds: float, steps: range, each: float, busy: bool | None = None) -> Verdict | None:
     """Let time pass in pieces of `seconds` while a step is made every `each`; the first verdict, if any."""
     passed = 0.0
     while passed < each * len(steps):
@@ -18,10 +18,10 @@ def run(clocks: Clocks, seconds: float, steps: range, each: float, busy: bool | 
 
 
 def test_the_first_step_has_a_limit_of_its_own():
-    clocks = Clocks(Limits(first_step=100.0, step=3.0), step=7)
+    clocks = WatchdogClocks(WatchdogLimits(first_step=100.0, step=3.0), step=7)
     assert clocks.pass_time(99.0, 7, None) is None
     assert clocks.pass_time(1.0, 7, None) == Verdict("no_step", "no progress for 100 s, waiting for the first step")
-    clocks = Clocks(Limits(first_step=100.0, step=3.0), step=7)
+    clocks = WatchdogClocks(WatchdogLimits(first_step=100.0, step=3.0), step=7)
     clocks.pass_time(99.0, 7, None)
     clocks.train()
     assert clocks.pass_time(2.0, 7, None) is None
@@ -31,7 +31,7 @@ def test_the_first_step_has_a_limit_of_its_own():
 
 
 def test_what_is_waited_for_has_its_own_limit_and_then_steps_begin_anew():
-    clocks = Clocks(Limits(step=3.0, evaluation=50.0), step=0)
+    clocks = WatchdogClocks(WatchdogLimits(step=3.0, evaluation=50.0), step=0)
     clocks.train()
     clocks.pass_time(2.0, 0, None)
     clocks.wait_for("an evaluation", 50.0)
@@ -45,7 +45,7 @@ def test_what_is_waited_for_has_its_own_limit_and_then_steps_begin_anew():
 
 
 def test_an_idle_gpu_counts_only_between_steps_and_only_if_it_is_known():
-    clocks = Clocks(Limits(gpu_idle=10.0), step=0)
+    clocks = WatchdogClocks(WatchdogLimits(gpu_idle=10.0), step=0)
     assert clocks.pass_time(30.0, 0, False) is None
     clocks.train()
     assert all(clocks.pass_time(6.0, 0, busy) is None for busy in (False, True, False, None, False))
@@ -57,8 +57,8 @@ def test_an_idle_gpu_counts_only_between_steps_and_only_if_it_is_known():
 def test_a_checkpoint_is_overdue_after_twice_its_time_and_missing_after_four_times(seed):
     draw = random.Random(seed)
     each, ahead = draw.uniform(0.5, 5.0), draw.randint(20, 60)
-    limits = Limits(checkpoint_factor=2.0)
-    clocks = Clocks(limits, step=0)
+    limits = WatchdogLimits(checkpoint_factor=2.0)
+    clocks = WatchdogClocks(limits, step=0)
     clocks.expect_checkpoint(ahead)
     clocks.train()
     quarter = range(ahead // 4 + 2)
@@ -75,7 +75,7 @@ def test_a_checkpoint_is_overdue_after_twice_its_time_and_missing_after_four_tim
 
 
 def test_a_run_that_became_slower_saves_early_a_few_times_and_is_never_ended():
-    clocks, saves = Clocks(Limits(checkpoint_factor=2.0), step=0), 0
+    clocks, saves = WatchdogClocks(WatchdogLimits(checkpoint_factor=2.0), step=0), 0
     clocks.expect_checkpoint(400)
     clocks.train()
     assert run(clocks, 0.1, range(101), 1.0) is None
@@ -88,7 +88,7 @@ def test_a_run_that_became_slower_saves_early_a_few_times_and_is_never_ended():
 
 
 def test_the_slowest_interval_is_what_later_ones_are_expected_to_take():
-    clocks = Clocks(Limits(checkpoint_factor=2.0), step=0)
+    clocks = WatchdogClocks(WatchdogLimits(checkpoint_factor=2.0), step=0)
     clocks.expect_checkpoint(10)
     clocks.train()
     start = 0
@@ -100,7 +100,7 @@ def test_the_slowest_interval_is_what_later_ones_are_expected_to_take():
 
 
 def test_neither_evaluations_nor_the_first_moments_are_late_checkpoints():
-    clocks = Clocks(Limits(checkpoint_factor=2.0, checkpoint_least=60.0), step=0)
+    clocks = WatchdogClocks(WatchdogLimits(checkpoint_factor=2.0, checkpoint_least=60.0), step=0)
     clocks.expect_checkpoint(4)
     clocks.pass_time(1000.0, 0, None)
     clocks.train()
@@ -118,14 +118,14 @@ def test_neither_evaluations_nor_the_first_moments_are_late_checkpoints():
 
 
 def test_without_limits_nothing_ends():
-    clocks = Clocks(Limits(), step=0)
+    clocks = WatchdogClocks(WatchdogLimits(), step=0)
     clocks.expect_checkpoint(3)
     clocks.train()
     assert clocks.pass_time(1e9, 0, False) is None
 
 
 def test_steps_that_are_taken_back_are_progress():
-    clocks = Clocks(Limits(step=3.0), step=9)
+    clocks = WatchdogClocks(WatchdogLimits(step=3.0), step=9)
     clocks.train()
     clocks.pass_time(2.0, 9, None)
     assert clocks.pass_time(2.0, 4, None) is None

@@ -7,7 +7,7 @@ import pytest
 
 from fullstride.errors import ConfigError
 from fullstride.runs import atomic_files as files
-from fullstride.runs.atomic_files import note, read_kept, replace_file
+from fullstride.runs.atomic_files import note, read_best_effort, replace_file
 
 
 def test_a_file_is_replaced_whole(tmp_path):
@@ -43,9 +43,9 @@ def test_what_was_copied_in_part_is_told_with_the_files_name(tmp_path, content):
     path = tmp_path / "scores.json"
     path.write_bytes(content)
     with pytest.raises(ConfigError, match=r"^\S*scores\.json: not whole \(.+\); copy it again, or delete it$"):
-        read_kept(path)
+        read_best_effort(path)
     path.write_text('{"samplers": {"a": 1}}')
-    assert read_kept(path) == {"samplers": {"a": 1}}
+    assert read_best_effort(path) == {"samplers": {"a": 1}}
 
 
 def test_a_note_that_cannot_be_written_costs_nothing(monkeypatch, capfd):

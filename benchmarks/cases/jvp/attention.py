@@ -29,8 +29,8 @@ from benchmarks.cases.jvp.attention_gate import (
     vanilla,
     work,
 )
-from benchmarks.cases.jvp.common import FORMATS, Entry, Errors, LeftOut, Setup, broken, set_format, without_graph
-from benchmarks.cases.jvp.run import Bench, Rates
+from benchmarks.cases.jvp.common import FORMATS, Entry, Errors, LeftOut, OpSetup, broken, set_format, without_graph
+from benchmarks.cases.jvp.run import OpsBench, Rates
 from benchmarks.cases.jvp.shapes import ERRORS, ODD, REFERENCE, SMALL, SPEED, AttentionShape, distinct
 from benchmarks.harness.budget import NO_MEMORY, NO_TIME, reason, say
 from fullstride.jvp.implementation import chosen as chosen_implementation
@@ -46,7 +46,7 @@ MADE = {"forward": ("o", "to"), "detached": NAMES[:3], "through": NAMES}
 Judged = dict[str, Errors | str]
 
 
-def forward_rows(setup: Setup, problem: Problem, judged: Judged) -> Iterator[Entry]:
+def forward_rows(setup: OpSetup, problem: Problem, judged: Judged) -> Iterator[Entry]:
     """The dual forward pass, ours and others', and the library's primal."""
     for who, way in dual_ways(setup, problem.shape, through=False).items():
         call = without_graph(way, *problem.inputs)
@@ -56,7 +56,7 @@ def forward_rows(setup: Setup, problem: Problem, judged: Judged) -> Iterator[Ent
         yield setup.row(work(problem, "primal", who), lambda _, call=call: call)
 
 
-def backward_rows(setup: Setup, problem: Problem, detached: Judged, through: Errors) -> Iterator[Entry]:
+def backward_rows(setup: OpSetup, problem: Problem, detached: Judged, through: Errors) -> Iterator[Entry]:
     """The backward pass past the tangent, ours, others' and the library's, and that through it, ours and vanilla's."""
     leaves = problem.leaves()
     outputs: dict[str, Callable[[], Tensor]] = {
@@ -71,7 +71,7 @@ def backward_rows(setup: Setup, problem: Problem, detached: Judged, through: Err
         yield _entry(setup, problem, "through", who, {"ours": through}, make)
 
 
-def _entry(setup: Setup, problem: Problem, kind: str, who: str, judged: Judged, make: Callable[[], Call]) -> Entry:
+def _entry(setup: OpSetup, problem: Problem, kind: str, who: str, judged: Judged, make: Callable[[], Call]) -> Entry:
     """A pass with the errors of what it makes, or why it is not timed."""
     own = judged.get(who, {})
     if isinstance(own, str):
@@ -85,13 +85,13 @@ def _backward(forward: Callable[[], Any], leaves: list[Tensor], gradients: Any) 
     return lambda: torch.autograd.grad(outputs, leaves, gradients, retain_graph=True)
 
 
-def _gate(setup: Setup, problem: Problem, through: bool) -> Errors:
+def _gate(setup: OpSetup, problem: Problem, through: bool) -> Errors:
     part = problem.shape.matrix // (problem.shape.batch * problem.shape.k[1])
     eager = vanilla if setup.fits(MATRICES["through"] * part * 4) else None
     return gate(ours(setup, through), eager, problem, through, setup.precision)
 
 
-def _others(setup: Setup, problem: Problem) -> Judged:
+def _others(setup: OpSetup, problem: Problem) -> Judged:
     """Of other fused ops; the plain ones are what ours is gated by."""
     found: Judged = {}
     for who, way in dual_ways(setup, problem.shape, through=False).items():
@@ -103,12 +103,12 @@ def _others(setup: Setup, problem: Problem) -> Judged:
     return found
 
 
-def rows(setup: Setup, shapes: list[AttentionShape]) -> list[Entry]:
+def rows(setup: OpSetup, shapes: list[AttentionShape]) -> list[Entry]:
     """Gate and time each size that fits; the plain form takes matrices of all scores."""
     return [entry for shape in shapes for entry in _rows_of(setup, shape)]
 
 
-def _rows_of(setup: Setup, shape: AttentionShape) -> list[Entry]:
+def _rows_of(setup: OpSetup, shape: AttentionShape) -> list[Entry]:
     if setup.budget.spent:
         return [LeftOut(str(shape), "all", "all", NO_TIME)]
     nothing = torch.empty(0, device=setup.device, dtype=setup.dtype)
@@ -126,20 +126,20 @@ def _rows_of(setup: Setup, shape: AttentionShape) -> list[Entry]:
     return [*forward_rows(setup, problem, {"ours": through, **others}), *back]
 
 
-def compile_once(setup: Setup, shape: AttentionShape, through: bool) -> None:
+def compile_once(setup: OpSetup, shape: AttentionShape, through: bool) -> None:
     """Forward and backward pass of ours, for the kernels' sake."""
     set_format(setup)
     results(ours(setup, through), Problem.draw(shape, setup), through)
 
 
-def _kernels(setup: Setup, shapes: list[AttentionShape]) -> list[partial[None]]:
+def _kernels(setup: OpSetup, shapes: list[AttentionShape]) -> list[partial[None]]:
     """Those of the sizes, and those of the table of all formats."""
     every = [(setup, shape, through) for shape in shapes for through in (True, False)]
     every += [(replace(setup, precision=name), ERRORS, True) for name in FORMATS]
     return [partial(compile_once, *given) for given in every]
 
 
-def _errors(setup: Setup) -> Errors:
+def _errors(setup: OpSetup) -> Errors:
     return _gate(setup, Problem.draw(ERRORS, setup), through=True)
 
 
@@ -148,4 +148,4 @@ RATES: Rates = {
     "TFLOP/s": lambda row: f"{row.extra['gflop'] / row.timing.median_ms:.3g}",
 }
 USUAL = {"cpu": "small", "cuda": "large"}
-BENCH = Bench("jvp-attention", tuple(FORMATS), SHAPES, USUAL, _kernels, rows, _errors, RATES)
+BENCH = OpsBench("jvp-attention", tuple(FORMATS), SHAPES, USUAL, _kernels, rows, _errors, RATES)

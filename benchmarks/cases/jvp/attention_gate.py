@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from benchmarks.cases.jvp.common import Errors, Setup, Work, error_beside_eager, merged
+from benchmarks.cases.jvp.common import Errors, OpSetup, OpWork, error_beside_eager, merged
 from benchmarks.cases.jvp.shapes import AttentionShape
 from fullstride.jvp.attention.op import attention_dual
 from fullstride.measure.gate import require_close
@@ -41,7 +41,7 @@ class Problem:
     gradients: list[Tensor]
 
     @classmethod
-    def draw(cls, shape: AttentionShape, setup: Setup) -> "Problem":
+    def draw(cls, shape: AttentionShape, setup: OpSetup) -> "Problem":
         """Normal numbers."""
         inputs = [setup.randn(*size) for size in (shape.q, shape.k, shape.v) * 2]
         return cls(shape, inputs, [setup.randn(*shape.q[:3], shape.v[3]) for _ in range(2)])
@@ -126,7 +126,7 @@ def of_another(run: Dual, problem: Problem) -> Errors:
     return errors
 
 
-def ours(setup: Setup, tangent_grad: bool = True) -> Dual:
+def ours(setup: OpSetup, tangent_grad: bool = True) -> Dual:
     """Our op on six tensors."""
     precision = {"fp32": "ieee", "tf32": "tf32", "tf32x3": "tf32x3"}.get(setup.precision)
     options: Any = {"precision": precision, "implementation": setup.implementation, "enable_gqa": True}
@@ -154,20 +154,20 @@ def _peer(q: Tensor, k: Tensor, v: Tensor, *tangents: Tensor) -> tuple[Tensor, T
         return out.primal, out.tangent
 
 
-def _peer_takes(setup: Setup, shape: AttentionShape) -> bool:
+def _peer_takes(setup: OpSetup, shape: AttentionShape) -> bool:
     """Its documented limits: a GPU, heads of certain widths, as many keys as queries, in whole blocks."""
     installed = importlib.util.find_spec(PEER) is not None and setup.device.type == "cuda"
     square = shape.q == shape.k == shape.v and shape.dim in (32, 64, 128, 256) and shape.length % 32 == 0
     return installed and square and setup.dtype.itemsize == 2
 
 
-def dual_ways(setup: Setup, shape: AttentionShape, through: bool) -> dict[str, Dual]:
+def dual_ways(setup: OpSetup, shape: AttentionShape, through: bool) -> dict[str, Dual]:
     """Ours and the others by name; only vanilla's tangent, beside ours, has a gradient."""
     ways = {"ours": ours(setup, through), "vanilla": vanilla}
     return ways | {PEER: _peer} if not through and _peer_takes(setup, shape) else ways
 
 
-def libraries(setup: Setup) -> dict[str, Backends]:
+def libraries(setup: OpSetup) -> dict[str, Backends]:
     """The library's fused attentions by name; where there is no choice, what it takes by itself."""
     if setup.device.type != "cuda" or setup.dtype.itemsize != 2:
         return {"library": None}
@@ -196,12 +196,12 @@ COUNTS = {
 MATRICES = {"forward": 6, "detached": 14, "through": 14}
 
 
-def work(problem: Problem, kind: str, who: str, errors: Errors | None = None) -> Work:
+def work(problem: Problem, kind: str, who: str, errors: Errors | None = None) -> OpWork:
     """A row's work."""
     count = COUNTS["library's" if kind == "detached" and who in ("flash", "cudnn", "library") else kind]
     inputs, outputs = (sum(x.nbytes for x in pair) // 2 for pair in (problem.inputs, problem.gradients))
     size = lambda counts: counts[0] * inputs + counts[1] * outputs  # noqa: E731
-    return Work(
+    return OpWork(
         *(str(problem.shape), kind, who),
         flops=count.products * problem.shape.product,
         moved=size((count.moved, count.moved)),

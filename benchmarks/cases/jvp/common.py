@@ -15,7 +15,7 @@ from benchmarks.harness.results import Row
 from fullstride.device.precision import set_precision
 from fullstride.errors import one_of
 from fullstride.measure.gate import require_close
-from fullstride.measure.roofline import Ceilings, Floor, floor, measure_ceilings
+from fullstride.measure.roofline import Ceilings, RooflineBound, measure_ceilings, roofline_bound
 from fullstride.measure.timing import Call, Clock, clock_for
 
 # Against fp64 a right result may be twice as far off as eager's, or a few roundings of what is stored.
@@ -61,7 +61,7 @@ def merged(found: Errors, more: Errors) -> Errors:
 
 
 @dataclass(frozen=True)
-class Work:
+class OpWork:
     """What a row of a table computes."""
 
     shape: str
@@ -97,7 +97,7 @@ def broken(shape: str, kind: str, who: str, error: Exception) -> LeftOut:
 
 
 @dataclass(frozen=True)
-class Setup:
+class OpSetup:
     """What all rows of a bench share."""
 
     device: torch.device
@@ -123,7 +123,9 @@ class Setup:
         torch.cuda.empty_cache()
         return size <= 0.8 * torch.cuda.mem_get_info()[0]
 
-    def row(self, work: Work, make: Callable[[int], Call], sets: int = 1, least: Floor | None = None) -> Entry:
+    def row(
+        self, work: OpWork, make: Callable[[int], Call], sets: int = 1, least: RooflineBound | None = None
+    ) -> Entry:
         """Time a pass, and see the memory that it takes together with what leads to it; or why that cannot be.
 
         Args:
@@ -138,11 +140,11 @@ class Setup:
         if self.device.type != "cuda" and not self.fits(work.needs):
             return LeftOut(work.shape, work.kind, work.who, NO_MEMORY)
         try:
-            return self._row(work, make, sets, least or floor(work.flops, work.moved, self.ceilings))
+            return self._row(work, make, sets, least or roofline_bound(work.flops, work.moved, self.ceilings))
         except Exception as error:  # what one refuses or breaks at is no reason to lose the rest
             return broken(work.shape, work.kind, work.who, error)
 
-    def _row(self, work: Work, make: Callable[[int], Call], sets: int, least: Floor) -> Row:
+    def _row(self, work: OpWork, make: Callable[[int], Call], sets: int, least: RooflineBound) -> Row:
         say(f"timing: {work.shape} {work.kind}, {work.who}")
         first = self.clock.time(lambda: make(0)())
         # What dies while the call runs hides as much of it: autograd's threads let go when they come to it.
@@ -163,7 +165,7 @@ class Setup:
         return (self.clock.peak_bytes() or 0) - before
 
 
-def make_setup(device: torch.device, precision: str, implementation: str, seconds: float) -> Setup:
+def make_setup(device: torch.device, precision: str, implementation: str, seconds: float) -> OpSetup:
     """The setup, with this machine's ceilings in that format; ConfigError for a format that the device does not have,
     or a device without fp64.
     """
@@ -172,10 +174,10 @@ def make_setup(device: torch.device, precision: str, implementation: str, second
     torch.manual_seed(0)
     dtype = {"fp16": "float16", "bf16": "bfloat16"}.get(precision, "float32")
     kind, budget = device.type, Budget.of(seconds)
-    return Setup(device, precision, implementation, clock_for(kind), measure_ceilings(kind, dtype), budget)
+    return OpSetup(device, precision, implementation, clock_for(kind), measure_ceilings(kind, dtype), budget)
 
 
-def set_format(setup: Setup) -> None:
+def set_format(setup: OpSetup) -> None:
     """The process's own treatment of fp32, which is eager's."""
     _set(setup.precision, setup.device)
 
@@ -195,7 +197,7 @@ def without_graph(run: Callable[..., Any], *args: Any) -> Call:
 
 
 def by_format(
-    setup: Setup, names: tuple[str, ...], errors_of: Callable[[Setup], Errors]
+    setup: OpSetup, names: tuple[str, ...], errors_of: Callable[[OpSetup], Errors]
 ) -> tuple[dict[str, Errors], list[Entry]]:
     """The errors in each format that the device has, TF32 being CUDA's, and the formats left out."""
     found, left_out = {}, list[Entry]()

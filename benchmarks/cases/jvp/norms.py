@@ -19,20 +19,20 @@ from benchmarks.cases.jvp.common import (
     Entry,
     Errors,
     LeftOut,
-    Setup,
-    Work,
+    OpSetup,
+    OpWork,
     broken,
     error_beside_eager,
     merged,
     without_graph,
 )
-from benchmarks.cases.jvp.run import Bench, Rates
+from benchmarks.cases.jvp.run import OpsBench, Rates
 from benchmarks.cases.jvp.shapes import NORMS, NORMS_ODD, NORMS_SMALL, NormShape
 from benchmarks.cases.jvp.timing import Copies, sets_beyond
 from benchmarks.harness.budget import NO_TIME, say
 from fullstride.jvp.implementation import chosen as chosen_implementation
 from fullstride.jvp.norms.register import ADA_LAYER_NORM, GROUP_NORM, LAYER_NORM, RMS_NORM
-from fullstride.measure.roofline import Floor
+from fullstride.measure.roofline import RooflineBound
 from fullstride.measure.timing import Call
 
 OPS = {op.name: op for op in (GROUP_NORM, LAYER_NORM, RMS_NORM, ADA_LAYER_NORM)}
@@ -58,7 +58,7 @@ class Problem:
     gradients: list[Tensor]
 
     @classmethod
-    def draw(cls, shape: NormShape, setup: Setup) -> "Problem":
+    def draw(cls, shape: NormShape, setup: OpSetup) -> "Problem":
         """Normal numbers; parameters are fp32, as autocast leaves them, but modulations are activations."""
         x, tx, gy, gty = (_laid(setup.randn(*shape.size), shape) for _ in range(4))
         dtype = setup.dtype if shape.op == "ada_layer_norm" else torch.float32
@@ -135,7 +135,7 @@ def backward(run: Dual, problem: Problem, kind: str) -> Call:
     return lambda: torch.autograd.grad(outputs, [*asked, *leaves.parameters], gradients, retain_graph=True)
 
 
-def gate(setup: Setup, problem: Problem, kind: str) -> Errors:
+def gate(setup: OpSetup, problem: Problem, kind: str) -> Errors:
     """Errors of outputs and gradients, ours and eager's in the same format; GateError if ours is wrong; then nothing of
     this size is timed.
     """
@@ -150,17 +150,17 @@ def gate(setup: Setup, problem: Problem, kind: str) -> Errors:
     }
 
 
-def rows_of(setup: Setup, problem: Problem, errors: dict[str, Errors], copies: Copies) -> Iterator[Entry]:
+def rows_of(setup: OpSetup, problem: Problem, errors: dict[str, Errors], copies: Copies) -> Iterator[Entry]:
     """Forward and both backward passes, ours and eager's."""
     shape, one = problem.shape, problem.x.nbytes
     for kind, passes in PASSES.items():
         sets = sets_beyond(CACHE[setup.device.type], passes * one)
         problems = [problem, *(Problem.draw(shape, setup) for _ in range(sets - 1))]
-        least = Floor(0.0, copies.ms(passes * one, sets))
+        least = RooflineBound(0.0, copies.ms(passes * one, sets))
         for who, run in (("ours", ours(setup.implementation, kind == "through")), ("eager", eager)):
             own = errors[kind] if who == "ours" else {}
             sizes = (passes * one, GIVEN[kind] * one, HELD[kind] * one)
-            work = Work(str(shape), kind, who, 0, *sizes, errors=own)
+            work = OpWork(str(shape), kind, who, 0, *sizes, errors=own)
 
             def make(i: int, run: Dual = run, kind: str = kind, problems: list[Problem] = problems) -> Call:
                 return without_graph(run, problems[i]) if kind == "forward" else backward(run, problems[i], kind)
@@ -168,13 +168,13 @@ def rows_of(setup: Setup, problem: Problem, errors: dict[str, Errors], copies: C
             yield setup.row(work, make, sets, least)
 
 
-def rows(setup: Setup, shapes: list[NormShape]) -> list[Entry]:
+def rows(setup: OpSetup, shapes: list[NormShape]) -> list[Entry]:
     """Gate and time each norm."""
     copies = Copies(setup.clock, setup.device)
     return [entry for shape in shapes for entry in _measured(setup, shape, copies)]
 
 
-def _measured(setup: Setup, shape: NormShape, copies: Copies) -> list[Entry]:
+def _measured(setup: OpSetup, shape: NormShape, copies: Copies) -> list[Entry]:
     if setup.budget.spent:
         return [LeftOut(str(shape), "all", "all", NO_TIME)]
     say(f"gate: {shape} against fp64")
@@ -191,19 +191,19 @@ def _measured(setup: Setup, shape: NormShape, copies: Copies) -> list[Entry]:
     return list(rows_of(setup, problem, by_kind, copies))
 
 
-def compile_once(setup: Setup, shape: NormShape, kind: str) -> None:
+def compile_once(setup: OpSetup, shape: NormShape, kind: str) -> None:
     """Forward and backward pass of ours, for the kernels' sake."""
     results(ours(setup.implementation, kind == "through"), Problem.draw(shape, setup), kind)
 
 
-def _kernels(setup: Setup, shapes: list[NormShape]) -> list[partial[None]]:
+def _kernels(setup: OpSetup, shapes: list[NormShape]) -> list[partial[None]]:
     """Those of the sizes, and those of the table of all formats."""
     every = [(setup, shape, kind) for shape in shapes for kind in NAMES]
     every += [(replace(setup, precision=name), shape, "through") for name in FORMATS for shape in NORMS_SMALL]
     return [partial(compile_once, *given) for given in every]
 
 
-def _errors(setup: Setup) -> Errors:
+def _errors(setup: OpSetup) -> Errors:
     """The largest of all norms."""
     found: Errors = {}
     for shape in NORMS_SMALL:
@@ -215,4 +215,4 @@ RATES: Rates = {
     "GB/s": lambda row: f"{row.extra['bytes'] / row.timing.median_ms / 1e6:.4g}",
     "of copy": lambda row: f"{1 / row.over_floor:.0%}",
 }
-BENCH = Bench("jvp-norms", FORMATS, SHAPES, {"cpu": "small", "cuda": "models"}, _kernels, rows, _errors, RATES)
+BENCH = OpsBench("jvp-norms", FORMATS, SHAPES, {"cpu": "small", "cuda": "models"}, _kernels, rows, _errors, RATES)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from rich.table import Table
 
-from benchmarks.cases.jvp.common import Entry, Errors, LeftOut, Setup, by_format, make_setup, wrong_of
+from benchmarks.cases.jvp.common import Entry, Errors, LeftOut, OpSetup, by_format, make_setup, wrong_of
 from benchmarks.cases.jvp.options import AttentionOptions, NormsOptions
 from benchmarks.cases.jvp.timing import GRAPH_MS
 from benchmarks.harness.budget import one_stream, say
@@ -28,7 +28,7 @@ LAST = ("bound", "x bound", "error", "eager's", "ratio")
 Rates = dict[str, Callable[[Row], str]]  # a bench's own columns
 
 
-def compile_ahead(setup: Setup, jobs: int, calls: Iterable[Callable[[], Any]]) -> None:
+def compile_ahead(setup: OpSetup, jobs: int, calls: Iterable[Callable[[], Any]]) -> None:
     """Make the calls in `jobs` processes, where that compiles anything; with less than 2, leave it to the bench."""
     if jobs >= 2 and chosen(setup.implementation, torch.empty(0, device=setup.device)) == "triton":
         start = time.monotonic()
@@ -108,16 +108,16 @@ def _cells(row: Row, rates: Rates) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class Bench:
+class OpsBench:
     """What a bench measures."""
 
     case: str  # its name in the results
     formats: tuple[str, ...]  # that it can be asked for
     shapes: Mapping[str, Sequence[Any]]  # lists of sizes, by name
     usual: Mapping[str, str]  # the name of the list that is measured unless one is given, by the kind of device
-    kernels: Callable[[Setup, list[Any]], list[Callable[[], None]]]  # calls that compile what sizes need
-    rows: Callable[[Setup, list[Any]], list[Entry]]  # gates and times sizes
-    errors: Callable[[Setup], Errors]  # against fp64, in a setup's format
+    kernels: Callable[[OpSetup, list[Any]], list[Callable[[], None]]]  # calls that compile what sizes need
+    rows: Callable[[OpSetup, list[Any]], list[Entry]]  # gates and times sizes
+    errors: Callable[[OpSetup], Errors]  # against fp64, in a setup's format
     rates: Rates  # columns of its own
 
     def run(self, options: AttentionOptions | NormsOptions, out: Path) -> Path:

@@ -5,11 +5,11 @@ from dataclasses import replace
 import torch
 
 from fullstride.device.cuda_graph import CudaGraph
-from fullstride.measure.timing import Call, Clock, Plan, Timing, measure
+from fullstride.measure.timing import Call, Clock, Timing, TimingPlan, measure
 
-PLAN = Plan(warmup=1, repeats=5, seconds=0.15, most=50)
+PLAN = TimingPlan(warmup=1, repeats=5, seconds=0.15, most=50)
 # A call that takes this long tells what it takes in fewer: its spread is small.
-SLOW, SLOW_MS = Plan(warmup=0, repeats=3, seconds=0.0), 300.0
+SLOW, SLOW_MS = TimingPlan(warmup=0, repeats=3, seconds=0.0), 300.0
 # The host keeps ahead of a call that takes longer, and a graph would keep the call's memory once more.
 GRAPH_MS = 20.0
 # A graph should take about this long by the floor, that the start of its replay does not count.
@@ -47,7 +47,7 @@ def _in_turn(calls: list[Call]) -> Call:
     return run
 
 
-def _mean(call: Call, clock: Clock, plan: Plan, count: int) -> Timing:
+def _mean(call: Call, clock: Clock, plan: TimingPlan, count: int) -> Timing:
     timing = measure(call, clock, plan)
     return replace(timing, samples_ms=tuple(ms / count for ms in timing.samples_ms))
 

@@ -16,7 +16,7 @@ from jax import lax
 from rich.table import Table
 
 from benchmarks.cases.llm import attention_work as pallas
-from benchmarks.cases.llm.attention_work import Case, Way, chained, draw, expected, gather, slots
+from benchmarks.cases.llm.attention_work import PagedAttentionCase, Way, chained, draw, expected, gather, slots
 from benchmarks.cases.llm.options import BATCHES, BLOCK, AttentionOptions
 from benchmarks.cases.llm.shared import WIDTH
 from benchmarks.cases.step_jax.ceilings import jax_ceilings
@@ -25,15 +25,18 @@ from benchmarks.harness.environment import environment
 from benchmarks.harness.results import CaseResult, Row, at
 from benchmarks.harness.table import finish, result_table
 from fullstride.llm.config import ModelConfig
-from fullstride.llm.kernels import QKNorm, Shape, choose
-from fullstride.measure.roofline import floor
-from fullstride.measure.timing import HostClock, Plan, Timing, measure
+from fullstride.llm.kernels import AttentionShape, QKNorm, choose
+from fullstride.measure.roofline import roofline_bound
+from fullstride.measure.timing import HostClock, Timing, TimingPlan, measure
 
 # Relative error of rows against fp64, by the pool's dtype.
 TOLERANCE = {"bfloat16": 1e-2, "float32": 1e-5}
 # By platform: layers of the pool, milliseconds that a program should take.
 LAYERS, PROGRAM_MS = {"cpu": 2, "cuda": 8}, {"cpu": 0.0, "cuda": 10.0}
-PLAN, GLANCE = Plan(warmup=2, repeats=10, seconds=0.2, most=50), Plan(warmup=1, repeats=3, seconds=0.0, most=3)
+PLAN, GLANCE = (
+    TimingPlan(warmup=2, repeats=10, seconds=0.2, most=50),
+    TimingPlan(warmup=1, repeats=3, seconds=0.0, most=3),
+)
 
 
 def run(options: AttentionOptions, out: Path) -> Path:
@@ -44,7 +47,7 @@ def run(options: AttentionOptions, out: Path) -> Path:
     """
     dtype, kernels, seed, contexts = options.dtype, options.kernels, options.seed, options.contexts
     heads, dim = options.heads, options.head_dim
-    shape = Shape(heads, options.kv_heads, dim, options.block, dim**-0.5, 1e-6)
+    shape = AttentionShape(heads, options.kv_heads, dim, options.block, dim**-0.5, 1e-6)
     device = jax.devices()[0]
     place = "cpu" if device.platform == "cpu" else "cuda"
     model = ModelConfig("qwen3", 1, 1, 1, 1, shape.heads, shape.kv_heads, shape.head_dim, contexts[1])
@@ -67,7 +70,7 @@ def run(options: AttentionOptions, out: Path) -> Path:
         case = draw(rng, shape, count, *contexts, dtype)
         tokens, width = int(case.contexts.sum()), shape.head_dim
         moved = 2 * tokens * shape.kv_heads * width * np.dtype(dtype).itemsize
-        least = floor(4 * tokens * shape.heads * width, moved, ceilings)
+        least = roofline_bound(4 * tokens * shape.heads * width, moved, ceilings)
         for name, way in ways.items():
             say(f"{name}, batch {count}")
             way = way._replace(call=partial(way.call, norms=norms, shape=shape))
@@ -117,7 +120,9 @@ def run(options: AttentionOptions, out: Path) -> Path:
     return finish(result, out, shown, width=WIDTH, wrong=wrong)
 
 
-def _gate(way: Way, case: Case, pool: jax.Array, norms: QKNorm, shape: Shape) -> tuple[float, jax.Array]:
+def _gate(
+    way: Way, case: PagedAttentionCase, pool: jax.Array, norms: QKNorm, shape: AttentionShape
+) -> tuple[float, jax.Array]:
     """Relative error of the first and last rows on the last layer, and the pool."""
     layer, rows = pool.shape[0] - 1, sorted({0, len(case.contexts) - 1})
     # A set that writes elsewhere would leave the pool as it was: the row's own token must be in it.
@@ -130,11 +135,13 @@ def _gate(way: Way, case: Case, pool: jax.Array, norms: QKNorm, shape: Shape) ->
     return float(np.linalg.norm(ours - reference) / np.linalg.norm(reference)), pool
 
 
-def _timed(way: Way, case: Case, pool: jax.Array, shape: Shape, wanted_ms: float) -> tuple[Timing, int, jax.Array]:
+def _timed(
+    way: Way, case: PagedAttentionCase, pool: jax.Array, shape: AttentionShape, wanted_ms: float
+) -> tuple[Timing, int, jax.Array]:
     """Of one call, with the number of calls a program: as many as take that long."""
     layers, held = pool.shape[0], [way.inside(pool)]
 
-    def timing_of(times: int, plan: Plan) -> Timing:
+    def timing_of(times: int, plan: TimingPlan) -> Timing:
         program = _program(way, case, layers, shape, times)
 
         def timed() -> None:
@@ -150,7 +157,7 @@ def _timed(way: Way, case: Case, pool: jax.Array, shape: Shape, wanted_ms: float
     return Timing(timing.first_ms, each, None), times * layers, way.outside(held[0])
 
 
-def _program(way: Way, case: Case, layers: int, shape: Shape, times: int) -> Callable[..., Any]:
+def _program(way: Way, case: PagedAttentionCase, layers: int, shape: AttentionShape, times: int) -> Callable[..., Any]:
     """All layers that many times in a row."""
 
     def layer_by_layer(_, carry):

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from fullstride.llm.kernels import Batch, QKNorm, Shape
+from fullstride.llm.kernels import AttentionShape, QKNorm, StepBatch
 from fullstride.llm.kernels.xla.attention import Pool, heads, write
 
 MODULE = "jax.experimental.pallas.ops.gpu.paged_attention"
@@ -25,11 +25,11 @@ KEYS = 128
 Pages = tuple[tuple[Float[Array, "kv_heads pages block head_dim"], Float[Array, "kv_heads pages block head_dim"]], ...]
 
 
-class Case(NamedTuple):
+class PagedAttentionCase(NamedTuple):
     """One token of each row."""
 
     qkv: Float[Array, "D wide"]
-    batch: Batch
+    batch: StepBatch
     contexts: np.ndarray  # tokens that each row sees, this one among them
 
 
@@ -49,12 +49,14 @@ class Way(NamedTuple):
     another: bool = False  # not of this project; where it breaks, the others are measured all the same
 
 
-def slots(shape: Shape, rows: int, longest: int) -> int:
+def slots(shape: AttentionShape, rows: int, longest: int) -> int:
     """Of a pool in which that many rows have contexts of up to `longest` tokens."""
     return (rows * -(-longest // shape.block) + 1) * shape.block
 
 
-def draw(rng: np.random.Generator, shape: Shape, rows: int, low: int, high: int, dtype: str) -> Case:
+def draw(
+    rng: np.random.Generator, shape: AttentionShape, rows: int, low: int, high: int, dtype: str
+) -> PagedAttentionCase:
     """Contexts anywhere from `low` to `high`, blocks anywhere in the pool."""
     contexts, width = rng.integers(low, high + 1, rows), -(-high // shape.block)
     tables = 1 + rng.permutation(rows * width).reshape(rows, width)
@@ -66,11 +68,16 @@ def draw(rng: np.random.Generator, shape: Shape, rows: int, low: int, high: int,
     cos, sin = (jnp.asarray(turn(angles), jnp.float32) for turn in (np.cos, np.sin))
     wide = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
     qkv = jnp.asarray(rng.standard_normal((rows, wide)), dtype)
-    return Case(qkv, Batch(tokens, positions, slots_, rows_, tiles, cos, sin), contexts)
+    return PagedAttentionCase(qkv, StepBatch(tokens, positions, slots_, rows_, tiles, cos, sin), contexts)
 
 
 def gather(
-    qkv: Float[Array, "D wide"], pool: Pool, layer: Int[Array, ""], batch: Batch, norms: QKNorm | None, shape: Shape
+    qkv: Float[Array, "D wide"],
+    pool: Pool,
+    layer: Int[Array, ""],
+    batch: StepBatch,
+    norms: QKNorm | None,
+    shape: AttentionShape,
 ) -> tuple[Float[Array, "D out"], Pool]:
     """Attention as it is without a kernel: all blocks of the tables are gathered, then one softmax."""
     q, k, v = heads(qkv, batch, norms, shape)
@@ -90,11 +97,11 @@ def gather(
 
 
 def chained(
-    qkv: Float[Array, "D wide"], pool: Pool, batch: Batch, norms: QKNorm, shape: Shape
+    qkv: Float[Array, "D wide"], pool: Pool, batch: StepBatch, norms: QKNorm, shape: AttentionShape
 ) -> tuple[Float[Array, "D out"], Pool]:
     """The CUDA kernel on all layers of the pool, one after the other, in one chain; the last layer's results."""
     from fullstride.llm.kernels.cuda.attention import decode_kernel
-    from fullstride.llm.kernels.cuda.chain import Link, chain
+    from fullstride.llm.kernels.cuda.chain import ChainLaunch, chain
     from fullstride.llm.kernels.cuda.product import in_order, slabs
 
     (rows, width), layers = batch.rows.shape, pool.shape[0]
@@ -104,16 +111,18 @@ def chained(
     out = jax.ShapeDtypeStruct((slabs(rows) * 64, shape.heads * shape.head_dim), qkv.dtype)
     places = [(i, 0) for i in range(len(operands))]
 
-    def link(layer: int) -> Link:
+    def link(layer: int) -> ChainLaunch:
         given = [*places[:2], (2, 4 * layer), *places[3:]]
-        return Link(*kernel, (*given, (len(operands), 0), (len(operands) + 1, 0)))
+        return ChainLaunch(*kernel, (*given, (len(operands), 0), (len(operands) + 1, 0)))
 
     results = (out, jax.ShapeDtypeStruct(pool.shape, pool.dtype))
     found, pool = chain([link(layer) for layer in range(layers)], operands, results, {1: 1})
     return in_order(found, rows), pool
 
 
-def expected(case: Case, pool: Pool, layer: int, norms: QKNorm, shape: Shape, rows: list[int]) -> np.ndarray:
+def expected(
+    case: PagedAttentionCase, pool: Pool, layer: int, norms: QKNorm, shape: AttentionShape, rows: list[int]
+) -> np.ndarray:
     """Some rows' results in fp64, from a pool that has this step's keys and values."""
     q, _, _ = heads(case.qkv, case.batch, norms, shape)
     found = []
@@ -135,7 +144,7 @@ def present() -> bool:
     return find_spec(MODULE) is not None
 
 
-def ways(shape: Shape, **options: Any) -> dict[str, Way]:
+def ways(shape: AttentionShape, **options: Any) -> dict[str, Way]:
     """It, by name."""
     return {
         f"JAX's Pallas, {splits} splits": Way(
@@ -151,7 +160,7 @@ def ways(shape: Shape, **options: Any) -> dict[str, Way]:
 
 
 @partial(jax.jit, static_argnames="shape")
-def pages(pool: Pool, shape: Shape) -> Pages:
+def pages(pool: Pool, shape: AttentionShape) -> Pages:
     """The pool in its layout."""
     blocks = pool.reshape(*pool.shape[:2], -1, shape.block, shape.kv_heads, shape.head_dim)
     outside = jnp.moveaxis(blocks, 4, 2)
@@ -159,7 +168,7 @@ def pages(pool: Pool, shape: Shape) -> Pages:
 
 
 @partial(jax.jit, static_argnames="shape")
-def pool_of(found: Pages, shape: Shape) -> Pool:
+def pool_of(found: Pages, shape: AttentionShape) -> Pool:
     """The pool again."""
     blocks = jnp.moveaxis(jnp.stack([jnp.stack(layer) for layer in found]), 2, 4)
     return blocks.reshape(*blocks.shape[:2], -1, shape.kv_heads, shape.head_dim)
@@ -169,9 +178,9 @@ def attention(
     qkv: Float[Array, "D wide"],
     pool: Pages,
     layer: int,
-    batch: Batch,
+    batch: StepBatch,
     norms: QKNorm | None,
-    shape: Shape,
+    shape: AttentionShape,
     *,
     splits: int,
     interpret: bool = False,

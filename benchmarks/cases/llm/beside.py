@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.cases.llm import vllm_side as bench_vllm
-from benchmarks.cases.llm.work import TEMPERATURE, Work, compared
+from benchmarks.cases.llm.work import TEMPERATURE, ModelWork, compared
 from benchmarks.harness.budget import say
 from fullstride.errors import ConfigError
 from fullstride.extras import how_to_install
@@ -58,7 +58,7 @@ class Peers:
             self.leave_out(name, why)
         return self._add(found)
 
-    def add_vllm(self, python: str, source: str, dtype: str, runs: int, work: Work, at_once: int) -> None:
+    def add_vllm(self, python: str, source: str, dtype: str, runs: int, work: ModelWork, at_once: int) -> None:
         """Run vLLM by its own interpreter, on the same weights; ConfigError if it does not run, or its weights cannot
         be written: it was asked for.
         """

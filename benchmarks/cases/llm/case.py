@@ -12,19 +12,19 @@ from jax.profiler import ProfileData
 
 from benchmarks.cases.llm.beside import Peers, interpreter
 from benchmarks.cases.llm.gate import gate
-from benchmarks.cases.llm.options import ATTENTION, RUNS, SEQUENCES, Options
-from benchmarks.cases.llm.shared import Bench, complete, shown, timing_of
+from benchmarks.cases.llm.options import ATTENTION, RUNS, SEQUENCES, LlmOptions
+from benchmarks.cases.llm.shared import LlmBench, complete, shown, timing_of
 from benchmarks.cases.llm.sweep import weight_bytes, weight_count
-from benchmarks.cases.llm.work import TEMPERATURE, Work, compared, large, model, small
+from benchmarks.cases.llm.work import TEMPERATURE, ModelWork, compared, large, model, small
 from benchmarks.cases.step_jax.ceilings import jax_ceilings
 from benchmarks.harness.budget import say
 from benchmarks.harness.environment import xla_flags
 from benchmarks.harness.results import Row, at
 from fullstride.llm.engine import Engine, EngineConfig
-from fullstride.llm.engine.build import chosen
+from fullstride.llm.engine.build import select_kernels
 from fullstride.llm.engine.shapes import DEFAULTS, dtype_for
 from fullstride.measure.gate import GateError
-from fullstride.measure.roofline import Ceilings, Floor, floor
+from fullstride.measure.roofline import Ceilings, RooflineBound, roofline_bound
 from fullstride.measure.timing import HostClock
 
 DEVICE, STREAM = "/device:GPU", "Stream"
@@ -88,7 +88,7 @@ def trace_of(found: list[Span]) -> Trace:
     return Trace((until - ordered[0].start) / 1e6, busy / 1e6, longest)
 
 
-def run(options: Options, out: Path) -> Path:
+def run(options: LlmOptions, out: Path) -> Path:
     """Measure, print the table, write the JSON, whose path is returned.
 
     ConfigError for a model that there is not, a vLLM that does not run, or kernels that cannot run the model here.
@@ -103,8 +103,8 @@ def run(options: Options, out: Path) -> Path:
     place = "cpu" if device.platform == "cpu" else "cuda"
     asked = EngineConfig(dtype=dtype, kernels=kernels, kv_cache_dtype=kv_cache_dtype)
     loaded = model(source, dtype_for(asked, device.platform, "") or None)
-    chosen(loaded.config, asked)  # what cannot run is told before anything is timed
-    bench = Bench(loaded, source, place, dtype, kernels, out, kv_cache_dtype)
+    select_kernels(loaded.config, asked)  # what cannot run is told before anything is timed
+    bench = LlmBench(loaded, source, place, dtype, kernels, out, kv_cache_dtype)
     if workload not in ("small", "large"):  # imported when it runs, as what a server needs no other does
         return import_module(f"benchmarks.cases.llm.{workload}").run(bench)
     vocab = loaded.config.vocab_size
@@ -148,7 +148,7 @@ def run(options: Options, out: Path) -> Path:
     return shown(result, out)
 
 
-def _gate(engine: Engine, work: Work, theirs: dict[str, list[int]]) -> dict[str, float]:
+def _gate(engine: Engine, work: ModelWork, theirs: dict[str, list[int]]) -> dict[str, float]:
     """How many greedy tokens differ; in fp32 none may, and of other dtypes `bench_gate.gate` judges them."""
     if not theirs:
         return {}
@@ -160,13 +160,13 @@ def _gate(engine: Engine, work: Work, theirs: dict[str, list[int]]) -> dict[str,
     return {f"greedy tokens that differ from {whose}, of {len(ours)}": float(n) for whose, n in wrong.items()}
 
 
-def _row(name: str, samples: list[float], work: Work, least: Floor) -> Row:
+def _row(name: str, samples: list[float], work: ModelWork, least: RooflineBound) -> Row:
     timing = timing_of(samples)
     return Row(name, timing, least, {"tokens_per_second": work.tokens / timing.median_ms * 1e3})
 
 
-def _floor(engine: Engine, work: Work, ceilings: Ceilings) -> Floor:
+def _floor(engine: Engine, work: ModelWork, ceilings: Ceilings) -> RooflineBound:
     pool = engine._runner.state.pool
     everything = work.tokens + sum(map(len, work.prompts))
     moved = work.floor_bytes(weight_bytes(engine), pool.nbytes // pool.shape[2])
-    return floor(2 * weight_count(engine.model) * everything, moved, ceilings)
+    return roofline_bound(2 * weight_count(engine.model) * everything, moved, ceilings)

@@ -27,7 +27,7 @@ LEAST = 3
 
 
 @dataclass(frozen=True)
-class Asked:
+class ClientRequest:
     """What to ask of a server."""
 
     url: str  # of the server
@@ -48,7 +48,7 @@ class Heard:
     tokens: int  # of all answers, as the server counts them
 
 
-def ask(asked: Asked) -> Heard:
+def ask(asked: ClientRequest) -> Heard:
     """Have all clients ask, in a process of their own; GateError if the server refused a question or left one
     unanswered, with its words.
     """
@@ -79,7 +79,7 @@ def found_by(process: Any) -> Any:
     return json.loads(said)
 
 
-async def _answer(client: httpx.AsyncClient, asked: Asked, prompt: list[int]) -> tuple[float, float, int]:
+async def _answer(client: httpx.AsyncClient, asked: ClientRequest, prompt: list[int]) -> tuple[float, float, int]:
     """Milliseconds until the first part, milliseconds a token after it, and tokens."""
     body = {"model": asked.model, "prompt": prompt, "max_tokens": asked.answer, "temperature": asked.temperature}
     body |= {"ignore_eos": True, "stream": True, "stream_options": STREAMED}
@@ -100,7 +100,7 @@ async def _answer(client: httpx.AsyncClient, asked: Asked, prompt: list[int]) ->
     return 1e3 * (first - started), 1e3 * (last - first) / max(1, tokens - begun), tokens
 
 
-async def heard(asked: Asked) -> Heard:
+async def heard(asked: ClientRequest) -> Heard:
     """Ask with all clients at once."""
 
     async def ask_in_turn(prompts: list[list[int]]) -> list[tuple[float, float, int]]:
@@ -117,5 +117,5 @@ async def heard(asked: Asked) -> Heard:
 
 
 if __name__ == "__main__":
-    given = Asked(**json.loads(sys.stdin.readline()))
+    given = ClientRequest(**json.loads(sys.stdin.readline()))
     sys.stdout.write(json.dumps(asdict(asyncio.run(heard(given)))))

@@ -14,7 +14,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array
 
-from benchmarks.cases.llm.shared import Bench, shown
+from benchmarks.cases.llm.shared import LlmBench, shown
 from benchmarks.cases.llm.work import TEMPERATURE, RandomParameters
 from benchmarks.harness.budget import say
 from benchmarks.harness.environment import environment
@@ -59,7 +59,7 @@ def named(count: int) -> str:
 class Report:
     """Rows of one section, written with every new one: a bench that is cut short has told what it found."""
 
-    bench: Bench
+    bench: LlmBench
     precision: str
     section: str
     kernels: Sequence[str]  # that will be measured

@@ -15,7 +15,7 @@ import numpy as np
 
 from benchmarks.cases.llm.gate import gate
 from benchmarks.cases.llm.hostile_clients import ATTACKS, CUT_OFF, attack, waited
-from benchmarks.cases.llm.shared import Bench, shown, timing_of
+from benchmarks.cases.llm.shared import LlmBench, shown, timing_of
 from benchmarks.cases.llm.sweep import prompt_operations, weight_bytes
 from benchmarks.cases.step_jax.ceilings import jax_ceilings
 from benchmarks.harness.budget import say
@@ -23,16 +23,16 @@ from benchmarks.harness.results import Row, write_result
 from fullstride.errors import ConfigError
 from fullstride.llm.server.app import create_app
 from fullstride.llm.server.launch import background
-from fullstride.llm.server.served_model import Served
+from fullstride.llm.server.served_model import ServedModel
 from fullstride.measure.gate import GateError
-from fullstride.measure.roofline import Floor, floor
+from fullstride.measure.roofline import RooflineBound, roofline_bound
 
 # Seconds of a row, bytes of an attack's request, clients that attack, and tokens of a small prompt.
 SECONDS, SIZE, ATTACKERS, PROMPT = 20.0, 2_000_000, 2, 16
 IDLE, NAME = "idle", "model"
 
 
-def run(bench: Bench) -> Path:
+def run(bench: LlmBench) -> Path:
     """Time small completions and /health, idle and by attack, a row each, written as it is found; see `case.run`.
 
     ConfigError for a model without a tokenizer, an end of texts or a chat template. GateError if a small request is
@@ -45,7 +45,7 @@ def run(bench: Bench) -> Path:
     engine = bench.engine()
     off = gate(engine, bench.loaded.parameters, [PROMPT], 1)
     ceilings = jax_ceilings(engine.sizes.dtype, "read")
-    least = floor(prompt_operations(engine.model, PROMPT), weight_bytes(engine), ceilings)
+    least = roofline_bound(prompt_operations(engine.model, PROMPT), weight_bytes(engine), ceilings)
     conditions = {
         "prompt": PROMPT,
         "answer": 1,
@@ -56,7 +56,7 @@ def run(bench: Bench) -> Path:
         "max_sequences": engine.sizes.rows,
     }
     rows: list[Row] = []
-    served = Served((NAME,), tokenizer, engine.sizes.max_length)
+    served = ServedModel((NAME,), tokenizer, engine.sizes.max_length)
     app = create_app(engine, served, concurrent=engine.sizes.rows, grammars=engine.grammars)
     result = bench.result(engine, off, ceilings, rows, "llm-hostile", **conditions)
     with _quiet(), background(app) as url:
@@ -79,7 +79,7 @@ def _quiet() -> Iterator[None]:
         logger.setLevel(before)
 
 
-def _row(name: str, asked: dict[str, Any], least: Floor) -> Row:
+def _row(name: str, asked: dict[str, Any], least: RooflineBound) -> Row:
     """Its times are those of the small completions; the first of each kind does not count."""
     extra: dict[str, Any] = {}
     if name == IDLE:

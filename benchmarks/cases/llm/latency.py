@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from benchmarks.cases.llm.gate import gate
-from benchmarks.cases.llm.shared import Bench, shown, timing_of
+from benchmarks.cases.llm.shared import LlmBench, shown, timing_of
 from benchmarks.cases.llm.sweep import prompt_operations, weight_bytes
 from benchmarks.cases.llm.work import SHAPES, model
 from benchmarks.cases.step_jax.ceilings import jax_ceilings
@@ -25,7 +25,7 @@ from benchmarks.harness.results import Row
 from fullstride.llm.engine import Engine, EngineConfig
 from fullstride.llm.engine.shapes import dtype_for
 from fullstride.llm.sampling_params import SamplingParams
-from fullstride.measure.roofline import floor
+from fullstride.measure.roofline import roofline_bound
 
 PROMPT, ANSWER = 1024, 64
 STARTS, REPEATS = 3, 20
@@ -39,7 +39,7 @@ def settings(longest: int, dtype: str | None, kernels: str) -> EngineConfig:
     return EngineConfig(dtype=dtype, prefix_cache=False, max_length=length, kernels=kernels)
 
 
-def run(bench: Bench) -> Path:
+def run(bench: LlmBench) -> Path:
     """Time starts and first tokens; see `case.run`."""
     loaded = bench.loaded
     # First, since a GPU that JAX has taken holds nothing else.
@@ -52,8 +52,8 @@ def run(bench: Bench) -> Path:
     off = gate(engine, loaded.parameters, [prompt], 1)
     first = first_tokens(engine, prompt)
     ceilings = jax_ceilings(engine.sizes.dtype, "read")
-    read = floor(0, weight_bytes(engine), ceilings)
-    least = floor(prompt_operations(loaded.config, prompt), weight_bytes(engine), ceilings)
+    read = roofline_bound(0, weight_bytes(engine), ceilings)
+    least = roofline_bound(prompt_operations(loaded.config, prompt), weight_bytes(engine), ceilings)
     rows = [
         Row("start, process and all, programs compiled before", timing_of(sum(s.values()) for s in starts), read),
         *(Row(f"of which {phase}", timing_of(start[phase] for start in starts), read) for phase in PHASES),

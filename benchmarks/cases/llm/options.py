@@ -27,7 +27,7 @@ BATCHES, BLOCK = (1, 4, 8, 16, 32, 64), 64
 
 
 @dataclass(frozen=True)
-class Options(CaseOptions):
+class LlmOptions(CaseOptions):
     """The language model engine beside transformers, vLLM and the floor of what must be read."""
 
     model: Annotated[str, among("NAME|PATH", "A name, file or folder; qwen3-0.6b or qwen3-8b: random weights.")] = (

@@ -12,9 +12,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from benchmarks.cases.llm.devices import REPEATS, SEQUENCES, Report, counts, named, on_devices, settings
 from benchmarks.cases.llm.gate import gate
-from benchmarks.cases.llm.shared import Bench, complete, run_all, timing_of
+from benchmarks.cases.llm.shared import LlmBench, complete, run_all, timing_of
 from benchmarks.cases.llm.sweep import fits, step_samples, weight_bytes, weight_count
-from benchmarks.cases.llm.work import Work, small
+from benchmarks.cases.llm.work import ModelWork, small
 from benchmarks.cases.step_jax.ceilings import jax_ceilings
 from benchmarks.harness.budget import say
 from benchmarks.harness.results import Row
@@ -26,7 +26,7 @@ from fullstride.llm.kernels import AXIS, choose
 from fullstride.llm.models.tensor_parallel import mesh_of
 from fullstride.llm.sampling_params import SamplingParams
 from fullstride.measure.gate import GateError
-from fullstride.measure.roofline import Ceilings, Floor
+from fullstride.measure.roofline import Ceilings, RooflineBound
 from fullstride.measure.timing import HostClock
 
 # Rows and contexts of the decode steps.
@@ -47,7 +47,7 @@ def sum_ms(engine: Engine, rows: int) -> float:
     """Milliseconds of one sum over an engine's devices of what a layer leaves of so many rows; 0 for one device."""
     if len(engine.devices) == 1:
         return 0.0
-    mesh, own = mesh_of(engine.devices), engine._runner.programs.kernels.total
+    mesh, own = mesh_of(engine.devices), engine._runner.programs.kernels.all_reduce
 
     def chain(x):
         for _ in range(SUMS):
@@ -62,12 +62,12 @@ def sum_ms(engine: Engine, rows: int) -> float:
     return timing_of(samples).median_ms / SUMS
 
 
-def floor_of(engine: Engine, rows: int, context: int, ceilings: Ceilings, one_sum: float) -> Floor:
+def floor_of(engine: Engine, rows: int, context: int, ceilings: Ceilings, one_sum: float) -> RooflineBound:
     """A device's share of the bytes at the copy rate and, one after the other, two sums a layer and the embedding's."""
     pool, count = engine._runner.state.pool, len(engine.devices)
     moved = (weight_bytes(engine) + rows * context * (pool.nbytes // pool.shape[2])) / count
     sums = (2 * engine.model.layers + 1) * one_sum
-    return Floor(
+    return RooflineBound(
         2 * rows * weight_count(engine.model) / count / ceilings.flops * 1e3, moved / ceilings.bytes * 1e3 + sums
     )
 
@@ -100,7 +100,7 @@ def agreeing(ours: list[list[int]], theirs: list[list[int]]) -> int:
     return found
 
 
-def first_logprobs(engine: Engine, work: Work) -> list[dict[int, float]]:
+def first_logprobs(engine: Engine, work: ModelWork) -> list[dict[int, float]]:
     """The most probable first tokens of each answer, before any choice could differ."""
     params = SamplingParams(temperature=0.0, max_tokens=1, logprobs=TOP, ignore_eos=True)
     found = run_all(engine, work.prompts, [params] * len(work.prompts))
@@ -113,7 +113,7 @@ def largest_difference(ours: list[dict[int, float]], theirs: list[dict[int, floa
     return max(abs(a - b) for a, b in pairs)
 
 
-def run(bench: Bench) -> Path:
+def run(bench: LlmBench) -> Path:
     """Time decode steps of one model on 1, 2, 4 and 8 devices, as far as there are so many; see `case.run`.
 
     ConfigError if the kernels that were named cannot run on one of these numbers of devices. GateError if greedy tokens
@@ -146,8 +146,8 @@ def run(bench: Bench) -> Path:
 class Agreement:
     """What each engine says beside the first one."""
 
-    def __init__(self, report: Report, work: Work):
-        self._report, self._work = report, Work(work.prompts, [GREEDY] * len(work.prompts))
+    def __init__(self, report: Report, work: ModelWork):
+        self._report, self._work = report, ModelWork(work.prompts, [GREEDY] * len(work.prompts))
         self._first: tuple[list[list[int]], list[dict[int, float]]] | None = None
 
     def check(self, engine: Engine, name: str) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 from benchmarks.cases.llm.devices import REPEATS, SEQUENCES, Report, counts, named, on_devices, settings
 from benchmarks.cases.llm.gate import gate
 from benchmarks.cases.llm.parallel import floor_of
-from benchmarks.cases.llm.shared import Bench, timing_of
+from benchmarks.cases.llm.shared import LlmBench, timing_of
 from benchmarks.cases.llm.work import TEMPERATURE
 from benchmarks.cases.step_jax.ceilings import jax_ceilings
 from benchmarks.harness.budget import say
@@ -23,11 +23,11 @@ from benchmarks.harness.results import Row
 from fullstride.errors import ConfigError
 from fullstride.llm.engine import Engine
 from fullstride.llm.sampling_params import SamplingParams
-from fullstride.llm.server.job import Prompt
-from fullstride.llm.server.limits import Limits
+from fullstride.llm.server.job import EnginePrompt
+from fullstride.llm.server.limits import ServerLimits
 from fullstride.llm.server.metrics import Metrics
-from fullstride.llm.server.request_manager import Bridge
-from fullstride.measure.roofline import Floor
+from fullstride.llm.server.request_manager import RequestManager
+from fullstride.measure.roofline import RooflineBound
 
 # Of a conversation, in tokens but for its turns: each question stands behind all that was said before.
 TURNS, OPENING, QUESTION, ANSWER = 3, 128, 32, 100
@@ -37,7 +37,7 @@ PROMPTS = (OPENING + QUESTION, OPENING + TURNS * QUESTION + (TURNS - 1) * ANSWER
 BUDGET = 1024
 
 
-def run(bench: Bench) -> Path:
+def run(bench: LlmBench) -> Path:
     """Time conversations with 1, 2, 4 and 8 engines behind one server, 16 with each at once; see `case.run`;
     ConfigError for a model of too short sequences.
     """
@@ -83,11 +83,11 @@ def run(bench: Bench) -> Path:
     return report.shown()
 
 
-def _floor(engine: Engine, report: Report) -> Floor:
+def _floor(engine: Engine, report: Report) -> RooflineBound:
     """Of an engine's decode steps alone, each with the context that is the mean of all."""
     context = OPENING + TURNS * (QUESTION + ANSWER) // 2
     step = floor_of(engine, SEQUENCES, context, report.ceilings, 0.0)
-    return Floor(step.arithmetic_ms * TURNS * ANSWER, step.memory_ms * TURNS * ANSWER)
+    return RooflineBound(step.arithmetic_ms * TURNS * ANSWER, step.memory_ms * TURNS * ANSWER)
 
 
 def _samples(engines: Sequence[Engine], repeats: int) -> Iterator[float]:
@@ -102,19 +102,19 @@ def _samples(engines: Sequence[Engine], repeats: int) -> Iterator[float]:
 
 async def _served(engines: Sequence[Engine], words: Sequence[Sequence[int]]) -> float:
     """Milliseconds of these conversations, all at once."""
-    async with Bridge(engines, Limits(), Metrics(), concurrent=SEQUENCES) as bridge:
+    async with RequestManager(engines, ServerLimits(), Metrics(), concurrent=SEQUENCES) as bridge:
         started = time.perf_counter()
         await asyncio.gather(*(_talk(bridge, own) for own in words))
         return (time.perf_counter() - started) * 1e3
 
 
-async def _talk(bridge: Bridge, words: Sequence[int]) -> None:
+async def _talk(bridge: RequestManager, words: Sequence[int]) -> None:
     """One conversation: what was answered stands before the next question."""
     params = SamplingParams(temperature=TEMPERATURE, max_tokens=ANSWER, ignore_eos=True)
     said, asked = list(words[:OPENING]), iter(words[OPENING:])
     for _ in range(TURNS):
         said += [next(asked) for _ in range(QUESTION)]
-        job = bridge.submit([Prompt(list(said), params)])
+        job = bridge.submit([EnginePrompt(list(said), params)])
         try:
             async for _, delta in job:
                 said += delta.token_ids

@@ -15,11 +15,11 @@ import numpy as np
 import tokenizers
 from tokenizers import decoders, models
 
-from benchmarks.cases.llm.clients import LONGEST, Asked, Heard, ask
+from benchmarks.cases.llm.clients import LONGEST, ClientRequest, Heard, ask
 from benchmarks.cases.llm.gate import gate
-from benchmarks.cases.llm.shared import Bench, complete, shown
+from benchmarks.cases.llm.shared import LlmBench, complete, shown
 from benchmarks.cases.llm.sweep import prompt_operations, weight_bytes, weight_count
-from benchmarks.cases.llm.work import TEMPERATURE, Work
+from benchmarks.cases.llm.work import TEMPERATURE, ModelWork
 from benchmarks.cases.step_jax.ceilings import jax_ceilings
 from benchmarks.harness.budget import say
 from benchmarks.harness.results import Row, write_result
@@ -27,11 +27,11 @@ from fullstride.errors import ConfigError
 from fullstride.llm.engine import Engine
 from fullstride.llm.server.app import create_app
 from fullstride.llm.server.launch import background
-from fullstride.llm.server.limits import Limits
-from fullstride.llm.server.served_model import Served
+from fullstride.llm.server.limits import ServerLimits
+from fullstride.llm.server.served_model import ServedModel
 from fullstride.llm.text.tokenizer import Tokenizer
 from fullstride.measure.gate import GateError
-from fullstride.measure.roofline import Ceilings, floor
+from fullstride.measure.roofline import Ceilings, roofline_bound
 from fullstride.measure.timing import HostClock, Timing
 
 # Tokens of a prompt and of an answer, and clients at once, by place.
@@ -44,10 +44,10 @@ QUANTILES = {"median": 0.5, "p90": 0.9, "p99": 0.99}
 OTHERS = 1000
 NAME = "model"
 # Slow models have their time.
-PATIENT = Limits(queue_seconds=LONGEST, total_seconds=LONGEST)
+PATIENT = ServerLimits(queue_seconds=LONGEST, total_seconds=LONGEST)
 
 
-def run(bench: Bench) -> Path:
+def run(bench: LlmBench) -> Path:
     """Time answers by number of clients, a row each, written as it is found; see `case.run`.
 
     ConfigError for a model of too short sequences. GateError if an answer does not come, or has not as many tokens as
@@ -73,7 +73,7 @@ def run(bench: Bench) -> Path:
     }
     rows: list[Row] = []
     result = bench.result(engine, off, ceilings, rows, "llm-serve", **conditions)
-    app = create_app(engine, Served((NAME,), tokenizer, longest), concurrent=engine.sizes.rows, limits=PATIENT)
+    app = create_app(engine, ServedModel((NAME,), tokenizer, longest), concurrent=engine.sizes.rows, limits=PATIENT)
     with background(app) as url:
         for count in clients:
             rows.append(_row(url, engine, count, conditions, ceilings, alone[count]))
@@ -98,7 +98,7 @@ def _alone(engine: Engine, count: int, prompt: int, answer: int) -> float:
     """Tokens a second of the engine with so many prompts at once, again and again."""
     seconds = 0.0
     for turn in range(QUESTIONS + 1):
-        work = Work(_prompts(engine, (count, turn), (count, prompt)), [answer] * count)
+        work = ModelWork(_prompts(engine, (count, turn), (count, prompt)), [answer] * count)
         seconds += HostClock().time(partial(complete, engine, work, TEMPERATURE)) / 1e3 * (turn > 0)
     return QUESTIONS * count * answer / seconds
 
@@ -109,7 +109,7 @@ def _row(url: str, engine: Engine, count: int, conditions: dict[str, Any], ceili
     first, timed = (_heard(url, engine, count, questions, prompt, answer) for questions in (1, QUESTIONS))
     speed = timed.tokens / timed.seconds
     say(f"{count} at once: {speed:.1f} tokens/s, the engine alone {alone:.1f}")
-    read = floor(prompt_operations(engine.model, prompt), weight_bytes(engine), ceilings)
+    read = roofline_bound(prompt_operations(engine.model, prompt), weight_bytes(engine), ceilings)
     extra = {
         "batch": count,
         "requests": len(timed.firsts),
@@ -120,7 +120,7 @@ def _row(url: str, engine: Engine, count: int, conditions: dict[str, Any], ceili
         "first_token_floor_ms": read.ms,
     }
     # How many decode at a time, and with how much context, the clients decide: all weights are read for one.
-    least = floor(2 * weight_count(engine.model), weight_bytes(engine), ceilings)
+    least = roofline_bound(2 * weight_count(engine.model), weight_bytes(engine), ceilings)
     return Row(f"{count} at once", Timing(first.paces[0], tuple(timed.paces), None), least, extra)
 
 
@@ -129,7 +129,7 @@ def _heard(url: str, engine: Engine, count: int, questions: int, prompt: int, an
     have as many tokens as were asked for.
     """
     slots = _prompts(engine, (count, OTHERS + questions), (count, questions, prompt))
-    heard = ask(Asked(url, NAME, slots, answer, TEMPERATURE))
+    heard = ask(ClientRequest(url, NAME, slots, answer, TEMPERATURE))
     if heard.tokens != count * questions * answer:
         raise GateError(f"{count} clients: {heard.tokens} tokens came, {count * questions * answer} were asked for")
     return heard

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cases.llm.work import Work
+from benchmarks.cases.llm.work import ModelWork
 from benchmarks.harness.environment import environment
 from benchmarks.harness.results import CaseResult, Row, write_result
 from benchmarks.harness.table import console_of, result_table
@@ -32,7 +32,7 @@ def shown(result: CaseResult, out: Path) -> Path:
 
 
 @dataclass(frozen=True)
-class Bench:
+class LlmBench:
     """A model on this machine, and what is asked of its engines."""
 
     loaded: Any
@@ -89,7 +89,7 @@ def tokens_of(deltas: Sequence[Delta]) -> list[int]:
     return [token for delta in deltas for token in delta.token_ids]
 
 
-def complete(engine: Engine, work: Work, temperature: float) -> list[list[int]]:
+def complete(engine: Engine, work: ModelWork, temperature: float) -> list[list[int]]:
     """Run the work on an idle engine; the tokens of each answer."""
     params = [SamplingParams(temperature=temperature, max_tokens=n, ignore_eos=True) for n in work.outputs]
     return [*map(tokens_of, run_all(engine, work.prompts, params))]

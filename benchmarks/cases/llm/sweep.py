@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.cases.llm.gate import gate
-from benchmarks.cases.llm.shared import Bench, shown, timing_of
+from benchmarks.cases.llm.shared import LlmBench, shown, timing_of
 from benchmarks.cases.llm.work import TEMPERATURE
 from benchmarks.cases.step_jax.ceilings import jax_ceilings
 from benchmarks.harness.environment import xla_flags
@@ -18,8 +18,8 @@ from benchmarks.harness.results import Row, at, write_result
 from fullstride.llm.config import ModelConfig, parameter_shapes
 from fullstride.llm.engine import Engine, wire
 from fullstride.llm.engine.runner import Runner
-from fullstride.llm.engine.wire import Decode
-from fullstride.measure.roofline import Ceilings, floor
+from fullstride.llm.engine.wire import DecodeInput
+from fullstride.measure.roofline import Ceilings, roofline_bound
 
 GRIDS = {"cpu": ((1, 4), (128, 512)), "cuda": ((1, 2, 4, 8, 16, 32, 64, 128, 256), (128, 400, 1024, 4096, 8192))}
 # Dispatches that follow one another without being waited for, and how often that is timed.
@@ -64,7 +64,7 @@ def sweep(engine: Engine, place: str, ceilings: Ceilings) -> Iterator[tuple[list
         if not fits(runner, batch, context):
             continue
         timing = timing_of(step_samples(runner, batch, context))
-        least = floor(2 * batch * count, weight_bytes(engine) + batch * context * kv, ceilings)
+        least = roofline_bound(2 * batch * count, weight_bytes(engine) + batch * context * kv, ceilings)
         speed = batch / timing.median_ms * 1e3
         rows.append(Row(name, timing, least, {"batch": batch, "context": context, "tokens_per_second": speed}))
         left_out.remove(name)
@@ -86,8 +86,8 @@ def step_samples(runner: Runner, batch: int, context: int) -> Iterator[float]:
     sizes, blocks = runner.sizes, _blocks(runner, context)
     rows = next(size for size in sizes.row_buckets if size >= batch)
     width = next(size for size in sizes.widths if size >= blocks)
-    packed = np.zeros(Decode.size(rows, width), np.int32)
-    host = Decode.of(packed, rows)
+    packed = np.zeros(DecodeInput.size(rows, width), np.int32)
+    host = DecodeInput.of(packed, rows)
     host.head[:], host.slots[:] = (sizes.steps, 0), sizes.rows
     host.slots[:batch], host.capacity[:batch] = np.arange(batch), blocks * sizes.block
     # Blocks of a sequence lie apart, as they do after a while.
@@ -118,7 +118,7 @@ def _stand(runner: Runner, context: int) -> None:
     jax.block_until_ready(runner.state)
 
 
-def run(bench: Bench) -> Path:
+def run(bench: LlmBench) -> Path:
     """Time decode steps and write every row as it is found; see `case.run`."""
     batches, contexts = GRIDS[bench.place]
     longest = min(bench.loaded.config.max_position, max(contexts) + 128)

@@ -14,7 +14,7 @@ import torch
 import transformers
 
 from benchmarks.cases.llm.options import ATTENTION
-from benchmarks.cases.llm.work import GATE_TOKENS, TEMPERATURE, Work, compared, model, small
+from benchmarks.cases.llm.work import GATE_TOKENS, TEMPERATURE, ModelWork, compared, model, small
 from fullstride.llm.config import ModelConfig
 
 COMPILED = "transformers, batched and compiled"
@@ -97,7 +97,7 @@ def timed(call: Callable[[], Any], runs: int, device: str) -> list[float]:
     return samples
 
 
-def compiled(made: Any, work: Work, runs: int, device: str) -> tuple[list[float], list[int]]:
+def compiled(made: Any, work: ModelWork, runs: int, device: str) -> tuple[list[float], list[int]]:
     """Times with keys and values of fixed size, for which transformers compiles a step and captures its launches.
 
     And greedy tokens of the last prompt, the longest, by the same step. One cache serves all runs: a step is captured
@@ -114,7 +114,7 @@ def times(source: str, dtype: str, device: str, runs: int, attention: str) -> di
     made, work = network(loaded, device, attention), small(loaded.config.vocab_size)
     gate = compared(work)
 
-    def one_by_one(work: Work = work):
+    def one_by_one(work: ModelWork = work):
         for prompt, count in zip(work.prompts, work.outputs, strict=True):
             generate(made, [prompt], count, TEMPERATURE)
 

@@ -29,7 +29,7 @@ MANY, DRAWN = 1_000_000_000, 16_777_259
 
 
 @dataclass(frozen=True)
-class Work:
+class ModelWork:
     """Prompts as token ids, and how many tokens each answer has."""
 
     prompts: list[list[int]]
@@ -51,24 +51,24 @@ class Work:
         return max(self.outputs) * weights + kv * contexts
 
 
-def compared(work: Work) -> Work:
+def compared(work: ModelWork) -> ModelWork:
     """What engines are compared by, greedily."""
-    return Work([work.prompts[-1][:GATE_PROMPT]], [GATE_TOKENS])
+    return ModelWork([work.prompts[-1][:GATE_PROMPT]], [GATE_TOKENS])
 
 
-def small(vocab: int) -> Work:
+def small(vocab: int) -> ModelWork:
     """Four prompts, 100 tokens each."""
     draw = random.Random(0)
-    return Work([[draw.randrange(3, vocab) for _ in range(n)] for n in (12, 20, 28, 36)], [100] * 4)
+    return ModelWork([[draw.randrange(3, vocab) for _ in range(n)] for n in (12, 20, 28, 36)], [100] * 4)
 
 
-def large(vocab: int, sequences: int, longest: int = 1024) -> Work:
+def large(vocab: int, sequences: int, longest: int = 1024) -> ModelWork:
     """As nano-vllm's bench.py draws them: prompts and answers of 100 to 1024 tokens, seed 0."""
     draw = random.Random(0)
     prompts = [
         [draw.randint(0, min(10_000, vocab - 1)) for _ in range(draw.randint(100, longest))] for _ in range(sequences)
     ]
-    return Work(prompts, [draw.randint(100, longest) for _ in range(sequences)])
+    return ModelWork(prompts, [draw.randint(100, longest) for _ in range(sequences)])
 
 
 class RandomParameters(Mapping[str, np.ndarray]):

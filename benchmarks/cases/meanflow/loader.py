@@ -35,8 +35,8 @@ from fullstride.meanflow.data.reader import PREFETCH
 from fullstride.meanflow.data.shards import write_latents
 from fullstride.meanflow.data.sources.image_folder import image_folder
 from fullstride.measure.gate import require_close
-from fullstride.measure.roofline import Ceilings, Floor, measure_ceilings
-from fullstride.measure.timing import Clock, HostClock, Plan, clock_for, measure
+from fullstride.measure.roofline import Ceilings, RooflineBound, measure_ceilings
+from fullstride.measure.timing import Clock, HostClock, TimingPlan, clock_for, measure
 
 RECORDS = {"memory": 60_000, "pictures": 2_000, "latents": 10_000}
 
@@ -74,7 +74,7 @@ SETS: dict[str, Callable[[Path, int], Split]] = {"memory": _memory, "pictures": 
 
 
 @dataclass(frozen=True)
-class Bench:
+class LoaderBench:
     """What all rows share; `host` holds the rates of the processor's memory."""
 
     device: torch.device
@@ -95,18 +95,18 @@ class Bench:
         with Loader(split, self.device, workers) as loader:
             stream = loader.batches(itertools.cycle(orders))
             error = require_close(name, next(stream).raw[0], split.read(orders[0][0, 0]), tolerance=0.0)
-            plan = Plan(warmup=1, repeats=5, seconds=1.0)
+            plan = TimingPlan(warmup=1, repeats=5, seconds=1.0)
             timing = measure(lambda: collections.deque(itertools.islice(stream, steps), maxlen=0), self.clock, plan)
         taken = steps * self.batch_size
         extra = {"workers": workers, "records_per_second": taken / timing.median_ms * 1e3}
         extra |= {"record_bytes": _bytes(split), "decode_ms": decode_ms}
         return Row(title, timing, self._floor(split, taken, workers, decode_ms), extra), error
 
-    def _floor(self, split: Split, taken: int, workers: int, decode_ms: float) -> Floor:
+    def _floor(self, split: Split, taken: int, workers: int, decode_ms: float) -> RooflineBound:
         """Each byte read and written once where it is gathered, on the device or by the host; and its decoding."""
         rate = self.ceilings.bytes if split.in_memory else self.host.bytes
         at_once = min(max(workers, 1), cores())
-        return Floor(taken * decode_ms / at_once, 2 * taken * _bytes(split) / rate * 1e3)
+        return RooflineBound(taken * decode_ms / at_once, 2 * taken * _bytes(split) / rate * 1e3)
 
     def rows(self, counts: list[int]) -> tuple[list[Row], dict[str, float]]:
         """The rows of all sets, and the gate's error of each."""
@@ -128,7 +128,7 @@ def _bytes(split: Split) -> int:
 def _decode_ms(split: Split, count: int = 64) -> float:
     """Milliseconds that one core takes to read and decode a picture."""
     chosen = torch.arange(min(count, len(split)))
-    return measure(lambda: split.read(chosen), HostClock(), Plan(warmup=1, repeats=5)).median_ms / len(chosen)
+    return measure(lambda: split.read(chosen), HostClock(), TimingPlan(warmup=1, repeats=5)).median_ms / len(chosen)
 
 
 def steps_a_call(least: int, workers: int) -> int:
@@ -154,7 +154,7 @@ def run(options: LoaderOptions, out: Path) -> Path:
     torch.manual_seed(0)
     ceilings = measure_ceilings(chosen.type)
     host = ceilings if chosen.type == "cpu" else measure_ceilings("cpu")
-    bench = Bench(chosen, batch_size, clock_for(chosen.type), ceilings, host)
+    bench = LoaderBench(chosen, batch_size, clock_for(chosen.type), ceilings, host)
     rows, errors = bench.rows(worker_counts(cores() if workers is None else workers))
     conditions = {
         "batch_size": batch_size,

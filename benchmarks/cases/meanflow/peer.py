@@ -27,14 +27,14 @@ from fullstride.meanflow.config.overrides import compose
 from fullstride.meanflow.config.schema import TrainConfig
 from fullstride.meanflow.training.build import augment_dim, build_model
 from fullstride.measure.flops import count_flops
-from fullstride.measure.roofline import Ceilings, floor, measure_ceilings
+from fullstride.measure.roofline import Ceilings, measure_ceilings, roofline_bound
 from fullstride.measure.timing import Timing
 
 READY = "py-meanflow, augmented before"
 
 
 @dataclass
-class Bench:
+class PeerBench:
     """Measures one code after the other."""
 
     options: PeerOptions
@@ -104,7 +104,7 @@ class Bench:
         work = forwards * config.data.batch_size * self._flops
         moved = weight_passes(0) * 4 * self.weights
         extra = {"precision": precision, "TFLOP/s": rates.flops / 1e12, "forwards": forwards}
-        return Row(name, timing, floor(work, moved, rates), extra)
+        return Row(name, timing, roofline_bound(work, moved, rates), extra)
 
 
 def run(options: PeerOptions, out: Path) -> Path:
@@ -125,7 +125,7 @@ def run(options: PeerOptions, out: Path) -> Path:
         raise ConfigError("data=... or data.KEY=...: random pictures are taken, of CIFAR-10's size; leave it out")
     load_official(options.official)  # before minutes are spent
     with one_stream(device):
-        bench = Bench(options, device, config)
+        bench = PeerBench(options, device, config)
         rows, failed = list[Row](), None
         try:
             for row in bench.rows():

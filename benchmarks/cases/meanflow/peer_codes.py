@@ -11,13 +11,13 @@ from torch import Tensor
 
 from benchmarks.experiments.meanflow.official_code import build, opened, run_epoch
 from fullstride.device import memory
-from fullstride.device.precision import ieee, set_precision
+from fullstride.device.precision import exact_fp32, set_precision
 from fullstride.meanflow.config.schema import TrainConfig
 from fullstride.meanflow.data.dataset import Dataset, Split
 from fullstride.meanflow.models.import_song_unet import from_py_meanflow
 from fullstride.meanflow.objective.derivative import velocity_and_derivative
 from fullstride.meanflow.training.build import augment_dim, build_model, build_objective, build_state
-from fullstride.meanflow.training.step import awake, build_step, schedule
+from fullstride.meanflow.training.step import build_step, randomize_zero_layers, schedule
 from fullstride.measure.gate import require_close
 from fullstride.measure.timing import HostClock, Timing
 from fullstride.step.torch.runners.graph import WARM
@@ -126,7 +126,7 @@ class Theirs:
         GateError if they are not the same function.
         """
         theirs, config = self._training.model.net, self._config
-        awake(theirs, torch.Generator(self._device).manual_seed(0))
+        randomize_zero_layers(theirs, torch.Generator(self._device).manual_seed(0))
         ours = build_model(config.model, SHAPE, 0, augment_dim(config.data)).to(self._device).eval()
         state = {f"net.{name}": value for name, value in theirs.state_dict().items()}
         ours.load_state_dict(from_py_meanflow(state, "net"))
@@ -134,7 +134,7 @@ class Theirs:
         t, r = torch.tensor([[0.9, 0.5, 0.7, 1.0], [0.0, 0.5, 0.2, 0.6]], device=self._device)
         labels = torch.rand(CHECKED, augment_dim(config.data), device=self._device)
         theirs.eval()
-        with ieee(self._device), torch.no_grad():
+        with exact_fp32(self._device), torch.no_grad():
             found = velocity_and_derivative(ours, z, r, t, v, {"augment": labels} if labels.numel() else {})
             at = lambda z, t: theirs(z, (t, t - r), labels if labels.numel() else None)  # noqa: E731
             expected = torch.func.jvp(at, (z, t), (v, torch.ones_like(t)))

@@ -17,16 +17,16 @@ from torch import Tensor
 
 from benchmarks.cases.meanflow.options import SAMPLED_BY, SamplingOptions, StepOptions
 from benchmarks.cases.meanflow.step_gate import TOLERANCE
-from benchmarks.cases.meanflow.step_setup import Setup, make_setup
+from benchmarks.cases.meanflow.step_setup import StepSetup, make_setup
 from benchmarks.harness.budget import NO_MEMORY, NO_TIME, reason, say
 from benchmarks.harness.environment import environment
 from benchmarks.harness.results import CaseResult, Row, at
 from benchmarks.harness.table import finish, result_table
 from fullstride.device import memory
-from fullstride.device.precision import treated
+from fullstride.device.precision import matmul_precision
 from fullstride.device.select import resolve_device
 from fullstride.meanflow.objective.derivative import Velocity
-from fullstride.meanflow.sampling.graphed import WARM, Recorded, check_backend
+from fullstride.meanflow.sampling.graphed import WARM, GraphedNetwork, check_backend
 from fullstride.meanflow.sampling.samplers import SAMPLERS, meanflow_sample, sample
 from fullstride.measure.gate import require_close
 from fullstride.measure.timing import Call, measure
@@ -38,7 +38,7 @@ JUDGED = 8  # images of a batch that are held against fp64
 
 
 @dataclass(frozen=True)
-class Case:
+class SamplingCase:
     """A sampler that takes one evaluation of the network a step, and makes `num` images in batches of that size."""
 
     sampler: str
@@ -54,10 +54,10 @@ class Case:
 
 
 @dataclass
-class Bench:
+class SamplingBench:
     """Measures, and keeps what it finds."""
 
-    setup: Setup
+    setup: StepSetup
     options: SamplingOptions
     rows: list[Row] = field(default_factory=list)  # of all cases so far
     errors: dict[str, float] = field(default_factory=dict)  # against fp64, by batch and backend
@@ -95,7 +95,7 @@ class Bench:
             return
         network: Velocity = self.setup.model
         if backend != "eager":  # recorded for each batch
-            network = Recorded(
+            network = GraphedNetwork(
                 torch.compile(network, fullgraph=True, dynamic=False) if "compile" in backend else network
             )
         noise = self.setup.images(batch)
@@ -103,21 +103,21 @@ class Bench:
         for case in self._cases(network, noise):
             self._row(case, backend, first_ms)
 
-    def _cases(self, network: Velocity, noise: Tensor) -> Iterator[Case]:
+    def _cases(self, network: Velocity, noise: Tensor) -> Iterator[SamplingCase]:
         """A batch by each sampler; of the largest batch a set, too, from indices to the host as users get it."""
         batch, setup = len(noise), self.setup
         for sampler, steps in STEPS:
             take = partial(SAMPLERS[sampler], network, noise, steps=steps)
-            yield Case(sampler, steps, batch, batch, self._call(take))
+            yield SamplingCase(sampler, steps, batch, batch, self._call(take))
         if batch == max(self.batches):
             num, asked = SET * batch, {"shape": setup.shape, "seed": 0, "precision": setup.precision}
             for sampler, steps in STEPS[:2]:
                 asked |= {"num": num, "batch_size": batch, "device": setup.device, "sampler": sampler, "steps": steps}
-                yield Case(sampler, steps, batch, num, partial(sample, network, **asked))
+                yield SamplingCase(sampler, steps, batch, num, partial(sample, network, **asked))
 
     def _call(self, take: Callable[[], object]) -> Call:
         def call() -> object:
-            with torch.no_grad(), treated(self.setup.precision, self.setup.device):
+            with torch.no_grad(), matmul_precision(self.setup.precision, self.setup.device):
                 return take()
 
         return call
@@ -136,7 +136,7 @@ class Bench:
         self.errors[name] = require_close(name, images[-1][:JUDGED], right, TOLERANCE[self.setup.precision])
         return first_ms
 
-    def _row(self, case: Case, backend: str, first_ms: float) -> None:
+    def _row(self, case: SamplingCase, backend: str, first_ms: float) -> None:
         if self.setup.budget.spent:
             self._leave_out(case.name(backend), NO_TIME)
             return
@@ -162,7 +162,7 @@ def run(options: SamplingOptions, out: Path) -> Path:
     shared = {"channels_last": options.channels_last, "seconds": options.seconds}
     setup = make_setup(StepOptions(options.device, options.precision, options.model, **shared))
     setup.model.eval()
-    bench = Bench(setup, options)
+    bench = SamplingBench(setup, options)
     bench.run()
     conditions = {
         "model": options.model,

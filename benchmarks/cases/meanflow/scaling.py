@@ -15,9 +15,9 @@ from rich.table import Table
 from torch.cuda import nccl
 
 from benchmarks.cases.meanflow.options import ScalingOptions
-from benchmarks.cases.meanflow.scaling_sets import Found, Job, run_sets, started, step_options
+from benchmarks.cases.meanflow.scaling_sets import Found, ScalingJob, run_sets, started, step_options
 from benchmarks.cases.meanflow.scaling_steps import Measured
-from benchmarks.cases.meanflow.step_setup import Setup, make_setup, weight_passes
+from benchmarks.cases.meanflow.step_setup import StepSetup, make_setup, weight_passes
 from benchmarks.harness.budget import NO_MEMORY, NO_TIME, Budget, say
 from benchmarks.harness.environment import environment, slug
 from benchmarks.harness.results import CaseResult, Row, at, write_result
@@ -26,7 +26,7 @@ from fullstride.device import memory
 from fullstride.device.precision import set_precision
 from fullstride.device.select import resolve_device
 from fullstride.errors import ConfigError
-from fullstride.measure.roofline import Ceilings, Floor, measure_ceilings
+from fullstride.measure.roofline import Ceilings, RooflineBound, measure_ceilings
 from fullstride.measure.timing import Timing
 
 # Where rows lie until all are known: a bench that is cut short replaces no whole result.
@@ -34,13 +34,13 @@ UNFINISHED = "unfinished"
 
 
 @dataclass
-class Bench:
+class ScalingBench:
     """What is known so far, which is written with every new row: a bench that is cut short has told what it found."""
 
     options: ScalingOptions
     out: Path
     size: int
-    setups: dict[str, Setup]
+    setups: dict[str, StepSetup]
     ceilings: Ceilings
     found: list[Found]
     unfinished: Path | None = None
@@ -114,7 +114,7 @@ def run(options: ScalingOptions, out: Path) -> Path:
         else:
             set_precision(options.precision, device)
             ceilings = measure_ceilings(device.type, "bfloat16" if options.precision == "bf16" else "float32")
-        bench = Bench(options, out, size, setups, ceilings, [Found(job) for job in jobs])
+        bench = ScalingBench(options, out, size, setups, ceilings, [Found(job) for job in jobs])
         for setup in setups.values():
             setup.model.cpu()  # the memory is the processes'
         memory.release(device)
@@ -133,11 +133,11 @@ def run(options: ScalingOptions, out: Path) -> Path:
     return finish(result, out, shown, width=150, wrong=wrong)
 
 
-def _jobs(options: ScalingOptions) -> list[Job]:
+def _jobs(options: ScalingOptions) -> list[ScalingJob]:
     """In the order in which they are timed; the largest network's memory last, on a GPU alone."""
-    jobs = [Job(model, ratio) for ratio in options.ratios for model in options.models]
+    jobs = [ScalingJob(model, ratio) for ratio in options.ratios for model in options.models]
     if options.largest and options.device == "cuda":
-        jobs.append(Job(options.largest))
+        jobs.append(ScalingJob(options.largest))
     chosen = [job for job in jobs if not options.only or any(part in job.name for part in options.only)]
     if not chosen:
         raise ConfigError(
@@ -146,7 +146,7 @@ def _jobs(options: ScalingOptions) -> list[Job]:
     return chosen
 
 
-def _rows(found: Found, bench: Bench) -> list[Row]:
+def _rows(found: Found, bench: ScalingBench) -> list[Row]:
     """Of a set's findings; the first, of one process alone, is what the others are compared with."""
     rows = []
     for measured in found.rows:
@@ -162,10 +162,10 @@ def _rows(found: Found, bench: Bench) -> list[Row]:
     return rows
 
 
-def _floor(job: Job, measured: Measured, bench: Bench) -> Floor:
+def _floor(job: ScalingJob, measured: Measured, bench: ScalingBench) -> RooflineBound:
     """Of one process's arithmetic, and of its part of the weights' bytes."""
     if job.ratio is None:
-        return Floor(0.0, 1e3 * measured.extra["state_bytes"] / bench.ceilings.bytes)
+        return RooflineBound(0.0, 1e3 * measured.extra["state_bytes"] / bench.ceilings.bytes)
     parts = measured.count if measured.kind == "fsdp" else 1
     passes = weight_passes(bench.options.averages, parts)
     return bench.setups[job.model].floor(3 + job.ratio, passes, bench.options.batch_size)

@@ -16,7 +16,7 @@ from fullstride.meanflow.config.presets import MODELS
 from fullstride.meanflow.objective.loss import MeanFlowLoss
 from fullstride.meanflow.objective.times import LogitNormalV0
 from fullstride.meanflow.training.build import build_model
-from fullstride.step.torch import ALONE, Averages, Processes, Shards, TrainStep
+from fullstride.step.torch import SINGLE, Averages, Processes, Shards, TrainStep
 
 # Two small batches show what a sample takes; the first trial is a little below what that leaves room for.
 SMALL, MORE, FIRST_TRIAL, FINER = 8, 16, 0.97, 0.02
@@ -32,7 +32,7 @@ class Memory:
 
     def measure(self, groups: Groups) -> Iterator[Measured]:
         """One process with all of the state, then each group with its parts; collective."""
-        for count, processes in ((1, ALONE), *groups):
+        for count, processes in ((1, SINGLE), *groups):
             # One process alone: the others wait, as their batches are none of this.
             if self.everyone.rank < count:
                 yield self._measured(count, processes)
@@ -82,7 +82,7 @@ class Memory:
             precision=self.options.precision,
             backend="eager",
             generator=generator,
-            gate=False,
+            check_first_step=False,
             processes=processes,
             shards=shards,
         )

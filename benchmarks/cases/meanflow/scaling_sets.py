@@ -23,7 +23,7 @@ from benchmarks.harness.budget import NO_TIME, Budget, one_stream, say
 from benchmarks.harness.process_pool import GRACE, UNFINISHED, Team, Worker, await_turn, none_left, share_cores
 from fullstride.device import memory
 from fullstride.meanflow.config.presets import MODELS
-from fullstride.step.torch import joined
+from fullstride.step.torch import join_processes
 from fullstride.step.torch.body import searched_convolutions
 from fullstride.step.torch.distributed.join import of_ranks
 
@@ -32,7 +32,7 @@ COMPILING = 0.75
 
 
 @dataclass(frozen=True)
-class Job:
+class ScalingJob:
     """A set's: a network's steps at a ratio, or the memory of the largest network."""
 
     model: str
@@ -52,7 +52,7 @@ def step_options(options: ScalingOptions, model: str) -> StepOptions:
     return StepOptions(options.device, options.precision, model, channels_last=last, seconds=float("inf"), **sizes)
 
 
-def work(parent: Connection, given: dict[str, Any], job: Job, options: ScalingOptions, beside: int) -> None:
+def work(parent: Connection, given: dict[str, Any], job: ScalingJob, options: ScalingOptions, beside: int) -> None:
     """One process: join the others, compile, wait for the word, measure; the first one tells.
 
     Args:
@@ -67,7 +67,7 @@ def work(parent: Connection, given: dict[str, Any], job: Job, options: ScalingOp
     os.environ |= {name: str(value) for name, value in given.items()}
     share_cores(beside)
     known = parent.recv()
-    with joined(options.device, "nccl") as everyone:
+    with join_processes(options.device, "nccl") as everyone:
         # How much memory there is does not depend on what gradients travel by.
         ways = options.transfers[:1] if job.ratio is None or options.device != "cuda" else options.transfers
         # The first n processes for each n above 1 and each way of transfers that there is; collective.
@@ -94,7 +94,7 @@ def work(parent: Connection, given: dict[str, Any], job: Job, options: ScalingOp
 class Found:
     """Measurements of a team so far, and why not all."""
 
-    job: Job  # the team's
+    job: ScalingJob  # the team's
     rows: list[Measured] = field(default_factory=list)  # measured
     errors: dict[str, float] = field(default_factory=dict)  # of each kind's steps, beside eager fp32
     ready_s: float | None = None  # from the start of the processes until they had compiled; None of one that has not
@@ -102,7 +102,7 @@ class Found:
 
 
 @contextmanager
-def started(jobs: list[Job], options: ScalingOptions, size: int) -> Iterator[list[Team]]:
+def started(jobs: list[ScalingJob], options: ScalingOptions, size: int) -> Iterator[list[Team]]:
     """Start the jobs' teams, which prepare what needs no GPU until they are told the machine's rates.
 
     The processes of each meet as torchrun's would; all of them share the processor.

@@ -11,12 +11,12 @@ from torch import nn
 
 from benchmarks.cases.meanflow.options import ScalingOptions
 from benchmarks.cases.meanflow.step_cases import DECAYS, plain_loss
-from benchmarks.cases.meanflow.step_setup import Setup
+from benchmarks.cases.meanflow.step_setup import StepSetup
 from fullstride.device import memory
 from fullstride.meanflow.objective.loss import MeanFlowLoss
 from fullstride.measure.gate import GateError
 from fullstride.measure.timing import clock_for
-from fullstride.step.torch import ALONE, Averages, Processes, Shards, TrainStep
+from fullstride.step.torch import SINGLE, Averages, Processes, Shards, TrainStep
 from fullstride.step.torch.distributed.buckets import ALIGNED, BUCKET_BYTES
 from fullstride.step.torch.runners.backends import compiled_loss
 from fullstride.step.torch.runners.graph import WARM
@@ -43,7 +43,7 @@ class Steps:
     """One network's steps at one ratio, compiled once for all groups."""
 
     options: ScalingOptions
-    setup: Setup
+    setup: StepSetup
     loss: MeanFlowLoss
     everyone: Processes
 
@@ -60,11 +60,11 @@ class Steps:
 
         StepError if they disagree.
         """
-        self._make("none", ALONE)(self._x)
+        self._make("none", SINGLE)(self._x)
         self.everyone.largest(0)
         every = {p.transfers: p for _, p in reversed(groups) if p.size == self.everyone.size}
         if not every:
-            return {"none": self._error("none", ALONE)}
+            return {"none": self._error("none", SINGLE)}
         return {f"{kind}, {by}": self._error(kind, p) for by, p in every.items() for kind in self.options.kinds}
 
     def _error(self, kind: str, processes: Processes) -> float:
@@ -85,7 +85,7 @@ class Steps:
 
     def measure(self, groups: Groups) -> Iterator[Measured]:
         """A process alone, on every GPU at the same time, then each group by each kind; collective."""
-        yield self._measured("none", 1, ALONE, self.everyone)
+        yield self._measured("none", 1, SINGLE, self.everyone)
         made = set[tuple[int, str]]()
         for count, processes in groups:
             # What auto has taken already is not measured again.
@@ -110,7 +110,7 @@ class Steps:
             precision=self.options.precision,
             backend="graph" if "graph" in self.options.backend else "eager",
             generator=self.setup.generator,
-            gate=gate,
+            check_first_step=gate,
             processes=processes,
             shards=shards,
         )
@@ -157,7 +157,7 @@ def blocks(
     return tuple(map(max, zip(*every, strict=True))), [sorted(each)[len(each) // 2] for each in every]
 
 
-def transfer_ms(setup: Setup, processes: Processes) -> float:
+def transfer_ms(setup: StepSetup, processes: Processes) -> float:
     """What the mean of as many bytes as there are gradients takes, a bucket after the other with nothing beside it."""
     unit, size = ALIGNED * processes.size, min(BUCKET_BYTES, setup.weight_bytes) // 4
     flat = torch.zeros(-(-size // unit) * unit, device=setup.device)

@@ -14,11 +14,11 @@ from pathlib import Path
 from rich.table import Table
 
 from benchmarks.cases.meanflow.options import BACKENDS, SECTIONS, StepOptions
-from benchmarks.cases.meanflow.step_cases import Case, Pass
+from benchmarks.cases.meanflow.step_cases import Pass, StepCase
 from benchmarks.cases.meanflow.step_gate import Exact
-from benchmarks.cases.meanflow.step_run import Bench, LeftOut
+from benchmarks.cases.meanflow.step_run import LeftOut, StepBench
 from benchmarks.cases.meanflow.step_sections import cases_of, chosen, expect_chosen
-from benchmarks.cases.meanflow.step_setup import Setup, make_setup
+from benchmarks.cases.meanflow.step_setup import StepSetup, make_setup
 from benchmarks.cases.meanflow.step_table import compare, tables
 from benchmarks.harness.budget import NO_TIME, one_stream, say
 from benchmarks.harness.environment import environment, slug
@@ -36,7 +36,7 @@ HANGING = 600.0
 
 
 @dataclass(frozen=True)
-class Job:
+class StepJob:
     """A case of a section, found again by its name, and the backends it is run by."""
 
     section: str
@@ -46,7 +46,7 @@ class Job:
     ours: bool
 
 
-def run_jobs(bench: Bench, jobs: list[Job], width: int) -> None:
+def run_jobs(bench: StepBench, jobs: list[StepJob], width: int) -> None:
     """Run them, `width` at once, and add what they find to the bench, in the order of the jobs."""
     setup = bench.setup
     for start in range(0, len(jobs), width):
@@ -76,7 +76,7 @@ def work(
     parent: Connection,
     beside: int,
     options: StepOptions,
-    job: Job,
+    job: StepJob,
     profiled: tuple[str, ...],
     ceilings: Ceilings,
     forward_flops: int,
@@ -101,7 +101,7 @@ def work(
         await_turn(parent)
 
     with one_stream(setup.device), searched_convolutions():
-        bench = Bench(setup, Exact.of(setup), profiled, turn=turn)
+        bench = StepBench(setup, Exact.of(setup), profiled, turn=turn)
         case = next(c for c in cases_of(job.section, setup) if (c.name, c.batch) == (job.name, job.batch))
         bench.run(case, job.backends)
     parent.send((bench.rows, bench.left_out))
@@ -128,12 +128,12 @@ def run(options: StepOptions, out: Path) -> Path:
     return finish(result, out, shown, width=190, wrong=wrong)
 
 
-def measured(setup: Setup) -> Bench:
+def measured(setup: StepSetup) -> StepBench:
     """All cases of the sections: first by what needs no compiler, as that takes minutes."""
     expect_chosen(setup)
     sections = setup.options.sections
     profiled = tuple(case.name for case in cases_of("profile", setup)) if "profile" in sections else ()
-    bench = Bench(setup, Exact.of(setup), profiled)
+    bench = StepBench(setup, Exact.of(setup), profiled)
     say(f"{setup.options.model}, {setup.precision}: {', '.join(sections)}")
     for compiling in (False, True):
         work = []
@@ -150,19 +150,19 @@ def measured(setup: Setup) -> Bench:
     return bench
 
 
-def _jobs(work: list[tuple[str, Case | Pass, tuple[str, ...]]]) -> list[Job]:
+def _jobs(work: list[tuple[str, StepCase | Pass, tuple[str, ...]]]) -> list[StepJob]:
     """Each case once, by the backends of all the sections that have it."""
-    found: dict[tuple[str, int | None], Job] = {}
+    found: dict[tuple[str, int | None], StepJob] = {}
     for section, case, backends in work:
         wanted = tuple(b for b in backends if b in (case.backends or backends))
         before = found.get((case.name, case.batch))
         every = tuple(dict.fromkeys((before.backends if before else ()) + wanted))
         if every:
-            found[case.name, case.batch] = Job(section, case.name, case.batch, every, case.ours)
+            found[case.name, case.batch] = StepJob(section, case.name, case.batch, every, case.ours)
     return list(found.values())
 
 
-def result_of(setup: Setup, bench: Bench) -> CaseResult:
+def result_of(setup: StepSetup, bench: StepBench) -> CaseResult:
     """What is written."""
     options = setup.options
     each = [(row, *error) for row in bench.rows for error in row.extra["errors"].items()]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.cases.meanflow.step_gate import TOLERANCE, Exact, Passed, gradients, points, require_all
-from benchmarks.cases.meanflow.step_setup import Drawn, Setup, weight_passes
+from benchmarks.cases.meanflow.step_setup import Drawn, StepSetup, weight_passes
 from fullstride.device.precision import autocast
 from fullstride.meanflow.objective.loss import MeanFlowLoss
 from fullstride.measure.timing import Call
@@ -18,17 +18,17 @@ from fullstride.step.torch.body import Body
 from fullstride.step.torch.runners.backends import compiled
 
 StepLoss = Callable[[nn.Module, Drawn], Tensor]
-Make = Callable[[Setup, MeanFlowLoss], StepLoss]
+Make = Callable[[StepSetup, MeanFlowLoss], StepLoss]
 DECAYS = (0.9999, 0.99995, 0.999, 0.9995, 0.99)  # as many as there can be averages
 
 
-def plain_loss(setup: Setup, loss: MeanFlowLoss) -> StepLoss:
+def plain_loss(setup: StepSetup, loss: MeanFlowLoss) -> StepLoss:
     """The loss as it is."""
     return lambda model, drawn: loss.at(model, **drawn)[0]
 
 
 @dataclass(frozen=True)
-class Case:
+class StepCase:
     """A step of a loss."""
 
     name: str  # what it is
@@ -46,11 +46,11 @@ class Case:
         """Forward passes."""
         return 3.0 + self.loss.ratio if self.forwards is None else self.forwards
 
-    def start(self, setup: Setup, exact: Exact, size: int) -> "Steps":
+    def start(self, setup: StepSetup, exact: Exact, size: int) -> "Steps":
         """Ready to be run on a batch of that size."""
         return Steps(self, setup, exact, setup.images(size))
 
-    def passes(self, setup: Setup) -> float:
+    def passes(self, setup: StepSetup) -> float:
         """Times that the weights' bytes move: forward, backward, gradients; in a whole step also `weight_passes`'s."""
         return weight_passes(setup.options.averages) if setup.options.full_step else 3.0
 
@@ -59,8 +59,8 @@ class Case:
 class Steps:
     """A case on a batch."""
 
-    case: Case
-    setup: Setup
+    case: StepCase
+    setup: StepSetup
     exact: Exact
     x: Tensor
 
@@ -124,7 +124,7 @@ class Steps:
             precision=body.precision,
             backend="graph" if graph else "eager",
             generator=body.generator,
-            gate=False,
+            check_first_step=False,
         )
         return lambda: step(self.x)["loss"]
 
@@ -154,11 +154,11 @@ class Pass:
         """Forward passes."""
         return 1.0 if self.kind == "forward" else 2.0
 
-    def start(self, setup: Setup, exact: Exact, size: int) -> "Passes":
+    def start(self, setup: StepSetup, exact: Exact, size: int) -> "Passes":
         """Ready to be run on a batch of that size."""
         return Passes(self, setup, exact, exact.batch(setup.loss(1.0), size))
 
-    def passes(self, setup: Setup) -> float:
+    def passes(self, setup: StepSetup) -> float:
         """The weights are read."""
         return 1.0
 
@@ -168,7 +168,7 @@ class Passes:
     """A pass on a batch."""
 
     case: Pass
-    setup: Setup
+    setup: StepSetup
     exact: Exact
     drawn: Drawn
 

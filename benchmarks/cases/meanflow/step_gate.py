@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor, nn
 
-from benchmarks.cases.meanflow.step_setup import Drawn, Setup
+from benchmarks.cases.meanflow.step_setup import Drawn, StepSetup
 from fullstride.meanflow.objective.loss import MeanFlowLoss, conditional_velocity, interpolate
 from fullstride.meanflow.objective.times import meanflow_count
 from fullstride.measure.gate import require_close
@@ -39,13 +39,13 @@ def gradients(parameters: list[Tensor | None]) -> Tensor:
 class Exact:
     """What fp64 makes of a few samples, which were drawn once."""
 
-    setup: Setup
+    setup: StepSetup
     samples: Drawn
     model: nn.Module
     _found: dict[tuple, Mean] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, setup: Setup) -> "Exact":
+    def of(cls, setup: StepSetup) -> "Exact":
         """Draw the samples; the network is copied into fp64, in which ops run as plain operations."""
         drawn = setup.drawn(setup.loss(1.0), setup.images(SAMPLES))
         return cls(setup, drawn, copy.deepcopy(setup.model).double().eval())

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
-from benchmarks.cases.meanflow.step_cases import Case, Pass, Passes, Steps
+from benchmarks.cases.meanflow.step_cases import Pass, Passes, StepCase, Steps
 from benchmarks.cases.meanflow.step_gate import TOLERANCE, Exact, Passed
 from benchmarks.cases.meanflow.step_profile import profiled
-from benchmarks.cases.meanflow.step_setup import Setup
+from benchmarks.cases.meanflow.step_setup import StepSetup
 from benchmarks.harness.budget import NO_MEMORY, NO_TIME, reason, say
 from benchmarks.harness.results import Row
 from fullstride.device import memory
@@ -38,17 +38,17 @@ class LeftOut:
 
 
 @dataclass
-class Bench:
+class StepBench:
     """Measures cases and keeps what it finds."""
 
-    setup: Setup
+    setup: StepSetup
     exact: Exact
     profiled: tuple[str, ...] = ()  # names of cases whose kernels are listed, too
     rows: list[Row] = field(default_factory=list)
     left_out: list[LeftOut] = field(default_factory=list)
     turn: Callable[[], None] | None = None  # called once, before the first timing: returns when nothing else runs
 
-    def run(self, case: Case | Pass, backends: tuple[str, ...]) -> None:
+    def run(self, case: StepCase | Pass, backends: tuple[str, ...]) -> None:
         """Measure a case by each of those backends that it can be run by, unless that is done."""
         size = case.batch or self.setup.options.batch_size
         done = {(r.extra["name"], r.extra["backend"], r.extra["batch"]) for r in self.rows}
@@ -76,7 +76,7 @@ class Bench:
         if any("compile" in backend for backend in wanted):
             torch._dynamo.reset()
 
-    def _row(self, case: Case | Pass, started: Any, backend: str, size: int, passed: dict) -> Row:
+    def _row(self, case: StepCase | Pass, started: Any, backend: str, size: int, passed: dict) -> Row:
         setup = self.setup
         run_by = "" if case.own else backend
         gate = self._gated(case, started, "compile" in run_by, passed)
@@ -97,12 +97,12 @@ class Bench:
             peak = None if case.own and "graph" in backend else peak - before + setup.weight_bytes
         timing = replace(timing, first_ms=gate.first_ms + start_ms, peak_bytes=peak)
         extra = {"name": case.name, "backend": backend, "batch": size, "forwards": case.work, "errors": gate.errors}
-        extra |= {"ratio": case.loss.ratio} if isinstance(case, Case) else {}
+        extra |= {"ratio": case.loss.ratio} if isinstance(case, StepCase) else {}
         if case.name in self.profiled and "graph" not in backend:
             extra["profile"] = profiled(call, setup.device)
         return Row(f"{case.name}, {backend}", timing, setup.floor(case.work, case.passes(setup), size), extra)
 
-    def _gated(self, case: Case | Pass, started: Any, compiling: bool, passed: dict) -> Passed:
+    def _gated(self, case: StepCase | Pass, started: Any, compiling: bool, passed: dict) -> Passed:
         """What the gate found; what failed once is not tried again."""
         if compiling not in passed:
             say(f"gate: {case.name}{', compiled' if compiling else ''}, against fp64")

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from benchmarks.cases.meanflow.step_cases import Case, Make, Pass, StepLoss, plain_loss
+from benchmarks.cases.meanflow.step_cases import Make, Pass, StepCase, StepLoss, plain_loss
 from benchmarks.cases.meanflow.step_gate import TOLERANCE
-from benchmarks.cases.meanflow.step_setup import Drawn, Setup
+from benchmarks.cases.meanflow.step_setup import Drawn, StepSetup
 from fullstride.device.cuda_graph import CudaGraph
 from fullstride.errors import ConfigError
 from fullstride.jvp import jvp
@@ -52,7 +52,7 @@ class LossBy(MeanFlowLoss):
 def by(way: Callable[[], Way]) -> Make:
     """The loss in a way that is made for it."""
 
-    def make(setup: Setup, loss: MeanFlowLoss) -> StepLoss:
+    def make(setup: StepSetup, loss: MeanFlowLoss) -> StepLoss:
         given = {each.name: getattr(loss, each.name) for each in fields(loss) if each.init}
         return plain_loss(setup, LossBy(**given, way=way()))
 
@@ -119,25 +119,25 @@ class _Shared(nn.Module):
         return self.model(z, r, t)
 
 
-def compiled_model(setup: Setup, loss: MeanFlowLoss) -> StepLoss:
+def compiled_model(setup: StepSetup, loss: MeanFlowLoss) -> StepLoss:
     """The network compiled, PyTorch's derivative around it."""
     model: Any = torch.compile(_Shared(setup.model), dynamic=False)
     inner = by(lambda: torch_jvp)(setup, loss)
     return lambda _, drawn: inner(model, drawn)
 
 
-def special(setup: Setup, name: str, make: Make, backend: str, forwards: float = 4.0) -> Case:
+def special(setup: StepSetup, name: str, make: Make, backend: str, forwards: float = 4.0) -> StepCase:
     """A case that is run in one way alone, which it brings along unless it is eager."""
-    return Case(name, setup.loss(1.0), make, (backend,), ours=False, own=backend != "eager", forwards=forwards)
+    return StepCase(name, setup.loss(1.0), make, (backend,), ours=False, own=backend != "eager", forwards=forwards)
 
 
-def compiler_mode(setup: Setup, mode: str) -> Case:
+def compiler_mode(setup: StepSetup, mode: str) -> StepCase:
     """A2, the loss compiled in one of the compiler's modes, all of which but the default have its own CUDA graphs."""
     make = lambda setup, loss: torch.compile(plain_loss(setup, loss), fullgraph=True, dynamic=False, mode=mode)  # noqa: E731
     return special(setup, f"A2: the loss compiled with {mode}", make, "compile+graph")
 
 
-def graphed_callable(setup: Setup, loss: MeanFlowLoss) -> StepLoss:
+def graphed_callable(setup: StepSetup, loss: MeanFlowLoss) -> StepLoss:
     """`torch.cuda.make_graphed_callables` of the network."""
     made: list[Any] = []
 
@@ -150,20 +150,20 @@ def graphed_callable(setup: Setup, loss: MeanFlowLoss) -> StepLoss:
     return run
 
 
-def plain_operations(setup: Setup) -> Case:
+def plain_operations(setup: StepSetup) -> StepCase:
     """The step by PyTorch's own derivative, which is what all others are an answer to."""
     make = by(lambda: torch_jvp)
-    return Case("torch.func.jvp of plain operations", setup.loss(1.0), make, ("eager", "graph"), ours=False)
+    return StepCase("torch.func.jvp of plain operations", setup.loss(1.0), make, ("eager", "graph"), ours=False)
 
 
-def splits(setup: Setup, ratio: float) -> list[Case]:
+def splits(setup: StepSetup, ratio: float) -> list[StepCase]:
     """The batch in one pass, in which some samples carry a tangent, and in two."""
     name = f"MeanFlow {ratio:.0%}"
     shared, static = (setup.loss(ratio, split=split) for split in ("shared", "static"))
-    return [Case(name, shared), Case(f"{name}, two passes", static)]
+    return [StepCase(name, shared), StepCase(f"{name}, two passes", static)]
 
 
-def alternatives(setup: Setup) -> list[Case | Pass]:
+def alternatives(setup: StepSetup) -> list[StepCase | Pass]:
     """With every sample in the JVP, unless named otherwise."""
     loss, size = setup.loss, setup.options.batch_size
     part, half = max(1, size // 4), setup.precision == "bf16"
@@ -174,21 +174,21 @@ def alternatives(setup: Setup) -> list[Case | Pass]:
     rounded = loss(1.0, backend="two_pass", precision=other)
     differences = loss(1.0, backend="finite_difference", precision="tf32" if half else None)
     return [
-        Case("MeanFlow 100%", loss(1.0)),
+        StepCase("MeanFlow 100%", loss(1.0)),
         plain_operations(setup),
         own("A: the network compiled, torch.func.jvp around it", compiled_model, "compile"),
         own("B: the JVP by two VJPs", by(lambda: two_vjps), "eager", forwards=7.0),
-        Case("D: split JVP", loss(1.0), by(lambda: split), forwards=6.0),
-        Case(f"D: micro-batched JVP, {part} at once", loss(1.0, chunk=part)),
+        StepCase("D: split JVP", loss(1.0), by(lambda: split), forwards=6.0),
+        StepCase(f"D: micro-batched JVP, {part} at once", loss(1.0, chunk=part)),
         *(case for ratio in (0.25, 0.75) for case in splits(setup, ratio)),
-        Case("E: the whole batch in the JVP, ratio 25%", loss(0.25, split="full"), forwards=4.0),
+        StepCase("E: the whole batch in the JVP, ratio 25%", loss(0.25, split="full"), forwards=4.0),
         Pass("F: the JVP alone", "jvp"),
         own("G: make_graphed_callables", graphed_callable, "graph"),
         own("H: captured JVP, eager prediction", by(CapturedJvp), "graph", forwards=5.0),
-        Case("H: two_pass", loss(1.0, backend="two_pass"), forwards=5.0),
-        Case(f"H: two_pass, its JVP in {other}", rounded, forwards=5.0, tolerance=near),
-        Case("I: forward_ad", loss(1.0, backend="forward_ad")),
-        Case("finite difference", differences, ours=False, forwards=5.0, tolerance=near),
+        StepCase("H: two_pass", loss(1.0, backend="two_pass"), forwards=5.0),
+        StepCase(f"H: two_pass, its JVP in {other}", rounded, forwards=5.0, tolerance=near),
+        StepCase("I: forward_ad", loss(1.0, backend="forward_ad")),
+        StepCase("finite difference", differences, ours=False, forwards=5.0, tolerance=near),
         compiler_mode(setup, "reduce-overhead"),
     ]
 
@@ -203,17 +203,17 @@ def counts_of(size: int) -> dict[int, float]:
     return {max(1, round(share * size)): share for share in SHARES}
 
 
-def flow_matching(setup: Setup, batch: int | None = None) -> Case:
+def flow_matching(setup: StepSetup, batch: int | None = None) -> StepCase:
     """The step that all are compared with: every weight 1."""
-    return Case(FLOW_MATCHING, setup.loss(0.0, weighting_power=0.0), batch=batch)
+    return StepCase(FLOW_MATCHING, setup.loss(0.0, weighting_power=0.0), batch=batch)
 
 
-def meanflow(setup: Setup, ratio: float, batch: int | None = None) -> Case:
+def meanflow(setup: StepSetup, ratio: float, batch: int | None = None) -> StepCase:
     """A MeanFlow step with that share in the JVP, as a run takes it by default."""
-    return Case(name_of(ratio), setup.loss(ratio, split="shared"), batch=batch)
+    return StepCase(name_of(ratio), setup.loss(ratio, split="shared"), batch=batch)
 
 
-def cases_of(section: str, setup: Setup) -> list[Case | Pass]:
+def cases_of(section: str, setup: StepSetup) -> list[StepCase | Pass]:
     """The cases of a section, flow matching first."""
     first = flow_matching(setup)
     if section == "ratios":
@@ -236,12 +236,12 @@ def cases_of(section: str, setup: Setup) -> list[Case | Pass]:
     return [first, meanflow(setup, 1.0), plain_operations(setup)]  # profile
 
 
-def chosen(case: Case | Pass, only: tuple[str, ...]) -> bool:
+def chosen(case: StepCase | Pass, only: tuple[str, ...]) -> bool:
     """Whether a case is among those asked for; flow matching always is, for the ratios' sake."""
     return not only or case.name == FLOW_MATCHING or any(part.lower() in case.name.lower() for part in only)
 
 
-def expect_chosen(setup: Setup) -> None:
+def expect_chosen(setup: StepSetup) -> None:
     """See that `--only` asks for something, before anything is measured: flow matching alone compares with nothing;
     ConfigError if no row of the sections has any of its parts in its name.
     """

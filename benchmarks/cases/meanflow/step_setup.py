@@ -14,22 +14,26 @@ from fullstride.meanflow.config.presets import MODELS
 from fullstride.meanflow.objective.loss import MeanFlowLoss
 from fullstride.meanflow.objective.times import LogitNormalV0
 from fullstride.meanflow.training.build import build_model, in_channels_last
-from fullstride.meanflow.training.step import awake
+from fullstride.meanflow.training.step import randomize_zero_layers
 from fullstride.measure.flops import count_flops
-from fullstride.measure.roofline import Ceilings, Floor, floor, measure_ceilings
-from fullstride.measure.timing import Clock, Plan, clock_for
+from fullstride.measure.roofline import Ceilings, RooflineBound, measure_ceilings, roofline_bound
+from fullstride.measure.timing import Clock, TimingPlan, clock_for
 from fullstride.step.torch.runners.backends import check_backend
 
 # CIFAR-10's images for the networks of their size, digits' for the tiny ones, latents of 256x256 pictures for DiT.
 IMAGE_SHAPES = {name: make().image_shape for name, make in MODELS.items()}
 IMAGE_SHAPES |= {name: (1, 8, 8) for name in MODELS if name.endswith("tiny")}
 # Calls of more than SLOW_MS tell what they take in fewer: their spread is small.
-PLAN, SLOW, SLOW_MS = Plan(warmup=2, repeats=20, seconds=0.5, most=60), Plan(warmup=1, repeats=8, seconds=0.0), 250.0
+PLAN, SLOW, SLOW_MS = (
+    TimingPlan(warmup=2, repeats=20, seconds=0.5, most=60),
+    TimingPlan(warmup=1, repeats=8, seconds=0.0),
+    250.0,
+)
 Drawn = dict[str, Tensor]  # x, e, t and r of a batch
 
 
 @dataclass(frozen=True)
-class Setup:
+class StepSetup:
     """The network, and how and beside what it is run."""
 
     options: StepOptions
@@ -75,11 +79,11 @@ class Setup:
         e, t, r = loss.draw(x, self.generator)
         return {"x": x, "e": e, "t": t, "r": r}
 
-    def floor(self, forwards: float, passes: float, batch: int) -> Floor:
+    def floor(self, forwards: float, passes: float, batch: int) -> RooflineBound:
         """Of work that takes as many forward passes of a batch, and moves the weights as many times."""
-        return floor(forwards * batch * self.forward_flops, passes * self.weight_bytes, self.ceilings)
+        return roofline_bound(forwards * batch * self.forward_flops, passes * self.weight_bytes, self.ceilings)
 
-    def plan(self, ms: float) -> Plan:
+    def plan(self, ms: float) -> TimingPlan:
         """How often to call what takes as long."""
         return SLOW if ms > SLOW_MS else PLAN
 
@@ -93,7 +97,7 @@ def weight_passes(averages: int, parts: int = 1) -> float:
     return 3 + (8 + 2 * averages) / parts
 
 
-def make_setup(options: StepOptions, known: tuple[Ceilings, int] | None = None) -> Setup:
+def make_setup(options: StepOptions, known: tuple[Ceilings, int] | None = None) -> StepSetup:
     """The network of that preset with random weights, none of them zero, in training mode; and the machine's rates.
 
     Args:
@@ -112,7 +116,9 @@ def make_setup(options: StepOptions, known: tuple[Ceilings, int] | None = None) 
     if "dropout" in vars(config) and not options.dropout:
         config = replace(config, dropout=0.0)
     # Layers that start as good as zero would hide a wrong derivative behind them.
-    model = awake(build_model(config, shape, num_classes=0), torch.Generator().manual_seed(0)).to(device)
+    model = randomize_zero_layers(build_model(config, shape, num_classes=0), torch.Generator().manual_seed(0)).to(
+        device
+    )
     if options.channels_last:
         in_channels_last(model)
     for name in options.backends:
@@ -128,4 +134,4 @@ def make_setup(options: StepOptions, known: tuple[Ceilings, int] | None = None) 
         count_flops(one_image),
     )
     generator = torch.Generator(device).manual_seed(0)
-    return Setup(options, device, model, shape, generator, clock_for(kind), ceilings, flops, budget)
+    return StepSetup(options, device, model, shape, generator, clock_for(kind), ceilings, flops, budget)

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from fullstride.measure.roofline import COPY_BYTES, GEMM_SIZE, Ceilings
-from fullstride.measure.timing import HostClock, Plan, measure
+from fullstride.measure.timing import HostClock, TimingPlan, measure
 
 # As the other benches name JAX's platforms.
 PLATFORMS = {"gpu": "cuda", "cpu": "cpu"}
@@ -55,5 +55,5 @@ def _milliseconds(function: Any, *args: Any) -> list[float]:
             function(*args)
         function(*args).block_until_ready()
 
-    found = measure(run, HostClock(), Plan(warmup=3, repeats=10, seconds=0.3))
+    found = measure(run, HostClock(), TimingPlan(warmup=3, repeats=10, seconds=0.3))
     return [ms / row for ms in found.samples_ms]

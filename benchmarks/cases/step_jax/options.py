@@ -19,7 +19,7 @@ USUAL = ("sdpa", "dropout")
 
 
 @dataclass(frozen=True)
-class Options(CaseOptions):
+class TrainStepOptions(CaseOptions):
     """Equinox's ways to call a training step beside ours, JAX's own and the bare executable."""
 
     sections: Annotated[

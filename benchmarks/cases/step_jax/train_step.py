@@ -14,7 +14,7 @@ import jax
 
 from benchmarks.cases.step_jax.ceilings import jax_ceilings, platform
 from benchmarks.cases.step_jax.host import Times, host_times, parts, slope
-from benchmarks.cases.step_jax.options import USUAL, Options
+from benchmarks.cases.step_jax.options import USUAL, TrainStepOptions
 from benchmarks.cases.step_jax.real import NAMES, StepTimes, over, step_times, verdict
 from benchmarks.cases.step_jax.table import (
     break_even,
@@ -45,10 +45,10 @@ WITHIN = 1.01
 # The tree that the targets are set for.
 JUDGED = "base"
 # Makes the workload of a size and mode.
-Network = Callable[[Options, str], Workload]
+Network = Callable[[TrainStepOptions, str], Workload]
 
 
-def run(options: Options, network: Network, out: Path) -> list[Path]:
+def run(options: TrainStepOptions, network: Network, out: Path) -> list[Path]:
     """Gate, measure, print the tables and write a JSON for each section.
 
     Args:
@@ -85,17 +85,17 @@ def run(options: Options, network: Network, out: Path) -> list[Path]:
     return written
 
 
-def run_bert(options: Options, out: Path) -> None:
+def run_bert(options: TrainStepOptions, out: Path) -> None:
     """Run on BERT's real step; see `run`."""
     from benchmarks.cases.bert.workload import workload
 
-    def network(options: Options, mode: str) -> Workload:
+    def network(options: TrainStepOptions, mode: str) -> Workload:
         return workload(options.model, mode, options.precision, options.batch_size, options.length)
 
     run(options, network, out)
 
 
-def _chosen(options: Options, names: tuple[str, ...], always: str) -> tuple[str, ...]:
+def _chosen(options: TrainStepOptions, names: tuple[str, ...], always: str) -> tuple[str, ...]:
     # By a part of its name, or by `=` and all of it.
     meant = [name for name in names if any(one == f"={name}" or one in name for one in options.only)]
     if options.only and not meant:
@@ -104,7 +104,12 @@ def _chosen(options: Options, names: tuple[str, ...], always: str) -> tuple[str,
 
 
 def _result(
-    options: Options, section: str, rows: list[Row], ceilings: Ceilings, gate: dict[str, float], **conditions: Any
+    options: TrainStepOptions,
+    section: str,
+    rows: list[Row],
+    ceilings: Ceilings,
+    gate: dict[str, float],
+    **conditions: Any,
 ) -> CaseResult:
     shown = {"rows": slug(" ".join(options.only))} if options.only else {}
     given = {"model": options.model, "section": section, **shown, **conditions}
@@ -130,7 +135,7 @@ def _short(timing: Timing) -> dict[str, Any]:
     return {"median_ms": timing.median_ms, "p10_ms": timing.quantile(0.1), "p90_ms": timing.quantile(0.9)}
 
 
-def _host(options: Options, network: Network, budget: Budget) -> CaseResult:
+def _host(options: TrainStepOptions, network: Network, budget: Budget) -> CaseResult:
     workload, ceilings = tree(options.model), jax_ceilings()
     times = host_times(workload, _chosen(options, tuple(WAYS), FLAT), options.calls)
     rows = [_row(name, workload, t, times, ceilings) for name, t in times.items()]
@@ -142,7 +147,7 @@ def _host(options: Options, network: Network, budget: Budget) -> CaseResult:
 
 
 def _trees(
-    options: Options, section: str, workloads: dict[str, Workload]
+    options: TrainStepOptions, section: str, workloads: dict[str, Workload]
 ) -> tuple[CaseResult, dict[str, dict[int, float]]]:
     """A section about several trees by their labels, and each way's time by the number of arrays."""
     ceilings, rows, gate = jax_ceilings(), [], {}
@@ -156,7 +161,7 @@ def _trees(
     return _result(options, section, rows, ceilings, gate, calls=options.calls), found
 
 
-def _leaves(options: Options, network: Network, budget: Budget) -> CaseResult:
+def _leaves(options: TrainStepOptions, network: Network, budget: Budget) -> CaseResult:
     """Whether the overhead grows linearly with the model."""
     result, found = _trees(options, "leaves", {size: tree(size) for size in SIZES})
     fits = {name: slope(list(ms), list(ms.values())) for name, ms in found.items()}
@@ -165,12 +170,12 @@ def _leaves(options: Options, network: Network, budget: Budget) -> CaseResult:
     return result
 
 
-def _static(options: Options, network: Network, budget: Budget) -> CaseResult:
+def _static(options: TrainStepOptions, network: Network, budget: Budget) -> CaseResult:
     """Whether it helps to make leaves that are no arrays static fields."""
     return _trees(options, "static", {"leaves": tree(options.model), "static": tree(options.model, StaticDropout)})[0]
 
 
-def _step(options: Options, network: Network, budget: Budget) -> CaseResult:
+def _step(options: TrainStepOptions, network: Network, budget: Budget) -> CaseResult:
     """The step with its real computation, in all modes that are asked for."""
     ceilings, rows, gate = jax_ceilings(DTYPES[options.precision]), [], {}
     names, left_out = _chosen(options, NAMES, BARE), list[dict[str, str]]()
@@ -189,7 +194,7 @@ def _step(options: Options, network: Network, budget: Budget) -> CaseResult:
     only = {} if set(options.modes) == set(USUAL) else {"mode": "-".join(options.modes)}
     sizes: dict[str, Any] = {**only, "precision": options.precision, "batch_size": options.batch_size}
     sizes["length"] = options.length
-    if (options.batch_size, options.length) != (Options.batch_size, Options.length):
+    if (options.batch_size, options.length) != (TrainStepOptions.batch_size, TrainStepOptions.length):
         sizes["at"] = f"{options.batch_size}x{options.length}"
     sizes |= {"xla_flags": xla_flags(), "left_out": left_out}
     return _result(options, "step", rows, ceilings, gate, **sizes)

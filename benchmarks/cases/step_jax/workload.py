@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fullstride.measure.roofline import Ceilings, Floor, floor
+from fullstride.measure.roofline import Ceilings, RooflineBound, roofline_bound
 
 Trees = tuple[Any, Any]
 WIDTH, INNER, WORDS, PLACES = 24, 48, 64, 16
@@ -52,10 +52,10 @@ class Workload:
         trees = eqx.filter_eval_shape(self.fresh)
         return [x for x in jax.tree.leaves(trees) if isinstance(x, jax.ShapeDtypeStruct)]
 
-    def floor(self, ceilings: Ceilings) -> Floor:
+    def floor(self, ceilings: Ceilings) -> RooflineBound:
         """The time of the products alone, and of reading and writing every array once."""
         moved = 2 * sum(x.size * x.dtype.itemsize for x in self.arrays())
-        return floor(self.flops, moved, ceilings)
+        return roofline_bound(self.flops, moved, ceilings)
 
 
 def _linear(size_in: int, size_out: int) -> eqx.nn.Linear:

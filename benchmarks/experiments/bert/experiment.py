@@ -14,8 +14,8 @@ from benchmarks.harness.time_limit import Limit
 from fullstride.bert.training.settings import TrainSettings, apply, full_key, settings_of
 from fullstride.bert.training.trainer import Trainer
 from fullstride.errors import ConfigError, one_of
-from fullstride.process.signals import at_once
-from fullstride.runs.atomic_files import read_kept, replace_file
+from fullstride.process.signals import run_or_stop
+from fullstride.runs.atomic_files import read_best_effort, replace_file
 from fullstride.runs.folder import METRICS, SAME_COMMAND, read_metrics
 from fullstride.settings.overrides import flat
 
@@ -93,13 +93,13 @@ def read_begun(run: Path, settings: TrainSettings) -> dict[str, Any]:
         ConfigError: if it was begun with others, naming all that differ, or its file is not whole.
 
     """
-    begun = read_kept(run / OVERHEAD)
+    begun = read_best_effort(run / OVERHEAD)
     expect_recipe(begun, recipe_of(settings), run)
     return begun
 
 
 @dataclass(frozen=True)
-class Asked:
+class BertRequest:
     """What a call is about."""
 
     scale: str = "gpu"  # gpu, cpu or smoke
@@ -156,7 +156,7 @@ class LimitedTrainer(Trainer):
         super()._after_step()
 
 
-def run(model: str, asked: Asked, limit: Limit = NONE) -> None:
+def run(model: str, asked: BertRequest, limit: Limit = NONE) -> None:
     """Time the step, then train as many as fit the minutes, or go on; nothing where all of them were made.
 
     Args:
@@ -172,7 +172,7 @@ def run(model: str, asked: Asked, limit: Limit = NONE) -> None:
     path, nominal = asked.run(model) / OVERHEAD, asked.settings(model, NOMINAL)
     if not path.is_file():
         path.parent.mkdir(parents=True, exist_ok=True)
-        timed = at_once(lambda: overhead(model, nominal, asked.minutes), f"timing {model}'s step")
+        timed = run_or_stop(lambda: overhead(model, nominal, asked.minutes), f"timing {model}'s step")
         replace_file(path, json.dumps(timed | {"recipe": recipe_of(nominal)} | of_run({}), indent=1) + "\n")
     begun = read_begun(path.parent, nominal)
     if begun["minutes"] != asked.minutes:

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.experiments.bert.experiment import NOMINAL, Asked, device_of, read_begun
+from benchmarks.experiments.bert.experiment import NOMINAL, BertRequest, device_of, read_begun
 from benchmarks.harness.run_provenance import of_runs
 from benchmarks.harness.seeds import Curve, ExperimentResult, NothingFinished, Outcome, PartResult
 from fullstride.errors import ConfigError
@@ -24,7 +24,7 @@ OVERHEAD_QUESTION = (
 )
 
 
-def gather(asked: Asked) -> ExperimentResult:
+def gather(asked: BertRequest) -> ExperimentResult:
     """The result of all runs that have begun.
 
     NothingFinished if none has. ConfigError if they are of different machines, settings or minutes.

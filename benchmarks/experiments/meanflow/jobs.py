@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from benchmarks.experiments.meanflow.spec import Arm, Job, Part, Sampler
+from benchmarks.experiments.meanflow.spec import Arm, Part, Sampler, TrainingJob
 from benchmarks.harness.budget import say
 from benchmarks.harness.run_provenance import of_run
 from fullstride.device import memory
@@ -25,8 +25,8 @@ from fullstride.meanflow.evaluation.evaluator import Evaluator
 from fullstride.meanflow.evaluation.scores import Score
 from fullstride.meanflow.sampling.generate import Generator, load_generator
 from fullstride.meanflow.training.trainer import Trainer
-from fullstride.process.signals import at_once
-from fullstride.runs.atomic_files import note, read_kept, replace_file
+from fullstride.process.signals import run_or_stop
+from fullstride.runs.atomic_files import note, read_best_effort, replace_file
 from fullstride.runs.folder import SAME_COMMAND, numbered, read_metrics
 from fullstride.runs.lock import locked
 
@@ -45,18 +45,18 @@ def name_of(sampler: Sampler) -> str:
     return " ".join(str(part) for part in sampler if part is not None)
 
 
-def run_folder(job: Job) -> Path:
+def run_folder(job: TrainingJob) -> Path:
     """Where a job's run lives."""
     return Path(job.config.output_dir) / job.config.run_name
 
 
-def finished(job: Job, samplers: tuple[Sampler, ...]) -> Scores | None:
+def finished(job: TrainingJob, samplers: tuple[Sampler, ...]) -> Scores | None:
     """What a job has found, if it has everything that is asked for."""
     scores = kept(job)
     return scores if all(has(job, scores, sampler) for sampler in samplers) else None
 
 
-def begun(job: Job, samplers: tuple[Sampler, ...]) -> Scores | None:
+def begun(job: TrainingJob, samplers: tuple[Sampler, ...]) -> Scores | None:
     """What a job has found, if anything that is asked for is scored: of one training, the one that has more scores."""
     scores = kept(job)
     count = lambda of: sum(has(job, of, sampler) for sampler in samplers)  # noqa: E731
@@ -64,15 +64,15 @@ def begun(job: Job, samplers: tuple[Sampler, ...]) -> Scores | None:
     return most if count(most) else None
 
 
-def has(job: Job, scores: Scores, sampler: Sampler) -> bool:
+def has(job: TrainingJob, scores: Scores, sampler: Sampler) -> bool:
     """Whether a sampler is scored."""
     return _key(job.config, sampler) in scores["samplers"]
 
 
-def kept(job: Job) -> Scores:
+def kept(job: TrainingJob) -> Scores:
     """What a job has found so far; ConfigError if the file is not whole."""
     path = run_folder(job) / SCORES
-    return read_kept(path) if path.is_file() else {"samplers": {}}
+    return read_best_effort(path) if path.is_file() else {"samplers": {}}
 
 
 def _key(config: TrainConfig, sampler: Sampler) -> str:
@@ -83,13 +83,13 @@ def _key(config: TrainConfig, sampler: Sampler) -> str:
     return name + (f", {asked.precision}" if asked.precision != usual.precision else "")
 
 
-def scores_of(job: Job, scores: Scores, sampler: Sampler) -> dict[str, float]:
+def scores_of(job: TrainingJob, scores: Scores, sampler: Sampler) -> dict[str, float]:
     """A sampler's metrics, by their names in tables, and the training's own."""
     found = scores["samplers"][_key(job.config, sampler)]["found"]
     return {**found, "final squared error": scores["squared_error"], "training s": scores["training_seconds"]}
 
 
-def floor_of(job: Job, scores: Scores, samplers: tuple[Sampler, ...]) -> dict[str, float]:
+def floor_of(job: TrainingJob, scores: Scores, samplers: tuple[Sampler, ...]) -> dict[str, float]:
     """What as many training images score in the samplers' place, of which one is scored at least."""
     scored = next(sampler for sampler in samplers if has(job, scores, sampler))
     return scores["samplers"][_key(job.config, scored)]["floor"]
@@ -101,7 +101,7 @@ class Laboratory:
     def __init__(self) -> None:
         self._evaluators: dict[str, Evaluator] = {}
 
-    def run(self, job: Job, samplers: tuple[Sampler, ...]) -> Scores:
+    def run(self, job: TrainingJob, samplers: tuple[Sampler, ...]) -> Scores:
         """Train, or go on training, and score what is not scored yet.
 
         ConfigError for settings that cannot work here. FloatingPointError if the run diverged. KeyboardInterrupt,
@@ -120,11 +120,11 @@ class Laboratory:
         for sampler in samplers:
             if (key := _key(job.config, sampler)) not in scores["samplers"]:
                 score = lambda sampler=sampler: self._scored(job, sampler, load)  # noqa: E731
-                scores["samplers"][key] = at_once(score, f"scoring {key}")
+                scores["samplers"][key] = run_or_stop(score, f"scoring {key}")
                 _write(job, scores)
         return scores
 
-    def _trained(self, job: Job, scores: Scores) -> Scores:
+    def _trained(self, job: TrainingJob, scores: Scores) -> Scores:
         run, start = run_folder(job), time.perf_counter()
         before = scores.get(SPENT, 0.0) if checkpoints(run) else 0.0
         try:
@@ -141,7 +141,7 @@ class Laboratory:
             "steps": lines[-1]["step"],
         }
 
-    def _scored(self, job: Job, sampler: Sampler, load: Callable[[], Generator]) -> dict[str, Any]:
+    def _scored(self, job: TrainingJob, sampler: Sampler, load: Callable[[], Generator]) -> dict[str, Any]:
         generator = load()
         name = repr((job.config.data, job.config.evaluation, generator.device))
         if name not in self._evaluators:
@@ -156,7 +156,7 @@ class Laboratory:
         return {"found": values, "floor": metrics(evaluator.floor), "sampling": taken}
 
 
-def _write(job: Job, scores: Scores) -> None:
+def _write(job: TrainingJob, scores: Scores) -> None:
     scores |= of_run(scores)
     if len(scores["samplers"]) >= len(scores.get(EARLIER, {}).get("samplers", ())):
         scores.pop(EARLIER, None)
@@ -182,7 +182,7 @@ class Training:
 
     part: Part  # whose samplers score it
     arm: Arm  # what it is called there
-    job: Job  # the run
+    job: TrainingJob  # the run
 
     def __str__(self) -> str:
         """As a line of the output begins."""

@@ -16,7 +16,7 @@ from benchmarks.experiments.meanflow.jobs import (
 )
 from benchmarks.experiments.meanflow.phase_rows import FLOOR, apart, by_evaluations, rows_of
 from benchmarks.experiments.meanflow.phases import PHASES
-from benchmarks.experiments.meanflow.spec import SCALES, Experiment, Job, Part, by_key
+from benchmarks.experiments.meanflow.spec import SCALES, Experiment, Part, TrainingJob, by_key
 from benchmarks.harness.experiment_table import show
 from benchmarks.harness.result_paths import SEEDS
 from benchmarks.harness.run_provenance import expect_here, of_runs
@@ -37,7 +37,7 @@ NONE = Limit()
 
 
 @dataclass(frozen=True)
-class Asked:
+class ExperimentRequest:
     """What a call runs."""
 
     scale: str = "cpu"  # smoke, cpu or gpu
@@ -69,7 +69,7 @@ class Asked:
         return str(self.runs / self.scale)
 
 
-def run(name: str, asked: Asked, out: Path, limit: Limit = NONE) -> Path:
+def run(name: str, asked: ExperimentRequest, out: Path, limit: Limit = NONE) -> Path:
     """Run what is not there yet, write the result of everything that is, and print it.
 
     Args:
@@ -101,17 +101,17 @@ def run(name: str, asked: Asked, out: Path, limit: Limit = NONE) -> Path:
     return path
 
 
-def trainings(experiment: Experiment, asked: Asked) -> list[Training]:
+def trainings(experiment: Experiment, asked: ExperimentRequest) -> list[Training]:
     """All that a call asks for, seed by seed."""
     return [
-        Training(part, arm, Job.of(part, arm, asked.scale, seed, asked.root, asked.overrides))
+        Training(part, arm, TrainingJob.of(part, arm, asked.scale, seed, asked.root, asked.overrides))
         for seed in asked.seeds
         for part in asked.parts_of(experiment)
         for arm in part.arms
     ]
 
 
-def count_missing(name: str, asked: Asked) -> int:
+def count_missing(name: str, asked: ExperimentRequest) -> int:
     """How many runs a call would have to make or to score; ConfigError for a device that is not there."""
     wanted = trainings(PHASES[name], asked)
     _expect_devices(wanted)
@@ -124,7 +124,7 @@ def _expect_devices(wanted: list[Training]) -> None:
         check_generating(training.job.config.evaluation, resolve_device(training.job.config.device))
 
 
-def _run_missing(experiment: Experiment, asked: Asked) -> None:
+def _run_missing(experiment: Experiment, asked: ExperimentRequest) -> None:
     wanted = trainings(experiment, asked)
     _expect_devices(wanted)
     if not all(training.is_finished for training in wanted):
@@ -132,7 +132,7 @@ def _run_missing(experiment: Experiment, asked: Asked) -> None:
     work_off(wanted, experiment.name)
 
 
-def gathered(experiment: Experiment, asked: Asked) -> ExperimentResult:
+def gathered(experiment: Experiment, asked: ExperimentRequest) -> ExperimentResult:
     """Everything of an experiment that is scored at a scale.
 
     NothingFinished if nothing is. ConfigError if runs are of different machines.
@@ -169,14 +169,16 @@ def gathered(experiment: Experiment, asked: Asked) -> ExperimentResult:
     )
 
 
-def _found(part: Part, asked: Asked, must: bool) -> tuple[dict[str, list[tuple[Job, Scores]]], list[str]]:
+def _found(
+    part: Part, asked: ExperimentRequest, must: bool
+) -> tuple[dict[str, list[tuple[TrainingJob, Scores]]], list[str]]:
     """The runs of a part that have a score, by arm, and what is missing of it; ConfigError if the overrides cannot be
     of the part and it `must` be there; another one is missing then.
     """
-    found, missing = dict[str, list[tuple[Job, Scores]]](), []
+    found, missing = dict[str, list[tuple[TrainingJob, Scores]]](), []
     try:
         for arm in part.arms:
-            jobs = [Job.of(part, arm, asked.scale, seed, asked.root, asked.overrides) for seed in asked.seeds]
+            jobs = [TrainingJob.of(part, arm, asked.scale, seed, asked.root, asked.overrides) for seed in asked.seeds]
             there = [(job, scores) for job in jobs if (scores := begun(job, part.samplers)) is not None]
             absent = {job.seed for job in jobs} - {job.seed for job, _ in there}
             missing += [f"{part.name}, {arm.name}, {seeds_in_words(absent)}"] if absent else []

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from benchmarks.experiments.meanflow.jobs import Scores, floor_of, has, name_of, scores_of
 from benchmarks.experiments.meanflow.record import alike
-from benchmarks.experiments.meanflow.spec import Job, Part
+from benchmarks.experiments.meanflow.spec import Part, TrainingJob
 from benchmarks.harness.seeds import Curve, Outcome, PartResult, mean, seeds_in_words
 
 # Of pixels alone, and what the classifier says besides its features.
@@ -41,7 +41,7 @@ def unlike(floors: Iterable[tuple[int, Mapping[str, float]]]) -> dict[str, str]:
     }
 
 
-def apart(part: Part, found: Sequence[tuple[Job, Scores]]) -> dict[str, str]:
+def apart(part: Part, found: Sequence[tuple[TrainingJob, Scores]]) -> dict[str, str]:
     """The metrics of a part that do not compare, and why.
 
     Args:
@@ -57,7 +57,7 @@ def apart(part: Part, found: Sequence[tuple[Job, Scores]]) -> dict[str, str]:
     return {name: f"{part.name}, {reason}" for name, reason in why.items()}
 
 
-def rows_of(part: Part, arm: str, found: list[tuple[Job, Scores]], without: Collection[str]) -> list[Outcome]:
+def rows_of(part: Part, arm: str, found: list[tuple[TrainingJob, Scores]], without: Collection[str]) -> list[Outcome]:
     """A row a sampler that any has a score of; what belongs to a training stands in the first.
 
     Args:

@@ -13,7 +13,7 @@ from torch import nn
 
 from benchmarks.experiments.meanflow.jobs import name_of
 from benchmarks.experiments.meanflow.official import train_official
-from benchmarks.experiments.meanflow.race_asked import LAST, Asked
+from benchmarks.experiments.meanflow.race_asked import LAST, RaceRequest
 from benchmarks.experiments.meanflow.watch import TimeUp, Watch
 from benchmarks.harness.budget import say
 from benchmarks.harness.run_provenance import expect_here
@@ -83,7 +83,7 @@ def train_ours(config: TrainConfig, watch: Watch) -> str:
     return "epochs are over before the time"
 
 
-def run(code: str, seed: int, asked: Asked, limit: Limit, official: Path | None) -> bool:
+def run(code: str, seed: int, asked: RaceRequest, limit: Limit, official: Path | None) -> bool:
     """Train one run as far as the limit allows, or go on with it; score it at its marks and its end.
 
     Args:
@@ -135,7 +135,7 @@ def run(code: str, seed: int, asked: Asked, limit: Limit, official: Path | None)
     return asked.is_complete(code, seed)
 
 
-def _score_last(code: str, seed: int, asked: Asked, watch: Watch) -> None:
+def _score_last(code: str, seed: int, asked: RaceRequest, watch: Watch) -> None:
     """Score the other samplers of fullstride's last network, beside which its single step stands, as they fit."""
     record = watch.record
     left = [sampler for sampler in LAST if name_of(sampler) not in record.values["final"]]

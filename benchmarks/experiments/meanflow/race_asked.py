@@ -20,7 +20,7 @@ from fullstride.meanflow.config.recipes import as_read
 from fullstride.meanflow.config.schema import TrainConfig
 from fullstride.meanflow.evaluation.preflight import check_generating
 from fullstride.meanflow.training.state import FREE_KEYS
-from fullstride.runs.atomic_files import read_kept
+from fullstride.runs.atomic_files import read_best_effort
 from fullstride.settings.overrides import flat
 
 CODES = ("fullstride", "official")
@@ -97,7 +97,7 @@ SCALES: Mapping[str, Mapping[str, str]] = {
 
 
 @dataclass(frozen=True)
-class Asked:
+class RaceRequest:
     """What a call is about."""
 
     scale: str = "gpu"  # gpu or smoke
@@ -149,7 +149,7 @@ class Asked:
         be used.
         """
         config = self.config(code, seed)
-        check_settings(self.config("official", 0), Asked(self.scale).config("official", 0))
+        check_settings(self.config("official", 0), RaceRequest(self.scale).config("official", 0))
         device = resolve_device(config.device)
         check_generating(config.evaluation, device)
         if code != "official":
@@ -192,9 +192,9 @@ class Asked:
     def begun(self) -> list[dict[str, Any]]:
         """What the runs of both codes have written down so far, of every seed that is there."""
         paths = sorted(path for code in self.codes for path in self.folder.glob(f"{code}-[0-9]*/{RECORD}"))
-        return [best(read_kept(path)) for path in paths]
+        return [best(read_best_effort(path)) for path in paths]
 
     def start_of(self, code: str) -> float:
         """Seconds that the start of a code's run takes, by the slowest of those that are there; 0 where none is."""
         paths = self.folder.glob(f"{code}-[0-9]*/{RECORD}")
-        return max((best(read_kept(path))["startup"] or 0.0 for path in paths), default=0.0)
+        return max((best(read_best_effort(path))["startup"] or 0.0 for path in paths), default=0.0)

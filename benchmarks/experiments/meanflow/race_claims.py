@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from benchmarks.experiments.meanflow.jobs import name_of
-from benchmarks.experiments.meanflow.race_asked import EULER, SHARE, SHORT, VARIANTS, Asked
+from benchmarks.experiments.meanflow.race_asked import EULER, SHARE, SHORT, VARIANTS, RaceRequest
 from benchmarks.experiments.meanflow.record import MARKS, best
 from benchmarks.harness.seeds import Claim, mean, seeds_in_words
 
@@ -19,7 +19,7 @@ WITHIN = 1.1
 NONE_OF_BOTH = "no seed was run to its end by both codes"
 
 
-def read_records(asked: Asked, code: str, seeds: tuple[int, ...]) -> Records:
+def read_records(asked: RaceRequest, code: str, seeds: tuple[int, ...]) -> Records:
     """Of a code's runs that have reached a mark; ConfigError if one was run with other settings than are asked for."""
     records = {seed: best(asked.record(code, seed).values) for seed in seeds}
     return {seed: record for seed, record in records.items() if record["marks"]}

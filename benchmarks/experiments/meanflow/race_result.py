@@ -8,7 +8,7 @@ import numpy as np
 from PIL import Image
 
 from benchmarks.experiments.meanflow.phase_rows import PIXELS, unlike
-from benchmarks.experiments.meanflow.race_asked import SHARE, SHORT, Asked
+from benchmarks.experiments.meanflow.race_asked import SHARE, SHORT, RaceRequest
 from benchmarks.experiments.meanflow.race_claims import (
     CLOCKS,
     SOLVER,
@@ -56,7 +56,7 @@ DECAYED = (
 )
 
 
-def gather(asked: Asked, seeds: tuple[int, ...]) -> ExperimentResult:
+def gather(asked: RaceRequest, seeds: tuple[int, ...]) -> ExperimentResult:
     """The result of all runs that have begun.
 
     NothingFinished if none has reached its first mark. ConfigError if they are of different machines or settings.

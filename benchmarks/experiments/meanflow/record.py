@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks.harness.run_provenance import expect_recipe, of_run
 from fullstride.errors import ConfigError
-from fullstride.runs.atomic_files import read_kept, replace_file
+from fullstride.runs.atomic_files import read_best_effort, replace_file
 
 RECORD = "record.json"
 MARKS = 10
@@ -39,7 +39,7 @@ class Record:
 
         """
         self.path = run / RECORD
-        known = read_kept(self.path) if self.path.is_file() else {}
+        known = read_best_effort(self.path) if self.path.is_file() else {}
         fresh = {"minutes": minutes, "startup": None, "saved": {}, "marks": [], "moments": [], "final": {}}
         self._fresh = fresh | ({"recipe": dict(recipe)} if recipe else {})
         if recipe and known.get("marks") and "recipe" not in known:

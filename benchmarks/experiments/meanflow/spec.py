@@ -108,7 +108,7 @@ class Experiment:
 
 
 @dataclass(frozen=True)
-class Job:
+class TrainingJob:
     """The training of one arm from one seed, and its scores."""
 
     settings: Mapping[str, str]  # every override, by key
@@ -116,7 +116,9 @@ class Job:
     root: str  # the folder of runs
 
     @classmethod
-    def of(cls, part: Part, arm: Arm, scale: str, seed: int, root: str, overrides: tuple[str, ...] = ()) -> "Job":
+    def of(
+        cls, part: Part, arm: Arm, scale: str, seed: int, root: str, overrides: tuple[str, ...] = ()
+    ) -> "TrainingJob":
         """The job of an arm at a scale, with overrides of all arms, over which the arm's own win."""
         given = {**by_key(overrides), **arm.settings}
         return cls({**as_read({**part.settings, **part.scales[scale]}, given), **given}, seed, root)

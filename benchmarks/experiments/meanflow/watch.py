@@ -19,7 +19,7 @@ from fullstride.meanflow.data.dataset import to_uint8
 from fullstride.meanflow.evaluation.evaluator import Evaluator
 from fullstride.meanflow.sampling.samplers import sample
 from fullstride.meanflow.training.build import classes_of
-from fullstride.process.signals import Stop
+from fullstride.process.signals import StopSignal
 
 # Steps of a process that belong to its start: in them kernels are compiled, compared with eager ones, and recorded.
 START = 5
@@ -104,7 +104,7 @@ class Watch:
         """
         self.config, self.record, self.limit, self.device = config, record, limit, device
         self.clock = Clock(torch.cuda.synchronize if device.type == "cuda" else lambda: None)
-        self.stop = Stop()  # signals that end a score at once; the training saves and ends after its step
+        self.stop = StopSignal()  # signals that end a score at once; the training saves and ends after its step
         self.pace: float | None = None  # seconds of one evaluation of the network for all samples; None before a score
         self._budget = 60 * record.values["minutes"]
         self._evaluator: Evaluator | None = None

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from fullstride.bert.data.rows import Rows
+from fullstride.bert.data.rows import TokenRows
 from fullstride.bert.model.config import BertConfig
 
 # Share of the tokens that are predicted (arXiv:1810.04805, section 3.1).
@@ -66,7 +66,9 @@ def synthetic_batch(config: BertConfig, batch: int, length: int, key: PRNGKeyArr
 HIDDEN, REPLACED = 0.8, 0.1
 
 
-def masked(rows: Rows, rng: np.random.Generator, fraction: float = MASKED, *, whole_words: bool = False) -> Batch:
+def mask_tokens(
+    rows: TokenRows, rng: np.random.Generator, fraction: float = MASKED, *, whole_words: bool = False
+) -> Batch:
     """Rows with tokens chosen to be predicted: 80 % hidden, 10 % replaced by a random one, 10 % as they are.
 
     Args:
@@ -95,7 +97,7 @@ def masked(rows: Rows, rng: np.random.Generator, fraction: float = MASKED, *, wh
     return _hidden(rows, places, counted, draw, ordinary[rng.integers(0, len(ordinary), places.shape)])
 
 
-def word_starts(rows: Rows) -> Int[np.ndarray, "rows length"]:
+def word_starts(rows: TokenRows) -> Int[np.ndarray, "rows length"]:
     """Where the word of each token begins."""
     place = np.broadcast_to(np.arange(rows.tokens.shape[1]), rows.tokens.shape)
     begins = ~(rows.vocabulary.inside[rows.tokens] & rows.hideable)
@@ -124,7 +126,7 @@ def _whole(
     return np.take_along_axis(order, first, 1), np.take_along_axis(chosen, first, 1)
 
 
-def in_turn(rows: Rows, rng: np.random.Generator, fraction: float = MASKED) -> Iterator[Batch]:
+def in_turn(rows: TokenRows, rng: np.random.Generator, fraction: float = MASKED) -> Iterator[Batch]:
     """The rows round(1 / fraction) times, each token hidden behind [MASK] exactly once.
 
     Which tokens are hidden together is drawn for each row; a row's times differ by one token at most.
@@ -141,7 +143,7 @@ def in_turn(rows: Rows, rng: np.random.Generator, fraction: float = MASKED) -> I
         yield _hidden(rows, places, counted, np.zeros(places.shape), places)
 
 
-def _hidden(rows: Rows, places: np.ndarray, counted: np.ndarray, draw: np.ndarray, other: np.ndarray) -> Batch:
+def _hidden(rows: TokenRows, places: np.ndarray, counted: np.ndarray, draw: np.ndarray, other: np.ndarray) -> Batch:
     """A batch whose tokens at `places` are hidden, replaced by `other` or left, as `draw` in [0, 1) says."""
     labels = np.take_along_axis(rows.tokens, places, 1)
     shown = np.where(draw < HIDDEN, rows.vocabulary.mask, np.where(draw < HIDDEN + REPLACED, other, labels))

@@ -7,7 +7,7 @@ from tokenizers import Tokenizer
 
 from fullstride.bert.data import gcide, hugging_face, python_docs, text_files
 from fullstride.bert.data.corpus import Corpus
-from fullstride.bert.data.rows import Rows, rows_of
+from fullstride.bert.data.rows import TokenRows, rows_of
 from fullstride.bert.data.tokenizer import minilm, read_tokenizer, trained_once
 from fullstride.bert.training.settings import DataSettings
 from fullstride.errors import ConfigError
@@ -23,7 +23,7 @@ class HeldOut:
 
     """
 
-    rows: Rows
+    rows: TokenRows
     size: int
 
 
@@ -39,7 +39,7 @@ class Data:
 
     tokenizer: Tokenizer
     fingerprint: str
-    train: Rows
+    train: TokenRows
     held_out: HeldOut
 
 
@@ -125,7 +125,7 @@ def _held_out(settings: DataSettings, texts: Corpus, size: int, tokenizer: Token
     return HeldOut(_rows(settings, sample, tokenizer, "held out"), sample.size())
 
 
-def _rows(settings: DataSettings, texts: Corpus, tokenizer: Tokenizer, what: str) -> Rows:
+def _rows(settings: DataSettings, texts: Corpus, tokenizer: Tokenizer, what: str) -> TokenRows:
     rows = rows_of(texts, tokenizer, settings.length, pack=settings.pack)
     if not rows.count():
         raise ConfigError(f"data={settings.name}: the texts {what} have no token; give other or more texts")

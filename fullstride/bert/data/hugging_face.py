@@ -4,7 +4,7 @@ import importlib
 from pathlib import Path
 
 from fullstride.bert.data.corpus import Corpus
-from fullstride.errors import ConfigError, in_a_line
+from fullstride.errors import ConfigError, one_line
 
 # What `save_to_disk` leaves in a folder.
 SAVED = ("state.json", "dataset_dict.json")
@@ -38,7 +38,7 @@ def load(path: str, split: str = "train", column: str = "text") -> Corpus:
             name, _, configuration = path.partition(":") if not Path(path).exists() else (path, "", "")
             records = library.load_dataset(name, configuration or None, split=split)
     except Exception as error:  # the library's errors are of every kind, its network's too
-        reason = in_a_line(error)[:300]
+        reason = one_line(error)[:300]
         raise ConfigError(f"data.path={path}: datasets cannot load split {split} ({reason})") from None
     if column not in records.column_names:
         raise ConfigError(f"data.column={column}: expected one of {', '.join(records.column_names)}")

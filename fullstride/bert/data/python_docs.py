@@ -15,7 +15,7 @@ from pathlib import Path
 from fullstride.assets.fetch import cache_folder
 from fullstride.bert.data.corpus import Corpus
 from fullstride.errors import ConfigError
-from fullstride.runs.atomic_files import keep, note
+from fullstride.runs.atomic_files import note, write_best_effort
 
 # Another one for another way to take texts out.
 VERSION = 1
@@ -41,7 +41,7 @@ def load() -> Corpus:
         entries = list(dict.fromkeys("\n".join(found) for text in texts if (found := paragraphs(text))))
         if not entries:
             raise ConfigError(f"data=python_docs: no docstrings in {root}; take data=text_files data.path=FILES")
-        keep(kept, json.dumps(entries))
+        write_best_effort(kept, json.dumps(entries))
     return Corpus("python_docs", tuple(entries))
 
 

@@ -49,7 +49,7 @@ class Vocabulary:
 
 
 @dataclass(frozen=True)
-class Rows:
+class TokenRows:
     """Rows of tokens.
 
     Attributes:
@@ -69,9 +69,9 @@ class Rows:
         """How many rows."""
         return len(self.tokens)
 
-    def __getitem__(self, rows: Int[np.ndarray, " b"] | slice) -> "Rows":
+    def __getitem__(self, rows: Int[np.ndarray, " b"] | slice) -> "TokenRows":
         """Some of them."""
-        return Rows(self.tokens[rows], self.segments[rows], self.vocabulary, self.packed)
+        return TokenRows(self.tokens[rows], self.segments[rows], self.vocabulary, self.packed)
 
     @cached_property
     def hideable(self) -> Bool[np.ndarray, "rows length"]:
@@ -89,7 +89,7 @@ AT_ONCE = 4096
 ENDS = 2  # [CLS] and [SEP]
 
 
-def rows_of(corpus: Corpus, tokenizer: Tokenizer, length: int, *, pack: bool = True) -> Rows:
+def rows_of(corpus: Corpus, tokenizer: Tokenizer, length: int, *, pack: bool = True) -> TokenRows:
     """The rows of a corpus.
 
     Args:
@@ -106,9 +106,9 @@ def rows_of(corpus: Corpus, tokenizer: Tokenizer, length: int, *, pack: bool = T
         raise ConfigError(f"data.length={length}: expected at least {ENDS + 1}, two of which begin and end a text")
     tokens, texts = encoded(corpus, tokenizer)
     starts, sizes = _pieces(texts, length - ENDS)
-    order, row = packed(sizes + ENDS, length) if pack else (np.arange(len(sizes)), np.arange(len(sizes)))
+    order, row = pack_rows(sizes + ENDS, length) if pack else (np.arange(len(sizes)), np.arange(len(sizes)))
     vocabulary = Vocabulary.of(tokenizer)
-    return Rows(*_filled(tokens, starts[order], sizes[order], row, length, vocabulary), vocabulary, pack)
+    return TokenRows(*_filled(tokens, starts[order], sizes[order], row, length, vocabulary), vocabulary, pack)
 
 
 def encoded(corpus: Corpus, tokenizer: Tokenizer) -> tuple[Int[np.ndarray, " n"], Int[np.ndarray, " texts"]]:
@@ -136,7 +136,7 @@ def _pieces(texts: Int[np.ndarray, " texts"], size: int) -> tuple[np.ndarray, np
     return (np.cumsum(texts) - texts)[text] + begin, end - begin
 
 
-def packed(sizes: Int[np.ndarray, " n"], length: int) -> tuple[Int[np.ndarray, " n"], Int[np.ndarray, " n"]]:
+def pack_rows(sizes: Int[np.ndarray, " n"], length: int) -> tuple[Int[np.ndarray, " n"], Int[np.ndarray, " n"]]:
     """Which piece goes to which row: the longest first, each to the fullest row that has room for it.
 
     Returns:

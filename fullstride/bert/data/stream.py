@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 import numpy as np
 from jaxtyping import Int
 
-from fullstride.bert.data.batch import Batch, masked
-from fullstride.bert.data.rows import Rows
+from fullstride.bert.data.batch import Batch, mask_tokens
+from fullstride.bert.data.rows import TokenRows
 
 T = TypeVar("T")
 
@@ -26,7 +26,7 @@ class Batches:
     anew for each step.
     """
 
-    def __init__(self, rows: Rows, batch_size: int, seed: int, fraction: float, *, whole_words: bool = False):
+    def __init__(self, rows: TokenRows, batch_size: int, seed: int, fraction: float, *, whole_words: bool = False):
         """Keep the rows.
 
         Args:
@@ -44,7 +44,7 @@ class Batches:
     def at(self, step: int) -> Batch:
         """The batch of a step, counted from 0."""
         rng = np.random.default_rng([self.seed, HIDING, step])
-        return masked(self.rows[self.indices(step)], rng, self.fraction, whole_words=self.whole_words)
+        return mask_tokens(self.rows[self.indices(step)], rng, self.fraction, whole_words=self.whole_words)
 
     def indices(self, step: int) -> Int[np.ndarray, " b"]:
         """Which rows a step sees."""
@@ -62,7 +62,7 @@ class Batches:
 
 
 @contextmanager
-def ahead(make: Callable[[int], T], start: int, end: int, size: int = AHEAD) -> Iterator[Iterator[T]]:
+def prefetched(make: Callable[[int], T], start: int, end: int, size: int = AHEAD) -> Iterator[Iterator[T]]:
     """make(start), ..., make(end - 1), made on a thread up to `size` ahead; its errors are raised where they are read.
 
     Args:

@@ -18,7 +18,7 @@ from tokenizers.trainers import WordPieceTrainer
 
 from fullstride.assets.fetch import cache_folder, fetch
 from fullstride.errors import ConfigError
-from fullstride.runs.atomic_files import keep, note, replace_file
+from fullstride.runs.atomic_files import note, replace_file, write_best_effort
 
 PAD, UNKNOWN, CLASS, SEPARATOR, MASK = SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 # A continuation of the word before it.
@@ -103,7 +103,7 @@ def trained_once(texts: list[str], fingerprint: str, vocab_size: int, *, lowerca
         except ConfigError as error:
             note(f"{error}; it is trained anew")
     tokenizer = trained(texts, vocab_size, lowercase=lowercase)
-    keep(path, tokenizer.to_str())
+    write_best_effort(path, tokenizer.to_str())
     return tokenizer
 
 

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from fullstride.bert.data.batch import Batch, in_turn, masked
-from fullstride.bert.data.rows import Rows
+from fullstride.bert.data.batch import Batch, in_turn, mask_tokens
+from fullstride.bert.data.rows import TokenRows
 from fullstride.bert.model.bert import Bert
 from fullstride.bert.training.loss import predicted
 from fullstride.step.jax import cached_filter_jit
@@ -58,7 +58,7 @@ class Evaluator:
 
     def __init__(
         self,
-        rows: Rows,
+        rows: TokenRows,
         size: int,
         *,
         batch_size: int = 64,
@@ -91,7 +91,7 @@ class Evaluator:
     def __call__(self, model: Bert) -> Scores:
         """The scores of a model; nothing is dropped."""
         rng = np.random.default_rng(SEED)
-        once = masked(self.rows, rng, self.fraction, whole_words=self.whole_words)
+        once = mask_tokens(self.rows, rng, self.fraction, whole_words=self.whole_words)
         nats, right, count = self._total(model, [once])
         total, _, tokens = self._total(model, in_turn(self.rows, rng, self.fraction))
         assert tokens == self.rows.count(), "every token is predicted once"

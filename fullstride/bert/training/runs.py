@@ -15,15 +15,15 @@ from fullstride.bert.training.build import check_fits, evaluator_of, shapes_of, 
 from fullstride.bert.training.evaluate import Scores
 from fullstride.bert.training.settings import TrainSettings, apply, full_key, settings_from, settings_of
 from fullstride.errors import ConfigError
-from fullstride.runs.atomic_files import read_kept
-from fullstride.runs.folder import FREE, METRICS, changes, check_kind, folder_of, refuse
+from fullstride.runs.atomic_files import read_best_effort
+from fullstride.runs.folder import FREE, METRICS, check_kind, folder_of, refuse, setting_changes
 from fullstride.step.jax.checkpoint import Checkpoints
 
 CHECKPOINTS, SIZES, SETTINGS = "checkpoints", "model.json", "config.json"
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainedBert:
     """A model with its tokenizer.
 
     Attributes:
@@ -49,7 +49,7 @@ def own_settings(run: Path) -> TrainSettings | None:
     """
     path = run / SETTINGS
     check_kind(run, "bert")
-    return settings_from(read_kept(path), path) if path.is_file() else None
+    return settings_from(read_best_effort(path), path) if path.is_file() else None
 
 
 def steps_made(run: Path) -> int | None:
@@ -64,10 +64,10 @@ def own_sizes(run: Path | None) -> BertConfig | None:
         return None
     if not (run / SIZES).is_file():
         return None
-    return BertConfig(**read_kept(run / SIZES))
+    return BertConfig(**read_best_effort(run / SIZES))
 
 
-def trained(folder: Path) -> Trained:
+def load_trained(folder: Path) -> TrainedBert:
     """The model of a run, with its averaged weights where it keeps any, or that of a folder of weights.
 
     Raises:
@@ -75,7 +75,7 @@ def trained(folder: Path) -> Trained:
 
     """
     if (folder / WEIGHTS).is_file():
-        return Trained(load(folder), read_tokenizer(folder))
+        return TrainedBert(load(folder), read_tokenizer(folder))
     settings = own_settings(folder)
     if settings is None:
         raise ConfigError(f"{folder}: no run and no weights; expected a run's folder, or one with {WEIGHTS}")
@@ -88,10 +88,10 @@ def trained(folder: Path) -> Trained:
     # The same weights, without dropped attention weights.
     shapes = shapes_of(replace(sizes, attention="auto", attention_dropout=0.0))
     model = jax.tree.unflatten(jax.tree.structure(shapes), jax.tree.leaves(state.ema_model or state.model))
-    return Trained(model, read_tokenizer(folder), settings, state.step, extra["data"])
+    return TrainedBert(model, read_tokenizer(folder), settings, state.step, extra["data"])
 
 
-def export(found: Trained, out: Path) -> Path:
+def export(found: TrainedBert, out: Path) -> Path:
     """Write a model and its tokenizer as transformers reads them; returns the folder.
 
     Raises:
@@ -140,7 +140,7 @@ def refuse_other_recipe(settings: TrainSettings) -> None:
     run = begun_run(settings)
     if run is None or own_sizes(run) is None or (own := own_settings(run)) is None:
         return
-    refuse(run, changes(asdict(own), asdict(settings), FREE_KEYS))
+    refuse(run, setting_changes(asdict(own), asdict(settings), FREE_KEYS))
     if (made := steps_made(run) or 0) > settings.steps:
         raise ConfigError(f"steps={settings.steps}: {run} has made {made}; expected {made} or more")
 
@@ -174,7 +174,7 @@ def evaluate_command(folder: Path, overrides: list[str]) -> Scores:
             f"{', '.join(USED)}"
         )
     use_device(given.device)  # where it is scored, not where it was trained
-    found = trained(folder)
+    found = load_trained(folder)
     settings = settings_of(overrides, found.settings)
     own = not any(full_key(override) in TEXTS for override in overrides)
     held_out = held_out_of(settings.data, settings.evaluation.size, found.tokenizer, found.texts if own else None)

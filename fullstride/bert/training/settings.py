@@ -10,11 +10,11 @@ from typing import Annotated, Any
 from fullstride.bert.model.config import ATTENTIONS, SIZES
 from fullstride.errors import ConfigError
 from fullstride.settings.fields import (
+    AllowedNames,
     BelowOne,
     Count,
     FolderName,
     FolderPath,
-    Names,
     Natural,
     NotNegative,
     PartShare,
@@ -32,10 +32,10 @@ class DataSettings:
     """`data=python_docs`, `data=gcide`, `data=text_files` or `data=hf_dataset`, and what is made of the texts."""
 
     # data=NAME for short
-    name: Annotated[str, Names(("python_docs", "gcide", "text_files", "hf_dataset"))] = "python_docs"
+    name: Annotated[str, AllowedNames(("python_docs", "gcide", "text_files", "hf_dataset"))] = "python_docs"
     path: str = ""  # files, a folder, or a data set's name
     # what is an entry, of text_files
-    separator: Annotated[str, Names(("file", "blank_line", "line"))] = "file"
+    separator: Annotated[str, AllowedNames(("file", "blank_line", "line"))] = "file"
     split: str = "train"  # of hf_dataset
     column: str = "text"  # of hf_dataset
     holdout: PartShare = 0.05  # share of the entries that is held out
@@ -55,11 +55,11 @@ class DataSettings:
 class ModelSettings:
     """`model=tiny`, `mini`, `small`, `medium`, `base6`, `base` or `large`."""
 
-    size: Annotated[str, Names(SIZES)] = "tiny"  # model=SIZE for short
+    size: Annotated[str, AllowedNames(SIZES)] = "tiny"  # model=SIZE for short
     init: str = ""  # folder of weights to start from, whose sizes replace `size`
     hidden_dropout: BelowOne = 0.0  # of embeddings and of the outputs of each block
     attention_dropout: BelowOne = 0.0  # above 0 attention is eager
-    attention: Annotated[str, Names(ATTENTIONS)] = "auto"  # how attention is computed
+    attention: Annotated[str, AllowedNames(ATTENTIONS)] = "auto"  # how attention is computed
 
 
 @dataclass
@@ -72,7 +72,7 @@ class OptimizerSettings:
     eps: Positive = 1e-6  # added to the root of the second average
     weight_decay: NotNegative = 0.01  # times the learning rate, of each step
     warmup_steps: Natural = 100  # the learning rate rises linearly over these
-    decay: Annotated[str, Names(("linear", "constant"))] = "linear"  # linear: to zero at the last step
+    decay: Annotated[str, AllowedNames(("linear", "constant"))] = "linear"  # linear: to zero at the last step
     grad_clip: NotNegative = 1.0  # largest norm of all gradients together; 0 leaves them as they are
 
 
@@ -95,13 +95,13 @@ class TrainSettings:
     steps: Count = 1200  # optimizer steps of the whole run
     accumulate: Count = 1  # forward and backward passes of a step, which share its rows
     # fp16 with loss scaling; weights and optimizer stay fp32
-    precision: Annotated[str, Names(("fp32", "bf16", "fp16"))] = "fp32"
+    precision: Annotated[str, AllowedNames(("fp32", "bf16", "fp16"))] = "fp32"
     ema: BelowOne = 0.0  # decay of an average of the weights, which is then evaluated and exported; 0 keeps none
-    layout: Annotated[str, Names(("grouped", "flat"))] = "grouped"  # how the step holds its state
-    sharding: Annotated[str, Names(("none", "dp", "fsdp"))] = "none"  # over all devices
+    layout: Annotated[str, AllowedNames(("grouped", "flat"))] = "grouped"  # how the step holds its state
+    sharding: Annotated[str, AllowedNames(("none", "dp", "fsdp"))] = "none"  # over all devices
     # random numbers of dropout; rbg is faster on a GPU
-    rng: Annotated[str, Names(("threefry2x32", "rbg"))] = "threefry2x32"
-    device: Annotated[str, Names(("auto", "cpu", "gpu"))] = "auto"  # the command line may call a gpu cuda
+    rng: Annotated[str, AllowedNames(("threefry2x32", "rbg"))] = "threefry2x32"
+    device: Annotated[str, AllowedNames(("auto", "cpu", "gpu"))] = "auto"  # the command line may call a gpu cuda
     seed: Seed = 0  # of weights, order, masks and dropout
     eval_every: Natural = 400  # steps between evaluations, and one at the end; 0 never evaluates
     save_every: Natural = 400  # steps between checkpoints, and one at the end; 0 saves at the end only

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import jax
 from rich.console import Console
 
-from fullstride.bert.data.stream import ahead
+from fullstride.bert.data.stream import prefetched
 from fullstride.bert.data.tokenizer import FILE, save_tokenizer
 from fullstride.bert.model.bert import Bert
 from fullstride.bert.training.build import attention_of, begin, data_for, evaluator_of, model_of, shapes_of, step_of
@@ -24,8 +24,8 @@ from fullstride.bert.training.runs import (
     refuse_other_recipe,
 )
 from fullstride.bert.training.settings import TrainSettings
-from fullstride.errors import ConfigError, OutOfMemory, Preempted, in_a_line, is_out_of_memory
-from fullstride.process.signals import Stop
+from fullstride.errors import ConfigError, OutOfMemory, Preempted, is_out_of_memory, one_line
+from fullstride.process.signals import StopSignal
 from fullstride.runs.atomic_files import replace_file
 from fullstride.runs.folder import has_evaluation, how_to_resume, open_folder, write_config
 from fullstride.runs.lock import release
@@ -77,7 +77,9 @@ class Trainer:
         skipped = self.state.step - updates(self.state.opt_state) if settings.precision == "fp16" else 0
         self.reporter = Reporter(settings, self.run, self.step, self.state.step, self.console, skipped)
         self.resume_advice = resume_advice or how_to_resume(settings)
-        self.stop = Stop(ended=f"ended without saving; to continue from the last checkpoint, {self.resume_advice}")
+        self.stop = StopSignal(
+            ended=f"ended without saving; to continue from the last checkpoint, {self.resume_advice}"
+        )
         self._sent = deque[Metrics]()
         self._say(self._described(model, attention))
 
@@ -127,7 +129,7 @@ class Trainer:
             data = settings.data
             raise OutOfMemory(
                 f"{data.batch_size // settings.accumulate} rows of {data.length} tokens at once do not fit "
-                f"({in_a_line(error)[:200]}); raise accumulate={settings.accumulate}, lower data.batch_size or "
+                f"({one_line(error)[:200]}); raise accumulate={settings.accumulate}, lower data.batch_size or "
                 f"evaluation.batch_size={settings.evaluation.batch_size}, or take precision=bf16"
             ) from None
         finally:
@@ -137,7 +139,7 @@ class Trainer:
     def _steps(self, first: int) -> None:
         if self._is_due(first, self.settings.eval_every) and not has_evaluation(self.run, first):
             self._evaluate()
-        with ahead(self._given, first, self.settings.steps) as given:
+        with prefetched(self._given, first, self.settings.steps) as given:
             for batch, key in given:
                 self.state, late = self.step(self.state, batch, key)
                 self.stop.arm()

@@ -14,7 +14,7 @@ PRECISIONS = ("ieee", "tf32", "tf32x3")
 WIDEST = 256
 
 
-class Settings(NamedTuple):
+class AttentionOptions(NamedTuple):
     """What of attention is not differentiated; an empty precision is torch's own at the time of the call."""
 
     scale: float
@@ -25,7 +25,7 @@ class Settings(NamedTuple):
     implementation: str
 
 
-def settings(
+def attention_options(
     q: Tensor,
     v: Tensor,
     scale: float | None,
@@ -33,7 +33,7 @@ def settings(
     window: tuple[int, int] | None,
     precision: str | None,
     implementation: str,
-) -> Settings:
+) -> AttentionOptions:
     """The settings, with their defaults filled in.
 
     Raises:
@@ -49,7 +49,7 @@ def settings(
         raise ValueError(
             f"head dims are {q.shape[-1]} and {v.shape[-1]}, expected at most {WIDEST} for implementation='triton'"
         )
-    return Settings(factor, causal, left, right, precision or "", chosen(implementation, q, fits))
+    return AttentionOptions(factor, causal, left, right, precision or "", chosen(implementation, q, fits))
 
 
 def _window(window: tuple[int, int] | None) -> tuple[int, int]:

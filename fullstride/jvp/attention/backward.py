@@ -11,7 +11,7 @@ from torch import Tensor
 from fullstride.device import triton_compile
 from fullstride.jvp.attention.backward_keys import key_gradients
 from fullstride.jvp.attention.backward_queries import query_gradients
-from fullstride.jvp.attention.backward_table import Config, Launch, pick
+from fullstride.jvp.attention.backward_table import BackwardConfig, Config, pick
 from fullstride.jvp.attention.launch_common import (
     as_pointer,
     band,
@@ -135,7 +135,7 @@ def launch_row_sums(go: Tensor, gto: Tensor | None, o: Tensor, to: Tensor | None
     tensors = go, gto, o, None if gto is None else to
     if lse.numel():
         strides = tuple(map(strides_of, tensors))
-        config = Launch("", SUM_ROWS, SUM_ROWS, warps=4, stages=3)
+        config = BackwardConfig("", SUM_ROWS, SUM_ROWS, warps=4, stages=3)
         constants = tiling(go, go, (*strides, None), config, (False, False), tma=False, edge=True, precision="ieee")
         arguments = tensors, (delta, d2), strides, (heads, length, blocks)
         triton_compile.launch(row_sums, (lse.numel() // length * blocks,), arguments, constants)
@@ -143,7 +143,14 @@ def launch_row_sums(go: Tensor, gto: Tensor | None, o: Tensor, to: Tensor | None
 
 
 def _launch(
-    config: Launch, grads: dict[str, Any], tensors: Any, rows: Any, mask: Any, packed: Any, sizes: Any, options: Any
+    config: BackwardConfig,
+    grads: dict[str, Any],
+    tensors: Any,
+    rows: Any,
+    mask: Any,
+    packed: Any,
+    sizes: Any,
+    options: Any,
 ) -> None:
     """Fill those of the gradients that a launch makes and that are not None, in one kernel on a grid of blocks."""
     queries = config.of.startswith(("dq", "dtq"))

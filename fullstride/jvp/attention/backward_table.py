@@ -8,7 +8,7 @@ from fullstride.jvp.attention.tiles import pieces
 
 
 @dataclass(frozen=True)
-class Launch:
+class BackwardConfig:
     """How one launch is cut into blocks.
 
     Attributes:
@@ -34,7 +34,7 @@ class Launch:
 
 
 # The launches, which together make each gradient once.
-Config = tuple[Launch, ...]
+Config = tuple[BackwardConfig, ...]
 
 ALL_KEYS = "dk dtk dv dtv"
 
@@ -44,46 +44,54 @@ ALL_KEYS = "dk dtk dv dtv"
 # warps share the columns of a tail.
 HOPPER: dict[tuple[int, bool], dict[int, Config]] = {
     (2, True): {
-        64: (Launch("dq dtq", 128, 64, 8, 3), Launch(ALL_KEYS, 32, 64, 4, 2, tma=True)),
-        80: (Launch("dq dtq", 64, 32, 4, 3), Launch(ALL_KEYS, 32, 128, 8, 2)),
-        96: (Launch("dq dtq", 64, 32, 4, 3), Launch("dk dtk", 32, 64, 4, 3), Launch("dv dtv", 64, 64, 4, 2)),
+        64: (BackwardConfig("dq dtq", 128, 64, 8, 3), BackwardConfig(ALL_KEYS, 32, 64, 4, 2, tma=True)),
+        80: (BackwardConfig("dq dtq", 64, 32, 4, 3), BackwardConfig(ALL_KEYS, 32, 128, 8, 2)),
+        96: (
+            BackwardConfig("dq dtq", 64, 32, 4, 3),
+            BackwardConfig("dk dtk", 32, 64, 4, 3),
+            BackwardConfig("dv dtv", 64, 64, 4, 2),
+        ),
         128: (
-            Launch("dq dtq", 128, 32, 8, 3),
-            Launch("dk dtk", 32, 128, 8, 3),
-            Launch("dv dtv", 64, 128, 8, 2, tma=True),
+            BackwardConfig("dq dtq", 128, 32, 8, 3),
+            BackwardConfig("dk dtk", 32, 128, 8, 3),
+            BackwardConfig("dv dtv", 64, 128, 8, 2, tma=True),
         ),
         256: (
-            Launch("dq dtq", 64, 32, 4, 1, parts=64),
-            *(Launch(of, 32, 128, 8, 1, parts=64) for of in ("dk", "dtk", "dv", "dtv")),
+            BackwardConfig("dq dtq", 64, 32, 4, 1, parts=64),
+            *(BackwardConfig(of, 32, 128, 8, 1, parts=64) for of in ("dk", "dtk", "dv", "dtv")),
         ),
     },
     (2, False): {
-        64: (Launch("dq dtq", 64, 64, 4, 2, tma=True), Launch(ALL_KEYS, 32, 64, 4, 3)),
-        128: (Launch("dq dtq", 64, 64, 4, 2, tma=True), Launch(ALL_KEYS, 64, 64, 4, 2, tma=True)),
+        64: (BackwardConfig("dq dtq", 64, 64, 4, 2, tma=True), BackwardConfig(ALL_KEYS, 32, 64, 4, 3)),
+        128: (BackwardConfig("dq dtq", 64, 64, 4, 2, tma=True), BackwardConfig(ALL_KEYS, 64, 64, 4, 2, tma=True)),
         256: (
-            Launch("dq dtq", 64, 32, 4, 1, parts=64),
-            *(Launch(of, 32, 128, 8, 1, parts=64) for of in ("dk dtk", "dv dtv")),
+            BackwardConfig("dq dtq", 64, 32, 4, 1, parts=64),
+            *(BackwardConfig(of, 32, 128, 8, 1, parts=64) for of in ("dk dtk", "dv dtv")),
         ),
     },
     (4, True): {
-        64: tuple(Launch(of, 32, 32, 8, 1, parts=16) for of in ("dq dtq", "dk dtk", "dv dtv")),
-        128: tuple(Launch(of, 32, 32, 8, 1, parts=16) for of in ("dq", "dtq", "dk dtk", "dv dtv")),
-        256: tuple(Launch(of, 16, 16, 8, 1, parts=16) for of in ("dq dtq", ALL_KEYS)),
+        64: tuple(BackwardConfig(of, 32, 32, 8, 1, parts=16) for of in ("dq dtq", "dk dtk", "dv dtv")),
+        128: tuple(BackwardConfig(of, 32, 32, 8, 1, parts=16) for of in ("dq", "dtq", "dk dtk", "dv dtv")),
+        256: tuple(BackwardConfig(of, 16, 16, 8, 1, parts=16) for of in ("dq dtq", ALL_KEYS)),
     },
     (4, False): {
-        128: tuple(Launch(of, 32, 32, 8, 1, parts=16) for of in ("dq dtq", ALL_KEYS)),
-        256: tuple(Launch(of, 16, 16, 8, 1, parts=16) for of in ("dq dtq", ALL_KEYS)),
+        128: tuple(BackwardConfig(of, 32, 32, 8, 1, parts=16) for of in ("dq dtq", ALL_KEYS)),
+        256: tuple(BackwardConfig(of, 16, 16, 8, 1, parts=16) for of in ("dq dtq", ALL_KEYS)),
     },
 }
 # At most 99 KB of shared memory a block and no wgmma: what every GPU from sm_80 on has.
 OTHER: dict[tuple[int, bool], dict[int, Config]] = {
     (2, True): {
-        64: (Launch("dq dtq", 64, 32, 4, 1), Launch("dk dtk", 32, 64, 4, 1), Launch("dv dtv", 32, 64, 4, 1)),
-        256: tuple(Launch(of, 32, 32, 8, 1, parts=32) for of in ("dq", "dtq", "dk", "dtk", "dv", "dtv")),
+        64: (
+            BackwardConfig("dq dtq", 64, 32, 4, 1),
+            BackwardConfig("dk dtk", 32, 64, 4, 1),
+            BackwardConfig("dv dtv", 32, 64, 4, 1),
+        ),
+        256: tuple(BackwardConfig(of, 32, 32, 8, 1, parts=32) for of in ("dq", "dtq", "dk", "dtk", "dv", "dtv")),
     },
     (2, False): {
-        64: (Launch("dq dtq", 64, 32, 4, 1), Launch(ALL_KEYS, 32, 64, 4, 1)),
-        256: tuple(Launch(of, 32, 32, 8, 1, parts=32) for of in ("dq dtq", "dk dtk", "dv dtv")),
+        64: (BackwardConfig("dq dtq", 64, 32, 4, 1), BackwardConfig(ALL_KEYS, 32, 64, 4, 1)),
+        256: tuple(BackwardConfig(of, 32, 32, 8, 1, parts=32) for of in ("dq dtq", "dk dtk", "dv dtv")),
     },
     (4, True): HOPPER[4, True],
     (4, False): HOPPER[4, False],

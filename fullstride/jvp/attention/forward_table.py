@@ -8,7 +8,7 @@ from fullstride.jvp.attention.tiles import pieces
 
 
 @dataclass(frozen=True)
-class Config:
+class ForwardConfig:
     """How a kernel is cut into blocks.
 
     Attributes:
@@ -54,26 +54,33 @@ SPECIALISED = {
 # Columns of the wider of q and v, up to: the configuration. 255 registers and no spills in bf16, unless noted.
 SHORT = 1024
 HOPPER = {
-    "copied": {64: Config(128, 128, 8, 3, tma=True), 128: Config(128, 64, 8, 2, tma=True)},
-    "short": {64: Config(64, 32, 4, 2, tma=True), 128: Config(128, 64, 8, 2, tma=True)},  # 64: 128 registers
+    "copied": {64: ForwardConfig(128, 128, 8, 3, tma=True), 128: ForwardConfig(128, 64, 8, 2, tma=True)},
+    "short": {
+        64: ForwardConfig(64, 32, 4, 2, tma=True),
+        128: ForwardConfig(128, 64, 8, 2, tma=True),
+    },  # 64: 128 registers
     "half": {
-        64: Config(64, 64, 4, 2),
-        96: Config(64, 64, 4, 2),
-        128: Config(128, 32, 8, 2),
-        256: Config(32, 32, 8, 2),
+        64: ForwardConfig(64, 64, 4, 2),
+        96: ForwardConfig(64, 64, 4, 2),
+        128: ForwardConfig(128, 32, 8, 2),
+        256: ForwardConfig(32, 32, 8, 2),
     },
     "tf32": {  # 96 and up spill
-        64: Config(64, 32, 4, 2),
-        96: Config(64, 32, 4, 1),
-        128: Config(64, 32, 8, 1),
-        256: Config(16, 16, 8, 1),
+        64: ForwardConfig(64, 32, 4, 2),
+        96: ForwardConfig(64, 32, 4, 1),
+        128: ForwardConfig(64, 32, 8, 1),
+        256: ForwardConfig(16, 16, 8, 1),
     },
-    "ieee": {32: Config(32, 32, 8, 1), 64: Config(32, 16, 8, 1), 256: Config(16, 16, 8, 1)},  # 256 spills
+    "ieee": {
+        32: ForwardConfig(32, 32, 8, 1),
+        64: ForwardConfig(32, 16, 8, 1),
+        256: ForwardConfig(16, 16, 8, 1),
+    },  # 256 spills
 }
 # At most 99 KB of shared memory a block and no wgmma: what every GPU from sm_80 on has.
 OTHER = {
-    "half": {64: Config(64, 32, 4, 2), 128: Config(64, 32, 8, 1), 256: Config(32, 16, 8, 1)},
-    "tf32": {64: Config(32, 32, 4, 1), 256: Config(16, 16, 4, 1)},
+    "half": {64: ForwardConfig(64, 32, 4, 2), 128: ForwardConfig(64, 32, 8, 1), 256: ForwardConfig(32, 16, 8, 1)},
+    "tf32": {64: ForwardConfig(32, 32, 4, 1), 256: ForwardConfig(16, 16, 4, 1)},
     "ieee": HOPPER["ieee"],
 }
 
@@ -90,7 +97,7 @@ def pick_specialised(d: int, keys: int) -> SpecialisedConfig | None:
 
 def pick(
     dtype: torch.dtype, d: int, dv: int, keys: int, capability: tuple[int, int], precision: str, tma: bool, masked: bool
-) -> Config:
+) -> ForwardConfig:
     """The table's configuration; `tma` says whether the layout allows copies by the tensor memory accelerator.
 
     A mask's tiles take registers and shared memory too: half the keys then.

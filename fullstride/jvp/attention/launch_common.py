@@ -9,9 +9,9 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from fullstride.device.triton_compile import address, standing_in
-from fullstride.jvp.attention.backward_table import Launch
-from fullstride.jvp.attention.forward_table import Config, pick
+from fullstride.device.triton_compile import address, mock_tensor
+from fullstride.jvp.attention.backward_table import BackwardConfig
+from fullstride.jvp.attention.forward_table import ForwardConfig, pick
 from fullstride.jvp.attention.layout import visible_band
 from fullstride.jvp.attention.tiles import Tiling, pieces
 
@@ -44,7 +44,7 @@ def fits_tma(x: Tensor | None) -> bool:
     return aligned and x.stride(3) == 1 and address(x) % 16 == 0 and x.numel() > 0
 
 
-def describe(inputs: Any, config: Config | Launch) -> list[TensorDescriptor | None]:
+def describe(inputs: Any, config: ForwardConfig | BackwardConfig) -> list[TensorDescriptor | None]:
     """Descriptors of the inputs' tiles; q, k, v, their tangents, go and gto in this order."""
     d, dv = pieces(inputs[0].shape[-1])[1], pieces(inputs[2].shape[-1])[1]
     blocks = [(config.block_m, d), (config.block_n, d), (config.block_n, dv)] * 2 + [(config.block_m, dv)] * 2
@@ -53,7 +53,7 @@ def describe(inputs: Any, config: Config | Launch) -> list[TensorDescriptor | No
 
 def descriptor(x: Tensor, rows: int, columns: int) -> TensorDescriptor:
     """Tiles of a head's rows."""
-    return TensorDescriptor(standing_in(x), list(x.shape), [*aligned_strides(x), 1], [1, 1, rows, columns])
+    return TensorDescriptor(mock_tensor(x), list(x.shape), [*aligned_strides(x), 1], [1, 1, rows, columns])
 
 
 def aligned_strides(x: Tensor) -> list[int]:
@@ -92,7 +92,12 @@ def stride_step(x: Tensor, strides: Sequence[Strides]) -> int:
 
 
 def tiling(
-    q: Tensor, v: Tensor, strides: Sequence[Strides], config: Config | Launch, sides: tuple[bool, bool], **more: Any
+    q: Tensor,
+    v: Tensor,
+    strides: Sequence[Strides],
+    config: ForwardConfig | BackwardConfig,
+    sides: tuple[bool, bool],
+    **more: Any,
 ) -> dict[str, Any]:
     """The constants and options of a launch; `strides` end with the mask's, and `more` are those of one kernel."""
     constants = Tiling(
@@ -116,7 +121,9 @@ def takes_tma(inputs: Any) -> bool:
     return whole and all(x is None or (x.dim() == 4 and fits_tma(x)) for x in inputs)
 
 
-def chosen(inputs: Any, keys: int, masked: bool, precision: str, config: Config | None) -> tuple[Config, bool]:
+def chosen(
+    inputs: Any, keys: int, masked: bool, precision: str, config: ForwardConfig | None
+) -> tuple[ForwardConfig, bool]:
     """The caller's configuration or the table's, and whether tiles are copied by the tensor memory accelerator."""
     q, v, tma = inputs[0], inputs[2], takes_tma(inputs)
     if config is None:

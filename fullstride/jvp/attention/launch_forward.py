@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fullstride.device import triton_compile
 from fullstride.jvp.attention.forward_kernel import dual_forward
-from fullstride.jvp.attention.forward_table import Config, SpecialisedConfig, pick_specialised
+from fullstride.jvp.attention.forward_table import ForwardConfig, SpecialisedConfig, pick_specialised
 from fullstride.jvp.attention.launch_common import (
     as_pointer,
     band,
@@ -44,7 +44,7 @@ def forward(
     causal: bool = False,
     window: tuple[int, int] | None = None,
     precision: str = "ieee",
-    config: Config | SpecialisedConfig | None = None,
+    config: ForwardConfig | SpecialisedConfig | None = None,
 ) -> tuple[Outputs, Outputs | None, Rows, Rows | None]:
     """Attention and its derivative along the tangents: see `naive.forward`, but that lse and mu are fp32.
 
@@ -87,7 +87,7 @@ def forward_varlen(
     causal: bool = False,
     window: tuple[int, int] | None = None,
     precision: str = "ieee",
-    config: Config | None = None,
+    config: ForwardConfig | None = None,
 ) -> tuple[Float[Tensor, "tq h dv"], Float[Tensor, "tq h dv"] | None, PackedRows, PackedRows | None]:
     """`forward` for sequences packed one after the other: see `naive_varlen.forward_varlen`.
 

@@ -7,7 +7,7 @@ from torch import Tensor
 from triton.experimental.gluon.language import NVMMASharedLayout
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from fullstride.device.triton_compile import launch, standing_in
+from fullstride.device.triton_compile import launch, mock_tensor
 from fullstride.jvp.attention.forward_table import SpecialisedConfig
 from fullstride.jvp.attention.hopper_kernel import ROWS, Options, dual_forward_hopper
 from fullstride.jvp.attention.launch_common import aligned_strides, on_device
@@ -20,7 +20,7 @@ def descriptor(x: Tensor, rows: int) -> TensorDescriptor:
     """Tiles of a head's rows."""
     block = [1, 1, rows, x.shape[3]]
     layout = NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4)
-    return TensorDescriptor(standing_in(x), list(x.shape), [*aligned_strides(x), 1], block, layout)
+    return TensorDescriptor(mock_tensor(x), list(x.shape), [*aligned_strides(x), 1], block, layout)
 
 
 def launch_specialised(inputs: Any, outputs: Any, scale: float, causal: bool, config: SpecialisedConfig) -> None:

@@ -11,17 +11,17 @@ from torch.nn.attention.bias import CausalBias
 from fullstride.jvp.attention import written_out
 from fullstride.jvp.attention.arguments import (
     as_causal,
+    attention_options,
     check_batch,
     check_heads,
     check_packed,
     check_starts,
     checked_mask,
-    settings,
 )
 from fullstride.jvp.attention.register import ATTENTION, VARLEN
 from fullstride.jvp.attention.torch_sdpa import may_lose_gradients
 from fullstride.jvp.dual import check_pair, pack, refuse_gradient_inside_jvp, unpack, unpack_optional
-from fullstride.jvp.mixed_batch import Batch, Partial, taken_apart
+from fullstride.jvp.mixed_batch import Batch, MixedBatch, split_mixed
 from fullstride.jvp.state import gradient_inside, tangent_grad
 from fullstride.jvp.subclasses import materialized_all
 
@@ -30,7 +30,7 @@ Keys = Float[Tensor, "b hk lk d"]
 Values = Float[Tensor, "b hk lk dv"]
 Outputs = Float[Tensor, "b h lq dv"]
 Mask = Bool[Tensor, "*#bhqk"] | Float[Tensor, "*#bhqk"]
-Some = Float[Partial, "b h l d"]
+Some = Float[MixedBatch, "b h l d"]
 Starts = Int32[Tensor, " n"]
 
 
@@ -79,7 +79,7 @@ def attention(
     """
     if isinstance(attn_mask, CausalBias):
         attn_mask, is_causal = as_causal(attn_mask, q, k, is_causal)
-    if any(isinstance(x, Partial) for x in (q, k, v)):
+    if any(isinstance(x, MixedBatch) for x in (q, k, v)):
         given: dict[str, Any] = {"is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa, "window": window}
         given |= {"precision": precision, "implementation": implementation}
         return _of_some((q, k, v), attn_mask, given)
@@ -98,7 +98,7 @@ def attention(
     check_batch(q, k, v)
     check_heads(q, k, v, 1, enable_gqa)
     mask = checked_mask(mask, q, k, is_causal)
-    options = settings(q, v, scale, is_causal, window, precision, implementation)
+    options = attention_options(q, v, scale, is_causal, window, precision, implementation)
     if tmask is not None or gradient_inside():
         return written_out.attention(*duals, scale=options.scale, causal=is_causal, window=window)
     return pack(*ATTENTION((q, k, v, mask), tangents, options, tangent_grad()))
@@ -154,7 +154,7 @@ def attention_dual(
         check_pair(primal, tangent)
     mask = checked_mask(attn_mask, q, k, is_causal)
     (q, k, v), tangents = _autocast(q, k, v), _autocast(tq, tk, tv)
-    options = settings(q, v, scale, is_causal, window, precision, implementation)
+    options = attention_options(q, v, scale, is_causal, window, precision, implementation)
     return ATTENTION((q, k, v, mask), tangents, options, tangent_grad)
 
 
@@ -208,19 +208,19 @@ def attention_varlen(
     check_heads(q, k, v, 1, enable_gqa)
     check_starts(cu_seqlens_q, len(cu_seqlens_q) - 1, "cu_seqlens_q", q.device)
     check_starts(cu_seqlens_k, len(cu_seqlens_q) - 1, "cu_seqlens_k", q.device)
-    options = settings(q, v, scale, is_causal, window, precision, implementation)
+    options = attention_options(q, v, scale, is_causal, window, precision, implementation)
     return pack(*VARLEN((q, k, v, *starts), (tq, tk, tv), (max_seqlen_q, max_seqlen_k, *options), tangent_grad()))
 
 
-def _of_some(given: tuple[Batch, ...], mask: Tensor | None, options: dict[str, Any]) -> Partial:
+def _of_some(given: tuple[Batch, ...], mask: Tensor | None, options: dict[str, Any]) -> MixedBatch:
     """All primals at once as ever; attention of the pairs again, for its tangent alone."""
-    primals, heads, tangents = taken_apart(given)
+    primals, heads, tangents = split_mixed(given)
     out = attention(*primals, attn_mask=mask, **options)
     own = mask[: len(heads[0])] if mask is not None and mask.ndim == 4 and len(mask) > 1 else mask
     with torch.no_grad():
         _, tangent = attention_dual(*heads, *tangents, attn_mask=own, **options, tangent_grad=False)
     assert tangent is not None
-    return Partial(out, tangent)
+    return MixedBatch(out, tangent)
 
 
 def _autocast(*tensors: Any) -> tuple[Any, ...]:

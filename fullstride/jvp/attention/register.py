@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fullstride.device.precision import rounds_products
 from fullstride.jvp.attention import naive, naive_varlen
-from fullstride.jvp.attention.arguments import Settings
+from fullstride.jvp.attention.arguments import AttentionOptions
 from fullstride.jvp.attention.layout import output_like
 from fullstride.jvp.dual_op import DualOp, Tensors
 from fullstride.jvp.registration import register
@@ -18,7 +18,7 @@ SETTINGS = (*COMMON, ("implementation", "str"))
 TANGENTS = ("tq", "tk", "tv")
 
 
-class Saved(NamedTuple):
+class SavedForBackward(NamedTuple):
     """Results of the forward pass that backward needs; `to` and `mu` are absent without a tangent."""
 
     o: Tensor
@@ -29,7 +29,7 @@ class Saved(NamedTuple):
 
 def _options(given: Sequence[Any]) -> tuple[dict[str, Any], bool]:
     """The keywords of an implementation, and whether it is that by kernels."""
-    settings = Settings(*given)
+    settings = AttentionOptions(*given)
     options: dict[str, Any] = {"scale": settings.scale, "causal": settings.causal}
     options["window"] = settings.left, settings.right
     if settings.implementation != "triton":
@@ -54,7 +54,7 @@ def _backward(go: Tensor, gto: Any, primals: Any, tangents: Any, saved: Any, set
     if fused and gto is None and mask is None and max(options["window"]) < 0:
         from fullstride.jvp.attention.torch_sdpa import backward_of  # Triton is a GPU's
 
-        given: tuple[Any, ...] = (go, *qkv, Saved(*saved).o, Saved(*saved).lse)
+        given: tuple[Any, ...] = (go, *qkv, SavedForBackward(*saved).o, SavedForBackward(*saved).lse)
         found = backward_of(*given, scale=options["scale"], causal=options["causal"])
         if found is not None:
             return *found, None, None, None, None
@@ -81,8 +81,8 @@ def _shapes(primals: Any, tangents: Any, settings: Sequence[Any]) -> Tensors:
 def _with_rows(o: Tensor, rows: tuple[int, ...], tangents: Tensors) -> Tensors:
     lse = o.new_empty(rows, dtype=torch.promote_types(o.dtype, torch.float32))
     if all(t is None for t in tangents):
-        return Saved(o, None, lse, None)
-    return Saved(o, torch.empty_like(o), lse, torch.empty_like(lse))
+        return SavedForBackward(o, None, lse, None)
+    return SavedForBackward(o, torch.empty_like(o), lse, torch.empty_like(lse))
 
 
 ATTENTION = register(

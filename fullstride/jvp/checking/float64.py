@@ -19,14 +19,14 @@ SAME = frozenset(getattr(Tensor, name).__get__ for name in ("shape", "ndim", "de
 DTYPE: Any = Tensor.dtype
 
 
-def to_double(x: Any) -> Any:
+def to_float64(x: Any) -> Any:
     """A tensor of lower precision in fp64; the name of a lower format as that of fp64; anything else as it is."""
     if isinstance(x, Tensor):
         return x.double() if x.dtype in LOWER else x
     return torch.float64 if isinstance(x, torch.dtype) and x in LOWER else x
 
 
-class InDouble(TorchFunctionMode):
+class InFloat64(TorchFunctionMode):
     """Every call in fp64: its tensors, the formats that it names, and casts to lower ones."""
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
@@ -34,13 +34,13 @@ class InDouble(TorchFunctionMode):
         if func in SAME:
             return func(*args)
         if func == DTYPE.__get__:
-            return to_double(func(*args))
+            return to_float64(func(*args))
         func = Tensor.double if func in CASTS else func
-        args, named = pytree.tree_map(to_double, args), pytree.tree_map(to_double, kwargs or {})
+        args, named = pytree.tree_map(to_float64, args), pytree.tree_map(to_float64, kwargs or {})
         return func(*args, **named)
 
 
-class Formats(TorchFunctionMode):
+class CoarsestFormat(TorchFunctionMode):
     """Notes the coarsest floating format that any call returns."""
 
     def __init__(self) -> None:
@@ -71,14 +71,14 @@ def _default_double() -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-def in_double(fn: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
+def in_float64(fn: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
     """`fn` on fp64 copies of its arguments, and a module's of its parameters and buffers, in plain operations."""
     state: dict[str, Tensor] = {}
     if isinstance(fn, nn.Module):
-        state = {name: to_double(x.detach().to(device)) for name, x in (*fn.named_parameters(), *fn.named_buffers())}
+        state = {name: to_float64(x.detach().to(device)) for name, x in (*fn.named_parameters(), *fn.named_buffers())}
 
     def run(*args: Any) -> Any:
-        with torch.autocast(device.type, enabled=False), only_plain(), _default_double(), InDouble():
+        with torch.autocast(device.type, enabled=False), only_plain(), _default_double(), InFloat64():
             if not isinstance(fn, nn.Module):
                 return fn(*args)
             return functional_call(fn, {name: x.clone() for name, x in state.items()}, args)

@@ -10,7 +10,7 @@ from torch.utils import _pytree as pytree
 
 from fullstride.device.precision import rounds_convolutions, rounds_products
 from fullstride.jvp.checking.finite_difference import differences
-from fullstride.jvp.checking.float64 import Formats, in_double, on_copies, to_double
+from fullstride.jvp.checking.float64 import CoarsestFormat, in_float64, on_copies, to_float64
 from fullstride.jvp.transform import jvp
 from fullstride.measure.text import aligned
 
@@ -102,7 +102,7 @@ def check_tangents(
         ValueError: if primals and tangents do not fit each other.
 
     """
-    formats, device = Formats(), _device(primals)
+    formats, device = CoarsestFormat(), _device(primals)
     with _same_randomness(device):
         output, tangent = transform(_noted(on_copies(fn), formats), primals, tangents)[:2]
     for x in pytree.tree_leaves((primals, output)):
@@ -152,7 +152,7 @@ def _compare_gradient(
         )
 
 
-def _noted(fn: Callable[..., Any], formats: Formats) -> Callable[..., Any]:
+def _noted(fn: Callable[..., Any], formats: CoarsestFormat) -> Callable[..., Any]:
     def run(*args: Any) -> Any:
         if torch.compiler.is_compiling():  # which traces modes, too, and not every call of theirs
             return fn(*args)
@@ -168,7 +168,7 @@ class _Exact:
     def __init__(
         self, fn: Callable[..., Any], primals: tuple, tangents: tuple, device: torch.device, values_only: bool
     ):
-        self.device, exact = device, in_double(fn, device)
+        self.device, exact = device, in_float64(fn, device)
         leaves, spec = pytree.tree_flatten(pytree.tree_map(lambda x: _moved(x, device), primals))
         moves = [_moved(x, device) for x in pytree.tree_leaves(tangents)]
         moving = [i for i, move in enumerate(moves) if move is not None]
@@ -264,7 +264,7 @@ def _eps(dtype: torch.dtype, device: torch.device) -> float:
 
 
 def _moved(x: Any, device: torch.device) -> Any:
-    return to_double(x.detach().to(device)) if isinstance(x, Tensor) else x
+    return to_float64(x.detach().to(device)) if isinstance(x, Tensor) else x
 
 
 def _named(tree: Any, device: torch.device) -> dict[str, Tensor]:

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 
 from fullstride.jvp.dual import pack, unpack_optional
-from fullstride.jvp.mixed_batch import Batch, Partial, taken_apart
+from fullstride.jvp.mixed_batch import Batch, MixedBatch, split_mixed
 from fullstride.jvp.norms import dispatch
 from fullstride.jvp.norms.dispatch import Dtype, Given, Norm
 from fullstride.jvp.norms.shapes import Channels, Image, Modulation, Row, Rows, Samples
@@ -213,7 +213,7 @@ def _apply(
     norm: Norm, samples: tuple[Batch, ...], parameters: Given, settings: tuple, dtype: Dtype, implementation: str
 ) -> Batch:
     """The norm of tensors, of duals or of a batch some of whose samples carry a tangent."""
-    if any(isinstance(x, Partial) for x in samples):
+    if any(isinstance(x, MixedBatch) for x in samples):
         return _of_some(norm, samples, parameters, settings, dtype, implementation)
     if gradient_inside():
         return norm.written_out(*samples, *parameters, *settings).to(dtype or samples[0].dtype)
@@ -224,9 +224,9 @@ def _apply(
 
 def _of_some(
     norm: Norm, samples: tuple[Batch, ...], parameters: Given, settings: tuple, dtype: Dtype, implementation: str
-) -> Partial:
+) -> MixedBatch:
     """All primals at once as ever; the norm again, for the tangent of some alone, where no kernel takes both."""
-    primals, heads, tangents = taken_apart(samples)
+    primals, heads, tangents = split_mixed(samples)
     still = (None,) * len(parameters)
     both = norm.first((*primals, *parameters), tangents[0], settings, dtype, implementation)
     if both is None:
@@ -236,4 +236,4 @@ def _of_some(
             of_some = (*heads, *parameters), (*tangents, *still)
             both = out, norm(*of_some, settings, dtype, implementation, False)[1]
     assert both[1] is not None
-    return Partial(both[0], both[1])
+    return MixedBatch(both[0], both[1])

@@ -56,7 +56,7 @@ ROW_NORMS = {
 }
 
 
-class Kind(NamedTuple):
+class NormKind(NamedTuple):
     """Which norm: the dimensions of a group's elements, whether the mean is taken off, whether SiLU follows."""
 
     dims: tuple[int, ...]
@@ -83,7 +83,7 @@ class Kind(NamedTuple):
 
 
 def forward(
-    x: Tensor, tx: Tensor | None, affine: Affine, kind: Kind, eps: float
+    x: Tensor, tx: Tensor | None, affine: Affine, kind: NormKind, eps: float
 ) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
     """y, ty (None if no tangent is given), m and r."""
     m = kind.mean(x)
@@ -100,7 +100,7 @@ def forward(
 
 
 def backward(
-    gy: Tensor, gty: Tensor | None, x: Tensor, tx: Tensor | None, affine: Affine, kind: Kind, m: Tensor, r: Tensor
+    gy: Tensor, gty: Tensor | None, x: Tensor, tx: Tensor | None, affine: Affine, kind: NormKind, m: Tensor, r: Tensor
 ) -> Gradients:
     """Gradients of (x, tx, weight, bias, tweight, tbias); None where there is no input, or no gty to give one."""
     xh = (x - m if kind.centred else x) * r
@@ -122,7 +122,7 @@ def backward(
     )
 
 
-def _curvature(h: Tensor, t: Tensor, xh: Tensor, txh: Tensor, r: Tensor, kind: Kind) -> Tensor:
+def _curvature(h: Tensor, t: Tensor, xh: Tensor, txh: Tensor, r: Tensor, kind: NormKind) -> Tensor:
     """What dx loses because A(t) depends on x."""
     h = kind.less_mean(h)
     rc, d = r * kind.mean(xh * kind.less_mean(t)), kind.mean(xh * h)

@@ -32,7 +32,7 @@ class GroupConfig:
     registers: int | None = None
 
 
-class Size(NamedTuple):
+class GroupSize(NamedTuple):
     """What the choice depends on."""
 
     samples: int
@@ -44,7 +44,7 @@ class Size(NamedTuple):
     silu: bool = True
 
 
-class Limits(NamedTuple):
+class GroupLimits(NamedTuple):
     """Of one kind of work.
 
     Attributes:
@@ -62,9 +62,9 @@ class Limits(NamedTuple):
 
 
 LIMITS = {
-    "forward": Limits(8192, 16384, 64, 4096),
-    "detached": Limits(16384, 16384, 64, 4096),
-    "full": Limits(4096, 16384, 32, 2048),
+    "forward": GroupLimits(8192, 16384, 64, 4096),
+    "detached": GroupLimits(16384, 16384, 64, 4096),
+    "full": GroupLimits(4096, 16384, 32, 2048),
 }
 # Registers a thread on Hopper, bf16, and the warps that a multiprocessor holds by them.
 # Forward and detached: 48 to 72 at 16 elements to a thread (28 to 42 warps), 96 to 128 at 32 (16). Full: 128 (16).
@@ -86,7 +86,7 @@ PROGRAMS, MAX_CHUNKS = 264, 64
 LEAST_PIXELS, MOST_LANES = 8, 4096
 
 
-def group_config(work: str, size: Size) -> GroupConfig:
+def group_config(work: str, size: GroupSize) -> GroupConfig:
     """The launch for a size; work is `forward`, `detached` or `full`.
 
     Raises:
@@ -108,12 +108,12 @@ def group_config(work: str, size: Size) -> GroupConfig:
     return _walked(limits, size, wide)
 
 
-def _elements(size: Size, groups: int) -> int:
+def _elements(size: GroupSize, groups: int) -> int:
     """Of a tile."""
     return groups * padded(size.group_channels) * size.pixels
 
 
-def on_chip(size: Size, groups: int, thread: int, packed: bool = False) -> GroupConfig:
+def on_chip(size: GroupSize, groups: int, thread: int, packed: bool = False) -> GroupConfig:
     """A tile of whole groups, `thread` elements to a thread."""
     elements, lanes = _elements(size, groups), groups * padded(size.group_channels)
     warps = min(MAX_WARPS, padded(ceil_div(elements, 32 * thread)))
@@ -124,7 +124,7 @@ def on_chip(size: Size, groups: int, thread: int, packed: bool = False) -> Group
     return GroupConfig(groups, pieces * piece, warps, pieces=pieces, packed=packed, registers=registers)
 
 
-def _walked(limits: Limits, size: Size, groups: int) -> GroupConfig:
+def _walked(limits: GroupLimits, size: GroupSize, groups: int) -> GroupConfig:
     lanes = groups * padded(size.group_channels)
     pixels = min(padded(size.pixels), max(limits.walked // lanes, LEAST_PIXELS))
     programs = size.samples * ceil_div(size.groups, groups)
@@ -133,7 +133,7 @@ def _walked(limits: Limits, size: Size, groups: int) -> GroupConfig:
     return GroupConfig(groups, pixels, warps, chunks=chunks)
 
 
-def _side_by_side(size: Size, least_bytes: int) -> int:
+def _side_by_side(size: GroupSize, least_bytes: int) -> int:
     """Groups in a tile: in channels_last as many as make neighbouring channels worth reading."""
     if not size.channels_last:
         return 1

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fullstride.jvp.norms import group_onepass_backward, group_onepass_forward, naive
 from fullstride.jvp.norms.closed_form import Affine
-from fullstride.jvp.norms.group_configs import GroupConfig, Size, group_config
+from fullstride.jvp.norms.group_configs import GroupConfig, GroupSize, group_config
 from fullstride.jvp.norms.group_split import apply_kernel, gradients_kernel, moments_kernel, sums_kernel
 from fullstride.jvp.norms.group_tiles import GroupTile
 from fullstride.jvp.norms.group_twopass_backward import backward_kernel
@@ -28,7 +28,7 @@ LONGEST = 2**31
 class _Plan(NamedTuple):
     """A launch for one size: `blocks` programs a sample, or as many for each of the chunks of `length` pixels."""
 
-    size: Size
+    size: GroupSize
     config: GroupConfig
     blocks: int
     chunks: int
@@ -165,7 +165,7 @@ def _plan(work: str, x: Tensor, groups: int, silu: bool, config: GroupConfig | N
     if channels * pixels >= LONGEST:
         raise ValueError(f"samples of {channels * pixels} elements, expected less than 2^31: use `naive`")
     last = pixels == 1 or not x.is_contiguous()
-    size = Size(samples, groups, channels // groups, pixels, last, x.element_size(), silu)
+    size = GroupSize(samples, groups, channels // groups, pixels, last, x.element_size(), silu)
     config = config or group_config(work, size)
     length = ceil_div(ceil_div(pixels, config.chunks), config.pixels) * config.pixels
     return _Plan(size, config, ceil_div(groups, config.groups), ceil_div(pixels, length), length)

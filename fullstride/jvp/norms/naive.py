@@ -9,7 +9,7 @@ tweight and tbias get none.
 import torch
 from torch import Tensor
 
-from fullstride.jvp.norms.closed_form import Affine, Kind, RowNorm, backward, forward
+from fullstride.jvp.norms.closed_form import Affine, NormKind, RowNorm, backward, forward
 from fullstride.jvp.norms.layout import images_like, row_major
 from fullstride.jvp.norms.shapes import Gradients, GroupMoment, Image, Moments, Rows
 
@@ -24,7 +24,7 @@ def row_norm(
     Layer normalisation (arXiv:1607.06450), root-mean-square normalisation (arXiv:1910.07467) or the adaptive one
     (arXiv:2212.09748), (1 + scale) layer_norm(x) + shift of x (B, N, D) or (B, D) and parameters (B, D) or (B, 1, D).
     """
-    kind = Kind((-1,), norm.centred)
+    kind = NormKind((-1,), norm.centred)
     y, ty, mean, rstd = forward(_full(x), _maybe_full(tx), _broadcast(_scale(norm, affine), _shape(norm, x)), kind, eps)
     moments = (mean.squeeze(-1), rstd.squeeze(-1)) if norm.centred else (rstd.squeeze(-1),)
     return _shaped(y, row_major(x, dtype)), _rows(ty, x, dtype), *moments
@@ -36,7 +36,7 @@ def row_norm_backward(
     """Gradients of `row_norm`'s x, tx and parameters."""
     rstd = moments[-1][..., None]
     mean = moments[0][..., None] if norm.centred else torch.zeros_like(rstd)
-    kind, given = Kind((-1,), norm.centred), _scale(norm, affine)
+    kind, given = NormKind((-1,), norm.centred), _scale(norm, affine)
     found = _gradients(gy, gty, x, tx, given, _shape(norm, x), kind, mean, rstd)
     return *found[:2], *map(_rows, found[2:], affine)
 
@@ -121,7 +121,7 @@ def _gradients(
     tx: Tensor | None,
     affine: Affine,
     shape: Shape,
-    kind: Kind,
+    kind: NormKind,
     mean: Tensor,
     rstd: Tensor,
 ) -> Gradients:
@@ -145,7 +145,7 @@ def _grouped(a: Tensor, groups: int) -> Tensor:
     return a.unflatten(1, (groups, -1))
 
 
-def _group_kind(x: Tensor, act: str | None) -> Kind:
+def _group_kind(x: Tensor, act: str | None) -> NormKind:
     if act not in (None, "silu"):
         raise ValueError(f"act is {act!r}, expected None or 'silu'")
-    return Kind(tuple(range(2, x.dim() + 1)), silu=act == "silu")
+    return NormKind(tuple(range(2, x.dim() + 1)), silu=act == "silu")

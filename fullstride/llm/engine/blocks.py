@@ -12,7 +12,7 @@ def digest(before: bytes, tokens: Sequence[int]) -> bytes:
     return blake2b(np.asarray(tokens, np.int32).tobytes(), key=before, digest_size=16).digest()
 
 
-def block_names(tokens: Sequence[int], size: int) -> list[bytes]:
+def block_hashes(tokens: Sequence[int], size: int) -> list[bytes]:
     """Names of the full blocks that the tokens are, from the first on."""
     names: list[bytes] = []
     for start in range(0, len(tokens) - size + 1, size):
@@ -77,7 +77,7 @@ class BlockManager:
                 if block not in self._names:
                     self._free.move_to_end(block, last=False)
 
-    def name(self, block: int, name: bytes) -> None:
+    def publish(self, block: int, name: bytes) -> None:
         """A used block is full and holds what is called so; of two that hold the same, the first is found."""
         if self.caching and name not in self._found and block not in self._names:
             self._names[block], self._found[name] = name, block

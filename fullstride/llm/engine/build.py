@@ -10,7 +10,7 @@ from fullstride.errors import ConfigError
 from fullstride.llm.config import ModelConfig
 from fullstride.llm.engine.config import EngineConfig
 from fullstride.llm.engine.pool import block_bytes
-from fullstride.llm.engine.shapes import Sizes, check, dtype_for, pool_for, sizes
+from fullstride.llm.engine.shapes import CompiledShapes, check, choose_shapes, dtype_for, pool_for
 from fullstride.llm.kernels import Kernels, choose, shared
 from fullstride.llm.models.parameters import put
 from fullstride.llm.models.tensor_parallel import refusal
@@ -33,16 +33,16 @@ class Model(Protocol):
     def tokenizer(self) -> Any: ...
 
 
-class Parts(NamedTuple):
+class EngineParts(NamedTuple):
     """Attributes: the devices, the kernels chosen for them, the weights on them, and the shapes to compile."""
 
     devices: tuple[Any, ...]
     kernels: Kernels
     weights: Any
-    sizes: Sizes
+    sizes: CompiledShapes
 
 
-def chosen(
+def select_kernels(
     model: ModelConfig, config: EngineConfig, devices: Sequence[Any] | None = None
 ) -> tuple[tuple[Any, ...], str, Kernels]:
     """What an engine will run on and with; nothing is read, put on a device or compiled.
@@ -73,9 +73,9 @@ def chosen(
     return found, dtype, choose(config.kernels, model, dtype, config.block_size, found[0], count, pool)
 
 
-def parts_of(
+def build_parts(
     loaded: Model, config: EngineConfig, devices: Sequence[Any] | None, loading: OnProgress | None = None
-) -> Parts:
+) -> EngineParts:
     """Choose kernels and shapes, and put the weights on the devices.
 
     Args:
@@ -89,17 +89,17 @@ def parts_of(
 
     """
     model = loaded.config
-    found, dtype, kernels = chosen(model, config, devices)
+    found, dtype, kernels = select_kernels(model, config, devices)
     kernels = shared(kernels, found)
     weights = put(model, loaded.parameters, dtype, *found, loading=loading)
-    if kernels.whole is not None:
-        weights = weights._replace(packed=kernels.whole.pack(weights))
-    made = sizes(config, model, kernels, *found)
+    if kernels.fused_step is not None:
+        weights = weights._replace(packed=kernels.fused_step.pack(weights))
+    made = choose_shapes(config, model, kernels, *found)
     _say(config, model, made)
-    return Parts(found, kernels, weights, made)
+    return EngineParts(found, kernels, weights, made)
 
 
-def _say(config: EngineConfig, model: ModelConfig, made: Sizes) -> None:
+def _say(config: EngineConfig, model: ModelConfig, made: CompiledShapes) -> None:
     """Say what was chosen: loudly where nobody asked for sequences that are shorter than the model's."""
     taken = block_bytes(model, made.pool, made.block) * (made.blocks + 1)
     said = f"max_length={made.max_length}, {made.blocks} blocks of {made.block} tokens, {taken / 1e6:,.0f} MB"

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from fullstride.errors import ConfigError, in_a_line
-from fullstride.llm.engine.dispatch import Flight
+from fullstride.errors import ConfigError, one_line
+from fullstride.llm.engine.dispatch import InFlightStep
 from fullstride.llm.engine.sequence import Sequence
 from fullstride.llm.kernels import Sampled
 from fullstride.llm.outputs import Delta, FinishReason, Logprob
@@ -15,7 +15,7 @@ from fullstride.llm.outputs import Delta, FinishReason, Logprob
 logger = logging.getLogger(__name__)
 
 
-class Draft:
+class DeltaBuilder:
     """A delta in the making."""
 
     def __init__(self, sequence: Sequence):
@@ -29,7 +29,7 @@ class Draft:
         """The completion ends here; text that was held back comes out, unless a stop text is what ended it."""
         sequence = self.sequence
         if not isinstance(stop, str):
-            text, found = sequence.text.flush(reason not in ("abort", "error") and watches(sequence))
+            text, found = sequence.text.flush(reason not in ("abort", "error") and wants_output(sequence))
             self.text += text
             reason, stop = ("stop", found) if found else (reason, stop)
         sequence.finish = reason
@@ -41,8 +41,12 @@ class Draft:
         """The delta, or None if there is nothing to say."""
         sequence, asked = self.sequence, self.sequence.request.params
         prompt = None
-        if sequence.prompt_logprobs is not None and not sequence.told and (self.tokens or sequence.finish):
-            prompt, sequence.told = tuple(sequence.prompt_logprobs), True
+        if (
+            sequence.prompt_logprobs is not None
+            and not sequence.prompt_logprobs_sent
+            and (self.tokens or sequence.finish)
+        ):
+            prompt, sequence.prompt_logprobs_sent = tuple(sequence.prompt_logprobs), True
         if not (self.tokens or self.text or prompt or sequence.finish):
             return None
         return Delta(
@@ -56,16 +60,18 @@ class Draft:
             stop_reason=self.stop,
             error=self.error,
             refused=self.refused,
-            cached_tokens=sequence.spared,
+            cached_tokens=sequence.num_cached_prompt_tokens,
         )
 
 
-def watches(sequence: Sequence) -> bool:
+def wants_output(sequence: Sequence) -> bool:
     """Whether the output is long enough to be ended by a stop text."""
-    return sequence.outputs >= sequence.request.params.min_tokens
+    return sequence.num_output_tokens >= sequence.request.params.min_tokens
 
 
-def read(flight: Flight, ended: Callable[[Sequence], None], computed: Callable[[Sequence], None]) -> Iterator[Delta]:
+def collect(
+    flight: InFlightStep, ended: Callable[[Sequence], None], computed: Callable[[Sequence], None]
+) -> Iterator[Delta]:
     """Wait for a step and take what it brought; a delta is given out at once, since reading the next one may fail.
 
     Args:
@@ -81,11 +87,11 @@ def read(flight: Flight, ended: Callable[[Sequence], None], computed: Callable[[
     _read_prompts(flight)
     brings = {id(chunk.sequence): chunk.last for chunk in plan.chunks}
     for row, sequence in enumerate(plan.sequences):
-        sequence.flights -= 1
+        sequence.steps_in_flight -= 1
         sequence.pending -= plan.steps if brings.get(id(sequence), True) else 0
         if sequence.finish is not None:
             continue
-        draft = Draft(sequence)
+        draft = DeltaBuilder(sequence)
         for step, token in enumerate(tokens[:, row].tolist()):
             if token < 0 or sequence.finish is not None:
                 break
@@ -98,7 +104,7 @@ def read(flight: Flight, ended: Callable[[Sequence], None], computed: Callable[[
             yield delta
 
 
-def _take(draft: Draft, token: int, values: Any, step: int, row: int) -> None:
+def _take(draft: DeltaBuilder, token: int, values: Any, step: int, row: int) -> None:
     sequence, request = draft.sequence, draft.sequence.request
     sequence.tokens.append(token)
     draft.tokens.append(token)
@@ -111,7 +117,7 @@ def _take(draft: Draft, token: int, values: Any, step: int, row: int) -> None:
             draft.text += sequence.text.push(token, watch=False)[0]
         draft.end("stop", None if own else token)
         return
-    text, stop = sequence.text.push(token, watches(sequence))
+    text, stop = sequence.text.push(token, wants_output(sequence))
     draft.text += text
     if stop is not None:
         draft.end("stop", stop)
@@ -127,7 +133,7 @@ def _take(draft: Draft, token: int, values: Any, step: int, row: int) -> None:
             draft.end("error", error=str(error), refused=True)
         except Exception as error:
             logger.exception("a grammar failed, and its request")
-            draft.end("error", error=in_a_line(error))
+            draft.end("error", error=one_line(error))
 
 
 def logprobs(values: Any, at: tuple[int, int], count: int) -> tuple[Logprob, ...]:
@@ -137,9 +143,11 @@ def logprobs(values: Any, at: tuple[int, int], count: int) -> tuple[Logprob, ...
     return (own, *(Logprob(token, value, rank) for rank, (token, value) in enumerate(best, 1) if token >= 0))
 
 
-def _read_prompts(flight: Flight) -> None:
+def _read_prompts(flight: InFlightStep) -> None:
     """Put the prompts' logprobs in their places; each says what follows a token, so the first token has none."""
-    chunks = [c for c in flight.plan.chunks if c.sequence.prompt_logprobs is not None and not c.sequence.told]
+    chunks = [
+        c for c in flight.plan.chunks if c.sequence.prompt_logprobs is not None and not c.sequence.prompt_logprobs_sent
+    ]
     if not chunks or flight.out.prompt is None:
         return
     found = _on_host(flight.out.prompt)

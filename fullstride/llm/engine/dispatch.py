@@ -6,13 +6,13 @@ from typing import Any
 import numpy as np
 
 from fullstride.llm.engine import wire
-from fullstride.llm.engine.programs import Out
+from fullstride.llm.engine.programs import StepOutput
 from fullstride.llm.engine.runner import Runner
-from fullstride.llm.engine.scheduler import Chunk, Plan
+from fullstride.llm.engine.scheduler import Chunk, StepPlan
 from fullstride.llm.engine.sequence import Sequence
-from fullstride.llm.engine.shapes import Sizes
-from fullstride.llm.engine.wire import Decode, Mixed, Params
-from fullstride.llm.kernels.interface import Wishes, asks
+from fullstride.llm.engine.shapes import CompiledShapes
+from fullstride.llm.engine.wire import DecodeInput, MixedInput, RowParams
+from fullstride.llm.kernels.interface import SamplingNeeds, needs_full_sampler
 from fullstride.llm.sampling_params import SMALLEST
 
 # Below it the most probable token is all that a temperature leaves, but for logits that fp32 cannot divide by it.
@@ -20,20 +20,20 @@ COLDEST = 1e-5
 
 
 @dataclass
-class Flight:
+class InFlightStep:
     """A plan that is on its way, and what it will bring."""
 
-    plan: Plan
-    out: Out
+    plan: StepPlan
+    out: StepOutput
 
 
-def dispatch(runner: Runner, plan: Plan) -> Flight:
+def dispatch(runner: Runner, plan: StepPlan) -> InFlightStep:
     """Send a plan off."""
     for sequence in plan.admitted:
         if _is_special(sequence):
             bias, prompt = sequence.request.params.logit_bias or {}, sequence.request.prompt
             packed = np.full(wire.HISTORY.size + runner.sizes.max_length, -1, np.int32)
-            wire.HISTORY.put(packed, row=sequence.place, prompt=len(prompt), bias=0)
+            wire.HISTORY.put(packed, row=sequence.row_or_fail, prompt=len(prompt), bias=0)
             parts = wire.HISTORY.of(packed)
             parts["bias_ids"][: len(bias)] = list(bias)
             parts["bias"][: len(bias)] = wire.words(*bias.values())
@@ -42,7 +42,7 @@ def dispatch(runner: Runner, plan: Plan) -> Flight:
     for sequence in [*plan.decodes, *(chunk.sequence for chunk in plan.chunks if chunk.last)]:
         if sequence.matcher is not None:
             packed = np.empty(wire.MASK.size + len(sequence.mask), np.int32)
-            wire.MASK.put(packed, row=sequence.place, bits=np.asarray(sequence.mask, np.uint32).view(np.int32))
+            wire.MASK.put(packed, row=sequence.row_or_fail, bits=np.asarray(sequence.mask, np.uint32).view(np.int32))
             runner.set_mask(packed)
     width = max(len(sequence.blocks) for sequence in plan.sequences)
     width = next(size for size in runner.sizes.widths if size >= width)
@@ -51,27 +51,29 @@ def dispatch(runner: Runner, plan: Plan) -> Flight:
     wanted = any(sequence.request.params.logprobs is not None for sequence in plan.sequences)
     for array in out.sampled if wanted else out.sampled[:1]:
         array.copy_to_host_async()
-    return Flight(plan, out)
+    return InFlightStep(plan, out)
 
 
-def _decode(runner: Runner, plan: Plan, width: int) -> Out:
+def _decode(runner: Runner, plan: StepPlan, width: int) -> StepOutput:
     rows = next(size for size in runner.sizes.row_buckets if size >= len(plan.decodes))
-    packed = np.zeros(Decode.size(rows, width), np.int32)
-    host = Decode.of(packed, rows)
+    packed = np.zeros(DecodeInput.size(rows, width), np.int32)
+    host = DecodeInput.of(packed, rows)
     host.head[:] = plan.steps, plan.early
     host.slots[:] = runner.sizes.rows
     _tables(host, plan.sequences, runner.sizes.block)
     # Steps that no row can need would be made in vain; a step that is one operation costs nothing then.
-    full = runner.is_whole(rows) or any(sequence.request.limit >= sequence.reach for sequence in plan.decodes)
+    full = runner.is_whole(rows) or any(
+        sequence.request.limit >= sequence.max_length_in_flight for sequence in plan.decodes
+    )
     return runner.decode(packed, rows, width, quick=full and not any(map(_asks, plan.decodes)))
 
 
-def _mixed(runner: Runner, plan: Plan, width: int) -> Out:
+def _mixed(runner: Runner, plan: StepPlan, width: int) -> StepOutput:
     sizes, rows = runner.sizes, len(plan.decodes)
     needed = sum(-(-chunk.count // sizes.tile) for chunk in plan.chunks)
     tiles = next(size for size in sizes.tile_buckets if size >= needed)
-    packed = np.zeros(Mixed.size(sizes.rows, tiles, sizes.tile, width), np.int32)
-    host = Mixed.of(packed, sizes.rows, tiles, sizes.tile)
+    packed = np.zeros(MixedInput.size(sizes.rows, tiles, sizes.tile, width), np.int32)
+    host = MixedInput.of(packed, sizes.rows, tiles, sizes.tile)
     host.slots[:], host.targets[:] = sizes.rows, -1
     _tables(host, plan.sequences, sizes.block)
     host.kinds[:rows] = wire.DECODE
@@ -88,7 +90,7 @@ def _tables(host: Any, sequences: list[Sequence], block: int) -> None:
         host.tables[row, : len(sequence.blocks)] = sequence.blocks
 
 
-def _chunk(host: Mixed, row: int, first: int, chunk: Chunk, sizes: Sizes) -> int:
+def _chunk(host: MixedInput, row: int, first: int, chunk: Chunk, sizes: CompiledShapes) -> int:
     """Write a chunk's row and its tiles from `first` on; returns the next free tile."""
     sequence, count = chunk.sequence, chunk.count
     tiles = -(-count // sizes.tile)
@@ -103,7 +105,7 @@ def _chunk(host: Mixed, row: int, first: int, chunk: Chunk, sizes: Sizes) -> int
     flat = host.tokens[mine].reshape(-1)
     flat[:count] = sequence.tokens[chunk.start : chunk.start + count]
     host.tokens[mine] = flat.reshape(tiles, -1)
-    if sequence.prompt_logprobs is not None and not sequence.told:
+    if sequence.prompt_logprobs is not None and not sequence.prompt_logprobs_sent:
         following = sequence.request.prompt[chunk.start + 1 : chunk.start + count + 1]
         targets = np.full(tiles * sizes.tile, -1, np.int32)
         targets[: len(following)] = following
@@ -113,7 +115,7 @@ def _chunk(host: Mixed, row: int, first: int, chunk: Chunk, sizes: Sizes) -> int
 
 def params(sequence: Sequence) -> np.ndarray:
     """The row's words; see `Params`."""
-    asked, wanted, packed = sequence.request.params, wishes(sequence), np.full(wire.PARAMS.size, -1, np.int32)
+    asked, wanted, packed = sequence.request.params, sampling_needs(sequence), np.full(wire.PARAMS.size, -1, np.int32)
     numbers = {
         "temperature": wanted.temperature,
         "top_p": wanted.top_p,
@@ -133,14 +135,14 @@ def params(sequence: Sequence) -> np.ndarray:
         numbers=wire.words(*(numbers[name] for name in wire.NUMBERS)),
     )
     stops = sequence.request.stops
-    Params.of(packed).stops[: len(stops)] = stops
+    RowParams.of(packed).stops[: len(stops)] = stops
     return packed
 
 
-def wishes(sequence: Sequence) -> Wishes:
+def sampling_needs(sequence: Sequence) -> SamplingNeeds:
     """What the choice of its tokens depends on, in the numbers that the device gets; the same for all of its life."""
     asked = sequence.request.params
-    return Wishes(
+    return SamplingNeeds(
         special=_is_special(sequence),
         wanted=asked.logprobs is not None,
         temperature=asked.temperature if asked.temperature >= COLDEST else 0.0,
@@ -153,7 +155,7 @@ def wishes(sequence: Sequence) -> Wishes:
 
 def _asks(sequence: Sequence) -> bool:
     """Whether it wants more than a temperature, or logprobs of its prompt."""
-    return sequence.prompt_logprobs is not None or asks(wishes(sequence))
+    return sequence.prompt_logprobs is not None or needs_full_sampler(sampling_needs(sequence))
 
 
 def _is_special(sequence: Sequence) -> bool:

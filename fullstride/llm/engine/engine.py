@@ -5,17 +5,17 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from fullstride.errors import ConfigError, in_a_line
-from fullstride.llm.engine.blocks import BlockManager, block_names
-from fullstride.llm.engine.build import Model, parts_of
-from fullstride.llm.engine.collect import Draft, read
+from fullstride.errors import ConfigError, one_line
+from fullstride.llm.engine.blocks import BlockManager, block_hashes
+from fullstride.llm.engine.build import Model, build_parts
+from fullstride.llm.engine.collect import DeltaBuilder, collect
 from fullstride.llm.engine.config import EngineConfig
-from fullstride.llm.engine.dispatch import Flight, dispatch
+from fullstride.llm.engine.dispatch import InFlightStep, dispatch
 from fullstride.llm.engine.programs import Programs
 from fullstride.llm.engine.runner import Runner, compiles, keep
-from fullstride.llm.engine.scheduler import Plan, Scheduler
+from fullstride.llm.engine.scheduler import Scheduler, StepPlan
 from fullstride.llm.engine.sequence import Sequence as Running
-from fullstride.llm.engine.validate import Intake
+from fullstride.llm.engine.validate import RequestValidator
 from fullstride.llm.outputs import Delta, EngineStats, FinishReason
 from fullstride.llm.progress import OnProgress
 from fullstride.llm.sampling_params import SamplingParams
@@ -66,13 +66,13 @@ class Engine:
         config = config or EngineConfig()
         if config.compile_cache:
             keep()
-        parts = parts_of(loaded, config, devices, loading)
+        parts = build_parts(loaded, config, devices, loading)
         self.model, self.tokenizer, self.devices = loaded.config, loaded.tokenizer, parts.devices
         self.kernels, self.sizes = parts.kernels.name, parts.sizes
         self.dead: str | None = None
-        self._intake, self._caching = Intake(self.model, self.sizes, self.tokenizer), config.prefix_cache
+        self._intake, self._caching = RequestValidator(self.model, self.sizes, self.tokenizer), config.prefix_cache
         self._scheduler = Scheduler(self.sizes, BlockManager(self.sizes.blocks, self._caching))
-        self._flights: deque[Flight] = deque()
+        self._flights: deque[InFlightStep] = deque()
         self._outbox: list[Delta] = []
         self._live: dict[str, list[Running]] = {}
         self._steps = self._prompt_tokens = self._generated = 0
@@ -151,15 +151,15 @@ class Engine:
         """Use the compiler of another engine of the same model, so that a shape is compiled once for both."""
         self._intake.grammars = other.grammars
 
-    def names(self, prompt: Sequence[int]) -> list[bytes]:
+    def block_hashes(self, prompt: Sequence[int]) -> list[bytes]:
         """What the first blocks of a prompt are called in the pool of any engine with blocks of this size.
 
         At most `NAMED` tokens are looked at, and none without a prefix cache; any thread may ask.
         """
         size = self.sizes.block
-        return block_names(prompt[: min(len(prompt) - 1, NAMED)], size) if self._caching else []
+        return block_hashes(prompt[: min(len(prompt) - 1, NAMED)], size) if self._caching else []
 
-    def held(self, names: Sequence[bytes]) -> int:
+    def cached_prefix_blocks(self, names: Sequence[bytes]) -> int:
         """How many blocks of these names, from the first on, are in the pool; any thread may ask.
 
         By the time when a request comes it may be more or fewer.
@@ -203,7 +203,7 @@ class Engine:
     def _read(self) -> None:
         flight = self._flights.popleft()
         try:
-            for delta in read(flight, self._leave, self._computed):
+            for delta in collect(flight, self._leave, self._computed):
                 self._generated += len(delta.token_ids)
                 self._outbox.append(delta)
         except Exception as error:
@@ -219,27 +219,27 @@ class Engine:
             self._live.pop(name, None)
 
     def _end(self, sequence: Running, reason: FinishReason, error: str = "") -> None:
-        draft = Draft(sequence)
+        draft = DeltaBuilder(sequence)
         draft.end(reason, error=error)
         self._leave(sequence)
         if (delta := draft.delta()) is not None:
             self._outbox.append(delta)
 
-    def _fail(self, plan: Plan, error: Exception) -> None:
+    def _fail(self, plan: StepPlan, error: Exception) -> None:
         """A step failed, and the state with it: its requests end; the others start over with what they have."""
-        why = in_a_line(error)
+        why = one_line(error)
         logger.exception("a step failed, and the requests in it: %s", why)
         plans = [plan, *(flight.plan for flight in self._flights)]
         self._flights.clear()
         for sequence in {id(s): s for plan in plans for s in plan.sequences}.values():
-            sequence.flights = sequence.pending = 0
+            sequence.steps_in_flight = sequence.pending = 0
             if sequence.finish is None:
                 self._end(sequence, "error", why)
         try:
             self._restart()
         except Exception as worse:
             logger.exception("the engine is dead: its state could not be made anew")
-            self.dead = in_a_line(worse)
+            self.dead = one_line(worse)
             for sequence in [sequence for sequences in self._live.values() for sequence in sequences]:
                 if sequence.finish is None:
                     self._end(sequence, "error", f"the engine is dead: {self.dead}")

@@ -13,13 +13,13 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from fullstride.llm.engine.state import State, sampler
-from fullstride.llm.engine.wire import Decode, Params
+from fullstride.llm.engine.state import EngineState, sampler
+from fullstride.llm.engine.wire import DecodeInput, RowParams
 from fullstride.llm.kernels import Sampler
 from fullstride.llm.kernels.xla.sampling import drawn
 
 
-class Standing(NamedTuple):
+class RowState(NamedTuple):
     """Where the rows of a decode step are: see `State`."""
 
     last: Int[Array, " D"]
@@ -27,24 +27,24 @@ class Standing(NamedTuple):
     alive: Bool[Array, " D"]
 
 
-class Walk(NamedTuple):
+class BurstCarry(NamedTuple):
     """How far a burst is, the tokens of its steps, and whether a row has ended."""
 
     steps: Int[Array, ""]
-    state: State
-    now: Standing
+    state: EngineState
+    now: RowState
     tokens: Int[Array, "S D"]
     ended: Bool[Array, ""]
 
 
-class Burst(NamedTuple):
+class BurstInputs(NamedTuple):
     """What stays the same while it runs."""
 
-    host: Decode
-    params: Params
+    host: DecodeInput
+    params: RowParams
     sampler: Sampler
 
-    def live(self, walk: Walk) -> Bool[Array, " D"]:
+    def live(self, walk: BurstCarry) -> Bool[Array, " D"]:
         """Rows that make another step."""
         steps, early = self.host.head
         going = (walk.steps < steps) & ~((early > 0) & walk.ended)
@@ -52,10 +52,12 @@ class Burst(NamedTuple):
 
 
 # Of the tokens after those of the rows that go on, with the state that comes after.
-Scores = Callable[[State, Standing], tuple[Float[Array, "D vocab"], State]]
+Scores = Callable[[EngineState, RowState], tuple[Float[Array, "D vocab"], EngineState]]
 
 
-def quick_steps(state: State, host: Decode, steps: int, scores: Scores) -> tuple[State, Int[Array, "S D"]]:
+def decode_fixed_steps(
+    state: EngineState, host: DecodeInput, steps: int, scores: Scores
+) -> tuple[EngineState, Int[Array, "S D"]]:
     """Up to `host.head[0]` steps of each row, until it has ended, or one has and `host.head[1]` is set.
 
     Args:
@@ -69,11 +71,11 @@ def quick_steps(state: State, host: Decode, steps: int, scores: Scores) -> tuple
 
     """
     slots = host.slots
-    burst = Burst(host, Params.of(state.params[slots]), sampler(state, slots, state.length[slots]))
-    walk = Walk(
+    burst = BurstInputs(host, RowParams.of(state.params[slots]), sampler(state, slots, state.length[slots]))
+    walk = BurstCarry(
         jnp.int32(0),
         state,
-        Standing(state.last[slots], state.length[slots], state.alive[slots]),
+        RowState(state.last[slots], state.length[slots], state.alive[slots]),
         jnp.full((steps, slots.shape[0]), -1, jnp.int32),
         jnp.bool_(False),
     )
@@ -81,22 +83,22 @@ def quick_steps(state: State, host: Decode, steps: int, scores: Scores) -> tuple
     return _settled(walk, slots), walk.tokens
 
 
-def ended(params: Params, token: Int[Array, " D"], length: Int[Array, " D"]) -> Bool[Array, " D"]:
+def ended(params: RowParams, token: Int[Array, " D"], length: Int[Array, " D"]) -> Bool[Array, " D"]:
     """Whether a token is a row's last one, with `length` tokens before it."""
     return jnp.any(params.stops == token[:, None], axis=1) | (length + 1 >= params.limit)
 
 
-def _step(burst: Burst, scores: Scores, _: Int[Array, ""], walk: Walk) -> Walk:
+def _step(burst: BurstInputs, scores: Scores, _: Int[Array, ""], walk: BurstCarry) -> BurstCarry:
     live, now = burst.live(walk), walk.now
     logits, state = scores(walk.state, now._replace(alive=live))
     token, length = drawn(logits, burst.sampler._replace(position=now.length + 1)), now.length + live
     last = live & ended(burst.params, token, length)
-    after = Standing(jnp.where(live, token, now.last), length, now.alive & ~last)
+    after = RowState(jnp.where(live, token, now.last), length, now.alive & ~last)
     tokens = walk.tokens.at[walk.steps].set(jnp.where(live, token, -1))
-    return Walk(walk.steps + 1, state, after, tokens, walk.ended | jnp.any(last))
+    return BurstCarry(walk.steps + 1, state, after, tokens, walk.ended | jnp.any(last))
 
 
-def _settled(walk: Walk, slots: Int[Array, " D"]) -> State:
+def _settled(walk: BurstCarry, slots: Int[Array, " D"]) -> EngineState:
     """The state with its rows where the burst left them."""
     state, now = walk.state, walk.now
     return state._replace(

@@ -9,11 +9,11 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from fullstride.llm.config import ModelConfig
-from fullstride.llm.engine.fixed_burst import Standing, ended, quick_steps
-from fullstride.llm.engine.shapes import Sizes
-from fullstride.llm.engine.state import State, sampler
-from fullstride.llm.engine.wire import CHUNK, DECODE, LAST_CHUNK, Decode, Mixed, Params
-from fullstride.llm.kernels import Batch, Kernels, Sampled
+from fullstride.llm.engine.fixed_burst import RowState, decode_fixed_steps, ended
+from fullstride.llm.engine.shapes import CompiledShapes
+from fullstride.llm.engine.state import EngineState, sampler
+from fullstride.llm.engine.wire import CHUNK, DECODE, LAST_CHUNK, DecodeInput, MixedInput, RowParams
+from fullstride.llm.kernels import Kernels, Sampled, StepBatch
 from fullstride.llm.kernels.xla.sampling import drawn, unscored
 from fullstride.llm.models import rope
 from fullstride.llm.models.decoder import hidden_states, logits
@@ -23,7 +23,7 @@ from fullstride.llm.models.parameters import Weights
 TOP = 20
 
 
-class Out(NamedTuple):
+class StepOutput(NamedTuple):
     """What the host reads; a token of -1 is none.
 
     Attributes:
@@ -39,15 +39,17 @@ class Out(NamedTuple):
 class Programs:
     """The functions that are compiled, for one model, set of kernels and sizes."""
 
-    def __init__(self, model: ModelConfig, kernels: Kernels, sizes: Sizes):
+    def __init__(self, model: ModelConfig, kernels: Kernels, sizes: CompiledShapes):
         """Nothing is traced yet."""
         self.model, self.kernels, self.sizes = model, kernels, sizes
         self.frequencies: Float[np.ndarray, " half"] = rope.frequencies(model)
         self.magnitude = rope.magnitude(model)
 
-    def decode(self, weights: Weights, state: State, packed: Int[Array, " words"], rows: int) -> tuple[State, Out]:
+    def decode(
+        self, weights: Weights, state: EngineState, packed: Int[Array, " words"], rows: int
+    ) -> tuple[EngineState, StepOutput]:
         """Up to `head[0]` steps of each row, until all have ended, or one has and `head[1]` is set."""
-        host = Decode.of(packed, rows)
+        host = DecodeInput.of(packed, rows)
         steps, early = host.head[0], host.head[1] > 0
         blank = self._blank(self.sizes.steps, rows)
 
@@ -59,38 +61,44 @@ class Programs:
         def step(carry):
             i, state, out, _ = carry
             live = state.alive[host.slots] & (state.length[host.slots] < host.capacity)
-            where = Standing(state.last[host.slots], state.length[host.slots], live)
+            where = RowState(state.last[host.slots], state.length[host.slots], live)
             scores, state = self._scores(weights, state, self._rows(where, host.tables))
             state, sampled = self._choose(state, scores, host.slots, live)
             ended = jnp.any(live & ~state.alive[host.slots])
             return i + 1, state, jax.tree.map(lambda a, b: a.at[i].set(b), out, sampled), ended
 
         _, state, out, _ = lax.while_loop(going, step, (jnp.int32(0), state, blank, jnp.bool_(False)))
-        return state, Out(out, None)
+        return state, StepOutput(out, None)
 
     def quick_decode(
-        self, weights: Weights, state: State, packed: Int[Array, " words"], rows: int
-    ) -> tuple[State, Out]:
+        self, weights: Weights, state: EngineState, packed: Int[Array, " words"], rows: int
+    ) -> tuple[EngineState, StepOutput]:
         """The same for rows that want a temperature at most; see `quick_steps`."""
-        host = Decode.of(packed, rows)
+        host = DecodeInput.of(packed, rows)
 
-        def scores(state: State, now: Standing) -> tuple[Float[Array, "D vocab"], State]:
+        def scores(state: EngineState, now: RowState) -> tuple[Float[Array, "D vocab"], EngineState]:
             return self._scores(weights, state, self._rows(now, host.tables))
 
-        state, tokens = quick_steps(state, host, self.sizes.steps, scores)
-        return state, Out(self._blank(*tokens.shape)._replace(token=tokens), None)
+        state, tokens = decode_fixed_steps(state, host, self.sizes.steps, scores)
+        return state, StepOutput(self._blank(*tokens.shape)._replace(token=tokens), None)
 
     def mixed(
-        self, weights: Weights, state: State, packed: Int[Array, " words"], rows: int, tiles: int, quick: bool = False
-    ) -> tuple[State, Out]:
+        self,
+        weights: Weights,
+        state: EngineState,
+        packed: Int[Array, " words"],
+        rows: int,
+        tiles: int,
+        quick: bool = False,
+    ) -> tuple[EngineState, StepOutput]:
         """One step of decode rows, and of chunks of prompts, the last of which have their first token chosen.
 
         A quick one is of rows that want a temperature at most, and no logprobs of prompts.
         """
-        host = Mixed.of(packed, rows, tiles, self.sizes.tile)
+        host = MixedInput.of(packed, rows, tiles, self.sizes.tile)
         state = _admit(state, host)
         live = (host.kinds == DECODE) & state.alive[host.slots] & (state.length[host.slots] < host.capacity)
-        where = Standing(state.last[host.slots], state.length[host.slots], live)
+        where = RowState(state.last[host.slots], state.length[host.slots], live)
         batch = self._tiles(self._rows(where, host.tables), host)
         hidden, state = self._forward(weights, state, batch)
         place = jnp.where(host.kinds == LAST_CHUNK, host.at, jnp.arange(rows))
@@ -99,20 +107,20 @@ class Programs:
         scores = logits(self.model, self.kernels, weights, hidden[place])
         state, sampled = self._choose(state, scores, host.slots, chosen, quick)
         prompt = None if quick else self._prompt(weights, hidden[rows:].reshape(tiles, self.sizes.tile, -1), host)
-        return state, Out(jax.tree.map(lambda x: x[None], sampled), prompt)
+        return state, StepOutput(jax.tree.map(lambda x: x[None], sampled), prompt)
 
     def scratch(self) -> tuple[Array, ...]:
         """What steps that are one operation start with."""
-        whole = self.kernels.whole
+        whole = self.kernels.fused_step
         return () if whole is None else tuple(whole.scratch(n) for n in self.sizes.row_buckets if n <= whole.rows)
 
-    def _rows(self, now: Standing, tables: Int[Array, "D W"]) -> Batch:
+    def _rows(self, now: RowState, tables: Int[Array, "D W"]) -> StepBatch:
         """One token of each live row: the newest, at the place after those that have keys."""
         tokens, positions = jnp.where(now.alive, now.last, 0), jnp.where(now.alive, now.length, -1)
         none = jnp.zeros((0, tables.shape[1]), jnp.int32)
         return self._batch(tokens, positions, _slots(positions[:, None], tables, self.sizes.block)[:, 0], tables, none)
 
-    def _tiles(self, batch: Batch, host: Mixed) -> Batch:
+    def _tiles(self, batch: StepBatch, host: MixedInput) -> StepBatch:
         """The same with the chunks' tiles after it."""
         offsets = jnp.arange(self.sizes.tile)
         positions = jnp.where(offsets < host.tile_counts[:, None], host.tile_starts[:, None] + offsets, -1)
@@ -122,17 +130,19 @@ class Programs:
         tokens, where, to = (jnp.concatenate([rows, tiles.reshape(-1)]) for rows, tiles in pairs)
         return self._batch(tokens, where, to, batch.rows, tables)
 
-    def _batch(self, tokens: Array, positions: Array, slots: Array, rows: Array, tiles: Array) -> Batch:
+    def _batch(self, tokens: Array, positions: Array, slots: Array, rows: Array, tiles: Array) -> StepBatch:
         angles = rope.angles(positions, self.frequencies, self.magnitude)
-        return Batch(tokens, positions, slots, rows, tiles, *angles)
+        return StepBatch(tokens, positions, slots, rows, tiles, *angles)
 
-    def _forward(self, weights: Weights, state: State, batch: Batch) -> tuple[Array, State]:
+    def _forward(self, weights: Weights, state: EngineState, batch: StepBatch) -> tuple[Array, EngineState]:
         hidden, pool = hidden_states(self.model, self.kernels, weights, state.pool, batch, self.sizes.block)
         return hidden, state._replace(pool=pool)
 
-    def _scores(self, weights: Weights, state: State, batch: Batch) -> tuple[Float[Array, "D vocab"], State]:
+    def _scores(
+        self, weights: Weights, state: EngineState, batch: StepBatch
+    ) -> tuple[Float[Array, "D vocab"], EngineState]:
         """Of the tokens after those of decode rows."""
-        whole, rows = self.kernels.whole, batch.rows.shape[0]
+        whole, rows = self.kernels.fused_step, batch.rows.shape[0]
         if whole is None or rows > whole.rows:
             hidden, state = self._forward(weights, state, batch)
             return logits(self.model, self.kernels, weights, hidden), state
@@ -142,13 +152,18 @@ class Programs:
         return scores, state._replace(pool=pool, scratch=tuple(scratch))
 
     def _choose(
-        self, state: State, scores: Float[Array, "D vocab"], slots: Array, live: Bool[Array, " D"], quick: bool = False
-    ) -> tuple[State, Sampled]:
+        self,
+        state: EngineState,
+        scores: Float[Array, "D vocab"],
+        slots: Array,
+        live: Bool[Array, " D"],
+        quick: bool = False,
+    ) -> tuple[EngineState, Sampled]:
         """The next token of the live rows, and where that leaves them."""
         length = state.length[slots] + 1
         asked = sampler(state, slots, length)
         sampled = unscored(drawn(scores, asked), TOP) if quick else self.kernels.sample(scores, asked, TOP)
-        params, token = Params.of(state.params[slots]), sampled.token
+        params, token = RowParams.of(state.params[slots]), sampled.token
         last = ended(params, token, length)
         # What is not live writes to nobody's row.
         to = jnp.where(live, slots, self.sizes.rows)
@@ -163,7 +178,7 @@ class Programs:
         )
         return state, sampled._replace(token=jnp.where(live, token, -1))
 
-    def _prompt(self, weights: Weights, hidden: Array, host: Mixed) -> Sampled:
+    def _prompt(self, weights: Weights, hidden: Array, host: MixedInput) -> Sampled:
         """Logprobs of the tokens that follow in the prompt, a tile at a time; nothing is computed if none is wanted."""
 
         def tile(pair):
@@ -186,7 +201,7 @@ class Programs:
         )
 
 
-def _admit(state: State, host: Mixed) -> State:
+def _admit(state: EngineState, host: MixedInput) -> EngineState:
     """Put the chunks' rows where their chunks end; a row that only begins is not alive yet."""
     chunk = (host.kinds == CHUNK) | (host.kinds == LAST_CHUNK)
     to = jnp.where(chunk, host.slots, state.last.shape[0] - 1)

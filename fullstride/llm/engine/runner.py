@@ -11,9 +11,9 @@ from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from fullstride.device.select import cores
-from fullstride.llm.engine.programs import Out, Programs
-from fullstride.llm.engine.state import State, set_history, set_mask, shapes
-from fullstride.llm.engine.wire import HISTORY, MASK, Decode, Mixed
+from fullstride.llm.engine.programs import Programs, StepOutput
+from fullstride.llm.engine.state import EngineState, set_history, set_mask, shapes
+from fullstride.llm.engine.wire import HISTORY, MASK, DecodeInput, MixedInput
 from fullstride.llm.models.parameters import Weights
 from fullstride.llm.models.tensor_parallel import POOL, mesh_of
 from fullstride.llm.progress import OnProgress
@@ -69,7 +69,7 @@ class Runner:
         self._leaves, self._tree = jax.tree.flatten(weights)
         # Made on the devices: a pool may be larger than the host's memory.
         self._fresh = jax.jit(self._blank, out_shardings=self.places()).lower().compile()
-        self.state: State = self._fresh()
+        self.state: EngineState = self._fresh()
         self.compiled = self._compile(progress)
 
     def reset(self) -> None:
@@ -79,22 +79,22 @@ class Runner:
                 leaf.delete()
         self.state = self._fresh()
 
-    def decode(self, packed: np.ndarray, rows: int, width: int, *, quick: bool = False) -> Out:
+    def decode(self, packed: np.ndarray, rows: int, width: int, *, quick: bool = False) -> StepOutput:
         """Dispatch a burst; a quick one is of rows that want a temperature at most, all steps of it."""
         return self._run(("decode", rows, 0, width), packed, quick)
 
-    def mixed(self, packed: np.ndarray, tiles: int, width: int, *, quick: bool = False) -> Out:
+    def mixed(self, packed: np.ndarray, tiles: int, width: int, *, quick: bool = False) -> StepOutput:
         """Dispatch a mixed step."""
         return self._run(("mixed", self.sizes.rows, tiles, width), packed, quick)
 
     def is_whole(self, rows: int) -> bool:
         """Whether a decode step of so many rows is one operation."""
-        whole = self.programs.kernels.whole
+        whole = self.programs.kernels.fused_step
         return whole is not None and rows <= whole.rows
 
-    def _run(self, key: Key, packed: np.ndarray, quick: bool) -> Out:
+    def _run(self, key: Key, packed: np.ndarray, quick: bool) -> StepOutput:
         kind, rows, tiles, width = key
-        name = f"quick_{kind}" if quick and self.programs.kernels.quick else kind
+        name = f"quick_{kind}" if quick and self.programs.kernels.static_burst else kind
         self.state, out = self.compiled[name, rows, tiles, width](self._leaves, self.state, packed)
         return out
 
@@ -106,12 +106,12 @@ class Runner:
         """See `state.set_mask`."""
         self.state = self.compiled["mask", 0, 0, 0](self.state, packed)
 
-    def _blank(self) -> State:
+    def _blank(self) -> EngineState:
         made = shapes(self.programs.model, self.sizes).items()
         zeros = {name: jnp.zeros(shape, dtype) for name, (shape, dtype) in made}
-        return State(**zeros, scratch=self.programs.scratch())
+        return EngineState(**zeros, scratch=self.programs.scratch())
 
-    def places(self) -> State:
+    def places(self) -> EngineState:
         """Where each part of the state lies."""
         every = jax.tree.map(lambda _: self._whole(), jax.eval_shape(self._blank))
         return every if self.mesh is None else every._replace(pool=NamedSharding(self.mesh, POOL))
@@ -122,7 +122,7 @@ class Runner:
         for width in sizes.widths:
             found += [("mixed", sizes.rows, tiles, width) for tiles in sizes.tile_buckets]
             found += [("decode", rows, 0, width) for rows in sizes.row_buckets]
-        if self.programs.kernels.quick:
+        if self.programs.kernels.static_burst:
             found += [(f"quick_{kind}", *rest) for kind, *rest in found]
         return [*found, ("history", 0, 0, 0), ("mask", 0, 0, 0)]
 
@@ -159,7 +159,7 @@ class Runner:
             return getattr(programs, kind)(weights, state, packed, rows)
 
         step.__name__ = f"{kind}_{rows}_{tiles}_{width}"
-        words = Mixed.size(rows, tiles, sizes.tile, width) if tiles else Decode.size(rows, width)
+        words = MixedInput.size(rows, tiles, sizes.tile, width) if tiles else DecodeInput.size(rows, width)
         return self._lower(step, 1, self._leaves, self.state, self._words(words))
 
     def _lower(self, function: Callable[..., Any], state: int, *operands: Any) -> Any:

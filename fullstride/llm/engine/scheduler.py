@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from fullstride.llm.engine.blocks import BlockManager
 from fullstride.llm.engine.sequence import Sequence
-from fullstride.llm.engine.shapes import Sizes
+from fullstride.llm.engine.shapes import CompiledShapes
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Chunk:
 
 
 @dataclass(frozen=True)
-class Plan:
+class StepPlan:
     """One dispatch.
 
     Attributes:
@@ -51,7 +51,7 @@ class Plan:
 class Scheduler:
     """First come, first served; where blocks run out, the newest gives its own back and is computed again later."""
 
-    sizes: Sizes
+    sizes: CompiledShapes
     blocks: BlockManager
     waiting: deque[Sequence] = field(default_factory=deque)
     running: list[Sequence] = field(default_factory=list)
@@ -70,7 +70,7 @@ class Scheduler:
         """One with the same requests waiting and the same counts, for blocks that hold nothing; none may be running."""
         return replace(self, blocks=blocks, running=[], started=[])
 
-    def plan(self) -> Plan | None:
+    def plan(self) -> StepPlan | None:
         """The next dispatch, or None if there is nothing that may run before something is read."""
         before = self.preemptions
         decodes = self._decodes()
@@ -81,9 +81,9 @@ class Scheduler:
         steps = 1 if chunks or any(sequence.matcher for sequence in decodes) else self.sizes.steps
         for sequence in decodes if steps > 1 else ():
             self._grow(sequence, steps)
-        plan = Plan(decodes, chunks, steps, admitted, bool(self.waiting))
+        plan = StepPlan(decodes, chunks, steps, admitted, bool(self.waiting))
         for sequence in plan.sequences:
-            sequence.flights += 1
+            sequence.steps_in_flight += 1
         for sequence in [*decodes, *(chunk.sequence for chunk in chunks if chunk.last)]:
             sequence.pending += steps
         return plan
@@ -100,7 +100,7 @@ class Scheduler:
         self.blocks.release(sequence.blocks)
         if sequence.row is not None:
             self._rows.append(sequence.row)
-        sequence.blocks, sequence.row, sequence.named = [], None, 0
+        sequence.blocks, sequence.row, sequence.num_published_blocks = [], None, 0
 
     def preempt(self, sequence: Sequence) -> None:
         """Back to the head of the queue, without its blocks."""
@@ -113,16 +113,16 @@ class Scheduler:
         """Its first `computed` tokens have keys and values: make their full blocks known."""
         size = self.sizes.block
         names = sequence.digests(size)
-        while (sequence.named + 1) * size <= computed and sequence.named < len(names):
-            self.blocks.name(sequence.blocks[sequence.named], names[sequence.named])
-            sequence.named += 1
+        while (sequence.num_published_blocks + 1) * size <= computed and sequence.num_published_blocks < len(names):
+            self.blocks.publish(sequence.blocks[sequence.num_published_blocks], names[sequence.num_published_blocks])
+            sequence.num_published_blocks += 1
 
     def _decodes(self) -> list[Sequence]:
         ready: list[Sequence] = []
         for sequence in list(self.running):
-            if sequence.row is None or sequence.prefilling or sequence.reach >= sequence.request.limit:
+            if sequence.row is None or sequence.prefilling or sequence.max_length_in_flight >= sequence.request.limit:
                 continue
-            if sequence.matcher is not None and sequence.flights:
+            if sequence.matcher is not None and sequence.steps_in_flight:
                 # Its next mask depends on the token that is on its way.
                 continue
             if self._room(sequence):
@@ -140,7 +140,7 @@ class Scheduler:
 
     def _grow(self, sequence: Sequence, steps: int) -> bool:
         """Get blocks for that many steps; of a sequence's last token there is no key."""
-        tokens = min(sequence.reach - 1 + steps, sequence.request.limit - 1)
+        tokens = min(sequence.max_length_in_flight - 1 + steps, sequence.request.limit - 1)
         missing = -(-tokens // self.sizes.block) - len(sequence.blocks)
         if missing > self.blocks.free:
             return False
@@ -171,10 +171,10 @@ class Scheduler:
 
     def _admit(self, sequence: Sequence) -> bool:
         """Give it a row, the blocks that hold its beginning already, and blocks for the rest."""
-        if sequence.flights:
+        if sequence.steps_in_flight:
             return False
         size = self.sizes.block
-        wants_prompt = sequence.prompt_logprobs is not None and not sequence.told
+        wants_prompt = sequence.prompt_logprobs is not None and not sequence.prompt_logprobs_sent
         # At least the last token is computed anew: its logits are needed.
         names = [] if wants_prompt else sequence.digests(size)[: (len(sequence.tokens) - 1) // size]
         found = self.blocks.match(names)
@@ -184,9 +184,9 @@ class Scheduler:
             return False
         self.blocks.share(found)
         sequence.blocks = found + self.blocks.take(fresh)
-        sequence.named, sequence.computed, sequence.row = len(found), len(found) * size, self._rows.pop()
-        if sequence.cached is None:
-            sequence.cached, sequence.order = sequence.computed, self._admissions
+        sequence.num_published_blocks, sequence.computed, sequence.row = len(found), len(found) * size, self._rows.pop()
+        if sequence.num_cached_tokens is None:
+            sequence.num_cached_tokens, sequence.order = sequence.computed, self._admissions
             self._admissions += 1
             self.started.append(sequence.request.name)
             self.queries, self.hits = self.queries + len(sequence.request.prompt), self.hits + sequence.computed

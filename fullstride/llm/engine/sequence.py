@@ -9,7 +9,7 @@ from fullstride.llm.outputs import FinishReason, Logprob
 from fullstride.llm.sampling_params import SamplingParams
 
 
-class Text:
+class StopTextBuffer:
     """Text of one completion; what a stop text may begin with is held back until it is certain."""
 
     def __init__(self, detokenizer: Any, stops: Iterable[str] = (), include: bool = False):
@@ -102,48 +102,48 @@ class Sequence:
     index: int
     tokens: list[int]
     key: tuple[int, int]
-    text: Text
+    text: StopTextBuffer
     matcher: Any = None
     mask: Any = None
     computed: int = 0
     pending: int = 0
-    flights: int = 0
+    steps_in_flight: int = 0
     blocks: list[int] = field(default_factory=list)
-    named: int = 0
-    names: list[bytes] = field(default_factory=list)
+    num_published_blocks: int = 0
+    block_hashes: list[bytes] = field(default_factory=list)
     row: int | None = None
     order: int = -1
     prefilling: bool = True
     finish: FinishReason | None = None
-    cached: int | None = None
+    num_cached_tokens: int | None = None
     prompt_logprobs: list[tuple[Logprob, ...] | None] | None = None
-    told: bool = False
+    prompt_logprobs_sent: bool = False
 
     @property
-    def outputs(self) -> int:
+    def num_output_tokens(self) -> int:
         """Tokens of the output that the host has read."""
         return len(self.tokens) - len(self.request.prompt)
 
     @property
-    def reach(self) -> int:
+    def max_length_in_flight(self) -> int:
         """Tokens that it has at most when everything dispatched has run."""
         return len(self.tokens) + self.pending
 
     @property
-    def place(self) -> int:
+    def row_or_fail(self) -> int:
         """Its row, while it has one."""
         assert self.row is not None
         return self.row
 
     @property
-    def spared(self) -> int:
+    def num_cached_prompt_tokens(self) -> int:
         """Tokens of the prompt that were not computed for it; later completions find what the first one computed."""
-        return 0 if self.index else self.cached or 0
+        return 0 if self.index else self.num_cached_tokens or 0
 
     def digests(self, block: int) -> list[bytes]:
         """Names of its full blocks."""
-        while (len(self.names) + 1) * block <= len(self.tokens):
-            start = len(self.names) * block
-            before = self.names[-1] if self.names else b""
-            self.names.append(digest(before, self.tokens[start : start + block]))
-        return self.names
+        while (len(self.block_hashes) + 1) * block <= len(self.tokens):
+            start = len(self.block_hashes) * block
+            before = self.block_hashes[-1] if self.block_hashes else b""
+            self.block_hashes.append(digest(before, self.tokens[start : start + block]))
+        return self.block_hashes

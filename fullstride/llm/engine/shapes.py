@@ -32,7 +32,7 @@ LEAST_CONTEXT = 1024
 
 
 @dataclass(frozen=True)
-class Sizes:
+class CompiledShapes:
     """Shapes.
 
     Attributes:
@@ -112,7 +112,7 @@ def _longest(config: EngineConfig, model: ModelConfig) -> int:
     return config.max_length or model.max_position
 
 
-def sizes(config: EngineConfig, model: ModelConfig, kernels: Kernels, *devices: Any) -> Sizes:
+def choose_shapes(config: EngineConfig, model: ModelConfig, kernels: Kernels, *devices: Any) -> CompiledShapes:
     """Choose what the settings leave open; the weights are on the devices by now.
 
     Raises:
@@ -132,7 +132,7 @@ def sizes(config: EngineConfig, model: ModelConfig, kernels: Kernels, *devices: 
     widest = -(-longest // config.block_size)
     least_tiles = max(1, min(LEAST_CHUNK, limits.budget) // limits.tile)
     least_width = -(-LEAST_CONTEXT // config.block_size)
-    return Sizes(
+    return CompiledShapes(
         rows=limits.rows,
         row_buckets=_grid(1, limits.rows, CPU_ROWS if device.platform == "cpu" else ROWS),
         tile=limits.tile,

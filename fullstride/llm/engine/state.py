@@ -8,12 +8,12 @@ from jaxtyping import Array, Bool, Float, Int, Num, UInt32
 
 from fullstride.llm.config import ModelConfig
 from fullstride.llm.engine import wire
-from fullstride.llm.engine.shapes import Sizes
+from fullstride.llm.engine.shapes import CompiledShapes
 from fullstride.llm.kernels import Sampler
 from fullstride.llm.kernels.xla.sampling import PROMPT
 
 
-class State(NamedTuple):
+class EngineState(NamedTuple):
     """Keys and values, and of each row (the last is nobody's, for padding) where it stands.
 
     Attributes:
@@ -40,7 +40,7 @@ class State(NamedTuple):
     scratch: tuple[Array, ...] = ()
 
 
-def shapes(model: ModelConfig, sizes: Sizes) -> dict[str, tuple[tuple[int, ...], str]]:
+def shapes(model: ModelConfig, sizes: CompiledShapes) -> dict[str, tuple[tuple[int, ...], str]]:
     """Shape and dtype of what is zero at first, in order."""
     rows, vocab = sizes.rows + 1, model.vocab_size
     return {
@@ -56,9 +56,9 @@ def shapes(model: ModelConfig, sizes: Sizes) -> dict[str, tuple[tuple[int, ...],
     }
 
 
-def sampler(state: State, slots: Int[Array, " D"], position: Int[Array, " D"]) -> Sampler:
+def sampler(state: EngineState, slots: Int[Array, " D"], position: Int[Array, " D"]) -> Sampler:
     """What the choice of these rows depends on; the new token will be at `position`."""
-    own = wire.Params.of(state.params[slots])
+    own = wire.RowParams.of(state.params[slots])
     numbers = lax.bitcast_convert_type(own.numbers, jnp.float32)
     return Sampler(
         position=position,
@@ -78,7 +78,7 @@ def sampler(state: State, slots: Int[Array, " D"], position: Int[Array, " D"]) -
     )
 
 
-def set_history(state: State, packed: Any) -> State:
+def set_history(state: EngineState, packed: Any) -> EngineState:
     """Set a row's counts and biases, for requests that are `special`; `packed` is laid out as `HISTORY`."""
     given = wire.HISTORY.of(packed)
     slot, prompt, tokens = given["row"], given["prompt"], given["tokens"]
@@ -94,7 +94,7 @@ def set_history(state: State, packed: Any) -> State:
     )
 
 
-def set_mask(state: State, packed: Any) -> State:
+def set_mask(state: EngineState, packed: Any) -> EngineState:
     """Set a row's mask; `packed` is laid out as `MASK`."""
     given = wire.MASK.of(packed)
     mask = lax.bitcast_convert_type(given["bits"], jnp.uint32)

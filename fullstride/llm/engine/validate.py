@@ -10,18 +10,18 @@ from typing import Any
 from fullstride.errors import ConfigError
 from fullstride.llm.config import ModelConfig
 from fullstride.llm.engine.programs import TOP
-from fullstride.llm.engine.sequence import Request, Sequence, Text
-from fullstride.llm.engine.shapes import Sizes
+from fullstride.llm.engine.sequence import Request, Sequence, StopTextBuffer
+from fullstride.llm.engine.shapes import CompiledShapes
 from fullstride.llm.engine.wire import BIASES, STOPS
 from fullstride.llm.sampling_params import SamplingParams
 
 SEED_BYTES = 16
 
 
-class Intake:
+class RequestValidator:
     """Makes sequences of what is asked for."""
 
-    def __init__(self, model: ModelConfig, sizes: Sizes, tokenizer: Any):
+    def __init__(self, model: ModelConfig, sizes: CompiledShapes, tokenizer: Any):
         """For an engine of these sizes; without a tokenizer there is neither text nor grammar."""
         self.model, self.sizes, self.tokenizer = model, sizes, tokenizer
 
@@ -59,7 +59,7 @@ class Intake:
                 from fullstride.llm.text.tokenizer import Detokenizer
 
                 detokenizer = Detokenizer(self.tokenizer, after=request.prompt)
-            text = Text(detokenizer, params.stop or (), params.include_stop_str_in_output)
+            text = StopTextBuffer(detokenizer, params.stop or (), params.include_stop_str_in_output)
             sequence = Sequence(request, index, list(request.prompt), key(seed, index), text)
             if params.structured_outputs is not None:
                 sequence.matcher = self.grammars.matcher(params.structured_outputs)
@@ -71,7 +71,7 @@ class Intake:
 
     def _limit(self, prompt: int, params: SamplingParams) -> int:
         """Tokens that the sequence may have, which the pool has to hold, too."""
-        wanted = length(prompt, params.max_tokens, self.sizes.max_length)
+        wanted = total_length(prompt, params.max_tokens, self.sizes.max_length)
         holds = self.sizes.blocks * self.sizes.block + 1
         if params.max_tokens is None:
             wanted = min(wanted, holds)
@@ -98,7 +98,7 @@ def _check_ids(what: str, ids: Iterable[int], vocab: int) -> None:
             raise ConfigError(f"{what} has the token id {token}: this model's are 0 to {vocab - 1}")
 
 
-def length(prompt: int, max_tokens: int | None, most: int) -> int:
+def total_length(prompt: int, max_tokens: int | None, most: int) -> int:
     """Tokens that a sequence may have.
 
     Args:

@@ -56,7 +56,7 @@ def tile_layout(tile: int) -> Layout:
     return Layout("tile_rows", "tile_starts", "tile_counts", tokens=tile, targets=tile)
 
 
-class Params(NamedTuple):
+class RowParams(NamedTuple):
     """A row's words: integers and, bit by bit, floats, which stay on the device while the row runs.
 
     Attributes:
@@ -78,12 +78,12 @@ class Params(NamedTuple):
     stops: Any
 
     @classmethod
-    def of(cls, words: Any) -> "Params":
+    def of(cls, words: Any) -> "RowParams":
         """Parts of an array whose last axis is laid out as `PARAMS`."""
         return cls(**PARAMS.of(words))
 
 
-class Decode(NamedTuple):
+class DecodeInput(NamedTuple):
     """A burst of decode steps.
 
     Attributes:
@@ -100,7 +100,7 @@ class Decode(NamedTuple):
     tables: Any
 
     @classmethod
-    def of(cls, packed: Any, rows: int) -> "Decode":
+    def of(cls, packed: Any, rows: int) -> "DecodeInput":
         """Parts of the array."""
         return cls(packed[:2], **DECODE_ROW.of(packed[2:].reshape(rows, -1)))
 
@@ -110,7 +110,7 @@ class Decode(NamedTuple):
         return 2 + rows * (DECODE_ROW.size + width)
 
 
-class Mixed(NamedTuple):
+class MixedInput(NamedTuple):
     """One step of decode rows and of prompts' chunks, cut in tiles.
 
     Attributes:
@@ -141,7 +141,7 @@ class Mixed(NamedTuple):
     targets: Any
 
     @classmethod
-    def of(cls, packed: Any, rows: int, tiles: int, tile: int) -> "Mixed":
+    def of(cls, packed: Any, rows: int, tiles: int, tile: int) -> "MixedInput":
         """Parts of the array."""
         layout = tile_layout(tile)
         each, body = packed[: tiles * layout.size], packed[tiles * layout.size :]

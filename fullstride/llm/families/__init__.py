@@ -4,9 +4,9 @@ from pathlib import Path
 
 from fullstride.errors import ConfigError
 from fullstride.llm.families import llama, qwen2, qwen3
-from fullstride.llm.families.family import Family, Words
+from fullstride.llm.families.family import Family, PreTokenizer
 
-__all__ = ["FAMILIES", "Family", "Words", "family_of"]
+__all__ = ["FAMILIES", "Family", "PreTokenizer", "family_of"]
 FAMILIES: dict[str, Family] = {"llama": llama.FAMILY, "qwen2": qwen2.FAMILY, "qwen3": qwen3.FAMILY}
 
 

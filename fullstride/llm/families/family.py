@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 
-class Words(NamedTuple):
+class PreTokenizer(NamedTuple):
     """How a byte-level tokenizer in a GGUF cuts a text, without anything as GPT-2's does.
 
     Attributes:
@@ -47,5 +47,5 @@ class Family:
     fixed: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     tensors: Mapping[str, str] = field(default_factory=dict)
     gguf_tensors: Mapping[str, str] = field(default_factory=dict)
-    words: Mapping[str, Words] = field(default_factory=dict)
+    words: Mapping[str, PreTokenizer] = field(default_factory=dict)
     ends: tuple[str, ...] = ()

@@ -1,11 +1,11 @@
 """Llama, and what has its layers, such as SmolLM2."""
 
-from fullstride.llm.families.family import Family, Words
+from fullstride.llm.families.family import Family, PreTokenizer
 
-LLAMA3 = Words(digits="{1,3}", ignore_merges=True, begins=True)
+LLAMA3 = PreTokenizer(digits="{1,3}", ignore_merges=True, begins=True)
 
 FAMILY = Family(
     interleaved=True,
-    words={"smollm": Words(single_digits=True), **dict.fromkeys(("llama-bpe", "llama3", "llama-v3"), LLAMA3)},
+    words={"smollm": PreTokenizer(single_digits=True), **dict.fromkeys(("llama-bpe", "llama3", "llama-v3"), LLAMA3)},
     ends=("<|eot_id|>", "<|eom_id|>", "<|end_of_text|>"),
 )

@@ -6,9 +6,29 @@ from typing import Any
 
 from fullstride.errors import ConfigError, one_of
 from fullstride.llm.config import ModelConfig, parameter_count
-from fullstride.llm.kernels.interface import AXIS, FP8_POOL, Batch, Kernels, QKNorm, Sampled, Sampler, Shape
+from fullstride.llm.kernels.interface import (
+    AXIS,
+    FP8_POOL,
+    AttentionShape,
+    Kernels,
+    QKNorm,
+    Sampled,
+    Sampler,
+    StepBatch,
+)
 
-__all__ = ["AXIS", "FP8_POOL", "Batch", "Kernels", "QKNorm", "Sampled", "Sampler", "Shape", "choose", "shared"]
+__all__ = [
+    "AXIS",
+    "FP8_POOL",
+    "AttentionShape",
+    "Kernels",
+    "QKNorm",
+    "Sampled",
+    "Sampler",
+    "StepBatch",
+    "choose",
+    "shared",
+]
 logger = logging.getLogger("fullstride.llm.kernels")
 
 # Fastest first.

@@ -9,7 +9,7 @@ from jaxtyping import Array, Bool, Float, Int, Num, UInt32
 FP8_POOL = "uint8"
 
 
-class Shape(NamedTuple):
+class AttentionShape(NamedTuple):
     """What attention has to know beside its operands.
 
     Attributes:
@@ -34,7 +34,7 @@ class QKNorm(NamedTuple):
     k: Float[Array, " head_dim"]
 
 
-class Batch(NamedTuple):
+class StepBatch(NamedTuple):
     """Tokens of one step: first D rows of one token each, then N tiles of Q tokens of one row each.
 
     Attributes:
@@ -101,7 +101,7 @@ class Sampled(NamedTuple):
     top_logprobs: Float[Array, "D K"]
 
 
-class Wishes(NamedTuple):
+class SamplingNeeds(NamedTuple):
     """What a row's choice takes, on the host; `Sampler` has fields of the same names, one element a row.
 
     By one rule the host decides which program runs, and the device what that program leaves out: they have to agree.
@@ -124,12 +124,12 @@ class Wishes(NamedTuple):
     min_p: float
 
 
-def asks(s: Any) -> Any:
+def needs_full_sampler(s: Any) -> Any:
     """Whether a row wants more than a temperature; of `Wishes`, or elementwise of a `Sampler`."""
-    return s.special | s.wanted | ((s.temperature > 0) & cuts(s))
+    return s.special | s.wanted | ((s.temperature > 0) & truncates(s))
 
 
-def cuts(s: Any) -> Any:
+def truncates(s: Any) -> Any:
     """Whether tokens are left out, if they are drawn at all."""
     return (s.top_k > 0) | (s.top_p < 1) | (s.min_p > 0)
 
@@ -161,9 +161,9 @@ class Attention(Protocol):
         qkv: Float[Array, "T wide"],
         pool: Num[Array, "layers 2 slots kv_heads head_dim"],
         layer: Int[Array, ""],
-        batch: Batch,
+        batch: StepBatch,
         norms: QKNorm | None,
-        shape: Shape,
+        shape: AttentionShape,
     ) -> tuple[Float[Array, "T out"], Num[Array, "layers 2 slots kv_heads head_dim"]]: ...
 
 
@@ -173,7 +173,7 @@ Sample = Callable[[Float[Array, "D V"], Sampler, int], Sampled]
 Score = Callable[[Float[Array, "D V"], Int[Array, " D"], int], Sampled]
 
 
-class Whole(NamedTuple):
+class FusedStep(NamedTuple):
     """A decode step of few rows as one operation.
 
     Attributes:
@@ -187,10 +187,10 @@ class Whole(NamedTuple):
     rows: int
     pack: Callable[[Any], Any]
     scratch: Callable[[int], Array]
-    logits: Callable[[Any, Array, Array, Array, Batch, int], tuple[Array, Array, Array]]
+    logits: Callable[[Any, Array, Array, Array, StepBatch, int], tuple[Array, Array, Array]]
 
 
-class Layers(NamedTuple):
+class FusedLayers(NamedTuple):
     """All layers of a decode step as one operation.
 
     Attributes:
@@ -200,7 +200,7 @@ class Layers(NamedTuple):
     """
 
     rows: int
-    run: Callable[[Any, Array, Array, Batch, int], tuple[Array, Array]]
+    run: Callable[[Any, Array, Array, StepBatch, int], tuple[Array, Array]]
 
 
 # Name of that axis.
@@ -227,8 +227,8 @@ class Kernels(NamedTuple):
     attention: Attention
     sample: Sample
     score: Score
-    whole: Whole | None = None
-    layers: Layers | None = None
-    quick: bool = False
+    fused_step: FusedStep | None = None
+    fused_layers: FusedLayers | None = None
+    static_burst: bool = False
     axis: str | None = None
-    total: Callable[[Array], Array] | None = None
+    all_reduce: Callable[[Array], Array] | None = None

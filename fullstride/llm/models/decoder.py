@@ -7,14 +7,14 @@ from jax.experimental.layout import Layout, with_layout_constraint
 from jaxtyping import Array, Float, Int, Num
 
 from fullstride.llm.config import ModelConfig
-from fullstride.llm.kernels import Batch, Kernels, QKNorm, Shape
+from fullstride.llm.kernels import AttentionShape, Kernels, QKNorm, StepBatch
 from fullstride.llm.models.parameters import Layer, Weights
 
 Pool = Num[Array, "layers 2 slots kv_heads head_dim"]
 
 
 def hidden_states(
-    config: ModelConfig, kernels: Kernels, weights: Weights, pool: Pool, batch: Batch, block: int
+    config: ModelConfig, kernels: Kernels, weights: Weights, pool: Pool, batch: StepBatch, block: int
 ) -> tuple[Float[Array, "T hidden"], Pool]:
     """What the last layer leaves, before the last norm, and the pool with the batch's keys and values.
 
@@ -32,10 +32,14 @@ def hidden_states(
     """
     devices = 1 if kernels.axis is None else lax.axis_size(kernels.axis)
     heads, kv_heads = config.heads // devices, config.kv_heads // devices
-    shape = Shape(heads, kv_heads, config.head_dim, block, config.head_dim**-0.5, config.rms_eps)
+    shape = AttentionShape(heads, kv_heads, config.head_dim, block, config.head_dim**-0.5, config.rms_eps)
     x = _look_up(weights.embed, batch.tokens, kernels.axis)
-    if kernels.layers is not None and not batch.tiles.shape[0] and batch.rows.shape[0] <= kernels.layers.rows:
-        return kernels.layers.run(weights, x, pool, batch, block)
+    if (
+        kernels.fused_layers is not None
+        and not batch.tiles.shape[0]
+        and batch.rows.shape[0] <= kernels.fused_layers.rows
+    ):
+        return kernels.fused_layers.run(weights, x, pool, batch, block)
 
     # Traced once for all layers, though XLA sees every one with its number as a constant.
     @jax.jit
@@ -55,7 +59,14 @@ def _in_place(pool: Pool) -> Pool:
 
 
 def _layer(
-    config: ModelConfig, kernels: Kernels, layer: Layer, index: Array, x: Array, pool: Pool, batch: Batch, shape: Shape
+    config: ModelConfig,
+    kernels: Kernels,
+    layer: Layer,
+    index: Array,
+    x: Array,
+    pool: Pool,
+    batch: StepBatch,
+    shape: AttentionShape,
 ) -> tuple[Array, Pool]:
     qkv = kernels.project(x, layer.qkv, norm=(layer.attn_norm, config.rms_eps), bias=layer.qkv_bias)
     norms = None if layer.q_norm is None or layer.k_norm is None else QKNorm(layer.q_norm, layer.k_norm)
@@ -70,7 +81,7 @@ def _add(kernels: Kernels, x: Array, weight: Array, residual: Array, gated: bool
     if kernels.axis is None:
         return kernels.project(x, weight, gated=gated, residual=residual)
     part = kernels.project(x, weight, gated=gated)
-    return residual + (lax.psum(part, kernels.axis) if kernels.total is None else kernels.total(part))
+    return residual + (lax.psum(part, kernels.axis) if kernels.all_reduce is None else kernels.all_reduce(part))
 
 
 def _look_up(

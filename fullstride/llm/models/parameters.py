@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from fullstride.llm.config import ModelConfig
-from fullstride.llm.models.tensor_parallel import Reader
+from fullstride.llm.models.tensor_parallel import ShardReader
 from fullstride.llm.progress import OnProgress
 
 
@@ -59,7 +59,7 @@ def put(
         ConfigError: if one is missing or has another shape, or float16 cannot hold a value.
 
     """
-    place = Reader(config, parameters, dtype, devices).place
+    place = ShardReader(config, parameters, dtype, devices).place
     names = ["attn_norm", "qkv", "o", "mlp_norm", "gate_up", "down"]
     names += ["qkv_bias"] * config.qkv_bias + ["q_norm", "k_norm"] * config.qk_norm
     layers = []

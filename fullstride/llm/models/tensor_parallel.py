@@ -21,14 +21,14 @@ POOL = PartitionSpec(None, None, None, AXIS)
 
 
 @runtime_checkable
-class Parts(Protocol):
+class ShardedReading(Protocol):
     """Parameters that can be read in part, as `fullstride.llm.weights.Parameters`."""
 
     def read(self, name: str, rows: slice | None = None, columns: slice | None = None) -> np.ndarray: ...
 
 
 @runtime_checkable
-class Made(Protocol):
+class MadeOnDevice(Protocol):
     """Parameters that are made on the device that is to hold them."""
 
     def make(self, name: str, device: Any, rows: slice | None = None, columns: slice | None = None) -> Array: ...
@@ -49,7 +49,7 @@ def mesh_of(devices: Sequence[Any]) -> Mesh:
     return Mesh(np.asarray(devices), (AXIS,))
 
 
-class Reader:
+class ShardReader:
     """Reads what each device holds; the host never has more than one device's part of one matrix."""
 
     def __init__(self, config: ModelConfig, parameters: Mapping[str, np.ndarray], dtype: str, devices: Sequence[Any]):
@@ -106,9 +106,9 @@ class Reader:
         return pad(found, [(0, missing if i == axis else 0) for i in range(len(shape))]) if missing else found
 
     def _read(self, name: str, index: int, **part: slice) -> Any:
-        if isinstance(self._parameters, Made):
+        if isinstance(self._parameters, MadeOnDevice):
             return self._parameters.make(name, self._devices[index], **part)
-        if part and isinstance(self._parameters, Parts):
+        if part and isinstance(self._parameters, ShardedReading):
             return self._parameters.read(name, **part)
         whole = self._parameters[name]
         if not part:

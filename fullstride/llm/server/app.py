@@ -9,23 +9,23 @@ from starlette.middleware import Middleware
 
 from fullstride import __version__
 from fullstride.llm.server import chat, completions, errors, routes
-from fullstride.llm.server.context import Server
-from fullstride.llm.server.limits import Limits
+from fullstride.llm.server.context import ServerState
+from fullstride.llm.server.limits import ServerLimits
 from fullstride.llm.server.metrics import Metrics
 from fullstride.llm.server.middleware import OPEN_PATHS, ApiKeys, BodyLimit, KnownHosts, RequestLog, check_keys
-from fullstride.llm.server.replicas import Steps
-from fullstride.llm.server.request_manager import Bridge
-from fullstride.llm.server.served_model import Served
-from fullstride.llm.server.tools.shapes import Shapes
+from fullstride.llm.server.replicas import SteppingEngine
+from fullstride.llm.server.request_manager import RequestManager
+from fullstride.llm.server.served_model import ServedModel
+from fullstride.llm.server.tools.shapes import SchemaCompiler
 from fullstride.llm.text.grammar import Compiler
 
 
 def create_app(
-    engine: Steps | Sequence[Steps],
-    served: Served,
+    engine: SteppingEngine | Sequence[SteppingEngine],
+    served: ServedModel,
     *,
     concurrent: int,
-    limits: Limits | None = None,
+    limits: ServerLimits | None = None,
     api_keys: Sequence[str] = (),
     grammars: Compiler | None = None,
     hosts: Sequence[str] = ("*",),
@@ -46,9 +46,9 @@ def create_app(
 
     """
     check_keys(api_keys)
-    limits = limits or Limits()
+    limits = limits or ServerLimits()
     metrics = Metrics()
-    bridge = Bridge(engine, limits, metrics, concurrent=concurrent)
+    bridge = RequestManager(engine, limits, metrics, concurrent=concurrent)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -69,8 +69,8 @@ def create_app(
             Middleware(BodyLimit, most=limits.body_bytes),
         ],
     )
-    shapes = Shapes(grammars, limits.queue_seconds) if grammars is not None else None
-    app.state.server = Server(served, bridge, limits, metrics, shapes)
+    shapes = SchemaCompiler(grammars, limits.queue_seconds) if grammars is not None else None
+    app.state.server = ServerState(served, bridge, limits, metrics, shapes)
     errors.install(app, metrics.refused)
     for module in (chat, completions, routes):
         app.include_router(module.router)

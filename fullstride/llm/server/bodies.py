@@ -21,7 +21,7 @@ INLINE = 4096
 MOST_CONTAINERS = 1 << 16
 
 
-class ReadsBesideLoop(APIRoute):
+class OffLoopRoute(APIRoute):
     """A route whose long bodies are parsed and checked in a thread; FastAPI takes a model as it is."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:

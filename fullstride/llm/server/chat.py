@@ -10,21 +10,21 @@ from starlette.responses import Response
 
 from fullstride.llm.outputs import Delta
 from fullstride.llm.sampling_params import SamplingParams
-from fullstride.llm.server.bodies import ReadsBesideLoop
-from fullstride.llm.server.context import Reply, Server, server_of
+from fullstride.llm.server.bodies import OffLoopRoute
+from fullstride.llm.server.context import Responder, ServerState, server_of
 from fullstride.llm.server.errors import BadRequestError
-from fullstride.llm.server.job import Prompt
+from fullstride.llm.server.job import EnginePrompt
 from fullstride.llm.server.logprobs import chat_logprobs
 from fullstride.llm.server.messages import chat_prompt
 from fullstride.llm.server.sampling import at_most, check_limits, sampling_params
 from fullstride.llm.server.schemas.chat import ChatCompletion, ChatRequest
-from fullstride.llm.server.served_model import Served
+from fullstride.llm.server.served_model import ServedModel
 from fullstride.llm.server.streaming import GENERATING, merge
-from fullstride.llm.server.tools.parsers import Reader, thinks
-from fullstride.llm.server.tools.plan import Asked
+from fullstride.llm.server.tools.parsers import ToolParser, thinks
+from fullstride.llm.server.tools.plan import ToolPlan
 from fullstride.llm.server.tools.shapes import structured
 
-router = APIRouter(route_class=ReadsBesideLoop)
+router = APIRouter(route_class=OffLoopRoute)
 
 
 @router.post("/v1/chat/completions", response_model=ChatCompletion, responses=GENERATING)
@@ -35,20 +35,20 @@ async def chat_completions(body: ChatRequest, request: Request) -> Response:
     asked, param, prompt, text = await anyio.to_thread.run_sync(_read, body, server)
     check = await server.compile(request, param, prompt.params.structured_outputs, asked.schemas)
     answer = ChatAnswer(server.served, body, lambda: asked.reader(thinks(text)))
-    return await Reply(server, body, answer, model, "chatcmpl", check).send(request, [prompt])
+    return await Responder(server, body, answer, model, "chatcmpl", check).send(request, [prompt])
 
 
-def _read(body: ChatRequest, server: Server) -> tuple[Asked, str, Prompt, str]:
+def _read(body: ChatRequest, server: ServerState) -> tuple[ToolPlan, str, EnginePrompt, str]:
     """Return what the chat asks for, the parameter of its shape, the engine's prompt, and that as text."""
-    asked = Asked.of(body, server.limits)
+    asked = ToolPlan.of(body, server.limits)
     param, params = _params(body, server, asked)
     text = chat_prompt(body, server.served, server.limits, asked.shown, forced=asked.shape is not None)
     ids = server.served.encode(text, "messages", special=False)
     ids = server.served.fitting(ids, "messages", params.max_tokens or 1)
-    return asked, param, Prompt(ids, params), text
+    return asked, param, EnginePrompt(ids, params), text
 
 
-def _params(body: ChatRequest, server: Server, asked: Asked) -> tuple[str, SamplingParams]:
+def _params(body: ChatRequest, server: ServerState, asked: ToolPlan) -> tuple[str, SamplingParams]:
     check_limits(body, server.limits)
     at_most("top_logprobs", body.top_logprobs, server.limits.logprobs)
     if body.top_logprobs and not body.logprobs:
@@ -74,11 +74,11 @@ class ChatAnswer:
 
     kind, chunk_kind = "chat.completion", "chat.completion.chunk"
 
-    def __init__(self, served: Served, body: ChatRequest, reader: Callable[[], Reader]):
+    def __init__(self, served: ServedModel, body: ChatRequest, reader: Callable[[], ToolParser]):
         """Write the answers, each as a reader of its own reads it."""
         self._served = served
         self._wants_logprobs, self._no_tokens = bool(body.logprobs), body.no_tokens
-        self._readers: list[Reader] = [reader() for _ in range(body.n or 1)]
+        self._readers: list[ToolParser] = [reader() for _ in range(body.n or 1)]
         self._begun: set[int] = set()
 
     def chunks(self, which: int, delta: Delta) -> list[dict[str, Any]]:

@@ -7,18 +7,18 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from fullstride.llm.outputs import Delta
-from fullstride.llm.server.bodies import ReadsBesideLoop
-from fullstride.llm.server.context import Reply, Server, server_of
-from fullstride.llm.server.job import Prompt
+from fullstride.llm.server.bodies import OffLoopRoute
+from fullstride.llm.server.context import Responder, ServerState, server_of
+from fullstride.llm.server.job import EnginePrompt
 from fullstride.llm.server.logprobs import CompletionLogprobsWriter
 from fullstride.llm.server.sampling import at_most, check_limits, sampling_params
 from fullstride.llm.server.schemas.completion import Completion, CompletionRequest
-from fullstride.llm.server.served_model import Served
+from fullstride.llm.server.served_model import ServedModel
 from fullstride.llm.server.streaming import GENERATING
 from fullstride.llm.server.tools.shapes import structured
 from fullstride.llm.text.utf8_stream import goes_on
 
-router = APIRouter(route_class=ReadsBesideLoop)
+router = APIRouter(route_class=OffLoopRoute)
 # OpenAI's and vLLM's, of a request that does not say.
 DEFAULT_MAX_TOKENS = 16
 
@@ -31,10 +31,10 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
     param, prompts = await anyio.to_thread.run_sync(_read, body, server)
     check = await server.compile(request, param, prompts[0].params.structured_outputs)
     answer = CompletionAnswer(server.served, body, prompts)
-    return await Reply(server, body, answer, model, "cmpl", check).send(request, prompts)
+    return await Responder(server, body, answer, model, "cmpl", check).send(request, prompts)
 
 
-def _read(body: CompletionRequest, server: Server) -> tuple[str, list[Prompt]]:
+def _read(body: CompletionRequest, server: ServerState) -> tuple[str, list[EnginePrompt]]:
     """The parameter that asks for a shape, and what the engine gets."""
     limits, served = server.limits, server.served
     check_limits(body, limits)
@@ -57,7 +57,7 @@ def _read(body: CompletionRequest, server: Server) -> tuple[str, list[Prompt]]:
             ids = served.encode(each, "prompt", special=body.add_special_tokens)
         else:
             ids = served.known(each, "prompt")
-        prompts.append(Prompt(served.fitting(ids, "prompt", params.max_tokens or 1), params))
+        prompts.append(EnginePrompt(served.fitting(ids, "prompt", params.max_tokens or 1), params))
     return param, prompts
 
 
@@ -72,7 +72,7 @@ class CompletionAnswer:
 
     kind = chunk_kind = "text_completion"
 
-    def __init__(self, served: Served, body: CompletionRequest, prompts: list[Prompt]):
+    def __init__(self, served: ServedModel, body: CompletionRequest, prompts: list[EnginePrompt]):
         """Write the completions of these prompts."""
         self._served, self._body, self._prompts = served, body, prompts
         self._n = body.n or 1

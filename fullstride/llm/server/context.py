@@ -14,19 +14,19 @@ from starlette.responses import Response
 from fullstride.errors import ConfigError
 from fullstride.llm.outputs import Delta
 from fullstride.llm.sampling_params import Structured
-from fullstride.llm.server.job import Job, Prompt
-from fullstride.llm.server.limits import Limits
+from fullstride.llm.server.job import EngineJob, EnginePrompt
+from fullstride.llm.server.limits import ServerLimits
 from fullstride.llm.server.metrics import Metrics
-from fullstride.llm.server.request_manager import Bridge
+from fullstride.llm.server.request_manager import RequestManager
 from fullstride.llm.server.schemas.base import SamplingRequest, StreamOptions
-from fullstride.llm.server.served_model import Served
+from fullstride.llm.server.served_model import ServedModel
 from fullstride.llm.server.streaming import EventStream, event, json_response, merge, while_connected
 from fullstride.llm.server.tools.conformance import Check, check_of, refused
-from fullstride.llm.server.tools.shapes import Shapes
+from fullstride.llm.server.tools.shapes import SchemaCompiler
 
 
 @dataclass
-class Server:
+class ServerState:
     """A model behind an engine.
 
     Attributes:
@@ -40,11 +40,11 @@ class Server:
 
     """
 
-    served: Served
-    bridge: Bridge
-    limits: Limits
+    served: ServedModel
+    bridge: RequestManager
+    limits: ServerLimits
     metrics: Metrics
-    shapes: Shapes | None = None
+    shapes: SchemaCompiler | None = None
     reading: anyio.CapacityLimiter = field(default_factory=lambda: anyio.CapacityLimiter(1))
 
     async def compile(
@@ -78,13 +78,13 @@ class Server:
             raise await anyio.to_thread.run_sync(refused, error, param, shape, tools or {}, tried) from error
 
 
-def server_of(request: Request) -> Server:
+def server_of(request: Request) -> ServerState:
     """The server whose app this request came to."""
     return request.app.state.server
 
 
 @runtime_checkable
-class Answer(Protocol):
+class ResponseFormat(Protocol):
     """Writes deltas in one API's shape: choices of a stream's events, and of a response out of all of them, merged."""
 
     kind: str
@@ -95,18 +95,18 @@ class Answer(Protocol):
 
 
 @dataclass
-class Reply:
+class Responder:
     """One response to a generating request; what a whole text is checked for is said with its end."""
 
-    server: Server
+    server: ServerState
     body: SamplingRequest
-    answer: Answer
+    answer: ResponseFormat
     model: str
     prefix: str
     check: Check | None = None
     _texts: dict[tuple[int, int], str] = field(default_factory=dict)
 
-    async def send(self, request: Request, prompts: Sequence[Prompt]) -> Response:
+    async def send(self, request: Request, prompts: Sequence[EnginePrompt]) -> Response:
         """Run the prompts and answer; a client that goes first takes its work along.
 
         Raises:
@@ -144,7 +144,7 @@ class Reply:
             choices[-1]["schema_errors"] = errors
         return choices
 
-    async def _whole(self, job: Job) -> Response:
+    async def _whole(self, job: EngineJob) -> Response:
         merged: dict[int, dict[str, Any]] = {}
         async for which, delta in job:
             for choice in await self._written(which, delta):
@@ -153,7 +153,7 @@ class Reply:
         whole = {**self._head(self.answer.kind), "choices": choices, "usage": self._usage(job)}
         return await anyio.to_thread.run_sync(json_response, whole)
 
-    async def _events(self, job: Job) -> AsyncIterator[bytes]:
+    async def _events(self, job: EngineJob) -> AsyncIterator[bytes]:
         head = self._head(self.answer.chunk_kind)
         options = self.body.stream_options or StreamOptions()
         counts: dict[str, Any] = {"usage": None} if options.include_usage else {}
@@ -165,7 +165,7 @@ class Reply:
         if options.include_usage:
             yield event({**head, "choices": [], "usage": self._usage(job)})
 
-    def _usage(self, job: Job) -> dict[str, Any]:
+    def _usage(self, job: EngineJob) -> dict[str, Any]:
         # Where none are asked for, the engine's one token is in no answer.
         generated = 0 if self.body.no_tokens else job.generated_tokens
         return {

@@ -12,21 +12,21 @@ from fullstride.llm.server.errors import ApiError
 
 
 @dataclass(frozen=True)
-class Prompt:
+class EnginePrompt:
     """One request to the engine."""
 
     token_ids: Sequence[int]
     params: SamplingParams
 
 
-class Job:
+class EngineJob:
     """Prompts that are served together; iterate it for (which prompt, delta) until all completions have ended.
 
     It lives on the event loop and is touched there only. Either every completion gets its one last delta, or the
     iteration raises one error, after the deltas that came before it.
     """
 
-    def __init__(self, prompts: Sequence[Prompt], request_ids: Sequence[str]):
+    def __init__(self, prompts: Sequence[EnginePrompt], request_ids: Sequence[str]):
         """Wait for deltas of these requests to the engine."""
         self.prompts = prompts
         self.request_ids = request_ids
@@ -69,7 +69,7 @@ class Job:
             self._error = error
             self._news.set()
 
-    def __aiter__(self) -> "Job":
+    def __aiter__(self) -> "EngineJob":
         """Itself: it can be read once."""
         return self
 

@@ -20,14 +20,14 @@ from fastapi import FastAPI
 from fullstride.errors import ConfigError, one_of
 from fullstride.llm.config import ModelConfig
 from fullstride.llm.engine import Engine, EngineConfig
-from fullstride.llm.engine.build import Model, chosen
-from fullstride.llm.llm import opened
+from fullstride.llm.engine.build import Model, select_kernels
+from fullstride.llm.llm import load_for_engine
 from fullstride.llm.progress import starting
 from fullstride.llm.server.app import create_app
 from fullstride.llm.server.connections import HEADER_BYTES, BoundedProtocol, make_room
-from fullstride.llm.server.limits import Limits
+from fullstride.llm.server.limits import ServerLimits
 from fullstride.llm.server.middleware import check_keys
-from fullstride.llm.server.served_model import Served
+from fullstride.llm.server.served_model import ServedModel
 from fullstride.llm.weights.settings import in_words
 
 logger = logging.getLogger("fullstride.llm.server")
@@ -65,7 +65,7 @@ def check_devices(model: ModelConfig, config: EngineConfig, count: int) -> None:
     if count * each > len(devices):
         wanted = f"data_parallel_size={count} with tensor_parallel_size={each}"
         raise ConfigError(f"{wanted}: expected {count * each} devices, there are {len(devices)}; give smaller sizes")
-    chosen(model, config, devices[:each])
+    select_kernels(model, config, devices[:each])
 
 
 def replicated(loaded: Model, config: EngineConfig, count: int, name: str) -> list[Engine]:
@@ -101,7 +101,7 @@ def serve(
     names: Sequence[str] = (),
     api_keys: Sequence[str] = (),
     engine: EngineConfig | None = None,
-    limits: Limits | None = None,
+    limits: ServerLimits | None = None,
     data_parallel_size: int = 1,
     generation_config: str = "auto",
 ) -> None:
@@ -131,7 +131,7 @@ def serve(
         raise ConfigError("a name is empty: expected what requests call the model; without any it has its own")
     check_free(host, port)
     settings = engine or EngineConfig()
-    loaded = opened(source, settings)
+    loaded = load_for_engine(source, settings)
     check_devices(loaded.config, settings, data_parallel_size)
     log_to_stderr()  # not before: the engines say again why they pass over sets of kernels
     engines = replicated(loaded, settings, data_parallel_size, str(source))
@@ -141,7 +141,7 @@ def serve(
     if sampling:
         told = "%s, for requests that leave it out, as the model suggests; or --generation-config none"
         logger.info(told, in_words(sampling))
-    served = Served(names or (name_of(source),), loaded.tokenizer, longest, sampling)
+    served = ServedModel(names or (name_of(source),), loaded.tokenizer, longest, sampling)
     grammars = engines[0].grammars if loaded.tokenizer.eos else None
     app = create_app(
         engines,

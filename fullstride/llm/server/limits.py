@@ -11,7 +11,7 @@ ROOM = {"prompts": MOST, "messages": MOST, "logprobs": 20, "logit_bias": 300, "s
 
 
 @dataclass(frozen=True)
-class Limits:
+class ServerLimits:
     """Bounds of a server; what is above is refused before it costs anything.
 
     Attributes:

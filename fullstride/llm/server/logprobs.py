@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fullstride.llm.outputs import Logprob
-from fullstride.llm.text.utf8_stream import Beginning, Characters
+from fullstride.llm.text.utf8_stream import TextPrefix, Utf8Decoder
 
 # OpenAI's stand-in for minus infinity, which JSON does not have.
 LOWEST = -9999.0
@@ -44,7 +44,7 @@ def token_text(token: bytes) -> str:
 class CompletionLogprobsWriter:
     """Of a completion's tokens; offsets count characters from the start of the text."""
 
-    def __init__(self, token_bytes: TokenBytes, special: Mapping[int, str], beginning: Beginning):
+    def __init__(self, token_bytes: TokenBytes, special: Mapping[int, str], beginning: TextPrefix):
         """Begin at the start of a text.
 
         Args:
@@ -54,7 +54,7 @@ class CompletionLogprobsWriter:
 
         """
         self._token_bytes, self._special, self._strips = token_bytes, special, beginning.strips
-        self._text = Characters(beginning.pending)
+        self._text = Utf8Decoder(beginning.pending)
         self._offset = 0
 
     def write(self, places: Sequence[AtToken | None], first: int, echo: str = "") -> dict[str, list[Any]]:

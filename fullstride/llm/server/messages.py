@@ -6,12 +6,12 @@ from typing import Any
 
 from fullstride.errors import ConfigError
 from fullstride.llm.server.errors import BadRequestError, refusing
-from fullstride.llm.server.limits import Limits
+from fullstride.llm.server.limits import ServerLimits
 from fullstride.llm.server.sampling import at_most
 from fullstride.llm.server.schemas.chat import ChatRequest, Tool
 from fullstride.llm.server.schemas.messages import Message
 from fullstride.llm.server.schemas.routes import TokenizeRequest
-from fullstride.llm.server.served_model import Served
+from fullstride.llm.server.served_model import ServedModel
 from fullstride.llm.text.chat_template import NoPlaceForToolsError
 from fullstride.llm.text.messages import MessageError, plain_messages
 
@@ -30,7 +30,11 @@ def template_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
 
 
 def chat_prompt(
-    body: ChatRequest | TokenizeRequest, served: Served, limits: Limits, tools: Sequence[Tool], forced: bool = False
+    body: ChatRequest | TokenizeRequest,
+    served: ServedModel,
+    limits: ServerLimits,
+    tools: Sequence[Tool],
+    forced: bool = False,
 ) -> str:
     """The text of a chat; not for the event loop, since its time grows with the chat.
 
@@ -63,7 +67,7 @@ def chat_prompt(
         raise refusing(error, param) from error
 
 
-def _check_arguments(kwargs: dict[str, Any], limits: Limits) -> None:
+def _check_arguments(kwargs: dict[str, Any], limits: ServerLimits) -> None:
     """Refuse arguments for the template that are too large, replace the server's own, or that Jinja has a use for."""
     if own := {"messages", "tools", "add_generation_prompt"} & kwargs.keys():
         message = f"chat_template_kwargs: {min(own)} has a parameter of its own."

@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessColl
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from fullstride.llm.outputs import Delta
-from fullstride.llm.server.job import Job
+from fullstride.llm.server.job import EngineJob
 
 PREFIX = "fullstride_llm_"
 # Of an engine: each field of its numbers, by kind, with its name and help.
@@ -62,7 +62,7 @@ class Metrics:
         """Report the engines behind a `Bridge`, too."""
         self.registry.register(_EngineCollector(bridge))
 
-    def delta(self, job: Job, delta: Delta, now: float) -> None:
+    def delta(self, job: EngineJob, delta: Delta, now: float) -> None:
         """Note when tokens came."""
         before = job.seen.get((delta.request_id, delta.index))
         if job.first_token is None:
@@ -75,7 +75,7 @@ class Metrics:
         if delta.finish_reason is not None:
             self.finished.labels(delta.finish_reason).inc()
 
-    def ended(self, job: Job, outcome: str) -> None:
+    def ended(self, job: EngineJob, outcome: str) -> None:
         """Note how an accepted job ended."""
         self.outcomes.labels(outcome).inc()
         if outcome == "finished":

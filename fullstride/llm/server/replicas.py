@@ -13,7 +13,7 @@ from fullstride.errors import ConfigError
 from fullstride.llm.outputs import Delta, EngineStats
 from fullstride.llm.sampling_params import SamplingParams
 from fullstride.llm.server.errors import ApiError, BadRequestError, EngineFailedError
-from fullstride.llm.server.job import Prompt
+from fullstride.llm.server.job import EnginePrompt
 
 logger = logging.getLogger("fullstride.llm.server")
 # How far above the least loaded engine one that knows more of a prompt may be, as a part of an engine's rows.
@@ -21,7 +21,7 @@ SLACK = 0.25
 
 
 @runtime_checkable
-class Steps(Protocol):
+class SteppingEngine(Protocol):
     """What of `fullstride.llm.engine.Engine` is used; but for the last two, from one thread alone."""
 
     @property
@@ -36,8 +36,8 @@ class Steps(Protocol):
     def abort(self, request_id: str) -> None: ...
     def step(self) -> list[Delta]: ...
     def stats(self) -> EngineStats: ...
-    def names(self, prompt: Sequence[int]) -> list[bytes]: ...
-    def held(self, names: Sequence[bytes]) -> int: ...
+    def block_hashes(self, prompt: Sequence[int]) -> list[bytes]: ...
+    def cached_prefix_blocks(self, names: Sequence[bytes]) -> int: ...
 
 
 class EngineThread:
@@ -49,7 +49,7 @@ class EngineThread:
 
     def __init__(
         self,
-        engine: Steps,
+        engine: SteppingEngine,
         on_step: Callable[[list[Delta], Sequence[str], EngineStats], None],
         on_refused: Callable[[str, ApiError], None],
         on_death: Callable[[BaseException], None],
@@ -64,7 +64,7 @@ class EngineThread:
         """Begin."""
         self._thread.start()
 
-    def add(self, requests: Mapping[str, Prompt], arrived: float) -> None:
+    def add(self, requests: Mapping[str, EnginePrompt], arrived: float) -> None:
         """Give the engine requests, all or none of them, before its next step."""
         self._inbox.put(lambda: self._add(requests, arrived))
 
@@ -109,7 +109,7 @@ class EngineThread:
                 self._on_step([], (), self._engine.stats())
         return True
 
-    def _add(self, requests: Mapping[str, Prompt], arrived: float) -> None:
+    def _add(self, requests: Mapping[str, EnginePrompt], arrived: float) -> None:
         for request_id, prompt in requests.items():
             try:
                 self._engine.add(request_id, prompt.token_ids, prompt.params, arrived=arrived)
@@ -141,7 +141,7 @@ class Replica:
     def __init__(
         self,
         number: int,
-        engine: Steps,
+        engine: SteppingEngine,
         on_step: Callable[["Replica", list[Delta], Sequence[str], EngineStats], None],
         on_refused: Callable[[str, ApiError], None],
         on_death: Callable[["Replica", BaseException], None],
@@ -159,7 +159,7 @@ class Replica:
 
     def known(self, names: Sequence[bytes]) -> int:
         """Blocks of a prompt that it has, or will have by the time: other prompts that it was given begin so."""
-        found = self.engine.held(names) if names else 0
+        found = self.engine.cached_prefix_blocks(names) if names else 0
         return next((i for i in range(found, len(names)) if names[i] not in self._coming), len(names))
 
     def enter(self, names: Sequence[bytes], completions: int) -> None:
@@ -191,9 +191,9 @@ class Router:
         self._replicas, self._slack, self._stall = replicas, max(1, int(SLACK * concurrent)), stall_seconds
         self._turn = 0
 
-    def names(self, prompt: Prompt) -> list[bytes]:
+    def names(self, prompt: EnginePrompt) -> list[bytes]:
         """What a prompt is known by; nothing where there is no choice."""
-        return self._replicas[0].engine.names(prompt.token_ids) if len(self._replicas) > 1 else []
+        return self._replicas[0].engine.block_hashes(prompt.token_ids) if len(self._replicas) > 1 else []
 
     def choose(self, names: Sequence[bytes]) -> Replica:
         """The engine for a prompt that is known so; at least one must live."""

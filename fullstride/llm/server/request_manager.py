@@ -19,22 +19,29 @@ from fullstride.llm.server.errors import (
     TimedOutError,
     UnavailableError,
 )
-from fullstride.llm.server.job import Job, Prompt
-from fullstride.llm.server.limits import Limits
+from fullstride.llm.server.job import EngineJob, EnginePrompt
+from fullstride.llm.server.limits import ServerLimits
 from fullstride.llm.server.metrics import Metrics
-from fullstride.llm.server.replicas import Replica, Router, Steps, total
+from fullstride.llm.server.replicas import Replica, Router, SteppingEngine, total
 
 logger = logging.getLogger("fullstride.llm.server")
 
 
-class Bridge:
+class RequestManager:
     """Lives on one event loop; only the hand-over `_from_engine` comes from the engines' threads.
 
     A job is accepted or refused at once. An accepted one ends in exactly one way: all of its completions finish, it
     fails with one error, or nobody waits for it any more and it is aborted.
     """
 
-    def __init__(self, engines: Steps | Sequence[Steps], limits: Limits, metrics: Metrics, *, concurrent: int):
+    def __init__(
+        self,
+        engines: SteppingEngine | Sequence[SteppingEngine],
+        limits: ServerLimits,
+        metrics: Metrics,
+        *,
+        concurrent: int,
+    ):
         """Serve with this engine, or these, each of which runs so many completions at once."""
         self.limits, self.metrics, self._concurrent = limits, metrics, concurrent
         listeners = [partial(self._from_engine, heard) for heard in (self._stepped, self._refuse, self._die)]
@@ -43,7 +50,7 @@ class Bridge:
         self._router = Router(self.replicas, concurrent, limits.stall_seconds)
         self._placed: dict[str, tuple[Replica, list[bytes], int]] = {}  # by id: where, known as what, completions
         self.draining = False
-        self._jobs: dict[str, Job] = {}  # by id of the request to the engine
+        self._jobs: dict[str, EngineJob] = {}  # by id of the request to the engine
         self._open = 0  # completions accepted and not ended
         self._ids = itertools.count()
         self._seconds = 1.0  # that a job takes, averaged
@@ -51,7 +58,7 @@ class Bridge:
         self._idle.set()
         metrics.watch(self)
 
-    async def __aenter__(self) -> "Bridge":
+    async def __aenter__(self) -> "RequestManager":
         """Start the engines' threads."""
         self._loop = asyncio.get_running_loop()
         for replica in self.replicas:
@@ -93,14 +100,14 @@ class Bridge:
         """Whether a request would be accepted."""
         return self.healthy() and not self.draining and self._open < self.capacity
 
-    def submit(self, prompts: Sequence[Prompt]) -> Job:
+    def submit(self, prompts: Sequence[EnginePrompt]) -> EngineJob:
         """Accept a job, which must be given back by `close` however it ended.
 
         Raises:
             ApiError: if it is refused; nothing of it is left.
 
         """
-        job = Job(prompts, [f"{next(self._ids)}" for _ in prompts])
+        job = EngineJob(prompts, [f"{next(self._ids)}" for _ in prompts])
         self._admit(job.completions)
         self._jobs |= dict.fromkeys(job.request_ids, job)
         self._open += job.completions
@@ -113,9 +120,9 @@ class Bridge:
         self._place(job)
         return job
 
-    def _place(self, job: Job) -> None:
+    def _place(self, job: EngineJob) -> None:
         """Give each prompt to an engine; where one is refused, all are taken back."""
-        parts: dict[Replica, dict[str, Prompt]] = {}
+        parts: dict[Replica, dict[str, EnginePrompt]] = {}
         for request_id, prompt in zip(job.request_ids, job.prompts, strict=True):
             names = self._router.names(prompt)
             replica = self._router.choose(names)
@@ -140,18 +147,18 @@ class Bridge:
     def _wait_seconds(self) -> int:
         return max(1, min(60, math.ceil(self._seconds)))
 
-    def close(self, job: Job) -> None:
+    def close(self, job: EngineJob) -> None:
         """Give a job back: what of it still runs is aborted, because nobody waits for it."""
         if not job.ended:
             self._abandon(job, UnavailableError("The client has gone."), "disconnect")
 
-    def _abandon(self, job: Job, error: ApiError, reason: str) -> None:
+    def _abandon(self, job: EngineJob, error: ApiError, reason: str) -> None:
         job.fail(error)
         for request_id in job.request_ids:
             self._placed[request_id][0].thread.abort(request_id)
         self._forget(job, reason)
 
-    def _forget(self, job: Job, outcome: str) -> None:
+    def _forget(self, job: EngineJob, outcome: str) -> None:
         for timer in job.timers:
             timer.cancel()
         for request_id in job.request_ids:
@@ -163,7 +170,7 @@ class Bridge:
         if not self._jobs:
             self._idle.set()
 
-    def _out_of_time(self, job: Job, reason: str) -> None:
+    def _out_of_time(self, job: EngineJob, reason: str) -> None:
         if reason == "total_timeout":
             seconds = self.limits.total_seconds
             self._abandon(job, TimedOutError(f"Not done in {seconds:g} s, this server's limit."), reason)
@@ -187,7 +194,7 @@ class Bridge:
             if (job := self._jobs.get(delta.request_id)) is not None:
                 self._deliver(job, delta, now)
 
-    def _deliver(self, job: Job, delta: Delta, now: float) -> None:
+    def _deliver(self, job: EngineJob, delta: Delta, now: float) -> None:
         if delta.refused:
             self._abandon(job, BadRequestError(delta.error, code="too_costly"), "refused")
             return

@@ -7,8 +7,8 @@ import anyio.to_thread
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from fullstride.llm.server.bodies import ReadsBesideLoop
-from fullstride.llm.server.context import Server, server_of
+from fullstride.llm.server.bodies import OffLoopRoute
+from fullstride.llm.server.context import ServerState, server_of
 from fullstride.llm.server.errors import UnavailableError
 from fullstride.llm.server.messages import chat_prompt
 from fullstride.llm.server.sampling import at_most
@@ -23,7 +23,7 @@ from fullstride.llm.server.schemas.routes import (
 )
 from fullstride.llm.server.streaming import errors, json_response
 
-router = APIRouter(route_class=ReadsBesideLoop)
+router = APIRouter(route_class=OffLoopRoute)
 Endpoint = Callable[..., Any]
 
 
@@ -73,7 +73,7 @@ async def tokenize(body: TokenizeRequest, request: Request) -> Response:
     return await anyio.to_thread.run_sync(_tokenized, body, server)
 
 
-def _tokenized(body: TokenizeRequest, server: Server) -> Response:
+def _tokenized(body: TokenizeRequest, server: ServerState) -> Response:
     tokenizer, special = server.served.tokenizer, body.add_special_tokens
     if body.prompt is not None:
         ids = tokenizer.encode(body.prompt, special is not False)

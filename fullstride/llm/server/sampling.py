@@ -4,9 +4,9 @@ from typing import Any
 
 from fullstride.llm.sampling_params import ParamError, SamplingParams, Structured
 from fullstride.llm.server.errors import BadRequestError, refusing
-from fullstride.llm.server.limits import Limits
+from fullstride.llm.server.limits import ServerLimits
 from fullstride.llm.server.schemas.base import SamplingRequest
-from fullstride.llm.server.served_model import Served
+from fullstride.llm.server.served_model import ServedModel
 
 _SAME_NAME = (
     "n", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
@@ -26,7 +26,7 @@ def at_most(param: str, value: int | None, most: int, what: str = "") -> None:
         raise BadRequestError(message, param=param, code="above_limit")
 
 
-def check_limits(request: SamplingRequest, limits: Limits) -> None:
+def check_limits(request: SamplingRequest, limits: ServerLimits) -> None:
     """Refuse what asks for too much.
 
     Raises:
@@ -43,7 +43,7 @@ def check_limits(request: SamplingRequest, limits: Limits) -> None:
 
 def sampling_params(
     request: SamplingRequest,
-    served: Served,
+    served: ServedModel,
     *,
     max_tokens: int | None,
     logprobs: int | None,

@@ -5,18 +5,18 @@ from time import time
 from typing import Any, Protocol, runtime_checkable
 
 from fullstride.llm.server.errors import MOST_OF_A_NAME, BadRequestError, NotFoundError
-from fullstride.llm.text.utf8_stream import Beginning
+from fullstride.llm.text.utf8_stream import TextPrefix
 
 
 @runtime_checkable
-class Tokens(Protocol):
+class TokenizerLike(Protocol):
     """What of `fullstride.llm.text.tokenizer.Tokenizer` is used."""
 
     vocab_size: int
 
     @property
     def special_texts(self) -> Mapping[int, str]: ...
-    def beginning(self, after: Sequence[int] = ()) -> Beginning: ...
+    def beginning(self, after: Sequence[int] = ()) -> TextPrefix: ...
     def encode(self, text: str, special: bool = True) -> list[int]: ...
     def decode(self, ids: Iterable[int], skip_special: bool = True) -> str: ...
     def token_bytes(self, token: int) -> bytes: ...
@@ -29,13 +29,13 @@ class Tokens(Protocol):
     ) -> str: ...
 
 
-class Served:
+class ServedModel:
     """A model and its names; the first one is the model's own, the others are taken, too."""
 
     def __init__(
         self,
         names: Sequence[str],
-        tokenizer: Tokens,
+        tokenizer: TokenizerLike,
         max_length: int,
         sampling: Mapping[str, int | float] | None = None,
     ):

@@ -12,8 +12,8 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from fullstride.llm.server.errors import ApiError, ClientGoneError, EngineFailedError
-from fullstride.llm.server.job import Job
-from fullstride.llm.server.request_manager import Bridge
+from fullstride.llm.server.job import EngineJob
+from fullstride.llm.server.request_manager import RequestManager
 
 logger = logging.getLogger("fullstride.llm.server")
 # Line breaks to Unicode, and so to many clients, but neither to JSON nor to the events' own format.
@@ -71,7 +71,7 @@ class EventStream(StreamingResponse):
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncIterator[bytes], job: Job, bridge: Bridge):
+    def __init__(self, events: AsyncIterator[bytes], job: EngineJob, bridge: RequestManager):
         """Stream the events of a job."""
         # Proxies such as nginx would otherwise collect events before they pass them on.
         headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fullstride.errors import ConfigError
-from fullstride.llm.text.confined import Confined
+from fullstride.llm.text.confined import IsolatedFunction
 from fullstride.llm.text.utf8_stream import whole_characters
 
 Message = Mapping[str, Any]
@@ -27,7 +27,7 @@ AS_JSON = re.compile(rf'"{KEY}"\s*:\s*"{VALUE}"')
 MISWRITTEN = (f"'{KEY}'", f'\\"{KEY}\\"')
 # Hundreds of times what a conversation as long as a server takes one costs.
 SECONDS, MEMORY = 2.0, 512 << 20
-_rendered = Confined("fullstride.llm.text.rendering:renderer", seconds=SECONDS, memory=MEMORY)
+_rendered = IsolatedFunction("fullstride.llm.text.rendering:renderer", seconds=SECONDS, memory=MEMORY)
 
 
 class NoPlaceForToolsError(ConfigError):

@@ -22,7 +22,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from fullstride.errors import ConfigError, in_a_line
+from fullstride.errors import ConfigError, one_line
 
 # How soon it is seen that nobody waits for the work any more.
 TICK_SECONDS = 0.05
@@ -37,7 +37,7 @@ class AbandonedError(Exception):
     """Nobody waits for the work any more."""
 
 
-class Confined:
+class IsolatedFunction:
     """A function in a process of its own, one call after the other; safe to share between threads.
 
     The process starts with the first call, and again after one that had to be ended.
@@ -161,7 +161,7 @@ def _done(work: Callable[[Any], Any], request: bytes) -> tuple[str, Any]:
     except TooCostlyError as error:
         return COSTLY, str(error)
     except BaseException as error:
-        return REFUSED, in_a_line(error)
+        return REFUSED, one_line(error)
 
 
 def _main(file: int) -> None:

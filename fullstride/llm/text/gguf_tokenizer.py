@@ -7,8 +7,8 @@ from typing import Any
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as Backend
 
-from fullstride.errors import ConfigError, in_a_line
-from fullstride.llm.families import FAMILIES, Words
+from fullstride.errors import ConfigError, one_line
+from fullstride.llm.families import FAMILIES, PreTokenizer
 from fullstride.llm.text.chat_template import ChatTemplate
 from fullstride.llm.text.tokenizer import Tokenizer
 
@@ -30,7 +30,7 @@ WORDS = (
 
 
 # Each by the name that llama.cpp gives it.
-PRE = {"gpt-2": Words(), **{name: words for family in FAMILIES.values() for name, words in family.words.items()}}
+PRE = {"gpt-2": PreTokenizer(), **{name: words for family in FAMILIES.values() for name, words in family.words.items()}}
 
 
 def read_tokenizer(path: Path, metadata: Mapping[str, Any]) -> Tokenizer:
@@ -50,7 +50,7 @@ def read_tokenizer(path: Path, metadata: Mapping[str, Any]) -> Tokenizer:
     except ConfigError:
         raise
     except Exception as error:  # what `tokenizers` raises has no class of its own
-        raise ConfigError(f"{path}: its tokenizer is damaged: {in_a_line(error)}") from error
+        raise ConfigError(f"{path}: its tokenizer is damaged: {one_line(error)}") from error
 
 
 def _build(path: Path, own: Mapping[str, Any]) -> Tokenizer:
@@ -61,7 +61,7 @@ def _build(path: Path, own: Mapping[str, Any]) -> Tokenizer:
     roles = {role: own[key] for role, key in ROLES.items() if own.get(key) is not None}
     bos = roles.get("bos_token")
     if bos is not None and own.get(
-        "add_bos_token", PRE.get(str(own.get("pre")), Words()).begins or own["model"] == "llama"
+        "add_bos_token", PRE.get(str(own.get("pre")), PreTokenizer()).begins or own["model"] == "llama"
     ):
         first = [(tokens[bos], bos)]
         backend.post_processor = processors.TemplateProcessing(single=f"{tokens[bos]} $A", special_tokens=first)

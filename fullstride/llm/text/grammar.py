@@ -14,7 +14,7 @@ from jaxtyping import UInt32
 
 from fullstride.errors import ConfigError
 from fullstride.llm.sampling_params import Structured
-from fullstride.llm.text.json_schema import held
+from fullstride.llm.text.json_schema import supported
 from fullstride.llm.text.tokenizer import Tokenizer
 
 MOST_BYTES = 65_536
@@ -48,7 +48,7 @@ class Compiler:
         if not tokenizer.eos:
             raise ConfigError("structured output needs an end token, and this model's tokenizer names none")
         self._tokenizer, self._lock = tokenizer, Lock()
-        self.words = Words(tokenizer)
+        self.words = GrammarVocabulary(tokenizer)
         self._sorted = self.words.sorted()
         self._made: OrderedDict[Structured, Future[llguidance.LLMatcher]] = OrderedDict()
         self._bytes: dict[Structured, int] = {}
@@ -181,7 +181,7 @@ def compiled(tokenizer: llguidance.LLTokenizer, structured: Structured) -> llgui
     return made
 
 
-class Words:
+class GrammarVocabulary:
     """A tokenizer as llguidance asks for it; pickle can write it."""
 
     def __init__(self, tokenizer: Tokenizer):
@@ -210,7 +210,7 @@ def _from_schema(text: str) -> str:
     if not isinstance(schema, dict):
         raise ConfigError(f"json_schema is {type(schema).__name__}: expected a JSON object")
     try:
-        made = held(schema).schema
+        made = supported(schema).schema
         if made is not False:
             text = json.dumps(made, ensure_ascii=False)
             return llguidance.LLMatcher.grammar_from_json_schema(text, overrides=GUIDANCE)

@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 from fullstride.errors import ConfigError
 from fullstride.llm.sampling_params import Structured
-from fullstride.llm.text.confined import Confined, TooCostlyError, used_bytes
-from fullstride.llm.text.grammar import Words, compiled
+from fullstride.llm.text.confined import IsolatedFunction, TooCostlyError, used_bytes
+from fullstride.llm.text.grammar import GrammarVocabulary, compiled
 
 # Schemas of 64 KiB that people write take 0.2 s and a few MiB.
 SECONDS, MEMORY = 2.0, 256 << 20
@@ -26,9 +26,9 @@ OF_LLGUIDANCE = ("fuel exhausted", "max is", "too many", "too complex", "too lar
 class Trial:
     """Compiles shapes for what they cost; safe to share between threads, which wait for one another."""
 
-    def __init__(self, words: Words):
+    def __init__(self, words: GrammarVocabulary):
         """Prepare for a tokenizer's words; the process starts with the first shape."""
-        self._tried = Confined(f"{__name__}:_trier", words, seconds=SECONDS, memory=MEMORY)
+        self._tried = IsolatedFunction(f"{__name__}:_trier", words, seconds=SECONDS, memory=MEMORY)
 
     def bytes_of(self, structured: Structured, wanted: Callable[[], bool]) -> int:
         """Memory that the compiled shape takes.
@@ -52,7 +52,7 @@ class Trial:
             raise TooCostlyError(f"{error}{blamed}; ask for less") from None
 
 
-def _trier(words: Words) -> Callable[[Structured], int]:
+def _trier(words: GrammarVocabulary) -> Callable[[Structured], int]:
     tokenizer = words.sorted()
 
     def size(structured: Structured) -> int:

@@ -40,7 +40,7 @@ ANNOTATIONS = frozenset(("title", "description", "default", "examples", "depreca
 
 
 @dataclass
-class Held:
+class SupportedSchema:
     """Return the part of a schema that a grammar holds.
 
     Attributes:
@@ -53,7 +53,7 @@ class Held:
     left_out: list[str]
 
 
-def held(schema: Any) -> Held:
+def supported(schema: Any) -> SupportedSchema:
     """Split a schema.
 
     Args:
@@ -61,7 +61,7 @@ def held(schema: Any) -> Held:
 
     """
     left_out: list[str] = []
-    return Held(_part(schema, "", schema, left_out), left_out)
+    return SupportedSchema(_part(schema, "", schema, left_out), left_out)
 
 
 def children(schema: Any) -> list[tuple[str, Any]]:

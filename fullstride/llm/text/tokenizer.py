@@ -12,7 +12,7 @@ import tokenizers
 from fullstride.errors import ConfigError
 from fullstride.llm.text.chat_template import ChatTemplate, NoPlaceForToolsError
 from fullstride.llm.text.tokenizer_folder import read_folder
-from fullstride.llm.text.utf8_stream import MOST_OF_A_CHARACTER, Beginning, Characters
+from fullstride.llm.text.utf8_stream import MOST_OF_A_CHARACTER, TextPrefix, Utf8Decoder
 
 BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 SUPPORTED = "ByteLevel (GPT-2's) or ByteFallback (SentencePiece's)"
@@ -176,7 +176,7 @@ class Tokenizer:
         added = self.backend.get_added_tokens_decoder().items()
         return {token: made.content for token, made in added if made.special}
 
-    def beginning(self, after: Sequence[int] = ()) -> Beginning:
+    def beginning(self, after: Sequence[int] = ()) -> TextPrefix:
         """How a text begins that comes after these tokens, so that theirs and it are the text of all of them.
 
         Args:
@@ -185,7 +185,7 @@ class Tokenizer:
         """
         text = (token for token in after if token not in self._special)
         strips = self._strips and not any(map(self.token_bytes, text))
-        return Beginning(strips, self._half_character(after))
+        return TextPrefix(strips, self._half_character(after))
 
     def _half_character(self, ids: Sequence[int]) -> bytes:
         """Bytes at the end of what the ids say that are the beginning of a character; a mark ends every character."""
@@ -193,7 +193,7 @@ class Tokenizer:
         while place >= 0 and len(tail) < MOST_OF_A_CHARACTER and ids[place] not in self._special:
             tail = self.token_bytes(ids[place]) + tail
             place -= 1
-        characters = Characters()
+        characters = Utf8Decoder()
         characters.push(tail[-MOST_OF_A_CHARACTER:])
         return characters.half
 
@@ -223,7 +223,7 @@ class Detokenizer:
         self._table = tokenizer._bytes
         self._skipped = tokenizer.special_ids if skip_special else frozenset()
         self._strip, pending = tokenizer.beginning(after)
-        self._characters = Characters(pending)
+        self._characters = Utf8Decoder(pending)
 
     def push(self, ids: Iterable[int]) -> str:
         """The text that is certain now and was not before."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import tokenizers
 
-from fullstride.errors import ConfigError, in_a_line
+from fullstride.errors import ConfigError, one_line
 from fullstride.llm.text.chat_template import ChatTemplate
 
 ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -42,7 +42,7 @@ def read_folder(folder: Path) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
     except (TypeError, KeyError, AttributeError, ValueError) as error:
         if isinstance(error, ConfigError):
             raise
-        reason = f"{type(error).__name__}: {in_a_line(error)}"
+        reason = f"{type(error).__name__}: {one_line(error)}"
         message = f"{file}: its tokens or template are not as transformers writes them ({reason})"
         raise ConfigError(message) from error
 
@@ -69,7 +69,7 @@ def _backend(file: Path) -> tokenizers.Tokenizer:
     try:
         backend = tokenizers.Tokenizer.from_file(str(file))
     except Exception as error:  # what `tokenizers` raises has no class of its own
-        raise ConfigError(f"{file}: no tokenizer ({in_a_line(error)})") from error
+        raise ConfigError(f"{file}: no tokenizer ({one_line(error)})") from error
     backend.no_padding()
     backend.no_truncation()
     return backend

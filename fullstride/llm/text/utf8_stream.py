@@ -7,7 +7,7 @@ from typing import NamedTuple
 MOST_OF_A_CHARACTER = 3
 
 
-class Characters:
+class Utf8Decoder:
     """Makes characters of UTF-8 as it comes, and U+FFFD of what is none."""
 
     def __init__(self, pending: bytes = b""):
@@ -42,7 +42,7 @@ def goes_on(said: bytes) -> bool:
     return said[:1] != b"" and said[0] & 0xC0 == 0x80
 
 
-class Beginning(NamedTuple):
+class TextPrefix(NamedTuple):
     """How a text begins.
 
     Attributes:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from fullstride.errors import ConfigError
 from fullstride.llm.config import FAR, ModelConfig, parameter_shapes
-from fullstride.llm.weights.parameters import Stored
+from fullstride.llm.weights.parameters import StoredParameter
 
 SHOWN = 5
 
@@ -25,7 +25,7 @@ def canonical(name: str, layers: re.Pattern[str], inner: Mapping[str, str], oute
     return f"layers.{layer[1]}.{inner[layer[2]]}" if layer and layer[2] in inner else outer.get(name, name)
 
 
-def in_order(path: Path, config: ModelConfig, found: Mapping[str, Stored]) -> dict[str, Stored]:
+def in_order(path: Path, config: ModelConfig, found: Mapping[str, StoredParameter]) -> dict[str, StoredParameter]:
     """The parameters that the model has, all of them and no others, in the order of `parameter_shapes`.
 
     Raises:

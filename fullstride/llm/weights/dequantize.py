@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, UInt8
 
-from fullstride.llm.weights.gguf_file import Kind
+from fullstride.llm.weights.gguf_file import PackedFormat
 from fullstride.llm.weights.parameters import PLAIN
 
 # Blocks that fit the cache together with what is made of them.
@@ -21,7 +21,9 @@ PAIRS = np.array([[0], [2], [4], [6]], np.uint8)
 IQ4 = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float32)
 
 
-def dequantize(kind: Kind, data: UInt8[np.ndarray, "rows bytes"], dtype: np.dtype) -> Float[np.ndarray, "rows numbers"]:
+def dequantize(
+    kind: PackedFormat, data: UInt8[np.ndarray, "rows bytes"], dtype: np.dtype
+) -> Float[np.ndarray, "rows numbers"]:
     """Rows of packed bytes as rows of `dtype`; a view, if they are just that."""
     if kind.name in PLAIN:
         return data.view(PLAIN[kind.name]).astype(dtype, copy=False)

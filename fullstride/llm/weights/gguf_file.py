@@ -20,7 +20,7 @@ SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", BOOL: "?", 10
 MOST_DIMENSIONS = 4
 
 
-class Kind(NamedTuple):
+class PackedFormat(NamedTuple):
     """How numbers are packed: so many to a block of so many bytes."""
 
     name: str
@@ -29,21 +29,21 @@ class Kind(NamedTuple):
 
 
 KINDS = {
-    0: Kind("F32", 1, 4),
-    1: Kind("F16", 1, 2),
-    2: Kind("Q4_0", 32, 18),
-    3: Kind("Q4_1", 32, 20),
-    6: Kind("Q5_0", 32, 22),
-    7: Kind("Q5_1", 32, 24),
-    8: Kind("Q8_0", 32, 34),
-    10: Kind("Q2_K", 256, 84),
-    11: Kind("Q3_K", 256, 110),
-    12: Kind("Q4_K", 256, 144),
-    13: Kind("Q5_K", 256, 176),
-    14: Kind("Q6_K", 256, 210),
-    20: Kind("IQ4_NL", 32, 18),
-    23: Kind("IQ4_XS", 256, 136),
-    30: Kind("BF16", 1, 2),
+    0: PackedFormat("F32", 1, 4),
+    1: PackedFormat("F16", 1, 2),
+    2: PackedFormat("Q4_0", 32, 18),
+    3: PackedFormat("Q4_1", 32, 20),
+    6: PackedFormat("Q5_0", 32, 22),
+    7: PackedFormat("Q5_1", 32, 24),
+    8: PackedFormat("Q8_0", 32, 34),
+    10: PackedFormat("Q2_K", 256, 84),
+    11: PackedFormat("Q3_K", 256, 110),
+    12: PackedFormat("Q4_K", 256, 144),
+    13: PackedFormat("Q5_K", 256, 176),
+    14: PackedFormat("Q6_K", 256, 210),
+    20: PackedFormat("IQ4_NL", 32, 18),
+    23: PackedFormat("IQ4_XS", 256, 136),
+    30: PackedFormat("BF16", 1, 2),
 }
 
 # By ggml's numbers, for messages alone.
@@ -55,11 +55,11 @@ NOT_SUPPORTED = {
 
 
 @dataclass(frozen=True)
-class Packed:
+class PackedTensor:
     """A tensor as it lies in the file; its shape has the slowest axis first, as numpy has it."""
 
     name: str
-    kind: Kind
+    kind: PackedFormat
     shape: tuple[int, ...]
     data: np.ndarray
 
@@ -70,7 +70,7 @@ class GgufFile:
 
     path: Path
     metadata: dict[str, Any]
-    tensors: dict[str, Packed]
+    tensors: dict[str, PackedTensor]
 
 
 def open_gguf(path: Path) -> GgufFile:
@@ -161,7 +161,9 @@ def _entry(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:
     return name, shape, cursor.number("I"), cursor.number("Q")
 
 
-def _packed(path: Path, data: np.ndarray, start: int, name: str, shape: tuple[int, ...], kind: int, at: int) -> Packed:
+def _packed(
+    path: Path, data: np.ndarray, start: int, name: str, shape: tuple[int, ...], kind: int, at: int
+) -> PackedTensor:
     if kind not in KINDS:
         supported = ", ".join(known.name for known in KINDS.values())
         found = NOT_SUPPORTED.get(kind, f"number {kind}, which this version does not know")
@@ -174,4 +176,4 @@ def _packed(path: Path, data: np.ndarray, start: int, name: str, shape: tuple[in
     if start + at + size > len(data):
         raise ConfigError(f"{path}: cut short: {name} ends at byte {start + at + size} of {len(data)} that there are")
     row = width // packing.numbers * packing.size
-    return Packed(name, packing, shape, data[start + at : start + at + size].reshape(-1, row))
+    return PackedTensor(name, packing, shape, data[start + at : start + at + size].reshape(-1, row))

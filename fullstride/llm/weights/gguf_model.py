@@ -7,14 +7,14 @@ from pathlib import Path
 
 import numpy as np
 
-from fullstride.errors import ConfigError, in_a_line
+from fullstride.errors import ConfigError, one_line
 from fullstride.llm.config import (
     LinearRope,
     Llama3Rope,
     ModelConfig,
     RopeScaling,
     YarnRope,
-    reach,
+    longest_position,
     yarn_magnitude,
 )
 from fullstride.llm.families import family_of
@@ -22,9 +22,9 @@ from fullstride.llm.text.gguf_tokenizer import read_tokenizer
 from fullstride.llm.text.tokenizer import Tokenizer
 from fullstride.llm.weights.canonical import canonical, check_heads, in_order
 from fullstride.llm.weights.dequantize import dequantize
-from fullstride.llm.weights.gguf_file import GgufFile, Packed, open_gguf
-from fullstride.llm.weights.parameters import PLAIN, Stored, Values
-from fullstride.llm.weights.settings import Settings, gguf_sampling, shortened, shortest
+from fullstride.llm.weights.gguf_file import GgufFile, PackedTensor, open_gguf
+from fullstride.llm.weights.parameters import PLAIN, StoredParameter, Values
+from fullstride.llm.weights.settings import CheckedSettings, gguf_sampling, shortened, shortest
 
 FREQUENCIES = "rope_freqs.weight"
 # Llama 3.1 to 3.3's; a GGUF holds what follows from them, and not these.
@@ -54,7 +54,7 @@ class PackedRows:
 
     """
 
-    packed: Packed
+    packed: PackedTensor
     order: np.ndarray | None = None
 
     @property
@@ -79,7 +79,7 @@ class PackedRows:
         return part[:, columns.start - skipped : columns.stop - skipped]
 
 
-def load_gguf(path: Path) -> tuple[ModelConfig, dict[str, Stored], Tokenizer, dict[str, int | float]]:
+def load_gguf(path: Path) -> tuple[ModelConfig, dict[str, StoredParameter], Tokenizer, dict[str, int | float]]:
     """A GGUF's configuration, mapped parameters, tokenizer and suggested sampling.
 
     Raises:
@@ -91,7 +91,7 @@ def load_gguf(path: Path) -> tuple[ModelConfig, dict[str, Stored], Tokenizer, di
         config = read_config(file)
         family = family_of(path, "general.architecture", config.architecture)
         inner = {**INNER, **family.gguf_tensors}
-        found: dict[str, Stored] = {}
+        found: dict[str, StoredParameter] = {}
         for name, packed in file.tensors.items():
             ours = canonical(name, LAYERS, inner, OUTER)
             order = _order(ours, packed.shape, config.head_dim) if family.interleaved else None
@@ -101,7 +101,7 @@ def load_gguf(path: Path) -> tuple[ModelConfig, dict[str, Stored], Tokenizer, di
         return config, stored, tokenizer, gguf_sampling(path, file.metadata)
     except ConfigError as error:
         # Names and values are the file's own, and may have line ends.
-        raise ConfigError(in_a_line(error)) from error
+        raise ConfigError(one_line(error)) from error
 
 
 def _order(name: str, shape: tuple[int, ...], head_dim: int) -> np.ndarray | None:
@@ -138,7 +138,7 @@ def read_config(file: GgufFile) -> ModelConfig:
         heads=heads,
         kv_heads=sizes.size("attention.head_count_kv", heads),
         head_dim=head_dim,
-        max_position=reach(length, scaling),
+        max_position=longest_position(length, scaling),
         rope_theta=theta,
         rope_scaling=scaling,
         rms_eps=sizes.decimal("attention.layer_norm_rms_epsilon"),
@@ -151,7 +151,7 @@ def read_config(file: GgufFile) -> ModelConfig:
     return config
 
 
-class _Sizes(Settings):
+class _Sizes(CheckedSettings):
     """The keys that start with the architecture's name."""
 
     def __init__(self, file: GgufFile):

@@ -14,16 +14,16 @@ from fullstride.llm.config import (
     ModelConfig,
     RopeScaling,
     YarnRope,
-    reach,
+    longest_position,
     yarn_magnitude,
 )
 from fullstride.llm.families import FAMILIES, family_of
 from fullstride.llm.text.tokenizer import Tokenizer
 from fullstride.llm.text.tokenizer_folder import read_json
 from fullstride.llm.weights.canonical import canonical, check_heads, in_order, listed
-from fullstride.llm.weights.parameters import PLAIN, Stored
+from fullstride.llm.weights.parameters import PLAIN, StoredParameter
 from fullstride.llm.weights.safetensors_file import open_safetensors
-from fullstride.llm.weights.settings import Settings, checked_sampling, shortened
+from fullstride.llm.weights.settings import CheckedSettings, checked_sampling, shortened
 
 INDEX = "model.safetensors.index.json"
 # Characters of a file's name; Linux takes no longer ones.
@@ -55,7 +55,7 @@ FIXED: dict[str, tuple[Any, ...]] = {
 }
 
 
-def load_folder(folder: Path) -> tuple[ModelConfig, dict[str, Stored], Tokenizer, dict[str, int | float]]:
+def load_folder(folder: Path) -> tuple[ModelConfig, dict[str, StoredParameter], Tokenizer, dict[str, int | float]]:
     """A folder's configuration, mapped parameters, tokenizer and suggested sampling.
 
     Raises:
@@ -64,7 +64,7 @@ def load_folder(folder: Path) -> tuple[ModelConfig, dict[str, Stored], Tokenizer
     """
     config = read_config(folder)
     inner = {**INNER, **FAMILIES[config.architecture].tensors}
-    found: dict[str, Stored] = {}
+    found: dict[str, StoredParameter] = {}
     for file in _files(folder):
         for name, tensor in open_safetensors(file).items():
             if not (name.endswith(DERIVED) or (config.tied and name == "lm_head.weight")):
@@ -108,7 +108,7 @@ def read_config(folder: Path) -> ModelConfig:
 
     """
     file, ends = folder / "config.json", folder / "generation_config.json"
-    settings = Settings(file, read_json(file))
+    settings = CheckedSettings(file, read_json(file))
     raw = settings.raw
     family = family_of(file, "model_type", raw.get("model_type"))
     for key, allowed in {**FIXED, **family.fixed}.items():
@@ -127,14 +127,14 @@ def read_config(folder: Path) -> ModelConfig:
         heads=heads,
         kv_heads=settings.size("num_key_value_heads", heads),
         head_dim=settings.size("head_dim", hidden // heads),
-        max_position=reach(settings.size("max_position_embeddings"), scaling),
+        max_position=longest_position(settings.size("max_position_embeddings"), scaling),
         rope_theta=theta,
         rope_scaling=scaling,
         rms_eps=settings.decimal("rms_norm_eps", 1e-6),
         tied=bool(raw.get("tie_word_embeddings", False)),
         qk_norm=family.qk_norm,
         qkv_bias=family.qkv_bias,
-        eos=Settings(ends, read_json(ends)).ids("eos_token_id") or settings.ids("eos_token_id"),
+        eos=CheckedSettings(ends, read_json(ends)).ids("eos_token_id") or settings.ids("eos_token_id"),
         bos=bos[0] if bos else None,
         dtype=str(raw.get("dtype") or raw.get("torch_dtype") or ""),
     )
@@ -144,7 +144,7 @@ def read_config(folder: Path) -> ModelConfig:
     return config
 
 
-def _rope(settings: Settings) -> tuple[float, RopeScaling | None]:
+def _rope(settings: CheckedSettings) -> tuple[float, RopeScaling | None]:
     """The base theta, and how frequencies are scaled."""
     new, old = settings.inner("rope_parameters"), settings.inner("rope_scaling")
     length = settings.size("max_position_embeddings")
@@ -158,7 +158,7 @@ def _rope(settings: Settings) -> tuple[float, RopeScaling | None]:
     return theta, scaling
 
 
-def _scaling(rope: Settings, length: int) -> RopeScaling | None:
+def _scaling(rope: CheckedSettings, length: int) -> RopeScaling | None:
     kind = str(rope.raw.get("rope_type") or rope.raw.get("type") or "default")
     if kind not in ROPES:
         raise ConfigError(f"{rope.file}: rope_type={kind}: expected one of {', '.join(ROPES)}")
@@ -167,7 +167,7 @@ def _scaling(rope: Settings, length: int) -> RopeScaling | None:
     return ROPES[kind](rope, length)
 
 
-def _llama3(rope: Settings, _: int) -> Llama3Rope:
+def _llama3(rope: CheckedSettings, _: int) -> Llama3Rope:
     names = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
     if missing := [name for name in names if rope.raw.get(name) is None]:
         raise ConfigError(f"{rope.file}: the llama3 rope lacks {missing[0]}")
@@ -177,7 +177,7 @@ def _llama3(rope: Settings, _: int) -> Llama3Rope:
     return Llama3Rope(rope.decimal("factor"), low, high, rope.size("original_max_position_embeddings"))
 
 
-def _yarn(rope: Settings, length: int) -> YarnRope:
+def _yarn(rope: CheckedSettings, length: int) -> YarnRope:
     factor = rope.decimal("factor")
     magnitude, keys = yarn_magnitude(factor), ("mscale", "mscale_all_dim")
     if all(rope.raw.get(key) for key in keys):  # DeepSeek's quotient of two of it
@@ -193,7 +193,7 @@ def _yarn(rope: Settings, length: int) -> YarnRope:
     )
 
 
-ROPES: dict[str, Callable[[Settings, int], RopeScaling | None]] = {
+ROPES: dict[str, Callable[[CheckedSettings, int], RopeScaling | None]] = {
     "default": lambda rope, length: None,
     "linear": lambda rope, length: LinearRope(rope.decimal("factor")),
     "llama3": _llama3,

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from fullstride.assets.fetch import fetch
-from fullstride.errors import ConfigError, elided, one_of
+from fullstride.errors import ConfigError, one_of, shortened
 from fullstride.llm.config import DTYPES, ModelConfig
 from fullstride.llm.text.tokenizer import Tokenizer
 from fullstride.llm.weights.gguf_model import load_gguf
@@ -22,7 +22,7 @@ HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadedModel:
     """A model that is ready to be put on devices.
 
     Attributes:
@@ -41,7 +41,7 @@ class Loaded:
     sampling: Mapping[str, int | float] = field(default_factory=dict)
 
 
-def load(source: str | Path, *, dtype: str | None = None) -> Loaded:
+def load(source: str | Path, *, dtype: str | None = None) -> LoadedModel:
     """Open a model; the parameters themselves are read when they are asked for.
 
     Args:
@@ -65,9 +65,9 @@ def load(source: str | Path, *, dtype: str | None = None) -> Loaded:
         bos = tokenizer.bos if config.bos is None else config.bos
         config = replace(config, dtype=dtype or config.dtype, eos=ends, bos=bos)
         tokenizer = tokenizer.of_model(config.vocab_size, ends)
-        return Loaded(config, Parameters(stored, config.dtype), tokenizer, path, sampling)
+        return LoadedModel(config, Parameters(stored, config.dtype), tokenizer, path, sampling)
     except ConfigError as error:  # which may quote what a stranger wrote, of any length
-        raise ConfigError(elided(str(error), MOST_OF_AN_ERROR)) from error
+        raise ConfigError(shortened(str(error), MOST_OF_AN_ERROR)) from error
 
 
 def find(source: str | Path) -> Path:

@@ -20,7 +20,7 @@ Values = Float[np.ndarray, "..."]
 
 
 @runtime_checkable
-class Stored(Protocol):
+class StoredParameter(Protocol):
     """One parameter in a file: its shape, and how the file packs its numbers, such as F32, BF16 or Q4_K."""
 
     @property
@@ -39,7 +39,7 @@ class Parameters(Mapping[str, np.ndarray]):
     very dtype it is a read-only view of the mapped file, and no byte is read until it is used.
     """
 
-    def __init__(self, stored: Mapping[str, Stored], dtype: str):
+    def __init__(self, stored: Mapping[str, StoredParameter], dtype: str):
         """Parameters in files, to be read as `dtype`, by numpy's or ml_dtypes' name."""
         self._stored, self.dtype = stored, np.dtype(dtype)
 

@@ -19,7 +19,7 @@ NAMES = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 IN_GGUF = {"temp": "temperature", "penalty_repeat": "repetition_penalty"}
 
 
-class Settings:
+class CheckedSettings:
     """Values of one object in a file; every reader raises ConfigError, naming the file, the key and what is there."""
 
     def __init__(self, file: Path, raw: dict[str, Any], prefix: str = ""):
@@ -48,12 +48,12 @@ class Settings:
             raise self._refused(key, value, "token ids")
         return tuple(found)
 
-    def inner(self, key: str) -> "Settings":
+    def inner(self, key: str) -> "CheckedSettings":
         """The object under a key; null and nothing are an empty one."""
         value = self._get(key, {})
         if not isinstance(value, dict):
             raise self._refused(key, value, "an object")
-        return Settings(self.file, value, f"{self._prefix}{key}.")
+        return CheckedSettings(self.file, value, f"{self._prefix}{key}.")
 
     def _get(self, key: str, default: Any) -> Any:
         value = self.raw.get(key)

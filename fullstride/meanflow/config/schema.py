@@ -16,13 +16,13 @@ from fullstride.meanflow.config.networks import ModelConfig, UNetConfig
 from fullstride.meanflow.config.objectives import SPLITS, TIME_LAWS, WEIGHTINGS
 from fullstride.settings.fields import (
     LATER,
+    AllowedNames,
     BelowOne,
     Count,
     Counts,
     Finite,
     FolderName,
     FolderPath,
-    Names,
     Natural,
     NotNegative,
     PartShare,
@@ -32,7 +32,7 @@ from fullstride.settings.fields import (
     Share,
 )
 
-Precision = Annotated[str, Names(PRECISIONS)]
+Precision = Annotated[str, AllowedNames(PRECISIONS)]
 NeverOrAboveOne = Annotated[float, Rule("0 (never), or a finite number above 1", lambda x: x == 0 or 1 < x < math.inf)]
 FEATURES = ("classifier", "efficientnet_lite0", "inception")
 Features = Annotated[
@@ -52,7 +52,7 @@ class DataConfig:
     path: str = ""  # file or folder; the small sets are fetched and cached without one
     batch_size: Count = 128  # samples of one forward pass; times gradient_accumulation_steps is the optimizer's
     image_size: Natural = 0  # height and width of the network's input; 0 leaves the stored size
-    fit: Annotated[str, Names(("auto", "pad", "resize", "crop"))] = "auto"  # how image_size is reached
+    fit: Annotated[str, AllowedNames(("auto", "pad", "resize", "crop"))] = "auto"  # how image_size is reached
     hflip: bool = False  # mirror each picture with probability 1/2
     augment: Share = 0.0  # probability of each EDM augmentation; the CIFAR-10 recipe's is 0.12
     holdout: PartShare = 0.1  # share held out of a folder that has no test/ of its own
@@ -77,23 +77,23 @@ class LossConfig:
 
     name: str = "meanflow"
     meanflow_ratio: Share = 0.25  # share of samples with r != t
-    time_law: Annotated[str, Names(TIME_LAWS)] = "v0"  # how t and r are drawn
+    time_law: Annotated[str, AllowedNames(TIME_LAWS)] = "v0"  # how t and r are drawn
     logit_normal_mean: Finite = -0.4  # mean of logit(t)
     logit_normal_std: Positive = 1.0  # standard deviation of logit(t)
     r_logit_normal_mean: Finite = -4.0  # mean of logit(r); time_law=v1 only
     r_logit_normal_std: Positive = 1.6  # standard deviation of logit(r); time_law=v1 only
     use_batch_time: bool = False  # one (t, r) for the whole batch
     # by a sample's own error, or no less than is usual at its times
-    weighting: Annotated[str, Names(WEIGHTINGS), LATER] = "adaptive"
+    weighting: Annotated[str, AllowedNames(WEIGHTINGS), LATER] = "adaptive"
     weighting_power: NotNegative = 1.0  # p of the weight 1 / (squared error + eps)^p
     weighting_eps: Positive = 1e-2  # keeps the weight finite as the error goes to 0
     # auto is shared, or static where that cannot be
-    split: Annotated[str, Names(SPLITS)] = "auto"
+    split: Annotated[str, AllowedNames(SPLITS)] = "auto"
     # how du/dt is taken
-    jvp_backend: Annotated[str, Names(("func", "forward_ad", "two_pass", "finite_difference"))] = "func"
+    jvp_backend: Annotated[str, AllowedNames(("func", "forward_ad", "two_pass", "finite_difference"))] = "func"
     jvp_chunk: Natural = 0  # most samples that are differentiated at once, to bound the memory; 0 takes all
     # of the derivative alone, with two_pass, finite_difference
-    jvp_precision: Annotated[str, Names(("same", *PRECISIONS))] = "same"
+    jvp_precision: Annotated[str, AllowedNames(("same", *PRECISIONS))] = "same"
     omega: Finite = 1.0  # guidance in the target: weight of the sample's own velocity
     kappa: BelowOne = 0.0  # guidance in the target: weight of the network's class-conditional velocity
     guidance_start: Share = 0.0  # smallest t with guidance
@@ -125,7 +125,7 @@ class OptimizerConfig:
     eps: Positive = 1e-8  # added to the root of the second average
     weight_decay: NotNegative = 0.0  # times the learning rate, of each step
     warmup_steps: Natural = 0  # the learning rate rises linearly over these
-    decay: Annotated[str, Names(("constant", "cosine"))] = "constant"  # cosine: to zero at the run's end
+    decay: Annotated[str, AllowedNames(("constant", "cosine"))] = "constant"  # cosine: to zero at the run's end
     grad_clip: NotNegative = 0.0  # largest gradient norm; 0 leaves gradients as they are
 
 
@@ -183,7 +183,7 @@ class EvalConfig:
     inception_weights: str = ""  # file of torch-fidelity's Inception, for features=[inception]
     precision: Precision = "fp32"  # of the generating network; metrics are fp32 and fp64 in each
     # how the generating network runs; auto is graph on CUDA
-    backend: Annotated[str, Names(("auto", "eager", "graph"))] = "eager"
+    backend: Annotated[str, AllowedNames(("auto", "eager", "graph"))] = "eager"
 
 
 @dataclass
@@ -203,19 +203,19 @@ class TrainConfig:
     gradient_accumulation_steps: Count = 1  # forward and backward passes of an optimizer step
     precision: Precision = "fp32"  # bf16 by autocast; weights, norms, loss and optimizer are fp32 in each
     channels_last: bool = False  # weights and activations of convolutions in the memory order that tensor cores want
-    device: Annotated[str, Names(DEVICES)] = "auto"  # where
+    device: Annotated[str, AllowedNames(DEVICES)] = "auto"  # where
     # how a step runs; auto is the fastest
-    backend: Annotated[str, Names(("auto", "eager", "graph", "compile", "compile+graph"))] = "eager"
+    backend: Annotated[str, AllowedNames(("auto", "eager", "graph", "compile", "compile+graph"))] = "eager"
     # steps, and with fsdp state, shared out over torchrun's processes
-    distributed: Annotated[str, Names(("none", "ddp", "fsdp"))] = "none"
+    distributed: Annotated[str, AllowedNames(("none", "ddp", "fsdp"))] = "none"
     # what gradients travel by between GPUs; auto is copies where that can be
-    transfers: Annotated[str, Names(("auto", "copies", "nccl"))] = "auto"
+    transfers: Annotated[str, AllowedNames(("auto", "copies", "nccl"))] = "auto"
     seed: Seed = 0  # of weights, data order, noise and times
     eval_every: Natural = 0  # epochs between evaluations, the last epoch's included; 0 never evaluates
     save_every: Natural = 0  # epochs between checkpoints; 0 saves at the end only
     keep: Natural = 3  # newest checkpoints that stay; 0 keeps all
     log_every: Count = 50  # optimizer steps between lines of metrics.jsonl
-    track: Annotated[str, Names(("none", "trackio", "tensorboard"))] = "none"  # beside metrics.jsonl
+    track: Annotated[str, AllowedNames(("none", "trackio", "tensorboard"))] = "none"  # beside metrics.jsonl
     project: FolderName = "fullstride"  # the tracker's project
     run_name: FolderName = "default"  # name of the run's folder
     output_dir: FolderPath = "runs"  # the run lives in output_dir/run_name

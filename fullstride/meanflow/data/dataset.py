@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 from fullstride.errors import ConfigError
-from fullstride.meanflow.data.reading import Skips, read_again, read_or_next
+from fullstride.meanflow.data.reading import SkippedRecords, read_again, read_or_next
 
 
 @runtime_checkable
@@ -45,7 +45,7 @@ class Split:
     records: Tensor | Store
     labels: Int[Tensor, " n"]
     flipped: Store | None = None
-    skips: Skips | None = None
+    skips: SkippedRecords | None = None
 
     def __len__(self) -> int:
         """The number of records."""

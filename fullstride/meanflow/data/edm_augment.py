@@ -27,7 +27,7 @@ ROTATED_AXES = 0.5  # probability that anisotropic scaling has axes of its own
 
 
 @dataclass(frozen=True)
-class Draw:
+class AugmentDraw:
     """What is done to each picture; zeros do nothing.
 
     Attributes:
@@ -99,7 +99,7 @@ def _fine_places(size: int, like: Tensor) -> Tensor:
     return (torch.arange(2 * size + extent, dtype=like.dtype, device=like.device) - size - extent // 2 + 1) / 2
 
 
-def _grid(draw: Draw, height: int, width: int) -> Float[Tensor, "b h2 w2 2"]:
+def _grid(draw: AugmentDraw, height: int, width: int) -> Float[Tensor, "b h2 w2 2"]:
     """What the fine result shows of the fine picture with its margins, as `grid_sample` takes it: x, y in [-1, 1].
 
     The place p is at 2 p - 1/2 there. Plain products: a matrix product would round coordinates to 11 bits in TF32.
@@ -112,7 +112,7 @@ def _grid(draw: Draw, height: int, width: int) -> Float[Tensor, "b h2 w2 2"]:
     return torch.stack([(4 * (xx * x + xy * y) - 1) / fine_width, (4 * (yx * x + yy * y) - 1) / fine_height], dim=-1)
 
 
-def resample(x: Float[Tensor, "b c h w"], draw: Draw) -> Float[Tensor, "b c h w"]:
+def resample(x: Float[Tensor, "b c h w"], draw: AugmentDraw) -> Float[Tensor, "b c h w"]:
     """Scaled, stretched and shifted pictures; mirrored once beyond the border, 0 further out."""
     h, w = x.shape[2:]
     # As far as one reflection goes, whatever is drawn: a margin that fits the batch would have to be read by the host.
@@ -148,7 +148,7 @@ class EdmAugment:
             if not 0.0 <= value <= 1.0:
                 raise ValueError(f"{name} is {value}, expected a probability in [0, 1]")
 
-    def draw(self, batch: int, device: torch.device, generator: torch.Generator | None = None) -> Draw:
+    def draw(self, batch: int, device: torch.device, generator: torch.Generator | None = None) -> AugmentDraw:
         """Decide what is done to each picture."""
 
         def normal(*shape: int) -> Tensor:
@@ -158,7 +158,7 @@ class EdmAugment:
             return (torch.rand(batch, device=device, generator=generator) < probability).float()
 
         angle = (2 * torch.rand(batch, device=device, generator=generator) - 1) * math.pi
-        return Draw(
+        return AugmentDraw(
             happens(self.mirror),
             normal(batch) * happens(self.p),
             normal(batch) * happens(self.p),
@@ -166,7 +166,7 @@ class EdmAugment:
             normal(2, batch) * happens(self.p),
         )
 
-    def apply(self, x: Float[Tensor, "b c h w"], draw: Draw) -> Float[Tensor, "b c h w"]:
+    def apply(self, x: Float[Tensor, "b c h w"], draw: AugmentDraw) -> Float[Tensor, "b c h w"]:
         """Do it; pictures that are mirrored at most keep their values exactly."""
         x = torch.where(draw.flip[:, None, None, None] > 0, x.flip(-1), x)
         still = (draw.scale == 0) & (draw.stretch == 0) & (draw.shift == 0).all(0)

@@ -18,7 +18,7 @@ from fullstride.meanflow.data.reading import read_again
 from fullstride.meanflow.data.shards import FLIPPED, MOMENTS, SUFFIX, Moments, Shard
 from fullstride.meanflow.data.sources.folders import file_sizes, fingerprint, hold_out, list_files, split_folders
 from fullstride.meanflow.data.sources.known_files import KnownFiles
-from fullstride.runs.atomic_files import read_kept
+from fullstride.runs.atomic_files import read_best_effort
 
 # Of Stable Diffusion's autoencoder (arXiv:2112.10752): its latents times this have about unit variance.
 SCALE = 0.18215
@@ -70,7 +70,7 @@ def latents(path: Path, *, scale: float = SCALE, holdout: float = 0.1, num_class
     if not scale > 0:
         raise ConfigError(f"data.scale={scale}: expected a number above 0, such as {SCALE}")
     # Shards that an encoding has written so far are no data set until it says that all are there.
-    if (path / MADE).is_file() and not read_kept(path / MADE).get(WHOLE, False):
+    if (path / MADE).is_file() and not read_best_effort(path / MADE).get(WHOLE, False):
         raise ConfigError(f"{path}: its encoding is not finished; the same `fullstride meanflow encode` goes on")
     root, test_folder = split_folders(path)
     folders = [root] if test_folder is None else [root, test_folder]

@@ -19,7 +19,7 @@ from fullstride.meanflow.data.reader import StepReader
 from fullstride.step.torch import prefetch
 
 
-class Batch(NamedTuple):
+class RecordBatch(NamedTuple):
     """What one optimizer step sees, on the device.
 
     Attributes:
@@ -32,7 +32,7 @@ class Batch(NamedTuple):
     labels: Tensor
 
 
-class Ahead(Iterator[Batch]):
+class Prefetcher(Iterator[RecordBatch]):
     """An iterator over batches, of which the next one can be read before it is needed.
 
     Attributes:
@@ -40,13 +40,13 @@ class Ahead(Iterator[Batch]):
 
     """
 
-    def __init__(self, batches: Iterator[Batch]):
+    def __init__(self, batches: Iterator[RecordBatch]):
         """Nothing is read yet."""
         self._batches = batches
-        self._batch: Batch | None = None
+        self._batch: RecordBatch | None = None
         self.error: ConfigError | ReadError | None = None
 
-    def __next__(self) -> Batch:
+    def __next__(self) -> RecordBatch:
         """The next batch.
 
         Raises:
@@ -97,7 +97,7 @@ class Loader(AbstractContextManager["Loader"]):
         """Close it."""
         self.close()
 
-    def batches(self, orders: Iterable[Int[Tensor, "steps *b"]], start: int = 0) -> Iterator[Batch]:
+    def batches(self, orders: Iterable[Int[Tensor, "steps *b"]], start: int = 0) -> Iterator[RecordBatch]:
         """The steps of one order after another; workers read ahead across their borders.
 
         Args:
@@ -117,12 +117,12 @@ class Loader(AbstractContextManager["Loader"]):
         if isinstance(self._source, Tensor):
             records = self._source
             steps = (step for order in checked for step in self._on_device(order))
-            return (Batch(records[step], self.labels[step]) for step in steps)
+            return (RecordBatch(records[step], self.labels[step]) for step in steps)
         ahead, behind = itertools.tee(checked)
         # Copied to the device on CUDA one step ahead, beside the computation.
         raws = prefetch(self._source.read(ahead), self.device)
         each = (x for order in behind for x in self.labels[self._on_device(order % len(self.labels))])
-        return (Batch(next(raws).unflatten(0, labels.shape), labels) for labels in each)
+        return (RecordBatch(next(raws).unflatten(0, labels.shape), labels) for labels in each)
 
     def _checked(self, orders: Iterable[Tensor], start: int) -> Iterator[Tensor]:
         for order in orders:

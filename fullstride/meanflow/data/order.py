@@ -54,7 +54,7 @@ def mirror_half(
     return order + n * torch.randint(2, order.shape, generator=generator)
 
 
-def orders(
+def epoch_orders(
     config: TrainConfig, split: Split, steps: int, epoch: int, attempt: int, processes: Processes
 ) -> Iterator[Int[Tensor, "steps own"]]:
     """The process's own records of each of an epoch's `steps`, from `epoch` on without end.

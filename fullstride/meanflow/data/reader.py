@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from fullstride.errors import ConfigError, ReadError
 from fullstride.meanflow.data.dataset import Store, read_records
-from fullstride.meanflow.data.reading import Skips
+from fullstride.meanflow.data.reading import SkippedRecords
 
 # As torch has it, of a worker that is gone and of one that a signal killed.
 DEAD_WORKER = re.compile(r"DataLoader worker \(pid(?:\(s\))? ([\d, ]+)\)")
@@ -105,7 +105,7 @@ class StepReader:
         workers: int,
         pinned: bool,
         labels: Tensor | None = None,
-        skips: Skips | None = None,
+        skips: SkippedRecords | None = None,
     ):
         """Make the reader.
 

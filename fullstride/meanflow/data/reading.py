@@ -9,7 +9,7 @@ from typing import TypeVar
 from jaxtyping import Int
 from torch import Tensor
 
-from fullstride.errors import ConfigError, Damaged, ReadError, in_a_line
+from fullstride.errors import ConfigError, Damaged, ReadError, one_line
 from fullstride.runs.atomic_files import note
 
 T = TypeVar("T")
@@ -47,9 +47,9 @@ def read_again(read: Callable[[], T], origin: Callable[[], str]) -> T:
         except OSError as error:
             if wait is None or error.errno not in TRANSIENT:
                 again = f" at {tries} tries in {sum(WAITS):g} s" if tries > 1 else ""
-                raise ReadError(f"{origin()}: cannot be read{again} ({in_a_line(error)})") from None
+                raise ReadError(f"{origin()}: cannot be read{again} ({one_line(error)})") from None
             if tries == 1:
-                note(f"{origin()}: cannot be read ({in_a_line(error)}); it is tried again for {sum(WAITS):g} s")
+                note(f"{origin()}: cannot be read ({one_line(error)}); it is tried again for {sum(WAITS):g} s")
             time.sleep(wait)
     raise AssertionError  # the last try returns or raises
 
@@ -62,11 +62,11 @@ def refuse_if_away(error: OSError) -> None:
 
     """
     if error.errno in TRANSIENT - {errno.ENOENT}:
-        raise ReadError(f"{error.filename}: cannot be read ({in_a_line(error)})") from None
+        raise ReadError(f"{error.filename}: cannot be read ({one_line(error)})") from None
 
 
 @dataclass
-class Skips:
+class SkippedRecords:
     """The damaged records of a data set that were passed over, each counted once.
 
     Attributes:

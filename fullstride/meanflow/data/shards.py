@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from fullstride.errors import MOST_SHOWN, ConfigError, elided, in_a_line
+from fullstride.errors import MOST_SHOWN, ConfigError, one_line, shortened
 from fullstride.meanflow.data.dataset import check_finite_records
 
 SUFFIX = ".safetensors"
@@ -26,7 +26,7 @@ def _open(file: Path) -> Any:
     try:
         return safe_open(file, "pt")
     except (SafetensorError, OSError) as error:
-        reason = elided(in_a_line(error), MOST_SHOWN)
+        reason = shortened(one_line(error), MOST_SHOWN)
         raise ConfigError(f"{file}: not a whole safetensors file ({reason}); write or copy it again") from None
 
 
@@ -60,7 +60,7 @@ class Shard:
         content = _open(file)
         keys = set(content.keys())
         if missing := [key for key in (MOMENTS, LABELS) if key not in keys]:
-            held = elided(", ".join(sorted(keys)), MOST_SHOWN) or "nothing"
+            held = shortened(", ".join(sorted(keys)), MOST_SHOWN) or "nothing"
             raise ConfigError(f"{file}: no {' and no '.join(missing)}; it holds {held}")
         labels = content.get_tensor(LABELS)
         shape, dtype = _moments_form(file, MOMENTS, content.get_slice(MOMENTS))

@@ -26,7 +26,7 @@ from fullstride.meanflow.training.state import DataFacts
 from fullstride.measure.environment import environment
 from fullstride.runs.atomic_files import replace_file
 from fullstride.runs.next_steps import command, show_next_steps
-from fullstride.step.torch import ALONE, Processes
+from fullstride.step.torch import SINGLE, Processes
 
 # Table 3.1 of a consistency check: does one step land where the solvers of the same weights do?
 CONSISTENCY = [("meanflow", 1)] + [(solver, steps) for solver in ("euler", "rk4") for steps in (10, 50, 100)]
@@ -45,7 +45,7 @@ def evaluate_checkpoint(
     precision: str | None = None,
     batch_size: int | None = None,
     backend: str | None = None,
-    processes: Processes = ALONE,
+    processes: Processes = SINGLE,
     keep: Callable[[Tensor], None] = lambda images: None,
 ) -> tuple[list[SamplerScore], Score]:
     """The scores of a checkpoint's samplers (None: the configured MeanFlow steps), and the floor.

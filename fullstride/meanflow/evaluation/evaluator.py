@@ -16,12 +16,18 @@ from fullstride.meanflow.evaluation.scores import SamplerScore, Score
 from fullstride.meanflow.metrics.classifier import accuracy
 from fullstride.meanflow.metrics.energy import EnergyReference
 from fullstride.meanflow.metrics.features import Features, build_features
-from fullstride.meanflow.metrics.reference import FeatureScore, Reference, chosen, reference, reference_classifier
+from fullstride.meanflow.metrics.reference import (
+    FeatureScore,
+    Reference,
+    choose_reference,
+    reference,
+    reference_classifier,
+)
 from fullstride.meanflow.sampling.generate import check_finite
 from fullstride.meanflow.sampling.samplers import EVALUATIONS, sample
 from fullstride.process.progress import Progress
 from fullstride.runs.atomic_files import note
-from fullstride.step.torch import ALONE, Processes
+from fullstride.step.torch import SINGLE, Processes
 
 EVALUATION_SEED = 20_001
 Kind = tuple[Features, Reference, FeatureScore]
@@ -40,7 +46,7 @@ class Evaluator:
         data: Dataset,
         config: EvalConfig,
         device: torch.device,
-        processes: Processes = ALONE,
+        processes: Processes = SINGLE,
         guarded: Callable[[Callable[[], Any]], Any] = lambda act: act(),
     ):
         """Prepare the features, their reference and the floor.
@@ -68,7 +74,7 @@ class Evaluator:
         self.kinds: dict[str, Kind] = {name: self._kind(name) for name in feature_names(data, config)}
         self._real = EnergyReference(self._inputs(data.test))
         images = self._inputs(data.train)
-        labels = data.train.labels[chosen(len(data.train), self.num)]
+        labels = data.train.labels[choose_reference(len(data.train), self.num)]
         self.floor = self._score(images, labels, {name: floor for name, (_, _, floor) in self.kinds.items()})
 
     def _kind(self, name: str) -> Kind:
@@ -82,7 +88,7 @@ class Evaluator:
 
     def _inputs(self, split: Split) -> Tensor:
         """As many inputs of a split as are generated, the same ones each time."""
-        return self.data.images(split, chosen(len(split), self.num)).to(self.device)
+        return self.data.images(split, choose_reference(len(split), self.num)).to(self.device)
 
     def score(self, images: Tensor, labels: Tensor | None) -> Score:
         """Score generated images, made for `labels` if there are any; pictures are clipped to [-1, 1] first.
@@ -136,13 +142,13 @@ class Evaluator:
         """
         total = len(self.data.test)
         rounds, rest = divmod(self.num, total)
-        return self.data.test.labels[torch.cat([torch.arange(total).repeat(rounds), chosen(total, rest)])]
+        return self.data.test.labels[torch.cat([torch.arange(total).repeat(rounds), choose_reference(total, rest)])]
 
-    def _part(self, model: nn.Module, own: range, label: Tensor | None, **chosen: Any) -> "Part":
+    def _part(self, model: nn.Module, own: range, label: Tensor | None, **chosen: Any) -> "EvaluationPart":
         """The process's images and their features; none where there are fewer images than processes."""
         if not own:
             none = {name: torch.empty(0, extractor.dim) for name, (extractor, _, _) in self.kinds.items()}
-            return Part(torch.empty(0, *self.data.image_shape), 0.0, 0.0, none)
+            return EvaluationPart(torch.empty(0, *self.data.image_shape), 0.0, 0.0, none)
         start = time.perf_counter()
         result = sample(
             model,
@@ -160,11 +166,11 @@ class Evaluator:
         seconds = time.perf_counter() - start
         images = self._clipped(result.images)
         features = {name: values.cpu() for name, values in self._features(images).items()}
-        return Part(images.cpu(), result.nfe, seconds, features)
+        return EvaluationPart(images.cpu(), result.nfe, seconds, features)
 
     def _of_parts(
         self,
-        parts: "list[Part | None]",
+        parts: "list[EvaluationPart | None]",
         sampler: str,
         steps: int | None,
         labels: Tensor | None,
@@ -192,7 +198,7 @@ class Evaluator:
 
 
 @dataclass(frozen=True)
-class Part:
+class EvaluationPart:
     """One process's part of a set of images, on the host: the images, what they took, their features by kind."""
 
     images: Tensor
@@ -205,7 +211,7 @@ def shared_evaluator(
     data: Dataset,
     config: EvalConfig,
     device: torch.device,
-    processes: Processes = ALONE,
+    processes: Processes = SINGLE,
     guarded: Callable[[Callable[[], Any]], Any] = lambda act: act(),
 ) -> Evaluator | None:
     """An `Evaluator` on each process, first on the first one, which leaves in the cache what the others need.

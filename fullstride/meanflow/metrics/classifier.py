@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from fullstride.device.precision import ieee, unsearched_convolutions
+from fullstride.device.precision import exact_fp32, unsearched_convolutions
 
 FEATURES = 64
 BATCH = 512
@@ -110,7 +110,7 @@ def train_classifier(
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=1e-2)
     batches = [torch.randperm(len(images), generator=generator).split(64) for _ in range(epochs)]
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=sum(map(len, batches)))
-    with ieee(images.device), unsearched_convolutions():
+    with exact_fp32(images.device), unsearched_convolutions():
         for chosen in (b.to(device) for epoch in batches for b in epoch):
             optimizer.zero_grad()
             F.cross_entropy(model(images[chosen]), labels[chosen]).backward()

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from fullstride.device.precision import ieee
+from fullstride.device.precision import exact_fp32
 from fullstride.errors import ConfigError, one_of
 from fullstride.meanflow.config.schema import FEATURES
 from fullstride.meanflow.metrics import classifier as small
@@ -62,7 +62,7 @@ class Features:
 
     def __call__(self, images: Float[Tensor, "n c h w"]) -> Float[Tensor, "n d"]:
         """The features of images in [-1, 1] on any device, in fp32 on the extractor's."""
-        with torch.no_grad(), ieee(self.device):
+        with torch.no_grad(), exact_fp32(self.device):
             parts = [self.compute(part.to(self.device).float()) for part in images.split(self.batch)]
         return torch.cat(parts)
 

@@ -42,13 +42,13 @@ def cache_key(*parts: str | int | None) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
-def kept(folder: Path, key: str, make: Callable[[], Entry]) -> Entry:
+def cached(folder: Path, key: str, make: Callable[[], Entry]) -> Entry:
     """What is kept under `key`; where there is nothing, what `make` returns, kept for the next.
 
     One process at a time makes it, and no process that finds it waits.
     """
     if (entry := read_entry(folder, key)) is None:
-        with alone(folder, key):
+        with by_one_process(folder, key):
             # Another process may have made it in the meantime; of what is damaged it was told.
             if (entry := read_entry(folder, key, quiet=True)) is None:
                 entry = make()
@@ -57,7 +57,7 @@ def kept(folder: Path, key: str, make: Callable[[], Entry]) -> Entry:
 
 
 @contextmanager
-def alone(folder: Path, key: str) -> Iterator[None]:
+def by_one_process(folder: Path, key: str) -> Iterator[None]:
     """A block in which no other process makes this entry; where there can be no lock, a plain block.
 
     Unlike the lock of a run's folder, flock's holds between a process's own threads, too.
@@ -173,7 +173,7 @@ class Reference:
         return FeatureScore(self.label, frechet, kernel, precision, recall, len(features), len(real))
 
 
-def chosen(total: int, num: int) -> Tensor:
+def choose_reference(total: int, num: int) -> Tensor:
     """Indices of `num` of `total` records, the same on every machine: data sets are often sorted by class."""
     generator = torch.Generator().manual_seed(SEED)
     return torch.randperm(total, generator=generator)[:num].sort().values
@@ -190,7 +190,7 @@ def split_features(data: Dataset, split: Split, num: int, extractor: Features) -
         raise ConfigError(
             f"data={data.name} holds latents, features={extractor.name} needs pictures; decode them first"
         )
-    parts = chosen(len(split), num).split(BATCH)
+    parts = choose_reference(len(split), num).split(BATCH)
     return torch.cat([extractor(data.images(split, part)).cpu() for part in parts])
 
 
@@ -226,7 +226,7 @@ def reference(
         about = {"data": data.name, "fingerprint": data.fingerprint, "features": extractor.identity}
         return {"features": found.features}, about | {"floor": asdict(floor)}
 
-    tensors, values = kept(folder, key, make)
+    tensors, values = cached(folder, key, make)
     return Reference(extractor.label, tensors["features"]), FeatureScore(**values["floor"])
 
 
@@ -251,7 +251,7 @@ def reference_classifier(
     def make() -> Entry:
         if part:
             note(f"the classifier is trained on {most} of {total} pictures of data={data.name}, as many as are 1 GiB")
-        indices = chosen(total, most) if part else torch.arange(total)
+        indices = choose_reference(total, most) if part else torch.arange(total)
         images, labels = data.images(data.train, indices), data.train.labels[indices]
         model = train_classifier(images, labels, num_classes=data.num_classes, epochs=epochs, device=device)
         return model.state_dict(), {"data": data.name, "fingerprint": data.fingerprint}
@@ -259,5 +259,5 @@ def reference_classifier(
     # On no device, so that no random number is drawn for weights that are not kept.
     with torch.device("meta"):
         model = FeatureClassifier(data.image_shape[0], data.num_classes)
-    model.load_state_dict(kept(folder, key, make)[0], assign=True)
+    model.load_state_dict(cached(folder, key, make)[0], assign=True)
     return model.to(device).eval().requires_grad_(False)

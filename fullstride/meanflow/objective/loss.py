@@ -25,7 +25,7 @@ from fullstride.meanflow.objective.shapes import check_batch, check_conditions, 
 from fullstride.meanflow.objective.split import can_share
 from fullstride.meanflow.objective.times import LogitNormalV0, TimeLaw, meanflow_count, times_of
 from fullstride.meanflow.objective.weighting import weighting_of
-from fullstride.settings.fields import Conflict, Names, NotNegative, Positive, Share, check
+from fullstride.settings.fields import AllowedNames, Conflict, NotNegative, Positive, Share, check
 from fullstride.settings.overrides import is_import_path, load_object
 from fullstride.step.torch import Averages
 
@@ -111,12 +111,12 @@ class MeanFlowLoss:
     times: TimeLaw = field(default_factory=LogitNormalV0)
     weighting_power: NotNegative = 1.0
     weighting_eps: Positive = 1e-2
-    split: Annotated[str, Names(SPLITS)] = "auto"
+    split: Annotated[str, AllowedNames(SPLITS)] = "auto"
     backend: str = "func"
     guidance: Guidance | None = None
     chunk: int = 0
     precision: str | None = None
-    weighting: Annotated[str, Names(WEIGHTINGS)] = "adaptive"
+    weighting: Annotated[str, AllowedNames(WEIGHTINGS)] = "adaptive"
     _weigh: Callable[..., Tensor] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

@@ -7,7 +7,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from fullstride.errors import in_a_line
+from fullstride.errors import one_line
 from fullstride.meanflow.objective.derivative import (
     Conditions,
     Velocity,
@@ -60,7 +60,7 @@ def _obstacle(model: nn.Module, z: Tensor, r: Tensor, t: Tensor, v: Tensor, cond
             return _tried(copy.deepcopy(model), points, given)
     # A stranger's network may raise anything.
     except Exception as error:
-        return in_a_line(error).split("; use loss.split=static")[0]
+        return one_line(error).split("; use loss.split=static")[0]
 
 
 def _tried(net: nn.Module, points: tuple[Tensor, ...], given: Conditions) -> str:

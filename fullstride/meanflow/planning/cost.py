@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from fullstride.errors import ConfigError, one_of
 
 PRECISIONS: tuple[str, ...] = ("bf16", "tf32", "fp32")
-BACKENDS = ("compile+graph", "graph")
+CAPTURED_BACKENDS = ("compile+graph", "graph")
 # Attention has two products forward and five backward; with its tangent six forward.
 ATTENTION_STEP, ATTENTION_TANGENT = 3.5, 2.0
 # Fused AdamW reads weight, gradient and two moments and writes three of them; the norm and the reset of gradients.
@@ -58,7 +58,7 @@ class Costs:
 
 
 @dataclass(frozen=True)
-class Work:
+class NetworkWork:
     """A network's forward pass.
 
     Attributes:
@@ -87,7 +87,7 @@ class Work:
 
 
 @dataclass(frozen=True)
-class Step:
+class PlannedStep:
     """A step as it is run.
 
     Attributes:
@@ -121,14 +121,14 @@ class Step:
 
         """
         one_of("precision", self.precision, PRECISIONS)
-        if self.backend not in BACKENDS:
+        if self.backend not in CAPTURED_BACKENDS:
             raise ConfigError(
-                f"backend={self.backend}: expected one of {', '.join(BACKENDS)}; a step that is not recorded waits for "
-                "the host, whose time scatters too much to be predicted"
+                f"backend={self.backend}: expected one of {', '.join(CAPTURED_BACKENDS)}; a step that is not captured "
+                "waits for the host, whose time scatters too much to be predicted"
             )
 
 
-def parts(work: Work, step: Step, rates: Rates, costs: Costs) -> dict[str, float]:
+def parts(work: NetworkWork, step: PlannedStep, rates: Rates, costs: Costs) -> dict[str, float]:
     """Milliseconds of one optimizer step on one GPU, by kind of work.
 
     Args:
@@ -159,12 +159,12 @@ def parts(work: Work, step: Step, rates: Rates, costs: Costs) -> dict[str, float
     return found
 
 
-def step_ms(work: Work, step: Step, rates: Rates, costs: Costs) -> float:
+def step_ms(work: NetworkWork, step: PlannedStep, rates: Rates, costs: Costs) -> float:
     """Milliseconds of one optimizer step on one GPU."""
     return sum(parts(work, step, rates, costs).values())
 
 
-def memory_bytes(work: Work, step: Step, costs: Costs) -> float:
+def memory_bytes(work: NetworkWork, step: PlannedStep, costs: Costs) -> float:
     """Most bytes alive in a step: weights, their 16-bit copies, activations; in a whole one what else is kept."""
     copies = 4 + 2 * (step.precision == "bf16")
     if step.whole:

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from fullstride.meanflow.planning.cost import PRECISIONS, Costs, Rates, Step, parts
+from fullstride.meanflow.planning.cost import PRECISIONS, Costs, PlannedStep, Rates, parts
 from fullstride.meanflow.planning.measured import (
     CHANGES,
     MACHINE,
-    Measured,
+    MeasuredStep,
     measured,
     memory_of,
     profiles_of,
@@ -51,11 +51,11 @@ def fit(folder: Path) -> Costs:
     return Costs(**rounded(asdict(replace(costs, written=written, kept=_kept(rows)))))
 
 
-def _recorded(row: Measured, precision: str) -> bool:
+def _recorded(row: MeasuredStep, precision: str) -> bool:
     return (row.step.precision, row.step.backend) == (precision, "compile+graph")
 
 
-def _bf16(rows: Sequence[Measured], profiles: list[tuple[str, Step, dict[str, float]]], rates: Rates) -> Any:
+def _bf16(rows: Sequence[MeasuredStep], profiles: list[tuple[str, PlannedStep, dict[str, float]]], rates: Rates) -> Any:
     from scipy.optimize import nnls
 
     equations, right = [], []
@@ -71,10 +71,10 @@ def _bf16(rows: Sequence[Measured], profiles: list[tuple[str, Step, dict[str, fl
     return nnls(np.array(equations), np.array(right))[0]
 
 
-def _other(costs: Costs, precision: str, rows: Sequence[Measured], rates: Rates) -> Costs:
+def _other(costs: Costs, precision: str, rows: Sequence[MeasuredStep], rates: Rates) -> Costs:
     """With the factor of convolutions from flow matching's step, and of tangents from MeanFlow's at 100 %."""
 
-    def solved(row: Measured, made: Callable[[float], Costs]) -> float:
+    def solved(row: MeasuredStep, made: Callable[[float], Costs]) -> float:
         low, high = (sum(parts(work_for(row), row.step, rates, made(x)).values()) for x in (0.0, 1.0))
         return (row.ms - low) / (high - low)
 
@@ -87,13 +87,13 @@ def _other(costs: Costs, precision: str, rows: Sequence[Measured], rates: Rates)
     return replace(costs, tangent=tangent | {precision: slow})
 
 
-def _written(costs: Costs, row: Measured, rates: Rates) -> float:
+def _written(costs: Costs, row: MeasuredStep, rates: Rates) -> float:
     compiled = sum(parts(work_for(row), row.step, rates, costs).values())
     once = 4 * work_for(row).pointwise / rates.bytes * 1e3 * row.step.batch * 3
     return (row.ms - compiled) / once
 
 
-def _kept(rows: Sequence[Measured]) -> dict[str, float]:
+def _kept(rows: Sequence[MeasuredStep]) -> dict[str, float]:
     """Of the activations' bytes, from the largest steps of flow matching in each precision."""
     found: dict[str, list[float]] = {precision: [] for precision in PRECISIONS}
     for row in rows:
@@ -120,7 +120,7 @@ def write_fitted(folder: Path, out: Path = KEPT_FILE) -> Path:
 
 
 @dataclass(frozen=True)
-class Fitted:
+class FittedCosts:
     """What is kept of a fit.
 
     Attributes:
@@ -137,8 +137,8 @@ class Fitted:
     costs: Costs
 
 
-def fitted(path: Path = KEPT_FILE) -> Fitted:
+def fitted(path: Path = KEPT_FILE) -> FittedCosts:
     """The kept fit."""
     kept = json.loads(path.read_text())
     rates = {precision: Rates(**rates) for precision, rates in kept["rates"].items()}
-    return Fitted(kept["machine"], kept["memory_bytes"], rates, Costs(**kept["costs"]))
+    return FittedCosts(kept["machine"], kept["memory_bytes"], rates, Costs(**kept["costs"]))

@@ -14,7 +14,7 @@ from statistics import median
 from typing import Any
 
 from fullstride.meanflow.config.presets import MODELS
-from fullstride.meanflow.planning.cost import PRECISIONS, Rates, Step, Work
+from fullstride.meanflow.planning.cost import PRECISIONS, NetworkWork, PlannedStep, Rates
 from fullstride.meanflow.planning.work import count_work
 
 MACHINE = "NVIDIA H200"
@@ -25,7 +25,7 @@ FITTED = {("unet", 16), ("unet", 512), ("dit_b2", 64), ("dit_b2", 256)}
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredStep:
     """A step that was measured.
 
     Attributes:
@@ -43,7 +43,7 @@ class Measured:
     file: str
     name: str
     model: str
-    step: Step
+    step: PlannedStep
     ms: float
     memory: float | None
     fitted: bool
@@ -51,7 +51,7 @@ class Measured:
 
 
 @cache
-def work_of(model: str, half: bool, dropout: bool = False) -> Work:
+def work_of(model: str, half: bool, dropout: bool = False) -> NetworkWork:
     """Of a preset at the size of the step's bench, without classes."""
     config = MODELS[model]()
     if "dropout" in vars(config) and not dropout:
@@ -59,12 +59,12 @@ def work_of(model: str, half: bool, dropout: bool = False) -> Work:
     return count_work(config, (1, 8, 8) if model.endswith("tiny") else config.image_shape, half=half)
 
 
-def work_for(row: Measured) -> Work:
+def work_for(row: MeasuredStep) -> NetworkWork:
     """Of a measured step's network."""
     return work_of(row.model, row.step.precision == "bf16", row.dropout)
 
 
-def measured(folder: Path) -> list[Measured]:
+def measured(folder: Path) -> list[MeasuredStep]:
     """Every recorded step of MeanFlow and flow matching by the default settings that was measured on `MACHINE`."""
     found = [row for name, data in _results(folder) for row in _steps(name, data)]
     return [*found, *_peer(folder / PEER)]
@@ -78,7 +78,7 @@ def _results(folder: Path, kind: str = "") -> Iterator[tuple[str, dict[str, Any]
             yield path.name, data
 
 
-def _steps(file: str, data: dict[str, Any]) -> Iterator[Measured]:
+def _steps(file: str, data: dict[str, Any]) -> Iterator[MeasuredStep]:
     c = data["conditions"]
     if data["device"] != "cuda":
         return
@@ -89,8 +89,8 @@ def _steps(file: str, data: dict[str, Any]) -> Iterator[Measured]:
             continue
         ratio = int(name[1] or 0) / 100
         whole = c.get("step") == "full"
-        step = Step(extra["batch"], ratio, c["precision"], extra["backend"], whole, c.get("averages", 0))
-        yield Measured(
+        step = PlannedStep(extra["batch"], ratio, c["precision"], extra["backend"], whole, c.get("averages", 0))
+        yield MeasuredStep(
             file,
             extra["name"],
             c["model"],
@@ -102,7 +102,7 @@ def _steps(file: str, data: dict[str, Any]) -> Iterator[Measured]:
         )
 
 
-def _is_fitted(model: str, step: Step, name: str) -> bool:
+def _is_fitted(model: str, step: PlannedStep, name: str) -> bool:
     if step.whole or name == "MeanFlow 0%":
         return False
     if step.backend == "graph":
@@ -112,15 +112,15 @@ def _is_fitted(model: str, step: Step, name: str) -> bool:
     return (model, step.batch) in FITTED and step.ratio in (0, 1)
 
 
-def _peer(path: Path) -> Iterator[Measured]:
+def _peer(path: Path) -> Iterator[MeasuredStep]:
     """CIFAR-10's whole step, which was timed beside py-meanflow's."""
     rows = {row["name"]: row["timing"] for row in json.loads(path.read_text())["rows"]}
     for precision in ("bf16", "tf32"):
-        step = Step(128, 0.75, precision, "compile+graph", whole=True, averages=3, period=16)
+        step = PlannedStep(128, 0.75, precision, "compile+graph", whole=True, averages=3, period=16)
         timing = rows[f"fullstride, {precision}"]
         name = f"whole step, {precision}"
         memory = float(timing["peak_bytes"])
-        yield Measured(path.name, name, "song_unet", step, timing["median_ms"], memory, False, dropout=True)
+        yield MeasuredStep(path.name, name, "song_unet", step, timing["median_ms"], memory, False, dropout=True)
 
 
 def rates_of(folder: Path) -> dict[str, Rates]:
@@ -137,16 +137,16 @@ def memory_of(folder: Path) -> int:
     return max(data["environment"]["gpu"]["memory_bytes"] for _, data in _results(folder))
 
 
-def profiles_of(folder: Path) -> list[tuple[str, Step, dict[str, float]]]:
+def profiles_of(folder: Path) -> list[tuple[str, PlannedStep, dict[str, float]]]:
     """Of steps at batch 64 on `MACHINE`, milliseconds of kernels by kind of work; 1x1 convolutions run as products."""
     found = []
     for _, data in _results(folder, "unet--bf16--compile,"):
         for row in data["rows"]:
             if groups := row["extra"].get("profile", {}).get("groups"):
-                found.append(("unet", Step(64, float(row["extra"]["ratio"])), _kinds(groups, "convolutions")))
+                found.append(("unet", PlannedStep(64, float(row["extra"]["ratio"])), _kinds(groups, "convolutions")))
     for row in json.loads((folder / CHANGES).read_text())["rows"]:
         if row["model"] == "dit_b2" and row["groups_ms"]:
-            found.append(("dit_b2", Step(64, float(row["ratio"])), _kinds(row["groups_ms"], "matrix products")))
+            found.append(("dit_b2", PlannedStep(64, float(row["ratio"])), _kinds(row["groups_ms"], "matrix products")))
     return found
 
 

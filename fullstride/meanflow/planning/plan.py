@@ -7,7 +7,7 @@ from fullstride.meanflow.config.datasets import row_of
 from fullstride.meanflow.config.schema import LossConfig, TrainConfig
 from fullstride.meanflow.data.catalogue import check_padded, load_data
 from fullstride.meanflow.objective.loss import loss_of
-from fullstride.meanflow.planning.cost import Costs, Rates, Step, Work, all_reduce_ms, memory_bytes, parts
+from fullstride.meanflow.planning.cost import Costs, NetworkWork, PlannedStep, Rates, all_reduce_ms, memory_bytes, parts
 from fullstride.meanflow.planning.work import count_work
 from fullstride.meanflow.training.batch_share import check_parts
 from fullstride.meanflow.training.build import steps_per_epoch, steps_to_checkpoint
@@ -44,7 +44,7 @@ class Machine:
 
 
 @dataclass(frozen=True)
-class Plan:
+class RunPlan:
     """A prediction.
 
     Attributes:
@@ -61,8 +61,8 @@ class Plan:
     """
 
     config: TrainConfig
-    work: Work
-    step: Step
+    work: NetworkWork
+    step: PlannedStep
     gpus: int
     parts: dict[str, float]
     reduce_ms: float
@@ -150,7 +150,7 @@ def derived_share(loss: LossConfig) -> float:
 
 def make_plan(
     config: TrainConfig, machine: Machine, costs: Costs, steps: int | None = None, records: int | None = None
-) -> Plan:
+) -> RunPlan:
     """Predict a run.
 
     Args:
@@ -170,7 +170,7 @@ def make_plan(
     if machine.gpus > 1:
         shared = replace(config, distributed="ddp") if config.distributed == "none" else config
         check_parts(shared, machine.gpus, config.device)
-    step = Step(
+    step = PlannedStep(
         batch=config.data.batch_size // machine.gpus,
         ratio=derived_share(config.loss),
         precision=config.precision,
@@ -185,7 +185,7 @@ def make_plan(
         raise ConfigError(f"precision={step.precision}: the rates given are of {', '.join(machine.rates)}")
     work = count_work(config.model, shape, classes, half=step.precision == "bf16")
     reduced = all_reduce_ms(work.parameters, machine.gpus, machine.link) if machine.gpus > 1 else 0.0
-    return Plan(
+    return RunPlan(
         config,
         work,
         step,
@@ -198,7 +198,7 @@ def make_plan(
     )
 
 
-def largest_batch(plan: Plan, memory: int, costs: Costs) -> int:
+def largest_batch(plan: RunPlan, memory: int, costs: Costs) -> int:
     """The largest power of two of samples whose step fits the memory; 0 if not one does."""
     batch = 1
     while memory_bytes(plan.work, replace(plan.step, batch=batch), costs) <= memory:

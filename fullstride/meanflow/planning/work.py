@@ -16,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fullstride.errors import ConfigError
 from fullstride.meanflow.config.networks import ModelConfig
-from fullstride.meanflow.planning.cost import Work
+from fullstride.meanflow.planning.cost import NetworkWork
 from fullstride.meanflow.training.build import build_model
 
 aten: Any = torch.ops.aten
@@ -95,7 +95,9 @@ class _Counted(TorchDispatchMode):
         return self.narrow.get(_memory(x), x)
 
 
-def count_work(config: ModelConfig, shape: tuple[int, int, int], num_classes: int = 0, half: bool = True) -> Work:
+def count_work(
+    config: ModelConfig, shape: tuple[int, int, int], num_classes: int = 0, half: bool = True
+) -> NetworkWork:
     """The work of a network's forward pass.
 
     Args:
@@ -131,7 +133,7 @@ def count_work(config: ModelConfig, shape: tuple[int, int, int], num_classes: in
         parameters = sum(p.numel() for p in model.parameters())
     kept = _kept(saved, counted, weights, {tuple(p.shape) for p in model.parameters()})
     by_kind = flops.get_flop_counts()["Global"]
-    return Work(
+    return NetworkWork(
         parameters=parameters,
         convolution=_sum(by_kind, CONVOLUTIONS) / BATCH,
         product=_sum(by_kind, PRODUCTS) / BATCH,

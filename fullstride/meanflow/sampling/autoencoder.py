@@ -8,8 +8,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from fullstride.device.precision import ieee
-from fullstride.errors import ConfigError, in_a_line
+from fullstride.device.precision import exact_fp32
+from fullstride.errors import ConfigError, one_line
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Autoencoder:
     @torch.no_grad()
     def moments(self, pictures: Float[Tensor, "n 3 H W"]) -> Float[Tensor, "n d h w"]:
         """Of pictures in [-1, 1]: c means, then c log-variances, d = 2c, in fp32 on the CPU."""
-        with ieee(self.device):
+        with exact_fp32(self.device):
             return self.network.encode(pictures.to(self.device)).latent_dist.parameters.float().cpu()
 
     @torch.no_grad()
@@ -33,7 +33,7 @@ class Autoencoder:
             FloatingPointError: if they are not finite.
 
         """
-        with ieee(self.device):
+        with exact_fp32(self.device):
             pictures = self.network.decode(latents.to(self.device)).sample.float().cpu()
         if not pictures.isfinite().all():
             raise FloatingPointError("the autoencoder's pictures of finite latents are not finite; give another --vae")
@@ -59,5 +59,5 @@ def load_autoencoder(folder: Path, device: torch.device) -> Autoencoder:
     try:
         network = AutoencoderKL.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"--vae {folder}: no autoencoder in diffusers' layout ({in_a_line(error)})") from None
+        raise ConfigError(f"--vae {folder}: no autoencoder in diffusers' layout ({one_line(error)})") from None
     return Autoencoder(network.to(device).eval(), device)

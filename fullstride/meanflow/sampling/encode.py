@@ -26,7 +26,7 @@ from fullstride.runs.next_steps import say
 
 
 @dataclass(frozen=True)
-class Encoding:
+class LatentEncoder:
     """What latents are made of and how.
 
     Attributes:
@@ -88,7 +88,7 @@ def encode_command(
     data = image_folder(pictures, image_size=image_size or None, holdout=holdout)
     contents = [(path.name, file_sha256(path)) for path in sorted(vae.iterdir()) if path.is_file()]
     digest = hashlib.sha256(repr(contents).encode()).hexdigest()
-    encoding = Encoding(data.fingerprint, digest, flip, half, shard_size, data.num_classes, network.scale)
+    encoding = LatentEncoder(data.fingerprint, digest, flip, half, shard_size, data.num_classes, network.scale)
     out.mkdir(parents=True, exist_ok=True)
     with locked(out) as alone:
         if not alone:  # two would write the same shards
@@ -104,12 +104,12 @@ def encode_command(
     say(f"encoded: {out}; train with {' '.join(settings)}")
 
 
-def _keep(out: Path, encoding: Encoding, *, whole: bool) -> None:
+def _keep(out: Path, encoding: LatentEncoder, *, whole: bool) -> None:
     """Write down what the latents are made of, and whether all are there."""
     replace_file(out / MADE, json.dumps(asdict(encoding) | {WHOLE: whole}, indent=1) + "\n")
 
 
-def _open(out: Path, encoding: Encoding) -> None:
+def _open(out: Path, encoding: LatentEncoder) -> None:
     """Check that the latents in the folder, if any, are of the same pictures, made alike."""
     try:
         made = json.loads((out / MADE).read_text())
@@ -128,7 +128,9 @@ def _open(out: Path, encoding: Encoding) -> None:
 Part = tuple[Path, range]
 
 
-def _encode(network: Autoencoder, split: Split, folder: Path, encoding: Encoding, batch: int, workers: int) -> None:
+def _encode(
+    network: Autoencoder, split: Split, folder: Path, encoding: LatentEncoder, batch: int, workers: int
+) -> None:
     """The shards of a split that are not there yet."""
     folder.mkdir(exist_ok=True)
     missing = [part for part in _shards(folder, len(split), encoding.shard_size) if not _is_there(*part)]

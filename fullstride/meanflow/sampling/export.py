@@ -8,7 +8,7 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 
-from fullstride.device.precision import ieee
+from fullstride.device.precision import exact_fp32
 from fullstride.errors import ConfigError
 from fullstride.jvp.implementation import only_plain
 from fullstride.meanflow.checkpoints.folder import find_checkpoint
@@ -23,7 +23,7 @@ CHECKED = 3  # images by which the file is compared with the network; not 1, whi
 TOLERANCE = 1e-4
 
 
-class Exported(nn.Module):
+class ExportedSampler(nn.Module):
     """From noise, and labels where there are classes, to pictures in [-1, 1] or unscaled latents."""
 
     def __init__(self, generator: Generator, steps: int):
@@ -62,7 +62,7 @@ def export_command(checkpoint: Path, *, out: Path, steps: int, ema: float | None
     generator = load_generator(found, device, ema)
     # The order of the run's memory is no part of the file, which PyTorch writes whole of contiguous weights alone.
     generator.model.to(memory_format=torch.contiguous_format)  # pyright: ignore[reportCallIssue]
-    sampler = Exported(generator, steps).eval()
+    sampler = ExportedSampler(generator, steps).eval()
     noise = seeded_noise(0, 0, CHECKED, generator.image_shape, generator.device)
     label = torch.arange(CHECKED, device=generator.device) % max(1, generator.num_classes)
     given = (noise, label) if generator.num_classes else (noise,)
@@ -77,7 +77,7 @@ def export_command(checkpoint: Path, *, out: Path, steps: int, ema: float | None
     out.parent.mkdir(parents=True, exist_ok=True)
     part = out.with_name(f".writing_{out.name}")
     try:
-        with torch.no_grad(), only_plain(), ieee(generator.device), warnings.catch_warnings():
+        with torch.no_grad(), only_plain(), exact_fp32(generator.device), warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # PyTorch's, of itself
             sizes = tuple({0: torch.export.Dim("n", min=1)} for _ in given)
             program = torch.export.export(sampler, given, dynamic_shapes=sizes)

@@ -6,13 +6,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from fullstride.device.cuda_graph import CudaGraph, dense, fill, on, place_of
-from fullstride.device.precision import formats, uncached
+from fullstride.device.cuda_graph import CudaGraph, copy_into, on_stream, static_input, without_gaps
+from fullstride.device.precision import current_formats, uncached
 from fullstride.errors import ConfigError, one_of
 from fullstride.meanflow.objective.derivative import Velocity, labelled
 from fullstride.runs.atomic_files import note
 
-BACKENDS = ("auto", "eager", "graph")
+SAMPLING_BACKENDS = ("auto", "eager", "graph")
 # Evaluations before the one that is recorded: kernels compile, libraries choose algorithms and take their memory.
 WARM = 2
 Given = tuple[Tensor, Tensor, Tensor, Tensor | None]
@@ -25,7 +25,7 @@ def check_backend(name: str, device: torch.device, key: str = "backend") -> None
         ConfigError: for an unknown name, or a CUDA graph on another device, naming the setting `key`.
 
     """
-    one_of(key, name, BACKENDS)
+    one_of(key, name, SAMPLING_BACKENDS)
     if name == "graph" and device.type != "cuda":
         raise ConfigError(f"{key}=graph: CUDA graphs are CUDA's, the device is {device.type}; use eager or auto")
 
@@ -44,10 +44,10 @@ def run_by(name: str, network: Velocity, device: torch.device) -> Velocity:
     """
     check_backend(name, device)
     recorded = name == "graph" or (name == "auto" and device.type == "cuda")
-    return Recorded(network, required=name == "graph") if recorded else network
+    return GraphedNetwork(network, required=name == "graph") if recorded else network
 
 
-class Recorded(nn.Module):
+class GraphedNetwork(nn.Module):
     """u(z, r, t) without gradients as one launch: the third evaluation in a row of a form is recorded, then replayed.
 
     A form is the shapes, the labels' presence and the number formats. Others run as they are, such as a last, smaller
@@ -93,7 +93,7 @@ class Recorded(nn.Module):
         if self._given_up or getattr(self.network, "training", False) or torch.is_grad_enabled():
             return self.network(z, r, t, **labelled(label))
         given = z, r, t, label
-        form = formats(z.device), *(x if x is None else (x.shape, x.dtype) for x in given)
+        form = current_formats(z.device), *(x if x is None else (x.shape, x.dtype) for x in given)
         if form == self._recorded:
             self._next = None
             return self._replay(given)
@@ -103,8 +103,8 @@ class Recorded(nn.Module):
         if self._met <= WARM or not self._capture(given):
             if self._stream is None and z.is_cuda:
                 self._stream = torch.cuda.Stream(z.device)
-            with on(self._stream):  # that of the record, so that what libraries keep a stream is there
-                return self._run(dense(given))
+            with on_stream(self._stream):  # that of the record, so that what libraries keep a stream is there
+                return self._run(without_gaps(given))
         self._recorded, self._next = form, None
         return self._replay(given)
 
@@ -118,9 +118,9 @@ class Recorded(nn.Module):
         self._recorded = self._graph = self._inputs = None  # whose memory the next one may need
         # Tensors of inference mode could not be written into outside it.
         with torch.inference_mode(False), torch.no_grad():
-            inputs = place_of(dense(given))
+            inputs = static_input(without_gaps(given))
             try:
-                with on(self._stream):
+                with on_stream(self._stream):
                     self._graph = self._record(lambda: self._run(inputs), None)
             except RuntimeError as error:
                 reason = str(error).strip().splitlines()[0]
@@ -138,5 +138,5 @@ class Recorded(nn.Module):
         return True
 
     def _replay(self, given: Given) -> Tensor:
-        fill(self._inputs, given)
+        copy_into(self._inputs, given)
         return self._graph.replay().clone()

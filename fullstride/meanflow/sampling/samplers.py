@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from fullstride.device.precision import treated
+from fullstride.device.precision import matmul_precision
 from fullstride.errors import one_of
 from fullstride.meanflow.models.common import evaluating
 from fullstride.meanflow.objective.derivative import Velocity, labelled
@@ -264,7 +264,7 @@ def sample(
             yield result.images.float()
 
     images = torch.empty(num, *shape, dtype=torch.float32, device="cpu")
-    with torch.no_grad(), treated(precision, place), evaluating(network):
+    with torch.no_grad(), matmul_precision(precision, place), evaluating(network):
         for part, batch in zip(images.split(batch_size), to_host(made()), strict=True):
             part.copy_(batch)
     return SampleResult(images, sum(evaluations) / num)

@@ -13,16 +13,16 @@ from fullstride.meanflow.objective.times import meanflow_count
 from fullstride.meanflow.objective.weighting import weighting_of
 from fullstride.meanflow.sampling.samplers import SampleResult
 from fullstride.process import torchrun as launched
-from fullstride.step.torch import ALONE, Processes, joined
+from fullstride.step.torch import SINGLE, Processes, join_processes
 
 
 @contextmanager
 def all_started(device: str) -> Iterator[Processes]:
     """All processes that torchrun has started for a device's name, or this one alone."""
-    if launched.count() == 1:
-        yield ALONE
+    if launched.world_size() == 1:
+        yield SINGLE
         return
-    with joined(resolve_device(device).type, "nccl") as processes:
+    with join_processes(resolve_device(device).type, "nccl") as processes:
         yield processes
 
 

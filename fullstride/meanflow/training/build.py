@@ -15,13 +15,13 @@ from fullstride.meanflow.models.common import recompute
 from fullstride.meanflow.objective.loss import MeanFlowLoss, loss_of
 from fullstride.meanflow.training.guard import Guard
 from fullstride.meanflow.training.state import DataFacts, Position, RunState
-from fullstride.meanflow.training.step import Objective
+from fullstride.meanflow.training.step import RecordObjective
 from fullstride.process.exit_codes import STUCK
-from fullstride.process.gpu_activity import GpuUse
-from fullstride.process.watchdog import Limits, Verdict, Watchdog
+from fullstride.process.gpu_activity import GpuActivity
+from fullstride.process.watchdog import Verdict, Watchdog, WatchdogLimits
 from fullstride.runs.early_ends import write_end
 from fullstride.settings.overrides import load_object
-from fullstride.step.torch import ALONE, Averages, Processes, Shards
+from fullstride.step.torch import SINGLE, Averages, Processes, Shards
 
 
 def classes_of(config: ModelConfig, num_classes: int) -> int:
@@ -82,9 +82,9 @@ def augment_dim(config: DataConfig) -> int:
     return EdmAugment.dim if config.augment > 0 else 0
 
 
-def build_objective(config: TrainConfig, data: Dataset, averages: Averages) -> Objective:
+def build_objective(config: TrainConfig, data: Dataset, averages: Averages) -> RecordObjective:
     """Build the function that a run minimises on its batches."""
-    return Objective(
+    return RecordObjective(
         build_loss(config.loss, data.num_classes, averages),
         data.decode,
         hflip=config.data.hflip and data.pixels,
@@ -93,7 +93,7 @@ def build_objective(config: TrainConfig, data: Dataset, averages: Averages) -> O
     )
 
 
-def build_state(config: TrainConfig, data: Dataset, device: torch.device, processes: Processes = ALONE) -> RunState:
+def build_state(config: TrainConfig, data: Dataset, device: torch.device, processes: Processes = SINGLE) -> RunState:
     """The state of a run at its first step: a function of the seed; of several processes each draws its own numbers."""
     torch.manual_seed(config.seed)
     model = build_model(config.model, data.image_shape, data.num_classes, augment_dim(config.data)).to(device)
@@ -138,10 +138,10 @@ def steps_per_epoch(config: TrainConfig, num_images: int) -> int:
     return num_images // effective
 
 
-def limits_of(config: TrainConfig, device: torch.device) -> Limits:
+def limits_of(config: TrainConfig, device: torch.device) -> WatchdogLimits:
     """The configuration's limits, in seconds."""
     watch = config.watch
-    return Limits(
+    return WatchdogLimits(
         first_step=60 * watch.first_step_minutes,
         step=60 * watch.step_minutes,
         evaluation=60 * watch.evaluation_minutes,
@@ -152,7 +152,7 @@ def limits_of(config: TrainConfig, device: torch.device) -> Limits:
     )
 
 
-def watchdog_of(limits: Limits, state: RunState, run: Path, use: GpuUse) -> Watchdog:
+def watchdog_of(limits: WatchdogLimits, state: RunState, run: Path, use: GpuActivity) -> Watchdog:
     """The watchdog of a run, which reads its position and leaves a line in its ends.jsonl."""
 
     def tell(verdict: Verdict, step: int) -> None:

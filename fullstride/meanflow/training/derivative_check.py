@@ -14,14 +14,14 @@ from torch import Tensor, nn
 
 from fullstride.device import memory
 from fullstride.device.precision import autocast
-from fullstride.device.triton_compile import compiles, gathered
+from fullstride.device.triton_compile import compile_only, compiles
 from fullstride.errors import ConfigError, OutOfMemory, is_out_of_memory
 from fullstride.jvp import TangentError, TangentReport, check_tangents
 from fullstride.meanflow.config.schema import TrainConfig
 from fullstride.meanflow.objective.derivative import Conditions, velocity_and_some_derivatives
 from fullstride.meanflow.objective.loss import MeanFlowLoss, conditional_velocity, interpolate
 from fullstride.meanflow.training.state import RunState
-from fullstride.meanflow.training.step import Objective, awake
+from fullstride.meanflow.training.step import RecordObjective, randomize_zero_layers
 from fullstride.step.torch.runners.backends import with_own_code
 
 SAMPLES = 2
@@ -45,7 +45,7 @@ class _Conditioned(nn.Module):
 
 
 def check_derivative(
-    config: TrainConfig, objective: Objective, state: RunState, raw: Tensor, labels: Tensor
+    config: TrainConfig, objective: RecordObjective, state: RunState, raw: Tensor, labels: Tensor
 ) -> dict[str, Any] | None:
     """Compare du/dt as the run computes it, backend, precision and compiler, with fp64, on two samples.
 
@@ -104,7 +104,7 @@ def check_derivative(
 
 
 def _report(
-    config: TrainConfig, objective: Objective, network: nn.Module, raw: Tensor, labels: Tensor
+    config: TrainConfig, objective: RecordObjective, network: nn.Module, raw: Tensor, labels: Tensor
 ) -> TangentReport:
     loss = objective.meanflow
     generator = torch.Generator(raw.device).manual_seed(config.seed)
@@ -112,7 +112,7 @@ def _report(
     e, t, r = replace(loss, ratio=1.0).draw(x, generator)
     label = labels if objective.conditional else None
     conditions = {k: c for k, c in {"label": label, "augment": augment}.items() if c is not None}
-    model = awake(copy.deepcopy(network).eval(), generator)
+    model = randomize_zero_layers(copy.deepcopy(network).eval(), generator)
     difference = loss.backend == "finite_difference"
     with autocast(config.precision, raw.device):
         return check_tangents(
@@ -134,7 +134,7 @@ def _transform(config: TrainConfig, loss: MeanFlowLoss, model: nn.Module, condit
     def taken(_: Callable, primals: tuple, tangents: tuple) -> tuple:
         device = primals[0].device
         if compiles(device):
-            with gathered(device):
+            with compile_only(device):
                 take(model, *primals, tangents[0], conditions)
         return take(model, *primals, tangents[0], conditions)
 

@@ -14,12 +14,12 @@ from fullstride.meanflow.evaluation.evaluator import Evaluator, shared_evaluator
 from fullstride.meanflow.training.build import classes_of
 from fullstride.meanflow.training.reporter import Reporter
 from fullstride.meanflow.training.state import RunState
-from fullstride.process.signals import Stop
+from fullstride.process.signals import StopSignal
 from fullstride.runs.folder import how_to_resume
 
 
 @dataclass
-class Evaluations:
+class EvaluationSchedule:
     """Scores a run's averaged network after the epochs that its configuration names.
 
     Attributes:
@@ -38,7 +38,7 @@ class Evaluations:
     device: torch.device
     state: RunState
     reporter: Reporter
-    stop: Stop
+    stop: StopSignal
     evaluator: Evaluator | None = None
 
     def is_due(self) -> bool:

@@ -7,14 +7,14 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from fullstride.meanflow.config.schema import GuardConfig
-from fullstride.step.torch import Sent
+from fullstride.step.torch import HostCopy
 
 # Gradient norms before that many accepted steps say little about later ones.
 SETTLED = 100
 AVERAGED = 100  # steps that the running average of the norm remembers
 
 
-class Judged(NamedTuple):
+class GuardCounts(NamedTuple):
     """Steps of a run so far that were not taken as they were; of those `skipped`, `lost` had no finite loss."""
 
     skipped: int = 0
@@ -42,7 +42,7 @@ class Guard:
         counts = ("accepted", "spikes", "skipped", "skipped_in_a_row", "lost")
         self.tensors = {"mean_norm": torch.zeros((), device=device)}
         self.tensors |= {name: torch.zeros((), device=device, dtype=torch.int64) for name in counts}
-        self._skips = Sent(self.tensors["skipped_in_a_row"])
+        self._skips = HostCopy(self.tensors["skipped_in_a_row"])
 
     @torch.no_grad()
     def judge(self, loss: Float[Tensor, ""], norm: Float[Tensor, ""]) -> tuple[Bool[Tensor, ""], Float[Tensor, ""]]:
@@ -64,21 +64,21 @@ class Guard:
         memory["skipped_in_a_row"].copy_(torch.where(harmful, memory["skipped_in_a_row"] + 1, 0))
         return harmful, shrink
 
-    def judged(self) -> Judged:
+    def judged(self) -> GuardCounts:
         """What it has done so far; waits for the device."""
-        return Judged(*(int(self.tensors[name]) for name in Judged._fields))
+        return GuardCounts(*(int(self.tensors[name]) for name in GuardCounts._fields))
 
     def exhausted(self) -> bool:
         """Whether too many steps in a row had been skipped when the last but one step was made."""
         before = int(self._skips.arrived())
-        self._skips = Sent(self.tensors["skipped_in_a_row"])
+        self._skips = HostCopy(self.tensors["skipped_in_a_row"])
         return before >= self.config.max_skips
 
     def load(self, tensors: dict[str, Tensor]) -> None:
         """Return to the memory of a checkpoint."""
         for name, value in tensors.items():
             self.tensors[name].copy_(value)
-        self._skips = Sent(self.tensors["skipped_in_a_row"])
+        self._skips = HostCopy(self.tensors["skipped_in_a_row"])
 
     def forget_skips(self) -> None:
         """Start counting anew, after a checkpoint was restored."""

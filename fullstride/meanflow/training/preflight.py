@@ -7,7 +7,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from fullstride.device.precision import check_precision, of_process
+from fullstride.device.precision import check_precision, process_precision
 from fullstride.device.select import resolve_device
 from fullstride.errors import ConfigError, Damaged
 from fullstride.meanflow.config.overrides import validate
@@ -22,11 +22,11 @@ from fullstride.meanflow.training.build import steps_per_epoch
 from fullstride.meanflow.training.trackers import check_tracker
 from fullstride.runs.atomic_files import note
 from fullstride.runs.folder import folder_of
-from fullstride.step.torch import ALONE, Processes
+from fullstride.step.torch import SINGLE, Processes
 
 
 @dataclass(frozen=True)
-class Plan:
+class CheckedRun:
     """Facts about a run that can begin.
 
     Attributes:
@@ -43,7 +43,7 @@ class Plan:
     steps: int
 
 
-def preflight(config: TrainConfig, processes: Processes = ALONE) -> Plan:
+def preflight(config: TrainConfig, processes: Processes = SINGLE) -> CheckedRun:
     """Check that a run can begin; nothing of an earlier one is touched. Collective.
 
     Raises:
@@ -54,7 +54,7 @@ def preflight(config: TrainConfig, processes: Processes = ALONE) -> Plan:
     validate(config)
     device = resolve_device(config.device)
     check_parts(config, processes.size, device.type)
-    precision = of_process(config.precision, config.loss.jvp_precision)
+    precision = process_precision(config.precision, config.loss.jvp_precision)
     check_precision(precision, device)
     check_tracker(config.track)
     if config.eval_every:
@@ -66,7 +66,7 @@ def preflight(config: TrainConfig, processes: Processes = ALONE) -> Plan:
     if config.data.check:
         processes.led(lambda: check_records(data, config.data.workers, config.data.skip_damaged))
     check_evaluation(data, config.evaluation, due=config.eval_every > 0)
-    return Plan(device, data, precision, steps_per_epoch(config, len(data.train)))
+    return CheckedRun(device, data, precision, steps_per_epoch(config, len(data.train)))
 
 
 def check_records(data: Dataset, threads: int, allowed: int) -> None:

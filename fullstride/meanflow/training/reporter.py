@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fullstride.errors import ConfigError
 from fullstride.meanflow.config.schema import TrainConfig
-from fullstride.meanflow.training.guard import Judged
+from fullstride.meanflow.training.guard import GuardCounts
 from fullstride.meanflow.training.state import Position
 from fullstride.meanflow.training.trackers import Tracker, open_tracker
 from fullstride.process.progress import Progress
@@ -28,7 +28,7 @@ class Reporter:
         run: Path,
         step: int,
         total_steps: int,
-        judged: Judged | None = None,
+        judged: GuardCounts | None = None,
         *,
         enabled: bool = True,
     ):
@@ -45,7 +45,7 @@ class Reporter:
         self.total_steps = total_steps
         self.enabled = enabled
         self._clock = time.perf_counter(), step
-        self._judged = judged or Judged()
+        self._judged = judged or GuardCounts()
         if enabled:
             self.log = MetricsLog(run, step)
             self.tracker = self._open_tracker(step)
@@ -76,7 +76,7 @@ class Reporter:
         position: Position,
         metrics: dict[str, Tensor],
         rate: Callable[[int], float],
-        judge: Callable[[], Judged],
+        judge: Callable[[], GuardCounts],
     ) -> None:
         """Report a step: every `log_every`, and the last; the only place where the host waits for the device."""
         if not self.enabled:
@@ -101,7 +101,7 @@ class Reporter:
             f"{values['seconds_per_step']:.3g} s/step",
         )
 
-    def _tell(self, step: int, judged: Judged) -> None:
+    def _tell(self, step: int, judged: GuardCounts) -> None:
         if judged.skipped > self._judged.skipped:
             where = f"{judged.lost} of them in the loss, {judged.skipped - judged.lost} in the gradient alone"
             note(f"step {step}: {judged.skipped} steps skipped so far, which were not finite, {where}")
@@ -129,7 +129,7 @@ class Reporter:
         """Whether an evaluation after that step was reported."""
         return has_evaluation(self.run, step)
 
-    def restored(self, position: Position, checkpoint: str, harmful_before: int, judged: Judged) -> None:
+    def restored(self, position: Position, checkpoint: str, harmful_before: int, judged: GuardCounts) -> None:
         """Forget what came after a restored checkpoint, by which so much was judged, and note it."""
         if not self.enabled:
             return

@@ -13,7 +13,7 @@ from fullstride.runs.atomic_files import note
 
 
 @dataclass
-class Saves:
+class CheckpointSaver:
     """Saves a run's state in its folder and brings it back; of several processes the first alone writes.
 
     Attributes:
@@ -32,7 +32,7 @@ class Saves:
     returns: int = 0
 
     @classmethod
-    def opened(cls, config: TrainConfig, state: RunState, resume_advice: str) -> "Saves":
+    def opened(cls, config: TrainConfig, state: RunState, resume_advice: str) -> "CheckpointSaver":
         """Make the run's folder, or go on from its newest whole checkpoint if the configuration says so.
 
         Raises:

@@ -17,8 +17,8 @@ from fullstride.meanflow.data.sources.known_files import KnownFiles, changed_fil
 from fullstride.meanflow.objective.loss import SAME_LOSS
 from fullstride.meanflow.training.guard import Guard
 from fullstride.runs.atomic_files import note
-from fullstride.runs.folder import FREE, changes, refuse
-from fullstride.step.torch import ALONE, Averages, Processes, Shards
+from fullstride.runs.folder import FREE, refuse, setting_changes
+from fullstride.step.torch import SINGLE, Averages, Processes, Shards
 
 
 def stream_tensors(generator: torch.Generator) -> Tensors:
@@ -48,12 +48,12 @@ def load_streams(generator: torch.Generator, tensors: Tensors) -> None:
         torch.cuda.set_rng_state(tensors["cuda"], generator.device)
 
 
-def together(processes: list[Tensors]) -> Tensors:
+def merge_ranks(processes: list[Tensors]) -> Tensors:
     """Every process's states by name, the first one's under their plain names."""
     return {_prefix(rank) + name: x for rank, tensors in enumerate(processes) for name, x in tensors.items()}
 
 
-def of_process(tensors: Tensors, rank: int) -> Tensors:
+def for_rank(tensors: Tensors, rank: int) -> Tensors:
     """One process's states out of `together`."""
     split = {name: name.rpartition(".") for name in tensors}
     return {leaf: tensors[name] for name, (group, dot, leaf) in split.items() if group + dot == _prefix(rank)}
@@ -129,7 +129,7 @@ class RunState:
     position: Position
     data: DataFacts
     files: bytes = b""
-    processes: Processes = field(default_factory=lambda: ALONE)
+    processes: Processes = field(default_factory=lambda: SINGLE)
     shards: Shards | None = None
 
     def save(self, folder: Path, config: TrainConfig) -> Path:
@@ -143,7 +143,7 @@ class RunState:
         groups = {
             "model": dict(self.model.state_dict()),
             "optimizer": _optimizer_tensors(self.optimizer) if self.shards is None else self.shards.optimizer_tensors(),
-            "rng": together(self.processes.gather(stream_tensors(self.generator))),
+            "rng": merge_ranks(self.processes.gather(stream_tensors(self.generator))),
             "guard": self.guard.tensors,
             **{ema_group(decay): self._average(decay) for decay in self.ema.models},
         }
@@ -186,7 +186,7 @@ class RunState:
         self.position = Position(**manifest["position"])
         before, size = manifest.get("processes", 1), self.processes.size
         if before == size:
-            load_streams(self.generator, of_process(read_group(checkpoint, "rng"), self.processes.rank))
+            load_streams(self.generator, for_rank(read_group(checkpoint, "rng"), self.processes.rank))
             return
         self.reseed(config.seed)
         if self.processes.leads:
@@ -195,7 +195,7 @@ class RunState:
     def _check_data(self, checkpoint: Path, saved: DataFacts, *, allowed: bool) -> None:
         """Refuse other data than the checkpoint's, unless only files changed and may."""
         if saved == self.data or not self.files or replace(saved, fingerprint="") != replace(self.data, fingerprint=""):
-            refuse(checkpoint, changes(asdict(saved), asdict(self.data), set()), "data")
+            refuse(checkpoint, setting_changes(asdict(saved), asdict(self.data), set()), "data")
             return
         before, after = known_files(checkpoint.parents[1]), KnownFiles.unpacked(self.files)
         changed = changed_files(before, after)
@@ -230,7 +230,7 @@ def changed_settings(saved: dict[str, Any], wanted: dict[str, Any]) -> dict[str,
         old["loss"]["split"] = wanted["loss"].get("split")
     if "auto" in (old.get("device"), wanted.get("device")):
         old["device"] = wanted["device"]  # the random numbers tell whether it is another
-    return changes(old, wanted, FREE_KEYS)
+    return setting_changes(old, wanted, FREE_KEYS)
 
 
 def _over(usual: dict[str, Any], saved: dict[str, Any]) -> dict[str, Any]:

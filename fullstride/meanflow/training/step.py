@@ -22,7 +22,7 @@ BIAS = 0.3
 
 
 @torch.no_grad()
-def awake(model: nn.Module, generator: torch.Generator) -> nn.Module:
+def randomize_zero_layers(model: nn.Module, generator: torch.Generator) -> nn.Module:
     """The network with random numbers in the weights and biases that are as good as zero."""
     for p in model.parameters():
         keeping = p[0].numel() ** -0.5 if p.ndim > 1 else BIAS
@@ -57,7 +57,7 @@ def schedule(config: OptimizerConfig, total: int) -> Schedule | None:
 
 
 @dataclass(frozen=True)
-class Objective:
+class RecordObjective:
     """Function that a run minimises on batches of raw records; all randomness comes from a generator.
 
     Attributes:
@@ -95,12 +95,12 @@ class Objective:
         return self.meanflow.at(model, **drawn)
 
 
-def build_step(config: TrainConfig, objective: Objective, state: RunState, rates: Schedule | None) -> TrainStep:
+def build_step(config: TrainConfig, objective: RecordObjective, state: RunState, rates: Schedule | None) -> TrainStep:
     """The step that changes a run's state; batches are `raw` records (b, ...) and their `labels` (b,)."""
 
     def awaken(model: nn.Module) -> nn.Module:
         # Alike on all processes; the run's own random numbers stay as they are.
-        return awake(model, torch.Generator(next(model.parameters()).device).manual_seed(config.seed))
+        return randomize_zero_layers(model, torch.Generator(next(model.parameters()).device).manual_seed(config.seed))
 
     return TrainStep(
         objective,
@@ -116,8 +116,8 @@ def build_step(config: TrainConfig, objective: Objective, state: RunState, rates
         precision=config.precision,
         backend=config.backend,
         generator=state.generator,
-        gate=config.guard.check_step,
-        awaken=awaken if config.guard.check_tangents and objective.meanflow.ratio > 0 else None,
+        check_first_step=config.guard.check_step,
+        randomize_zeros=awaken if config.guard.check_tangents and objective.meanflow.ratio > 0 else None,
         processes=state.processes,
         shards=state.shards,
     )

@@ -86,12 +86,12 @@ class Trackio:
 
 
 Backend = Trackio | EventFile | None
-BACKENDS: dict[str, Callable[..., Backend]] = {
+TRACKER_BACKENDS: dict[str, Callable[..., Backend]] = {
     "none": lambda **_: None,
     "trackio": lambda run, **given: Trackio(**given),
     "tensorboard": lambda run, step, **_: EventFile(run / "tensorboard", step),
 }
-TRACKERS = tuple(BACKENDS)
+TRACKERS = tuple(TRACKER_BACKENDS)
 PACKAGES = {"trackio": "trackio", "tensorboard": "tensorboardX"}
 
 
@@ -166,6 +166,8 @@ def open_tracker(
     """
     check_tracker(name)
     try:
-        return Tracker(name, BACKENDS[name](project=project, run_name=run_name, run=run, config=config, step=step))
+        return Tracker(
+            name, TRACKER_BACKENDS[name](project=project, run_name=run_name, run=run, config=config, step=step)
+        )
     except Exception as error:  # trackio raises SQLite's errors, too
         raise ConfigError(f"track={name}: cannot be opened: {error}; mend that, or take track=none") from None

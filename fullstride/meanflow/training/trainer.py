@@ -15,26 +15,26 @@ from fullstride.device.precision import set_precision
 from fullstride.device.select import describe, resolve_device
 from fullstride.errors import ConfigError, OutOfMemory, Preempted, ReadError, is_out_of_memory
 from fullstride.meanflow.config.schema import TrainConfig
-from fullstride.meanflow.data.loader import Ahead, Loader
-from fullstride.meanflow.data.order import orders
+from fullstride.meanflow.data.loader import Loader, Prefetcher
+from fullstride.meanflow.data.order import epoch_orders
 from fullstride.meanflow.data.sources.known_files import KNOWN
 from fullstride.meanflow.training.build import build_objective, build_state, limits_of, steps_to_checkpoint, watchdog_of
 from fullstride.meanflow.training.derivative_check import check_derivative
-from fullstride.meanflow.training.evaluation_schedule import Evaluations
+from fullstride.meanflow.training.evaluation_schedule import EvaluationSchedule
 from fullstride.meanflow.training.preflight import preflight
 from fullstride.meanflow.training.reporter import Reporter
-from fullstride.meanflow.training.saver import Saves
+from fullstride.meanflow.training.saver import CheckpointSaver
 from fullstride.meanflow.training.step import build_step, schedule
 from fullstride.process import torchrun as launched
 from fullstride.process.exit_codes import OUT_OF_MEMORY, UNREAD
-from fullstride.process.gpu_activity import GpuUse, ways_to_ask
-from fullstride.process.signals import Stop
+from fullstride.process.gpu_activity import GpuActivity, utilization_probes
+from fullstride.process.signals import StopSignal
 from fullstride.runs.atomic_files import replace_file
 from fullstride.runs.early_ends import write_end
 from fullstride.runs.folder import how_to_resume, write_config
 from fullstride.runs.lock import release
 from fullstride.runs.next_steps import say
-from fullstride.step.torch import ALONE, Processes, joined
+from fullstride.step.torch import SINGLE, Processes, join_processes
 from fullstride.step.torch.runners.backends import start_compiler
 from fullstride.step.torch.runners.comparison import StepError
 from fullstride.step.torch.schedules import Schedule
@@ -49,7 +49,7 @@ class Trainer:
 
     """
 
-    def __init__(self, config: TrainConfig, processes: Processes = ALONE, *, resume_advice: str = ""):
+    def __init__(self, config: TrainConfig, processes: Processes = SINGLE, *, resume_advice: str = ""):
         """Build everything of a run, going on from its newest whole checkpoint if the configuration says so.
 
         Args:
@@ -77,7 +77,7 @@ class Trainer:
         self.step = build_step(config, self.objective, self.state, self.rates)
         self.loader = Loader(self.data.train, self.device, config.data.workers)
         # Only here is the run's folder touched: what cannot be must not cost an earlier run.
-        self.saves = Saves.opened(config, self.state, self.resume_advice)
+        self.saves = CheckpointSaver.opened(config, self.state, self.resume_advice)
         self.run = self.saves.run
         if processes.leads:
             write_config(self.run, config)
@@ -87,9 +87,11 @@ class Trainer:
         made, judged = self.state.position.step, self.state.guard.judged()
         self.reporter = Reporter(config, self.run, made, self.total_steps, judged, enabled=processes.leads)
         self.limits = limits_of(config, self.device)
-        self.stop = Stop(ended=f"ended without saving; to continue from the last checkpoint, {self.resume_advice}")
-        self.evaluations = Evaluations(config, self.data, self.device, self.state, self.reporter, self.stop)
-        self.gpu_use = GpuUse(ways_to_ask(self.device) if self.limits.gpu_idle else [])
+        self.stop = StopSignal(
+            ended=f"ended without saving; to continue from the last checkpoint, {self.resume_advice}"
+        )
+        self.evaluations = EvaluationSchedule(config, self.data, self.device, self.state, self.reporter, self.stop)
+        self.gpu_use = GpuActivity(utilization_probes(self.device) if self.limits.gpu_idle else [])
         self.watchdog = watchdog_of(self.limits, self.state, self.run, self.gpu_use)
         self.after_step: list[Callable[[], None]] = []
         self._going = False  # whether a step was made
@@ -216,8 +218,8 @@ class Trainer:
         self._turn_page()
         position = self.state.position
         self.step.made = position.step
-        order = orders(self.config, self.data.train, self.steps, position.epoch, position.attempt, self.processes)
-        self.batches = Ahead(self.loader.batches(order, start=position.batch))
+        order = epoch_orders(self.config, self.data.train, self.steps, position.epoch, position.attempt, self.processes)
+        self.batches = Prefetcher(self.loader.batches(order, start=position.batch))
 
     def _turn_page(self) -> None:
         """Begin the next epoch at the end of one: where the run is, or where it was stopped and saved."""
@@ -292,16 +294,16 @@ def train(config: TrainConfig) -> Path:
 
     """
     if config.distributed == "none":
-        if launched.count() > 1:
+        if launched.world_size() > 1:
             raise ConfigError(
-                f"distributed=none in one of {launched.count()} processes: each would train the whole run; expected "
-                "distributed=ddp or fsdp, or one process"
+                f"distributed=none in one of {launched.world_size()} processes: each would train the whole run; "
+                "expected distributed=ddp or fsdp, or one process"
             )
         return _trained(config)
 
     @record
     def together() -> Path:
-        with joined(resolve_device(config.device).type, config.transfers) as processes:
+        with join_processes(resolve_device(config.device).type, config.transfers) as processes:
             again = {"resume": True, "overwrite": False} if launched.restarts() else {}
             return _trained(replace(config, **again), processes)
 
@@ -310,7 +312,7 @@ def train(config: TrainConfig) -> Path:
     return run
 
 
-def _trained(config: TrainConfig, processes: Processes = ALONE) -> Path:
+def _trained(config: TrainConfig, processes: Processes = SINGLE) -> Path:
     trainer = Trainer(config, processes)
     if processes.leads:
         say(trainer.description)

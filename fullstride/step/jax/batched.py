@@ -13,7 +13,7 @@ CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "custom_j
 
 
 @dataclass(eq=False, slots=True)
-class Lane:
+class StackedLeaf:
     """One leaf of a stack, in which the leaves of a group lie along a new first axis."""
 
     stack: Any
@@ -49,7 +49,7 @@ class Batched:
         """A lane taken out of its stack, a literal's value; anything else is itself."""
         if isinstance(value, Literal):
             return value.val
-        if not isinstance(value, Lane):
+        if not isinstance(value, StackedLeaf):
             return value
         key = (id(value.stack), value.index)
         if key not in self._leaves:
@@ -67,18 +67,18 @@ class Batched:
         if self._apart(equation, values):
             return self._spread(function(*map(self.leaf, values)))
         key = _key(equation, inputs)
-        lanes = [x for x in values if isinstance(x, Lane)]
+        lanes = [x for x in values if isinstance(x, StackedLeaf)]
         if key not in self._results:
             self._kept += inputs
             self._results[key] = _stacked(function, values) if lanes else function(*map(self.leaf, values))
             if not lanes and any(id(x) in self._global for x in values):
                 self._spread(self._results[key])
         results = self._results[key]
-        return [Lane(x, lanes[0].index) for x in results] if lanes else results
+        return [StackedLeaf(x, lanes[0].index) for x in results] if lanes else results
 
     def _apart(self, equation: Any, values: list[Any]) -> bool:
         """Whether an equation has to be evaluated on leaves."""
-        lanes = [x for x in values if isinstance(x, Lane)]
+        lanes = [x for x in values if isinstance(x, StackedLeaf)]
         if equation.effects or len({(x.index, len(x.stack)) for x in lanes}) > 1:
             return True
         scalar = all(x.aval.shape == () for x in equation.outvars)
@@ -105,8 +105,8 @@ def _function(jaxpr: Any, equation: Any) -> Callable[..., list[Any]]:
 
 
 def _stacked(function: Callable[..., list[Any]], values: list[Any]) -> list[Any]:
-    axes = [0 if isinstance(x, Lane) else None for x in values]
-    stacks = [x.stack if isinstance(x, Lane) else x.val if isinstance(x, Literal) else x for x in values]
+    axes = [0 if isinstance(x, StackedLeaf) else None for x in values]
+    stacks = [x.stack if isinstance(x, StackedLeaf) else x.val if isinstance(x, Literal) else x for x in values]
     return jax.vmap(function, in_axes=axes)(*stacks)
 
 
@@ -121,7 +121,7 @@ def _key(equation: Any, inputs: list[Any]) -> Any:
 
 
 def _operand(x: Any) -> Any:
-    if isinstance(x, Lane):
+    if isinstance(x, StackedLeaf):
         return "lane", id(x.stack)
     if not isinstance(x, Literal):
         return "value", id(x)

@@ -16,7 +16,7 @@ import jax.tree_util as jtu
 from jax.extend.core import subjaxprs
 
 from fullstride.errors import ConfigError, one_of
-from fullstride.step.jax.trees.arguments import Given, Reading, Result, Spare, read, rebuilt
+from fullstride.step.jax.trees.arguments import ReadTree, Result, SpareModules, StaticTree, read, rebuilt
 from fullstride.step.jax.trees.ownership import private
 from fullstride.step.jax.watch import JIT_ID, silence_callbacks, translated
 
@@ -40,7 +40,7 @@ def named(fun: Any) -> str:
 
 
 @dataclass(eq=False, slots=True)
-class Program:
+class CallProgram:
     """A combination of structures that a function was called with; JAX knows it by identity.
 
     Attributes:
@@ -50,7 +50,7 @@ class Program:
 
     """
 
-    readings: tuple[Reading, ...]
+    readings: tuple[StaticTree, ...]
     blocks: bool = False
     traced: bool = False
 
@@ -61,16 +61,16 @@ def _calls_back(jaxpr: Any) -> bool:
     return any("callback" in e.primitive.name for e in jaxpr.eqns) or any(map(_calls_back, subjaxprs(jaxpr)))
 
 
-class Core:
+class CompiledCore:
     """The compiled side of a wrapper, shared by all wrappers of one function with the same settings."""
 
     def __init__(self, name: str, donate: str, options: dict[str, Any]):
         self.donate = donate
         self.donated, self.quiet = DONATED[donate], donate.startswith("all")
-        self.programs: dict[tuple[Reading, ...], Program] = {}
+        self.programs: dict[tuple[StaticTree, ...], CallProgram] = {}
         self._muted = ExitStack()
 
-        def traced(donated: Groups, kept: Groups, program: Program) -> Result:
+        def traced(donated: Groups, kept: Groups, program: CallProgram) -> Result:
             if self.quiet:
                 # Whatever is traced is compiled next, and that is when JAX warns.
                 self._muted.enter_context(warnings.catch_warnings())
@@ -83,17 +83,17 @@ class Core:
         traced.__name__ = traced.__qualname__ = name
         self.jitted = jax.jit(traced, donate_argnums=0, static_argnums=2, **options)
 
-    def prepared(self, given: tuple[Given, ...]) -> tuple[Groups, Groups, Program]:
+    def prepared(self, given: tuple[ReadTree, ...]) -> tuple[Groups, Groups, CallProgram]:
         """What `jitted` takes: arrays to donate, arrays to keep, the program."""
         readings = tuple(g.reading for g in given)
         program = self.programs.get(readings)
         if program is None:
-            program = self.programs[readings] = Program(readings)
+            program = self.programs[readings] = CallProgram(readings)
         groups = [private(g.groups) if g.on_host else g.groups for g in given]
         pairs = [(g, None) if d else (None, g) for g, d in zip(groups, self.donated, strict=True)]
         return tuple(d for d, _ in pairs), tuple(k for _, k in pairs), program
 
-    def run(self, given: tuple[Given, ...]) -> Result:
+    def run(self, given: tuple[ReadTree, ...]) -> Result:
         """Call the function."""
         __equinox_jit_id__ = JIT_ID  # noqa: F841
         donated, kept, program = self.prepared(given)
@@ -114,7 +114,7 @@ class Core:
 class CachedJit:
     """A function wrapped by `cached_filter_jit`."""
 
-    def __init__(self, fun: Callable[..., Any], core: Core):
+    def __init__(self, fun: Callable[..., Any], core: CompiledCore):
         """Take the function apart, once."""
         self._fun, self._core, self._own = fun, core, read(fun)
         self._signature = inspect.signature(fun)
@@ -134,20 +134,20 @@ class CachedJit:
         given = self._given(args, kwargs)
         spare = None
         if holders:
-            spare = Spare(given[2], args[1:], holders[1:])
+            spare = SpareModules(given[2], args[1:], holders[1:])
             if first:
-                spare.modules = Spare(given[1], args[:1], holders[:1]).modules + spare.modules
+                spare.modules = SpareModules(given[1], args[:1], holders[:1]).modules + spare.modules
         return self._core.run(given).tree(spare)
 
-    def _given(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Given, Given, Given]:
+    def _given(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[ReadTree, ReadTree, ReadTree]:
         if kwargs or len(args) != self._positional:
             bound = self._signature.bind(*args, **kwargs)
             args, kwargs = bound.args, bound.kwargs
         return self._own, read(args[:1]), read((args[1:], kwargs))
 
-    def lower(self, /, *args: Any, **kwargs: Any) -> "Lowered":
+    def lower(self, /, *args: Any, **kwargs: Any) -> "LoweredCall":
         """The call as it would be compiled, for a look at it or to compile it ahead of time."""
-        return Lowered(self, self._core.jitted.lower(*self._core.prepared(self._given(args, kwargs))))
+        return LoweredCall(self, self._core.jitted.lower(*self._core.prepared(self._given(args, kwargs))))
 
     def __get__(self, instance: Any, owner: Any) -> Any:
         """The method of an instance, whose arrays are traced like any argument's."""
@@ -155,7 +155,7 @@ class CachedJit:
 
 
 @dataclass(eq=False)
-class Lowered:
+class LoweredCall:
     """A call that is lowered; `compile` gives a function of arguments of the same structures, shapes and dtypes."""
 
     wrapper: CachedJit
@@ -165,12 +165,12 @@ class Lowered:
         """The program as StableHLO."""
         return self.lowered.as_text()
 
-    def compile(self, compiler_options: dict[str, Any] | None = None) -> "Compiled":
-        return Compiled(self.wrapper, self.lowered.compile(compiler_options=compiler_options))
+    def compile(self, compiler_options: dict[str, Any] | None = None) -> "CompiledCall":
+        return CompiledCall(self.wrapper, self.lowered.compile(compiler_options=compiler_options))
 
 
 @dataclass(eq=False)
-class Compiled:
+class CompiledCall:
     """A call that is compiled ahead of time; `compiled` is JAX's own object, with its analyses of cost and memory."""
 
     wrapper: CachedJit
@@ -183,7 +183,7 @@ class Compiled:
 
 
 jtu.register_pytree_node(CachedJit, lambda w: ((w._fun,), w._core), lambda core, children: CachedJit(*children, core))
-_CORES: dict[Any, Core] = {}
+_CORES: dict[Any, CompiledCore] = {}
 
 
 def cached_filter_jit(fun: Any = None, *, donate: str = "none", **options: Any) -> Any:
@@ -220,5 +220,5 @@ def cached_filter_jit(fun: Any = None, *, donate: str = "none", **options: Any) 
     named = {o: tuple(sorted(value.items())) if isinstance(value, dict) else value for o, value in options.items()}
     key = (name, donate, tuple(sorted(named.items())))
     if key not in cores:
-        cores[key] = Core(name, donate, options)
+        cores[key] = CompiledCore(name, donate, options)
     return CachedJit(fun, cores[key])

@@ -10,16 +10,16 @@ import jax
 import optax
 
 from fullstride.errors import ConfigError
-from fullstride.step.jax.cached_jit import Core, named
+from fullstride.step.jax.cached_jit import CompiledCore, named
 from fullstride.step.jax.loss import LossFn
 from fullstride.step.jax.precision import Precision, precision_of
-from fullstride.step.jax.retrace import Retraces
+from fullstride.step.jax.retrace import RetraceWatch
 from fullstride.step.jax.step_timing import Pace, Stopwatch
 from fullstride.step.jax.trainable import partitioned
-from fullstride.step.jax.trees.arguments import Spare, read
-from fullstride.step.jax.trees.ownership import apart, gone, private, settled
-from fullstride.step.jax.update import Recipe, Transformation, differentiate, optimized
-from fullstride.step.jax.watch import Watch, silence_callbacks, translated
+from fullstride.step.jax.trees.arguments import SpareModules, read
+from fullstride.step.jax.trees.ownership import apart, is_deleted, private, settled
+from fullstride.step.jax.update import StepRecipe, Transformation, differentiate, optimized
+from fullstride.step.jax.watch import RunningSteps, silence_callbacks, translated
 
 
 @dataclass(frozen=True)
@@ -86,9 +86,9 @@ class CallStyleStep:
     def __init__(self, settings: dict[str, Any], donate: bool, check_finite: bool, on_retrace: str):
         self.settings = settings
         self.loss: Any = None
-        self.retraces, self.watch, self.stopwatch = Retraces(on_retrace), Watch(check_finite), Stopwatch()
+        self.retraces, self.watch, self.stopwatch = RetraceWatch(on_retrace), RunningSteps(check_finite), Stopwatch()
         self._own = read(self._body)
-        self._core = Core("train_step", "all-except-first" if donate else "none", {})
+        self._core = CompiledCore("train_step", "all-except-first" if donate else "none", {})
         self._calls = 0
         silence_callbacks()
 
@@ -106,7 +106,7 @@ class CallStyleStep:
             # Arrays that a user put together may lie at two places, be weak, uncommitted or NumPy's.
             groups = settled(apart(private(trained.groups)), (batch, key))
             trained = trained._replace(groups=groups, on_host=False)
-        spare = Spare(trained, args[:2], holders[:2])
+        spare = SpareModules(trained, args[:2], holders[:2])
         self._calls += 1
         result = self._sent((self._own, read(((batch, key),)), trained))
         model, optimizer, aux, self.loss = result.tree(spare)
@@ -126,7 +126,7 @@ class CallStyleStep:
         except (jax.errors.JaxRuntimeError, ValueError, RuntimeError) as error:
             if (earlier := self.watch.trouble()) is not None:
                 raise earlier from None
-            if "deleted" in str(error) and gone(jax.tree.leaves(given[2].groups)):
+            if "deleted" in str(error) and is_deleted(jax.tree.leaves(given[2].groups)):
                 raise ConfigError(
                     "model or optimizer: its arrays were donated to an earlier call; use what that call returned, or "
                     "make_train_step(..., donate=False)"
@@ -149,7 +149,7 @@ class CallStyleStep:
     def _body(self, given: tuple[Any, Any], model: Any, optimizer: Optimizer) -> tuple[Any, Optimizer, Any, Any]:
         batch, key = given
         with self.retraces.tracing(batch=batch, key=key, model=model, optimizer=optimizer):
-            recipe = Recipe(optimizer=optimizer.tx, **self.settings)
+            recipe = StepRecipe(optimizer=optimizer.tx, **self.settings)
             params, rest = eqx.partition(model, optimizer.wrt.tree)
             grads, loss, aux = differentiate(recipe, params, rest, batch, key)
             model, optimizer = optimizer(grads, model, loss)
@@ -197,5 +197,5 @@ def make_train_step(
     if numbers.dynamic is not None:
         raise ConfigError(f"precision={precision}: dynamic loss scaling needs a TrainStep, which keeps the scale")
     settings = {"loss_fn": loss_fn, "precision": numbers, "accumulate": accumulate, "has_aux": has_aux}
-    Recipe(optimizer=optax.identity(), **settings)
+    StepRecipe(optimizer=optax.identity(), **settings)
     return CallStyleStep(settings, donate, check_finite, on_retrace)

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fullstride.step.jax.batched import Batched, Lane
+from fullstride.step.jax.batched import Batched, StackedLeaf
 
 # function(leaves, gradients, loss) returns the new leaves and a report.
 Update = Callable[..., Any]
@@ -24,7 +24,7 @@ Family = tuple[tuple[Any, int], ...]
 
 
 @dataclass(frozen=True)
-class Grouped:
+class GroupedLeaves:
     """Groups of leaves, each in a buffer with a new first axis; a group of one is the leaf itself.
 
     A parameter lies with its likes, and what an optimizer keeps for them lies in the same order in buffers of its own:
@@ -72,19 +72,19 @@ class Grouped:
         parameters = tuple(group for group in self.groups if group[0] < self.trainable)
         stacks = [_together([grads[i] for i in group]) for group in parameters]
         leaves, gradients = self.lanes(self.groups, buffers), self.lanes(parameters, stacks)
-        kinds = jax.tree.map(_kind, (leaves, gradients, loss), is_leaf=lambda x: isinstance(x, Lane))
+        kinds = jax.tree.map(_kind, (leaves, gradients, loss), is_leaf=lambda x: isinstance(x, StackedLeaf))
         closed, shape = jax.make_jaxpr(function, return_shape=True)(*kinds)
         out = batched.run(closed.jaxpr, closed.consts, [*leaves, *gradients, loss])
         new, report = jax.tree.unflatten(
-            jax.tree.structure(shape), [x if isinstance(x, Lane) else batched.leaf(x) for x in out]
+            jax.tree.structure(shape), [x if isinstance(x, StackedLeaf) else batched.leaf(x) for x in out]
         )
-        return list(new), jax.tree.map(batched.leaf, report, is_leaf=lambda x: isinstance(x, Lane))
+        return list(new), jax.tree.map(batched.leaf, report, is_leaf=lambda x: isinstance(x, StackedLeaf))
 
     @staticmethod
     def lanes(groups: Groups, buffers: Sequence[Any]) -> list[Any]:
         """What stands for each leaf, by its number."""
         placed = {
-            leaf: Lane(buffer, i) if len(group) > 1 else buffer
+            leaf: StackedLeaf(buffer, i) if len(group) > 1 else buffer
             for group, buffer in zip(groups, buffers, strict=True)
             for i, leaf in enumerate(group)
         }
@@ -96,13 +96,13 @@ def _together(leaves: list[Any]) -> Any:
 
 
 @partial(jax.jit, static_argnums=0)
-def _unpacked(layout: Grouped, buffers: tuple[Any, ...]) -> tuple[Any, ...]:
+def _unpacked(layout: GroupedLeaves, buffers: tuple[Any, ...]) -> tuple[Any, ...]:
     return layout.unpack(buffers)
 
 
 def _kind(x: Any) -> jax.ShapeDtypeStruct:
     """The shape of a leaf; of a lane, that of one of its stack."""
-    if isinstance(x, Lane):
+    if isinstance(x, StackedLeaf):
         return jax.ShapeDtypeStruct(x.stack.shape[1:], x.stack.dtype)
     return jax.ShapeDtypeStruct(x.shape, x.dtype)
 
@@ -110,12 +110,14 @@ def _kind(x: Any) -> jax.ShapeDtypeStruct:
 def _gathered(batched: Batched, leaves: list[Any]) -> Any:
     """The buffer of a group's new leaves: a stack as it is where they are all of its lanes, in order."""
     first = leaves[0]
-    if all(isinstance(x, Lane) and x.stack is first.stack and x.index == i for i, x in enumerate(leaves)):
+    if all(isinstance(x, StackedLeaf) and x.stack is first.stack and x.index == i for i, x in enumerate(leaves)):
         return first.stack
     return _together([batched.leaf(x) for x in leaves])
 
 
-def grouped_layout(paths: Sequence[Any], leaves: Sequence[Any], trainable: int, update: Update, loss: Any) -> Grouped:
+def grouped_layout(
+    paths: Sequence[Any], leaves: Sequence[Any], trainable: int, update: Update, loss: Any
+) -> GroupedLeaves:
     """The layout of a state with as few buffers as can be without a copy of the state in any step.
 
     Args:
@@ -157,17 +159,17 @@ def _by(members: Iterable[int], feature: Any) -> Groups:
     return tuple(map(tuple, found.values()))
 
 
-def _layout(parts: Groups, families: Sequence[Family], leaves: int, trainable: int) -> Grouped:
+def _layout(parts: Groups, families: Sequence[Family], leaves: int, trainable: int) -> GroupedLeaves:
     columns = [
         tuple(i for _, i in column) for part in parts for column in zip(*(families[k] for k in part), strict=True)
     ]
     placed = {i for column in columns for i in column}
     columns += [(i,) for i in range(leaves) if i not in placed]
-    return Grouped(tuple(sorted(columns)), trainable)
+    return GroupedLeaves(tuple(sorted(columns)), trainable)
 
 
 def _split(
-    layout: Grouped, parts: Groups, families: Sequence[Family], leaves: Sequence[Any], update: Update, loss: Any
+    layout: GroupedLeaves, parts: Groups, families: Sequence[Family], leaves: Sequence[Any], update: Update, loss: Any
 ) -> Groups:
     """The parts, divided where the update gives their members different treatment."""
     found: dict[int, Any] = {}
@@ -185,6 +187,6 @@ def _split(
 
 def _treatment(new: Any, position: int) -> Any:
     """The same for members of a group that stay in place, or that all get one value; else one's own."""
-    if not isinstance(new, Lane):
+    if not isinstance(new, StackedLeaf):
         return id(new)
     return id(new.stack), new.index - position

@@ -9,9 +9,9 @@ from fullstride.errors import ConfigError
 from fullstride.step.jax.loss import LossFn
 from fullstride.step.jax.precision import Precision, precision_of
 from fullstride.step.jax.trainable import partitioned
-from fullstride.step.jax.trees.ownership import are_numpys, owned, private
+from fullstride.step.jax.trees.ownership import are_numpys, copied, private
 from fullstride.step.jax.trees.structure import split
-from fullstride.step.jax.update import Recipe, Transformation, differentiate, optimized
+from fullstride.step.jax.update import StepRecipe, Transformation, differentiate, optimized
 
 
 class PartitionedStep:
@@ -25,11 +25,11 @@ class PartitionedStep:
 
     """
 
-    def __init__(self, recipe: Recipe, model: Any, wrt: Any, donate: bool):
+    def __init__(self, recipe: StepRecipe, model: Any, wrt: Any, donate: bool):
         self.recipe = recipe
         self.loss: Any = None
         self._model, params, self._fixed = partitioned(model, wrt)
-        start = jax.tree.map(owned, recipe.start(params))
+        start = jax.tree.map(copied, recipe.start(params))
         self._shape, (self.params,) = split(start.params)
         self._state, (self.opt_state,) = split(start.opt_state)
         self.jitted: Any = jax.jit(self._step, donate_argnums=(0, 1) if donate else ())
@@ -90,7 +90,7 @@ def make_train_step_with_partition(
         ConfigError: for a setting that cannot be.
 
     """
-    recipe = Recipe(loss_fn, optimizer, precision_of(precision), accumulate, has_aux=has_aux)
+    recipe = StepRecipe(loss_fn, optimizer, precision_of(precision), accumulate, has_aux=has_aux)
     if recipe.precision.dynamic is not None:
         raise ConfigError(f"precision={precision}: dynamic loss scaling needs a TrainStep, which keeps the scale")
     return PartitionedStep(recipe, model, wrt, donate)

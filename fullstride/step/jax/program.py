@@ -10,21 +10,21 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from fullstride.errors import ConfigError, one_of
-from fullstride.step.jax.grouped import Grouped, grouped_layout
+from fullstride.step.jax.grouped import GroupedLeaves, grouped_layout
 from fullstride.step.jax.loss import describe, split_key
 from fullstride.step.jax.metrics import gathered
-from fullstride.step.jax.retrace import Retraces
+from fullstride.step.jax.retrace import RetraceWatch
 from fullstride.step.jax.state import Blueprint, State
 from fullstride.step.jax.trainable import checked_like, partitioned
-from fullstride.step.jax.trees.ownership import is_committed, owned, strong
+from fullstride.step.jax.trees.ownership import copied, is_committed, strongly_typed
 from fullstride.step.jax.trees.structure import Structure, split
-from fullstride.step.jax.update import Recipe, differentiate, update
+from fullstride.step.jax.update import StepRecipe, differentiate, update
 
 LAYOUTS = ("flat", "grouped")
 
 
 @dataclass(frozen=True)
-class Compiled:
+class CompileReport:
     """What XLA made of a step.
 
     Attributes:
@@ -51,7 +51,7 @@ class Compiled:
     executable: Any
 
     @classmethod
-    def of(cls, executable: Any, trace_s: float, compile_s: float) -> "Compiled":
+    def of(cls, executable: Any, trace_s: float, compile_s: float) -> "CompileReport":
         """Read XLA's analyses."""
         cost, memory = executable.cost_analysis() or {}, executable.memory_analysis()
         return cls(
@@ -84,7 +84,7 @@ class Compiled:
         )
 
 
-class Program:
+class StepProgram:
     """One model's step: pure functions of flat buffers, compiled by `jax.jit`.
 
     Attributes:
@@ -96,13 +96,13 @@ class Program:
 
     def __init__(
         self,
-        recipe: Recipe,
+        recipe: StepRecipe,
         model: Any,
         wrt: Any,
         layout: str,
         donate: bool,
         steps: int,
-        retraces: Retraces,
+        retraces: RetraceWatch,
     ):
         one_of("layout", layout, LAYOUTS)
         self.recipe, self.wrt, self.steps, self.retraces = recipe, wrt, steps, retraces
@@ -111,7 +111,7 @@ class Program:
         carry = eqx.filter_eval_shape(recipe.start, params)
         shape, (leaves,) = split(carry, lambda x: isinstance(x, jax.ShapeDtypeStruct))
         trainable = len(jax.tree.leaves(params))
-        flat = Grouped(tuple((i,) for i in range(len(leaves))), trainable)
+        flat = GroupedLeaves(tuple((i,) for i in range(len(leaves))), trainable)
         self.blueprint = Blueprint(structure, shape, flat, trainable)
         spread = self.sharding
         self.leaves = tuple(
@@ -155,7 +155,7 @@ class Program:
         self._check_model(structure, [*jax.tree.leaves(params), *fixed])
         shape, (leaves,) = split(self.recipe.start(params), eqx.is_array)
         checked_like(shape, leaves, self.blueprint.carry, self.leaves)
-        return self.state([owned(x) for x in leaves], tuple(map(strong, fixed)), 0)
+        return self.state([copied(x) for x in leaves], tuple(map(strongly_typed, fixed)), 0)
 
     def _check_model(self, structure: Structure, arrays: list[Any]) -> None:
         if any(isinstance(x, jax.ShapeDtypeStruct) for x in arrays):
@@ -213,7 +213,7 @@ class Program:
 
 
 def changed(
-    recipe: Recipe, blueprint: Blueprint, shape: Any, leaves: Any, grads: Any, loss: Any
+    recipe: StepRecipe, blueprint: Blueprint, shape: Any, leaves: Any, grads: Any, loss: Any
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The update on flat leaves: the new ones, and the report."""
     carry = blueprint.carry.build(leaves)

@@ -11,7 +11,7 @@ from fullstride.step.jax.metrics import Metrics
 from fullstride.step.jax.train_step import TrainStep
 
 
-class Bar:
+class MetricsBar:
     """Shows late metrics as they come.
 
     Attributes:
@@ -40,7 +40,7 @@ def tracked(
     total: int | None = None,
     every: float = 0.5,
     console: Console | None = None,
-) -> Iterator[tuple[Any, Bar]]:
+) -> Iterator[tuple[Any, MetricsBar]]:
     """The batches, each with a bar to show the late metrics on: `bar.show(late)`.
 
     Args:
@@ -54,7 +54,7 @@ def tracked(
     if total is None and hasattr(batches, "__len__"):
         total = len(batches)  # pyright: ignore[reportArgumentType]
     with Progress("training", total, console=console) as progress:
-        bar = Bar(step, progress, every)
+        bar = MetricsBar(step, progress, every)
         for done, batch in enumerate(batches, 1):
             yield batch, bar
             progress.at(done)

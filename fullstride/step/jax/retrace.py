@@ -34,7 +34,7 @@ class RetraceWarning(UserWarning):
     """A step was traced and compiled again: its message names the leaves that changed."""
 
 
-class Retraces:
+class RetraceWatch:
     """Told of each trace of a function, which happens only when something changed.
 
     Attributes:

@@ -7,11 +7,11 @@ import jax
 import jax.tree_util as jtu
 
 from fullstride.errors import ConfigError
-from fullstride.step.jax.grouped import Grouped
+from fullstride.step.jax.grouped import GroupedLeaves
 from fullstride.step.jax.metrics import NOTHING_YET, Metrics
-from fullstride.step.jax.trees.ownership import gone, private, settled
+from fullstride.step.jax.trees.ownership import is_deleted, private, settled
 from fullstride.step.jax.trees.structure import Structure
-from fullstride.step.jax.update import Carry
+from fullstride.step.jax.update import StepCarry
 
 Buffers = tuple[Any, ...]
 
@@ -30,7 +30,7 @@ class Blueprint:
 
     model: Structure
     carry: Structure
-    layout: Grouped
+    layout: GroupedLeaves
     trainable: int
 
     def rest(self, fixed: Buffers) -> Any:
@@ -73,9 +73,9 @@ class State:
         self._count, self._carry, self._model = count, None, None
 
     @property
-    def carry(self) -> Carry:
+    def carry(self) -> StepCarry:
         """The trees that the step works on, built at the first look; those of a donated state are refused."""
-        if gone(self.buffers):
+        if is_deleted(self.buffers):
             raise self.donated()
         if self._carry is None:
             self._carry = self.blueprint.carry.build(self.blueprint.layout.unpack_eagerly(self.buffers))

@@ -14,14 +14,14 @@ from fullstride.errors import ConfigError
 from fullstride.step.jax.loss import LossFn, describe
 from fullstride.step.jax.metrics import NOTHING_YET, Metrics
 from fullstride.step.jax.precision import Precision, precision_of
-from fullstride.step.jax.program import Compiled, Program
-from fullstride.step.jax.retrace import Retraces, listed
+from fullstride.step.jax.program import CompileReport, StepProgram
+from fullstride.step.jax.retrace import RetraceWatch, listed
 from fullstride.step.jax.sharding import Sharding
 from fullstride.step.jax.state import State
 from fullstride.step.jax.step_timing import Pace, Stopwatch
-from fullstride.step.jax.trees.ownership import device_of, gone, private
-from fullstride.step.jax.update import Ema, Recipe, Transformation, require_count
-from fullstride.step.jax.watch import Watch, silence_callbacks, translated
+from fullstride.step.jax.trees.ownership import device_of, is_deleted, private
+from fullstride.step.jax.update import Ema, StepRecipe, Transformation, require_count
+from fullstride.step.jax.watch import RunningSteps, silence_callbacks, translated
 
 
 class TrainStep:
@@ -80,12 +80,12 @@ class TrainStep:
 
         """
         numbers = precision_of(precision)
-        recipe = Recipe(loss_fn, optimizer, numbers, accumulate, ema, has_aux, grad_norm, skip_nonfinite, sharding)
+        recipe = StepRecipe(loss_fn, optimizer, numbers, accumulate, ema, has_aux, grad_norm, skip_nonfinite, sharding)
         require_count("steps_per_call", steps_per_call)
         self._model, self.steps_per_call, self.sharding = model, steps_per_call, sharding
-        self.retraces, self.stopwatch = Retraces(on_retrace), Stopwatch()
-        self.watch = Watch(check_finite and not skip_nonfinite and numbers.dynamic is None)
-        self.program = Program(recipe, model, wrt, layout, donate, steps_per_call, self.retraces)
+        self.retraces, self.stopwatch = RetraceWatch(on_retrace), Stopwatch()
+        self.watch = RunningSteps(check_finite and not skip_nonfinite and numbers.dynamic is None)
+        self.program = StepProgram(recipe, model, wrt, layout, donate, steps_per_call, self.retraces)
         self._late = NOTHING_YET
         silence_callbacks()
 
@@ -137,7 +137,7 @@ class TrainStep:
         # With the state, as another run's last step is not the one before.
         return State(buffers, state.fixed, self.program.blueprint, number, False, self._late), state.late
 
-    def compile(self, batch: Any, key: Any = None) -> Compiled:
+    def compile(self, batch: Any, key: Any = None) -> CompileReport:
         """Compile ahead of time for batches like this one, of arrays or `jax.ShapeDtypeStruct`.
 
         Calls then start at once. Nothing is allocated or run, so that a step's memory and operations can be known
@@ -151,7 +151,7 @@ class TrainStep:
         lowered = self.program.jitted.lower(state.buffers, state.fixed, batch, key)
         traced = time.perf_counter()
         executable = lowered.compile()
-        return Compiled.of(executable, traced - started, time.perf_counter() - traced)
+        return CompileReport.of(executable, traced - started, time.perf_counter() - traced)
 
     def finish(self) -> Metrics:
         """Wait for every step that was sent off, raise what they have to say, and return the last one's metrics."""
@@ -194,7 +194,7 @@ class TrainStep:
     def _explained(self, error: Exception, state: State, batch: Any, key: Any, number: int) -> Exception:
         if (earlier := self.watch.trouble()) is not None:
             return earlier
-        if "deleted" in str(error) and gone(state.buffers):
+        if "deleted" in str(error) and is_deleted(state.buffers):
             return state.donated()
         for path, leaf in jax.tree_util.tree_leaves_with_path({"batch": batch, "key": key}):
             if not isinstance(leaf, jax.Array | np.ndarray | np.generic | int | float | complex):

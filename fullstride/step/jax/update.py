@@ -22,7 +22,7 @@ NEEDS_MORE = ("required keyword-only argument", "must be provided")
 Ema = float | Callable[[Int[Array, ""]], Float[Array, ""]] | None
 
 
-class Carry(NamedTuple):
+class StepCarry(NamedTuple):
     """What a step reads and writes.
 
     Attributes:
@@ -42,7 +42,7 @@ class Carry(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Recipe:
+class StepRecipe:
     """What a step does, all of it known when it is built; see `TrainStep` for the meanings."""
 
     loss_fn: LossFn
@@ -68,7 +68,7 @@ class Recipe:
         if not isinstance(self.sharding, Sharding | None):
             raise ConfigError(f"sharding is {describe(self.sharding)}; expected data_parallel(), fsdp() or a Sharding")
 
-    def start(self, params: Any) -> Carry:
+    def start(self, params: Any) -> StepCarry:
         """The carry before the first step."""
         # In bf16 the average would lose its increments, which are far below its last digit.
         ema = None if self.ema is None else jax.tree.map(lambda p: p.astype(wide(p.dtype)), params)
@@ -77,7 +77,7 @@ class Recipe:
         scale = None
         if (dynamic := self.precision.dynamic) is not None:
             scale = ScaleState(jnp.asarray(dynamic.initial, jnp.float32), jnp.zeros((), jnp.int32))
-        return Carry(params, opt_state, ema, scale, jnp.zeros((), jnp.int32))
+        return StepCarry(params, opt_state, ema, scale, jnp.zeros((), jnp.int32))
 
 
 def require_count(name: str, value: Any) -> None:
@@ -87,7 +87,7 @@ def require_count(name: str, value: Any) -> None:
 
 
 def differentiate(
-    recipe: Recipe, params: Any, rest: Any, batch: Any, key: Any, scale: ScaleState | None = None
+    recipe: StepRecipe, params: Any, rest: Any, batch: Any, key: Any, scale: ScaleState | None = None
 ) -> tuple[Any, Any, Any]:
     """Gradients, loss and aux of a batch; `rest` is the model without its trainable arrays."""
     factor, cast = recipe.precision.factor(scale), recipe.precision.cast
@@ -160,7 +160,7 @@ def _explained(error: Exception, opt_state: Any, loss: Any) -> Exception:
     return error
 
 
-def update(recipe: Recipe, carry: Carry, grads: Any, loss: Any) -> tuple[Carry, dict[str, Any]]:
+def update(recipe: StepRecipe, carry: StepCarry, grads: Any, loss: Any) -> tuple[StepCarry, dict[str, Any]]:
     """The carry after the gradients are applied, and what the update says of itself."""
     report = {"grad_norm": _norm(grads)} if recipe.grad_norm else {}
     params, opt_state = optimized(recipe.optimizer, carry.params, carry.opt_state, grads, loss)
@@ -169,7 +169,7 @@ def update(recipe: Recipe, carry: Carry, grads: Any, loss: Any) -> tuple[Carry, 
     if ema is not None:
         rest = 1 - jnp.asarray(recipe.ema(carry.taken) if callable(recipe.ema) else recipe.ema, jnp.float32)
         ema = jax.tree.map(lambda a, p: a + rest.astype(a.dtype) * (p.astype(a.dtype) - a), ema, params)
-    new = Carry(params, opt_state, ema, carry.scale, taken)
+    new = StepCarry(params, opt_state, ema, carry.scale, taken)
     report |= _learning_rate(opt_state)
     if recipe.skip_nonfinite or carry.scale is not None:
         finite = all_finite(grads)

@@ -17,7 +17,7 @@ JIT_ID = b"fullstride"
 MARK, REST = "_EquinoxRuntimeError: ", "\n\n\n-----"
 
 
-class Watch:
+class RunningSteps:
     """The losses of the steps that may still be running, oldest first."""
 
     def __init__(self, check_finite: bool):

@@ -3,29 +3,29 @@
 It knows nothing of a workload: a loss is any function of a module and a batch.
 """
 
-from fullstride.step.torch.distributed.join import joined
-from fullstride.step.torch.distributed.processes import ALONE, Processes
+from fullstride.step.torch.distributed.join import join_processes
+from fullstride.step.torch.distributed.processes import SINGLE, Processes
 from fullstride.step.torch.distributed.shards import Shards
 from fullstride.step.torch.ema.averages import Averages
 from fullstride.step.torch.runners.backends import BACKENDS
 from fullstride.step.torch.schedules import constant, cosine, cosine_of, warmed_up
 from fullstride.step.torch.train_step import TrainStep
 from fullstride.step.torch.transfer.prefetch import prefetch
-from fullstride.step.torch.transfer.to_host import Late, Sent, to_host
+from fullstride.step.torch.transfer.to_host import HostCopy, LateMetrics, to_host
 
 __all__ = [
-    "ALONE",
     "BACKENDS",
+    "SINGLE",
     "Averages",
-    "Late",
+    "HostCopy",
+    "LateMetrics",
     "Processes",
-    "Sent",
     "Shards",
     "TrainStep",
     "constant",
     "cosine",
     "cosine_of",
-    "joined",
+    "join_processes",
     "prefetch",
     "to_host",
     "warmed_up",

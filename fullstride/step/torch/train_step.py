@@ -10,31 +10,33 @@ from torch import Tensor, nn
 from fullstride.device.precision import check_precision
 from fullstride.device.tensor_trees import micro_batches
 from fullstride.errors import ConfigError, one_of
-from fullstride.process.gc_paused import nothing_collected
+from fullstride.process.gc_paused import gc_paused
+from fullstride.renamed import TRAIN_STEP, accepts
 from fullstride.runs.atomic_files import note
 from fullstride.step.torch.body import Body, Draw, Guard, Loss, Metrics, Runner
-from fullstride.step.torch.distributed.processes import ALONE, Processes
+from fullstride.step.torch.distributed.processes import SINGLE, Processes
 from fullstride.step.torch.distributed.reducer import Reducer
 from fullstride.step.torch.distributed.shards import Shards
 from fullstride.step.torch.ema.averages import Averages
 from fullstride.step.torch.optimizers import call_when_loaded, check_optimizer, set_initial_rates
 from fullstride.step.torch.runners.backends import (
     BACKENDS,
-    Auto,
+    AutoRunner,
     check_backend,
     compiled,
     make_runner,
     start_compiler,
 )
 from fullstride.step.torch.runners.comparison import StepError, rehearsed
-from fullstride.step.torch.runners.expected_shapes import NEVER, Constants, Observation, ShapeTracker
+from fullstride.step.torch.runners.expected_shapes import NEVER, Observation, PythonNumbers, ShapeTracker
 from fullstride.step.torch.runners.first_step import FirstSteps
-from fullstride.step.torch.runners.isolated import Saved
+from fullstride.step.torch.runners.isolated import Snapshot
 from fullstride.step.torch.schedules import Schedule
 
 NAMES = ("auto", *BACKENDS)
 
 
+@accepts(TRAIN_STEP, deprecated=True)
 class TrainStep:
     """`step(batch) -> metrics`: loss, derivative, backward, clipping, optimizer, schedule and averages.
 
@@ -66,11 +68,11 @@ class TrainStep:
         precision: str = "fp32",
         backend: str = "auto",
         generator: torch.Generator | None = None,
-        gate: bool = True,
-        awaken: Callable[[nn.Module], object] | None = None,
-        processes: Processes = ALONE,
+        check_first_step: bool = True,
+        randomize_zeros: Callable[[nn.Module], object] | None = None,
+        processes: Processes = SINGLE,
         shards: Shards | None = None,
-        say: Callable[[str], None] = note,
+        log: Callable[[str], None] = note,
     ):
         """Build a step.
 
@@ -94,13 +96,14 @@ class TrainStep:
             backend: eager, graph, compile, compile+graph, or auto: measures those that run here during the first
                 steps and stays with the fastest.
             generator: handed to `draw`.
-            gate: compare loss and gradients with eager fp32 on the first batch, in each form that the backend runs in.
-            awaken: changes weights of the model in place; a compiled loss is compared with those, too, before the first
-                step, as weights that start as zero hide what is behind them.
+            check_first_step: compare loss and gradients with eager fp32 on the first batch, in each form that the
+                backend runs in.
+            randomize_zeros: function that changes weights of the model in place; a compiled loss is compared with
+                those, too, before the first step, as weights that start as zero hide what is behind them.
             processes: that make each step together, with batches of one size: gradients and metrics are means over all
                 of them. Weights, buffers and averages become the first one's.
             shards: of this model, optimizer and averages, where each process keeps a part of them.
-            say: where `auto` tells what it chose.
+            log: where `auto` tells what it chose.
 
         Raises:
             ConfigError: for a backend, precision or optimizer that cannot run here, or a guard whose optimizer would
@@ -134,12 +137,14 @@ class TrainStep:
             shards=shards,
         )
         self.made = 0
-        self._say = say
+        self._say = log
         self._processes = processes
         self._guarded = tuple(guard_state)
         roots = loss_fn, model, draw
-        self._tracker = ShapeTracker(None if backend == "eager" else functools.partial(Constants, roots))
-        self._first = FirstSteps(self._tracker, gate, awaken, announce=backend == "auto", say=self._log)
+        self._tracker = ShapeTracker(None if backend == "eager" else functools.partial(PythonNumbers, roots))
+        self._first = FirstSteps(
+            self._tracker, check_first_step, randomize_zeros, announce=backend == "auto", say=self._log
+        )
         self._asked = backend
         self._choose(backend)
         if clip is not None:
@@ -171,7 +176,7 @@ class TrainStep:
     def _choose(self, backend: str) -> None:
         """Make steps by a backend from here on, or, for `auto`, by each in turn until one is chosen."""
         compiled_body = functools.cache(lambda: compiled(self.body))
-        self._auto: Auto | None = None
+        self._auto: AutoRunner | None = None
         self._runner: Runner
         if backend != "auto":
             check_backend(backend, self.body.device, self.body.optimizer)
@@ -185,7 +190,7 @@ class TrainStep:
                 continue
             candidates[name] = functools.partial(make_runner, name, self.body, compiled_body)
         # A step waits for all processes: they must agree on the fastest backend.
-        self._auto = Auto(candidates, self.body.device, lambda ms: max(self._processes.gather(ms)))
+        self._auto = AutoRunner(candidates, self.body.device, lambda ms: max(self._processes.gather(ms)))
         self._runner = self._auto.runner
 
     def _loaded(self) -> None:
@@ -276,7 +281,7 @@ class TrainStep:
             return self._runner(batch, self.made, expected=expected)
         return self._first.make(self._runner, batch, self.made, expected=expected)
 
-    def _measure(self, auto: Auto, batch: Any, expected: bool) -> Metrics:
+    def _measure(self, auto: AutoRunner, batch: Any, expected: bool) -> Metrics:
         """A step of the candidate whose turn it is; one that cannot make it leaves no trace."""
         while True:
             self._runner = auto.runner
@@ -284,7 +289,7 @@ class TrainStep:
             if not known and (why := self._hindered(batch, expected)):
                 auto.refuse(why)
                 continue
-            saved = None if known else Saved(self.body, self._guarded)
+            saved = None if known else Snapshot(self.body, self._guarded)
             step = functools.partial(self._step, batch, expected)
             try:
                 metrics = auto.timed(step) if expected else step()
@@ -305,7 +310,7 @@ class TrainStep:
         """Why a process cannot compute its gradients, on all of them: one that refused alone would be waited for."""
         if self._processes.size == 1 or self.body.shards is not None:
             return ""
-        with nothing_collected():
+        with gc_paused():
             # At once, before the rehearsal would compile one after the other.
             self._first.compile_kernels(self.body, batch, compiles=self._runner.compiles and expected)
             own = "" if self.backend == "eager" else rehearsed(self._runner.body, batch)

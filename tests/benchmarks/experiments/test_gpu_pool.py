@@ -144,7 +144,7 @@ def test_a_signal_is_passed_on_to_those_that_run_and_nothing_begins_after_it(tmp
 
 
 def test_none_is_left_behind_where_another_cannot_be_started(tmp_path, monkeypatch):
-    line = gpu_pool.alone
+    line = gpu_pool.single_command
 
     def second_fails(words):
         if words[0] == "two":

@@ -4,13 +4,13 @@ from dataclasses import replace
 from typing import Any
 
 from benchmarks.harness.results import CaseResult, Row
-from fullstride.measure.roofline import Ceilings, Floor
+from fullstride.measure.roofline import Ceilings, RooflineBound
 from fullstride.measure.timing import Timing
 
 ENVIRONMENT: dict[str, Any] = {"cpu": "AMD EPYC", "cores": 2, "gpu": None, "commit": None, "versions": {"torch": "2"}}
 ROWS = [
-    Row("forward, no grad", Timing(812.5, (4.0, 2.0, 3.0), 3 << 30), Floor(1.5, 0.25)),
-    Row("MeanFlow 25% step", Timing(90000.0, (1 / 3, 0.1, 12.75), None), Floor(0.125, 0.25), {"ratio": 0.25}),
+    Row("forward, no grad", Timing(812.5, (4.0, 2.0, 3.0), 3 << 30), RooflineBound(1.5, 0.25)),
+    Row("MeanFlow 25% step", Timing(90000.0, (1 / 3, 0.1, 12.75), None), RooflineBound(0.125, 0.25), {"ratio": 0.25}),
 ]
 
 

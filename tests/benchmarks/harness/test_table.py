@@ -5,7 +5,7 @@ from rich.console import Console
 
 from benchmarks.harness.results import Row
 from benchmarks.harness.table import result_table
-from fullstride.measure.roofline import IMPOSSIBLE, Floor
+from fullstride.measure.roofline import IMPOSSIBLE, RooflineBound
 from fullstride.measure.timing import Timing
 from tests.benchmarks.harness.made import ROWS, made_result
 
@@ -26,7 +26,7 @@ def test_every_row_shows_its_numbers(shown):
 
 def test_a_row_below_its_bound_is_marked_and_the_mark_is_explained(shown):
     assert "(!)" not in "\n".join(shown)
-    rows = [*ROWS, Row("too fast", Timing(9.0, (1.0,) * 5, None), Floor(1.25, 0.1))]
+    rows = [*ROWS, Row("too fast", Timing(9.0, (1.0,) * 5, None), RooflineBound(1.25, 0.1))]
     console = Console(width=160, record=True, file=io.StringIO())
     console.print(result_table(made_result(rows=rows)))
     lines = console.export_text().splitlines()

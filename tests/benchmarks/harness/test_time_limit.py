@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.harness.time_limit import Limit
 from fullstride.errors import Preempted
-from fullstride.process.signals import LOST, Stop
+from fullstride.process.signals import LOST, StopSignal
 
 
 def test_the_end_of_a_time_is_for_saving():
@@ -37,7 +37,7 @@ def test_without_a_limit_everything_fits():
 
 
 def test_a_process_tells_itself_to_end_in_time(capfd):
-    with Stop() as stop, Limit.of(0.5).kept():
+    with StopSignal() as stop, Limit.of(0.5).kept():
         end = time.monotonic() + 10
         while stop.signal is None and time.monotonic() < end:
             time.sleep(0.01)
@@ -46,7 +46,7 @@ def test_a_process_tells_itself_to_end_in_time(capfd):
 
 
 def test_what_is_done_in_time_is_told_nothing():
-    with Stop() as stop:
+    with StopSignal() as stop:
         with Limit.of(0.3).kept():
             pass
         time.sleep(0.4)

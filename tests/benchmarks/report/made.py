@@ -9,7 +9,7 @@ from typing import Any
 from benchmarks.harness.results import CaseResult, Row, write_result
 from benchmarks.harness.seeds import ExperimentResult, Outcome, PartResult, write_experiment
 from benchmarks.report.frame import Results, read_results
-from fullstride.measure.roofline import Ceilings, Floor
+from fullstride.measure.roofline import Ceilings, RooflineBound
 from fullstride.measure.timing import Timing
 
 SEED = random.randrange(1 << 32)
@@ -35,7 +35,7 @@ def ms() -> float:
 def row(name: str, /, **extra: Any) -> Row:
     """A row whose three samples surround its median."""
     time = ms()
-    return Row(name, Timing(4 * time, (0.5 * time, time, 2 * time), None), Floor(ms(), ms()), extra)
+    return Row(name, Timing(4 * time, (0.5 * time, time, 2 * time), None), RooflineBound(ms(), ms()), extra)
 
 
 def _steps() -> list[Row]:

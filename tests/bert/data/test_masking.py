@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from fullstride.bert.data.batch import in_turn, masked, predictions, word_starts
+from fullstride.bert.data.batch import in_turn, mask_tokens, predictions, word_starts
 from fullstride.bert.data.rows import rows_of
 from tests.bert.data.texts import corpus, tokenizer
 
@@ -10,7 +10,7 @@ ROWS = rows_of(corpus(400), tokenizer(), 50)
 
 @pytest.mark.parametrize("fraction", [0.15, 0.4, 0.5])
 def test_each_row_predicts_its_share_of_its_own_tokens(fraction):
-    batch = masked(ROWS, np.random.default_rng(0), fraction)
+    batch = mask_tokens(ROWS, np.random.default_rng(0), fraction)
     counts = batch.counted.sum(1)
     assert batch.masked.shape[1] == predictions(50, fraction)
     np.testing.assert_array_equal(counts, np.maximum(1, np.rint(fraction * ROWS.hideable.sum(1))))
@@ -26,7 +26,7 @@ def test_each_row_predicts_its_share_of_its_own_tokens(fraction):
 def test_80_percent_are_hidden_10_replaced_10_left():
     shown, labels = [], []
     for seed in range(20):
-        batch = masked(ROWS, np.random.default_rng(seed))
+        batch = mask_tokens(ROWS, np.random.default_rng(seed))
         at = batch.tokens[np.arange(len(ROWS))[:, None], batch.masked]
         shown.append(at[batch.counted])
         labels.append(batch.labels[batch.counted])
@@ -44,7 +44,7 @@ def test_80_percent_are_hidden_10_replaced_10_left():
 def test_all_tokens_are_as_likely_to_be_chosen():
     chosen = np.zeros(ROWS.tokens.shape)
     for seed in range(300):
-        batch = masked(ROWS, np.random.default_rng(seed))
+        batch = mask_tokens(ROWS, np.random.default_rng(seed))
         np.add.at(chosen, (np.arange(len(ROWS))[:, None], batch.masked), batch.counted)
     share = (chosen / 300)[ROWS.hideable]
     assert (chosen[~ROWS.hideable] == 0).all()
@@ -53,7 +53,7 @@ def test_all_tokens_are_as_likely_to_be_chosen():
 
 
 def test_whole_words_are_hidden_whole(seed):
-    batch = masked(ROWS, np.random.default_rng(seed), whole_words=True)
+    batch = mask_tokens(ROWS, np.random.default_rng(seed), whole_words=True)
     inside = ROWS.vocabulary.inside
     several = 0
     for row in range(len(ROWS)):
@@ -77,7 +77,7 @@ def test_whole_words_are_hidden_whole(seed):
 
 @pytest.mark.parametrize("fraction", [0.15, 0.4])
 def test_words_are_taken_in_a_random_order_while_they_fit(fraction, seed):
-    batch = masked(ROWS, np.random.default_rng(seed), fraction, whole_words=True)
+    batch = mask_tokens(ROWS, np.random.default_rng(seed), fraction, whole_words=True)
     scores, starts = np.random.default_rng(seed).random(ROWS.tokens.shape, np.float32), word_starts(ROWS)
     for row in range(len(ROWS)):
         words: dict[int, list[int]] = {}
@@ -110,12 +110,12 @@ def test_in_turn_each_token_is_hidden_once_and_nothing_else_changes(seed):
 
 def test_rows_of_one_text_say_how_long_they_are():
     alone = rows_of(corpus(), tokenizer(), 50, pack=False)
-    batch = masked(alone, np.random.default_rng(0))
+    batch = mask_tokens(alone, np.random.default_rng(0))
     assert batch.segments is None
     assert batch.lengths is not None
     for tokens, length in zip(batch.tokens, batch.lengths, strict=True):
         assert (tokens[length:] == alone.vocabulary.pad).all()
         assert tokens[length - 1] == alone.vocabulary.last
-    packed = masked(ROWS, np.random.default_rng(0))
+    packed = mask_tokens(ROWS, np.random.default_rng(0))
     assert packed.lengths is None
     np.testing.assert_array_equal(packed.segments, ROWS.segments)

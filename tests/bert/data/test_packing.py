@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from fullstride.bert.data.corpus import Corpus
-from fullstride.bert.data.rows import encoded, packed, rows_of
+from fullstride.bert.data.rows import encoded, pack_rows, rows_of
 from fullstride.errors import ConfigError
 from tests.bert.data.texts import corpus, tokenizer
 
@@ -42,7 +42,7 @@ def test_every_token_is_in_a_row_once(length, pack):
 @pytest.mark.parametrize("seed", range(5))
 def test_packing_fills_rows(seed):
     sizes = np.random.default_rng(seed).integers(1, 65, 500)
-    order, row = packed(sizes, 64)
+    order, row = pack_rows(sizes, 64)
     assert sorted(order) == list(range(500))
     loads = np.bincount(row, sizes[order])
     assert loads.max() <= 64

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from fullstride.bert.data.rows import rows_of
-from fullstride.bert.data.stream import Batches, ahead
+from fullstride.bert.data.stream import Batches, prefetched
 from tests.bert.data.texts import corpus, tokenizer
 
 ROWS = rows_of(corpus(), tokenizer(), 24)
@@ -49,16 +49,16 @@ def test_a_batch_may_span_several_epochs():
 
 def test_what_is_made_ahead_comes_in_order_and_the_thread_ends():
     before = threading.active_count()
-    with ahead(lambda i: i * i, 3, 9) as made:
+    with prefetched(lambda i: i * i, 3, 9) as made:
         assert list(made) == [9, 16, 25, 36, 49, 64]
-    with ahead(lambda i: i, 0, 10**9, size=2) as endless:
+    with prefetched(lambda i: i, 0, 10**9, size=2) as endless:
         assert next(endless) == 0
     assert threading.active_count() == before
 
 
 def test_only_so_many_are_made_ahead():
     made = []
-    with ahead(lambda i: made.append(i), 0, 100, size=3) as items:
+    with prefetched(lambda i: made.append(i), 0, 100, size=3) as items:
         next(items)
         deadline = time.monotonic() + 5
         while len(made) < 5 and time.monotonic() < deadline:
@@ -74,7 +74,7 @@ def test_an_error_is_raised_where_it_is_read():
             raise OSError("disk")
         return i
 
-    with ahead(make, 0, 5) as items:
+    with prefetched(make, 0, 5) as items:
         assert [next(items), next(items)] == [0, 1]
         with pytest.raises(OSError, match="disk"):
             next(items)

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fullstride.bert.data.batch import in_turn, masked
+from fullstride.bert.data.batch import in_turn, mask_tokens
 from fullstride.bert.data.rows import rows_of
 from fullstride.bert.model.config import BertConfig
 from fullstride.bert.training.evaluate import SEED, Evaluator
@@ -36,7 +36,7 @@ def test_bits_per_byte_are_those_of_every_token_over_the_texts_bytes(seed, batch
     model, rows = awake(SIZES, seed), rows_of(HELD, tokenizer(), 20, pack=pack)
     found = Evaluator(rows, HELD.size(), batch_size=batch_size)(model)
     rng = np.random.default_rng(SEED)
-    once = masked(rows, rng)
+    once = mask_tokens(rows, rng)
     total = bits_by_hand(model, in_turn(rows, rng))
     assert found.bits_per_byte == pytest.approx(total / HELD.size(), rel=1e-5)
     assert found.bytes == sum(len(entry.encode()) for entry in HELD.entries)

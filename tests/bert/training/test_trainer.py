@@ -17,7 +17,7 @@ from fullstride.bert.model import config
 from fullstride.bert.model.bert import Bert
 from fullstride.bert.model.fill import fill
 from fullstride.bert.training.optimizer import learning_rate, updates
-from fullstride.bert.training.runs import Trained, evaluate_command, export, trained
+from fullstride.bert.training.runs import TrainedBert, evaluate_command, export, load_trained
 from fullstride.bert.training.trainer import Trainer
 from fullstride.errors import ConfigError, OutOfMemory, Preempted
 from fullstride.runs.folder import read_metrics
@@ -58,10 +58,10 @@ def test_the_loss_falls_and_what_is_left_is_used(texts, tmp_path):
     assert asdict(again) == pytest.approx(scores[-1], rel=1e-5)
     assert "bits/byte" in str(again)
 
-    found = trained(trainer.run)
+    found = load_trained(trainer.run)
     assert found.step == 150
     out = export(found, tmp_path / "hf")
-    moved = trained(out)
+    moved = load_trained(out)
     text = f"{corpus().entries[0].split()[0]} [MASK] [MASK]"
     here, there = (fill(x.model, x.tokenizer, text, 3) for x in (found, moved))
     assert here == there
@@ -143,7 +143,7 @@ def test_settings_that_cannot_be_cost_no_earlier_run(texts, tmp_path):
 
 def test_a_run_that_is_replaced_leaves_neither_its_tokenizer_nor_its_sizes(texts, tmp_path):
     run(settings(texts, tmp_path, "steps=3"))
-    out = export(trained(tmp_path / "run"), tmp_path / "hf")
+    out = export(load_trained(tmp_path / "run"), tmp_path / "hf")
     both = ("steps=3", "overwrite=true", "resume=true")
     run(settings(texts, tmp_path, *both, f"model.init={out}"))
     assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["3"]
@@ -155,10 +155,10 @@ def test_weights_are_not_exported_over_a_run(texts, tmp_path):
     run(settings(texts, tmp_path, "steps=3"))
     kept = (tmp_path / "run" / "config.json").read_text()
     with pytest.raises(ConfigError, match="run: a run lives there, whose config.json would be replaced; give another"):
-        export(trained(tmp_path / "run"), tmp_path / "run")
+        export(load_trained(tmp_path / "run"), tmp_path / "run")
     assert (tmp_path / "run" / "config.json").read_text() == kept
-    out = export(trained(tmp_path / "run"), tmp_path / "hf")
-    assert export(trained(tmp_path / "run"), out) == out  # newer weights
+    out = export(load_trained(tmp_path / "run"), tmp_path / "hf")
+    assert export(load_trained(tmp_path / "run"), out) == out  # newer weights
 
 
 def test_a_setting_that_changes_no_score_is_refused(texts, tmp_path):
@@ -183,7 +183,7 @@ def test_a_setting_that_changes_no_score_is_refused(texts, tmp_path):
 
 def test_weights_of_another_vocabulary_are_refused(texts, tmp_path):
     sizes = config.BertConfig.named("tiny", vocab_size=90, max_length=24)
-    out = export(Trained(Bert(sizes, key=jax.random.key(0)), tokenizer()), tmp_path / "hf")
+    out = export(TrainedBert(Bert(sizes, key=jax.random.key(0)), tokenizer()), tmp_path / "hf")
     larger = tmp_path / "tokenizer.json"
     trained_wordpiece(list(corpus().entries), 95).save(str(larger))
     with pytest.raises(ConfigError, match="knows 90 tokens, the tokenizer 95; give its own by data.tokenizer"):
@@ -215,7 +215,7 @@ def test_a_step_that_does_not_fit_says_what_would(texts, tmp_path, error, said):
 
 def test_a_run_that_died_in_its_first_checkpoint_begins_again(texts, tmp_path):
     sizes = config.BertConfig.named("tiny", vocab_size=90, max_length=24)
-    out = export(Trained(Bert(sizes, key=jax.random.key(0)), tokenizer()), tmp_path / "hf")
+    out = export(TrainedBert(Bert(sizes, key=jax.random.key(0)), tokenizer()), tmp_path / "hf")
     given = (f"model.init={out}", "eval_every=0", "save_every=0", "steps=3")
     with pytest.raises(Preempted):
         run(settings(texts, tmp_path, *given), 1)
@@ -223,17 +223,17 @@ def test_a_run_that_died_in_its_first_checkpoint_begins_again(texts, tmp_path):
     # What orbax leaves of one that was not finished.
     (checkpoints / "1").rename(checkpoints / "1.orbax-checkpoint-tmp-0")
     with pytest.raises(ConfigError, match="this run has no checkpoint yet"):
-        trained(tmp_path / "run")
+        load_trained(tmp_path / "run")
     assert run(settings(texts, tmp_path, *given, "resume=true")).state.step == 3
-    assert trained(tmp_path / "run").step == 3
+    assert load_trained(tmp_path / "run").step == 3
 
 
 def test_what_is_no_run_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="no run and no weights"):
-        trained(tmp_path)
+        load_trained(tmp_path)
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(ConfigError, match="config.json is not of this version's bert"):
-        trained(tmp_path)
+        load_trained(tmp_path)
 
 
 def test_two_devices_train_like_one(texts, tmp_path):

@@ -9,7 +9,7 @@ import torch
 
 from fullstride.jvp.attention import naive, naive_varlen
 from fullstride.jvp.attention.backward import backward, backward_varlen
-from fullstride.jvp.attention.backward_table import Launch, pick
+from fullstride.jvp.attention.backward_table import BackwardConfig, pick
 from fullstride.jvp.attention.tiles import pieces
 from tests.jvp.attention.math_form import Case, draw, expected_backward, transposed
 
@@ -19,14 +19,14 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Conversion of an array with ndim:DeprecationWarning"),
 ]
 
-WHOLE = (Launch("dq dtq", 32, 32, 4, 1), Launch("dk dtk dv dtv", 32, 32, 4, 1))
+WHOLE = (BackwardConfig("dq dtq", 32, 32, 4, 1), BackwardConfig("dk dtk dv dtv", 32, 32, 4, 1))
 HALVES = (
-    Launch("dq", 16, 64, 4, 1),
-    Launch("dtq", 32, 32, 4, 1),
-    Launch("dk dtk", 64, 16, 4, 1),
-    Launch("dv dtv", 32, 32, 4, 1),
+    BackwardConfig("dq", 16, 64, 4, 1),
+    BackwardConfig("dtq", 32, 32, 4, 1),
+    BackwardConfig("dk dtk", 64, 16, 4, 1),
+    BackwardConfig("dv dtv", 32, 32, 4, 1),
 )
-QUARTERS = (*HALVES[:2], *(Launch(name, 32, 32, 4, 1, tma=True) for name in ("dk", "dtk", "dv", "dtv")))
+QUARTERS = (*HALVES[:2], *(BackwardConfig(name, 32, 32, 4, 1, tma=True) for name in ("dk", "dtk", "dv", "dtv")))
 PARTS = tuple(replace(launch, parts=16) for launch in HALVES)
 TMA = tuple(replace(launch, tma=True) for launch in WHOLE)
 

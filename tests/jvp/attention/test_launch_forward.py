@@ -8,7 +8,7 @@ import torch
 
 from fullstride.jvp.attention import launch_common as launching
 from fullstride.jvp.attention import launch_forward as forward_module
-from fullstride.jvp.attention.forward_table import Config, SpecialisedConfig, pick
+from fullstride.jvp.attention.forward_table import ForwardConfig, SpecialisedConfig, pick
 from fullstride.jvp.attention.launch_common import fits_tma, takes_specialised
 from fullstride.jvp.attention.launch_forward import forward, forward_varlen
 from fullstride.jvp.attention.tiles import pieces
@@ -20,10 +20,10 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Conversion of an array with ndim:DeprecationWarning"),
 ]
 
-SMALL = Config(32, 16, 4, 2)
+SMALL = ForwardConfig(32, 16, 4, 2)
 DIMS = (16, 72, 96, 112, 130, 256)
-TMA = Config(32, 16, 4, 2, tma=True)
-LATE = Config(16, 32, 4, 2, early=False)
+TMA = ForwardConfig(32, 16, 4, 2, tma=True)
+LATE = ForwardConfig(16, 32, 4, 2, early=False)
 
 
 def poisoning(empty):

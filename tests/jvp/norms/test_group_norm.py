@@ -5,7 +5,7 @@ import torch
 
 from fullstride.jvp.norms import group_norm, naive
 from fullstride.jvp.norms.closed_form import Affine
-from fullstride.jvp.norms.group_configs import GroupConfig, Size, group_config
+from fullstride.jvp.norms.group_configs import GroupConfig, GroupSize, group_config
 from tests.jvp.norms.cases import EPS, Case, reference_dual, reference_gradients, relative_error
 
 pytestmark = [
@@ -115,7 +115,7 @@ def test_a_mean_a_thousand_times_the_deviation(launch):
 
 
 def test_neighbouring_channels_are_read_together():
-    small = Size(64, 32, 4, 64, True, 2)
+    small = GroupSize(64, 32, 4, 64, True, 2)
     assert group_config("forward", small).groups == 8
     assert group_config("forward", small._replace(channels_last=False)).groups == 1
     assert group_config("forward", small._replace(pixels=65536)).groups == 8
@@ -123,7 +123,7 @@ def test_neighbouring_channels_are_read_together():
 
 
 def test_few_large_groups_are_split():
-    large = Size(1, 32, 4, 65536, False, 2)
+    large = GroupSize(1, 32, 4, 65536, False, 2)
     assert group_config("forward", large).chunks > 1
     assert group_config("forward", large._replace(samples=64)).chunks == 1
 

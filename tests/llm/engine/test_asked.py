@@ -6,10 +6,10 @@ from types import SimpleNamespace
 import jax.numpy as jnp
 import numpy as np
 
-from fullstride.llm.engine.dispatch import COLDEST, params, wishes
-from fullstride.llm.engine.sequence import Request, Sequence, Text
-from fullstride.llm.engine.state import State, sampler
-from fullstride.llm.kernels.interface import asks
+from fullstride.llm.engine.dispatch import COLDEST, params, sampling_needs
+from fullstride.llm.engine.sequence import Request, Sequence, StopTextBuffer
+from fullstride.llm.engine.state import EngineState, sampler
+from fullstride.llm.kernels.interface import needs_full_sampler
 from fullstride.llm.sampling_params import SamplingParams
 
 CHOICES = {
@@ -33,15 +33,15 @@ def sequences(count: int) -> list[Sequence]:
         given = {name: draw.choice(values if draw.random() < 0.25 else values[:1]) for name, values in CHOICES.items()}
         request = Request("", [3, 4], SamplingParams(**given), 30, (1,))
         matcher = SimpleNamespace() if draw.random() < 0.1 else None
-        found.append(Sequence(request, 0, [3, 4], (1, 2), Text(None), matcher))
+        found.append(Sequence(request, 0, [3, 4], (1, 2), StopTextBuffer(None), matcher))
     return found
 
 
 def test_the_host_and_the_device_agree_about_which_rows_ask():
     rows = sequences(500)
     words, nothing = jnp.asarray(np.stack([params(row) for row in rows])), jnp.zeros(1)
-    state = State(nothing, nothing, nothing, nothing, words, nothing, nothing, nothing, nothing)
+    state = EngineState(nothing, nothing, nothing, nothing, words, nothing, nothing, nothing, nothing)
     slots = jnp.arange(len(rows))
-    found = np.asarray(asks(sampler(state, slots, slots))).tolist()
-    assert [bool(asks(wishes(row))) for row in rows] == found
+    found = np.asarray(needs_full_sampler(sampler(state, slots, slots))).tolist()
+    assert [bool(needs_full_sampler(sampling_needs(row))) for row in rows] == found
     assert 50 < sum(found) < 450

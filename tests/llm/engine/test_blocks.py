@@ -22,7 +22,7 @@ def test_the_longest_known_beginning_is_found_and_shared():
     blocks = BlockManager(5)
     mine = blocks.take(3)
     for block, name in zip(mine, names(7, 8, 9), strict=True):
-        blocks.name(block, name)
+        blocks.publish(block, name)
     assert blocks.match(names(7, 8, 1)) == mine[:2]
     assert blocks.match(names(8)) == []
     blocks.share(mine[:2])
@@ -37,7 +37,7 @@ def test_what_was_used_longest_ago_is_forgotten_first_and_ends_before_beginnings
     blocks = BlockManager(4)
     old, new = blocks.take(2), blocks.take(2)
     for block, name in zip([*old, *new], [*names(1, 2), *names(5, 6)], strict=True):
-        blocks.name(block, name)
+        blocks.publish(block, name)
     blocks.release(old)
     blocks.release(new)
     assert blocks.take(1) == [old[1]]
@@ -49,7 +49,7 @@ def test_what_was_used_longest_ago_is_forgotten_first_and_ends_before_beginnings
 def test_what_holds_nothing_is_given_out_before_what_may_be_found():
     blocks = BlockManager(3)
     named, bare = blocks.take(1), blocks.take(1)
-    blocks.name(named[0], names(1)[0])
+    blocks.publish(named[0], names(1)[0])
     blocks.release(named)
     blocks.release(bare)
     assert blocks.take(1) == bare
@@ -57,15 +57,15 @@ def test_what_holds_nothing_is_given_out_before_what_may_be_found():
 
 def test_without_caching_nothing_is_found():
     blocks = BlockManager(2, caching=False)
-    blocks.name(blocks.take(1)[0], b"x")
+    blocks.publish(blocks.take(1)[0], b"x")
     assert blocks.match([b"x"]) == []
 
 
 def test_of_two_that_hold_the_same_the_first_is_found():
     blocks = BlockManager(3)
     first, second = blocks.take(2)
-    blocks.name(first, b"x")
-    blocks.name(second, b"x")
+    blocks.publish(first, b"x")
+    blocks.publish(second, b"x")
     assert blocks.match([b"x"]) == [first]
     blocks.release([second])
     blocks.take(2)
@@ -86,7 +86,7 @@ def test_no_block_is_lost_or_given_twice(actions):
         if action == 0 and value <= blocks.free:
             held.append(blocks.take(value))
             for block, name in zip(held[-1], chain, strict=True):
-                blocks.name(block, name)
+                blocks.publish(block, name)
         elif action == 1 and (found := blocks.match(chain)):
             blocks.share(found)
             held.append(found)

@@ -80,7 +80,7 @@ def test_a_named_set_runs_or_says_why_not():
         choose("token", MODEL, "bfloat16", 16, jax.devices()[0])
     with pytest.raises(ConfigError, match="dtype float32"):
         choose("paged", MODEL, "float32", 16, HOPPER)
-    assert choose("paged", MODEL, "bfloat16", 16, HOPPER).whole is None
+    assert choose("paged", MODEL, "bfloat16", 16, HOPPER).fused_step is None
 
 
 def test_a_pool_of_fp8_is_refused_by_name():

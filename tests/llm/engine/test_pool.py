@@ -8,8 +8,8 @@ from benchmarks.cases.llm.work import SHAPES
 from fullstride.errors import ConfigError
 from fullstride.llm.engine import EngineConfig, pool
 from fullstride.llm.engine import build as parts
-from fullstride.llm.engine.build import chosen, parts_of
-from fullstride.llm.engine.shapes import sizes
+from fullstride.llm.engine.build import build_parts, select_kernels
+from fullstride.llm.engine.shapes import choose_shapes
 from fullstride.llm.kernels.xla.kernels import plain
 
 QWEN3 = SHAPES["qwen3-0.6b"]
@@ -24,7 +24,7 @@ def free(monkeypatch):
 
 
 def made(model=QWEN3, device=CPU, **settings):
-    return sizes(EngineConfig(**settings), model, plain(dynamic=True), device)
+    return choose_shapes(EngineConfig(**settings), model, plain(dynamic=True), device)
 
 
 @pytest.mark.parametrize("gigabytes", [4, 16, 1000, None])
@@ -65,7 +65,7 @@ def test_a_share_of_what_is_free(free):
     stats = [{"bytes_limit": 9 * 10**9, "bytes_in_use": 5 * 10**9}, {"bytes_limit": 9 * 10**9, "bytes_in_use": 10**9}]
     gpus = [SimpleNamespace(platform="gpu", memory_stats=lambda each=each: each) for each in stats]
     for share in (None, 0.25):
-        found = sizes(EngineConfig(kv_share=share, dtype="float32"), QWEN3, plain(dynamic=False), *gpus)
+        found = choose_shapes(EngineConfig(kv_share=share, dtype="float32"), QWEN3, plain(dynamic=False), *gpus)
         # As much of each as of the fullest.
         assert (found.blocks + 1) * 16 * A_TOKEN == pytest.approx((share or 0.8) * 8e9, abs=16 * A_TOKEN)
 
@@ -114,16 +114,16 @@ def test_what_the_model_rules_out_is_refused_before_weights_are_on_a_device(qwen
     with monkeypatch.context() as patch:
         patch.setattr(parts, "put", lambda *_: pytest.fail("weights were put on a device"))
         with pytest.raises(ConfigError, match=message):
-            parts_of(qwen3, EngineConfig(**settings), None)
+            build_parts(qwen3, EngineConfig(**settings), None)
     fits: dict[str, Any] = {"max_length": 256, "max_tokens_per_step": 301, "kv_memory": 16_384}
-    chosen(qwen3.config, EngineConfig(**{name: fits.get(name, value) for name, value in settings.items()}))
+    select_kernels(qwen3.config, EngineConfig(**{name: fits.get(name, value) for name, value in settings.items()}))
 
 
 def test_the_engine_says_what_it_chose(qwen3, free, caplog):
     caplog.set_level("INFO", "fullstride.llm.engine")
-    parts_of(qwen3, EngineConfig(kv_blocks=16), None)
+    build_parts(qwen3, EngineConfig(kv_blocks=16), None)
     free(500_000)
-    parts_of(qwen3, EngineConfig(), None)
+    build_parts(qwen3, EngineConfig(), None)
     told, cut = caplog.records
     assert (told.levelname, told.getMessage()) == ("INFO", "max_length=256, 16 blocks of 16 tokens, 0 MB")
     assert cut.levelname == "WARNING"

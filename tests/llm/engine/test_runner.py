@@ -13,8 +13,8 @@ from fullstride.llm.engine import EngineConfig
 from fullstride.llm.engine import runner as runner_module
 from fullstride.llm.engine.programs import Programs
 from fullstride.llm.engine.runner import Runner
-from fullstride.llm.engine.shapes import sizes
-from fullstride.llm.engine.wire import PARAMS, Decode, Mixed, Params
+from fullstride.llm.engine.shapes import choose_shapes
+from fullstride.llm.engine.wire import PARAMS, DecodeInput, MixedInput, RowParams
 from fullstride.llm.kernels.xla.kernels import plain
 from fullstride.llm.models.parameters import put
 from tests.llm.engine.conftest import run
@@ -73,7 +73,7 @@ def large(request, qwen3) -> Runner:
     config = EngineConfig(max_sequences=1, max_tokens_per_step=32, kv_blocks=4000)
     if request.param == "fp8":
         config = replace(config, kv_cache_dtype="fp8", kv_blocks=16000)
-    made = sizes(config, model, kernels, device)
+    made = choose_shapes(config, model, kernels, device)
     runner = Runner.__new__(Runner)
     runner.programs, runner.sizes, runner.device = Programs(model, kernels, made), made, device
     runner.mesh = None
@@ -107,14 +107,14 @@ def test_a_dispatch_keeps_every_buffer_where_it_was(engine):
 
 
 def test_parts_of_a_packed_array_are_all_of_it():
-    mixed = np.zeros(Mixed.size(3, 2, 5, 7), np.int32)
-    decode = np.zeros(Decode.size(3, 7), np.int32)
-    for packed, parts in ((mixed, Mixed.of(mixed, 3, 2, 5)), (decode, Decode.of(decode, 3))):
+    mixed = np.zeros(MixedInput.size(3, 2, 5, 7), np.int32)
+    decode = np.zeros(DecodeInput.size(3, 7), np.int32)
+    for packed, parts in ((mixed, MixedInput.of(mixed, 3, 2, 5)), (decode, DecodeInput.of(decode, 3))):
         for part in parts:
             part += 1
         assert (packed == 1).all()
-    words = np.zeros(Mixed.of(mixed, 3, 2, 5).params.shape[1], np.int32)
-    PARAMS.put(words, **dict.fromkeys(Params._fields, 1))
+    words = np.zeros(MixedInput.of(mixed, 3, 2, 5).params.shape[1], np.int32)
+    PARAMS.put(words, **dict.fromkeys(RowParams._fields, 1))
     assert (words == 1).all()
 
 
@@ -123,17 +123,19 @@ def test_the_grid_holds_every_plan(qwen3):
         platform = "cpu"
 
     config = EngineConfig(max_sequences=20, max_tokens_per_step=500, max_length=250, kv_memory=1 << 20)
-    made = sizes(config, qwen3.config, plain(dynamic=True), Device())
+    made = choose_shapes(config, qwen3.config, plain(dynamic=True), Device())
     assert made.row_buckets == (1, 8, 20)
     assert made.tile_buckets == (2, 8, 15)
     assert made.widths == (16,)
     assert made.blocks == (1 << 20) // (2 * 2 * 2 * 16 * 16 * 4) - 1
     assert made.max_length == 250
-    many = sizes(EngineConfig(max_sequences=300), qwen3.config, plain(dynamic=True), Device())
+    many = choose_shapes(EngineConfig(max_sequences=300), qwen3.config, plain(dynamic=True), Device())
     assert (many.budget, many.tile_buckets[-1]) == (332, 10)
-    codes = sizes(replace(config, kv_cache_dtype="fp8"), qwen3.config, plain(dynamic=True), Device())
+    codes = choose_shapes(replace(config, kv_cache_dtype="fp8"), qwen3.config, plain(dynamic=True), Device())
     # A byte each instead of the four of float32, and one block is nobody's.
     assert (codes.blocks + 1, codes.dtype, codes.pool) == (4 * (made.blocks + 1), "float32", "uint8")
     with pytest.raises(ConfigError, match="max_tokens_per_step=20: expected more than max_sequences, which is 20"):
-        sizes(EngineConfig(max_sequences=20, max_tokens_per_step=20), qwen3.config, plain(dynamic=True), Device())
-    assert sizes(EngineConfig(kv_blocks=3), qwen3.config, plain(dynamic=True), Device()).max_length == 49
+        choose_shapes(
+            EngineConfig(max_sequences=20, max_tokens_per_step=20), qwen3.config, plain(dynamic=True), Device()
+        )
+    assert choose_shapes(EngineConfig(kv_blocks=3), qwen3.config, plain(dynamic=True), Device()).max_length == 49

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from fullstride.llm.engine import engine as module
-from fullstride.llm.engine.scheduler import Plan
+from fullstride.llm.engine.scheduler import StepPlan
 from tests.llm.engine.conftest import finish, forget, run
 from tests.llm.engine.test_engine import greedy
 
@@ -13,11 +13,11 @@ PROMPTS = [list(range(5, 5 + count)) for count in (3, 20, 50)]
 
 
 @pytest.fixture
-def plans(engine, monkeypatch) -> list[Plan]:
+def plans(engine, monkeypatch) -> list[StepPlan]:
     """Every plan from here on."""
     made, original = [], engine._scheduler.plan
 
-    def plan() -> Plan | None:
+    def plan() -> StepPlan | None:
         if (found := original()) is not None:
             made.append(found)
         return found

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 from jax.interpreters import mlir
 
-from fullstride.llm.kernels.cuda.chain import Link, chain_p
+from fullstride.llm.kernels.cuda.chain import ChainLaunch, chain_p
 from fullstride.llm.kernels.cuda.launch import Kernel, kernel_p
 
 HERE = Path(__file__).parent
@@ -147,7 +147,7 @@ def _check(name: str, operands: Any, given: Any, arrays: Any, aliases: Mapping[i
 
 
 def run_chain(
-    links: Sequence[Link],
+    links: Sequence[ChainLaunch],
     operands: Sequence[np.ndarray],
     results: Sequence[Any],
     aliases: Mapping[int, int],

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fullstride.llm.kernels.cuda import chain, driver
-from fullstride.llm.kernels.cuda.xla_ffi import Call
+from fullstride.llm.kernels.cuda.xla_ffi import FfiCall
 
 
 class Config(ctypes.Structure):
@@ -54,12 +54,12 @@ def noted(monkeypatch):
     return found
 
 
-def launch(kernel: int, early: bool, pointers: int = 2) -> driver.Launch:
-    return driver.Launch(ctypes.c_void_p(kernel), (5, 6, 1), 256, 99_000 + kernel, pointers, early)
+def launch(kernel: int, early: bool, pointers: int = 2) -> driver.PreparedLaunch:
+    return driver.PreparedLaunch(ctypes.c_void_p(kernel), (5, 6, 1), 256, 99_000 + kernel, pointers, early)
 
 
-def call(name: str, *pointers: int) -> Call:
-    return Call(name, list(pointers), lambda: 77)
+def call(name: str, *pointers: int) -> FfiCall:
+    return FfiCall(name, list(pointers), lambda: 77)
 
 
 def test_a_launch_is_what_cuda_h_says(noted):

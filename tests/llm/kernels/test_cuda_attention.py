@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from scipy import special
 
-from fullstride.llm.kernels import Batch, QKNorm, Shape
+from fullstride.llm.kernels import AttentionShape, QKNorm, StepBatch
 from fullstride.llm.kernels.cuda.attention import attention, refusal
 from tests.llm.kernels.emulation import seeded
 
@@ -31,7 +31,7 @@ class Case:
 
     def __init__(
         self,
-        shape: Shape,
+        shape: AttentionShape,
         contexts: list[int],
         tiles: list[tuple[int, int]],
         tile: int,
@@ -69,7 +69,7 @@ class Case:
         every = np.arange(len(self.tables)) if pick is None else np.array(pick)
         rows, tiles = (self.rows, self.tiles) if pick is None else (self.rows[pick], self.tiles[:0])
         integers = (self.positions[every], self.positions[every], self.slots[every], rows, tiles)
-        batch = Batch(*(jnp.asarray(x, jnp.int32) for x in integers), self.cos[every], self.sin[every])  # pyright: ignore
+        batch = StepBatch(*(jnp.asarray(x, jnp.int32) for x in integers), self.cos[every], self.sin[every])  # pyright: ignore
         step = jax.jit(partial(attention, shape=self.shape))
         weights = QKNorm(*map(jnp.asarray, self.weights)) if norms else None
         pool = self.pool.view(np.uint8) if self.kept is e4m3 else self.pool
@@ -124,7 +124,7 @@ def check(case: Case, norms: bool) -> None:
     [(4, 2, 128, 16, True), (7, 1, 64, 8, False), (3, 3, 64, 32, True), (12, 1, 128, 24, True)],
 )  # fmt: skip
 def test_rows_and_tiles(heads, kv_heads, head_dim, block, norms, kept):
-    shape = Shape(heads, kv_heads, head_dim, block, head_dim**-0.5, 1e-6)
+    shape = AttentionShape(heads, kv_heads, head_dim, block, head_dim**-0.5, 1e-6)
     case = Case(shape, [0, 45, -1, 16, 301], [(0, 7), (61, 3), (130, 8)], 8, kept=kept)
     with seeded(5):
         check(case, norms)
@@ -132,7 +132,7 @@ def test_rows_and_tiles(heads, kv_heads, head_dim, block, norms, kept):
 
 @pytest.mark.parametrize("kept", [bf16, e4m3])
 def test_only_rows_and_only_tiles(kept):
-    shape = Shape(4, 2, 64, 8, 0.1, 1e-6)
+    shape = AttentionShape(4, 2, 64, 8, 0.1, 1e-6)
     check(Case(shape, [100, 1], [], 8, kept=kept), True)
     # More queries than a block of the kernel has.
     check(Case(shape, [], [(13, 70)], 72, kept=kept), True)
@@ -140,7 +140,7 @@ def test_only_rows_and_only_tiles(kept):
 
 @pytest.mark.parametrize("kept", [bf16, e4m3])
 def test_a_row_does_not_depend_on_the_batch(kept):
-    case = Case(Shape(4, 2, 64, 8, 0.1, 1e-6), [500, 77, 3, 1200], [(5, 5)], 8, kept=kept)
+    case = Case(AttentionShape(4, 2, 64, 8, 0.1, 1e-6), [500, 77, 3, 1200], [(5, 5)], 8, kept=kept)
     together, _ = case.run(True)
     alone, _ = case.run(True, pick=[1])
     np.testing.assert_array_equal(alone[0], together[1])
@@ -151,7 +151,7 @@ def test_a_row_does_not_depend_on_the_batch(kept):
 
 def test_the_smallest_codes_count():
     """Values below 2^-6, whose codes have no exponent: hardware that took them for zeros would give zeros."""
-    case = Case(Shape(4, 2, 64, 8, 0.1, 1e-6), [40, 301], [(70, 6)], 8, kept=e4m3)
+    case = Case(AttentionShape(4, 2, 64, 8, 0.1, 1e-6), [40, 301], [(70, 6)], 8, kept=e4m3)
     tiny = np.random.default_rng().integers(1, 8, case.pool.shape[2:]) * 2.0**-9
     unseen = np.isnan(case.pool[0, 0].astype(np.float32))
     case.pool[:, 1] = np.where(unseen, np.nan, tiny).astype(E4M3)
@@ -164,7 +164,7 @@ def test_the_smallest_codes_count():
 
 def test_codes_stop_at_their_largest_number():
     """Values of thousands: what is kept of them is 448, with its sign, and so is what comes out."""
-    case = Case(Shape(2, 1, 64, 8, 1e-3, 1e-6), [9], [(3, 4)], 8, kept=e4m3)
+    case = Case(AttentionShape(2, 1, 64, 8, 1e-3, 1e-6), [9], [(3, 4)], 8, kept=e4m3)
     case.qkv *= 1e4
     out, pool = case.run(False)
     written = pool[1][:, case.slots[case.positions >= 0]].astype(np.float32)

@@ -10,7 +10,7 @@ import pytest
 from scipy import special
 
 from fullstride.llm.kernels.interface import FP8_POOL
-from fullstride.llm.kernels.xla.attention import MOST, attention, kept, known
+from fullstride.llm.kernels.xla.attention import MOST, attention, from_cache_dtype, to_cache_dtype
 from tests.llm.kernels.xla.test_attention import BLOCK, HEADS, KV, SHAPE, WIDTH, Case
 
 E4M3 = ml_dtypes.float8_e4m3fn
@@ -26,9 +26,9 @@ def test_a_conversion_is_the_nearest_and_ends_at_the_largest(dtype):
     rng = np.random.default_rng()
     x = np.concatenate([rng.standard_normal(999) * scale for scale in (1e-4, 0.01, 1, 30, 400, 1e20)])
     x = np.concatenate([x, [0, -0.0, 448, 464, 465, -1e9, np.inf, -np.inf, 2**-9, 2**-10, 3 * 2**-10]]).astype(dtype)
-    codes = np.asarray(jax.jit(partial(kept, dtype=jnp.dtype(FP8_POOL)))(jnp.asarray(x)))
+    codes = np.asarray(jax.jit(partial(to_cache_dtype, dtype=jnp.dtype(FP8_POOL)))(jnp.asarray(x)))
     np.testing.assert_array_equal(codes, rounded(x.astype(np.float32)).view(np.uint8))
-    back = np.asarray(known(jnp.asarray(codes), jnp.dtype(dtype)), np.float64)
+    back = np.asarray(from_cache_dtype(jnp.asarray(codes), jnp.dtype(dtype)), np.float64)
     assert np.isfinite(back).all()
     np.testing.assert_array_equal(back, codes.view(E4M3).astype(np.float64))
     small = np.abs(x.astype(np.float64)) <= MOST

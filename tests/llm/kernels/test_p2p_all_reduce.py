@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 from fullstride.llm.kernels import choose, shared
 from fullstride.llm.kernels.cuda import p2p_all_reduce as device_sum
-from fullstride.llm.kernels.cuda.xla_ffi import Call
+from fullstride.llm.kernels.cuda.xla_ffi import FfiCall
 from tests.llm.engine.test_kernel_sets import HOPPER, MODEL
 from tests.llm.kernels import emulation
 
@@ -85,9 +85,9 @@ def test_large_sums_and_gpus_far_from_each_other_are_left_to_xla(monkeypatch, ne
     devices = [replaced(HOPPER, local_hardware_id=i) for i in (1, 3)]
     kernels = shared(choose("paged", MODEL, "bfloat16", 16, devices[0], 2), devices)
     assert reach.asked == [(1, 3)]
-    assert kernels.total is not None
+    assert kernels.all_reduce is not None
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), (kernels.axis,))
-    total = jax.shard_map(kernels.total, mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False)
+    total = jax.shard_map(kernels.all_reduce, mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False)
 
     def made(rows: int, dtype: str) -> list[str]:
         jaxpr = jax.make_jaxpr(total)(jax.ShapeDtypeStruct((rows, 1024), dtype))
@@ -100,8 +100,8 @@ def test_large_sums_and_gpus_far_from_each_other_are_left_to_xla(monkeypatch, ne
 
 
 def test_one_device_and_the_plain_set_keep_what_they_have():
-    assert shared(choose("paged", MODEL, "bfloat16", 16, HOPPER), [HOPPER]).total is None
-    assert shared(choose("plain", MODEL, "bfloat16", 16, HOPPER, 2), [HOPPER] * 2).total is None
+    assert shared(choose("paged", MODEL, "bfloat16", 16, HOPPER), [HOPPER]).all_reduce is None
+    assert shared(choose("plain", MODEL, "bfloat16", 16, HOPPER, 2), [HOPPER] * 2).all_reduce is None
 
 
 class Driver:
@@ -131,14 +131,14 @@ def test_each_device_gets_everyones_memory_and_its_own_rank(monkeypatch):
     monkeypatch.setattr(device_sum, "_memory", functools.cache(device_sum._memory.__wrapped__))
     for ordinal in (3, 1):
         monkeypatch.setattr(device_sum.driver, "device", lambda ordinal=ordinal: ordinal)
-        device_sum._execute(Call("a", [70 + ordinal, 80 + ordinal], lambda: 5))
+        device_sum._execute(FfiCall("a", [70 + ordinal, 80 + ordinal], lambda: 5))
     lines, nothing = [1001, 2003], [0] * 6
     assert noted.launched == [
         (5, [73, 83, 4003, *lines, *nothing, 1]),
         (5, [71, 81, 3001, *lines, *nothing, 0]),
     ]
     # Another engine's on the same GPUs.
-    device_sum._execute(Call("c", [71, 81], lambda: 5))
+    device_sum._execute(FfiCall("c", [71, 81], lambda: 5))
     assert noted.launched[2] == (5, [71, 81, 7001, 5001, 6003, *nothing, 0])
     with pytest.raises(KeyError, match="was not made in this process"):
-        device_sum._execute(Call("b", [1, 2], lambda: 5))
+        device_sum._execute(FfiCall("b", [1, 2], lambda: 5))

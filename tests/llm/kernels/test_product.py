@@ -5,8 +5,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from fullstride.llm.kernels.cuda.chain import Link
-from fullstride.llm.kernels.cuda.product import SQUARES, Product, Sizes, arranged, in_order, kernel, sizes, slabs
+from fullstride.llm.kernels.cuda.chain import ChainLaunch
+from fullstride.llm.kernels.cuda.product import SQUARES, Product, ProductSizes, arranged, in_order, kernel, sizes, slabs
 from tests.llm.kernels import emulation
 
 
@@ -26,7 +26,7 @@ def expected(product: Product, x, weight, norm, bias, old) -> np.ndarray:
     return y + bias * product.bias + old * product.residual
 
 
-def check(product: Product, division: Sizes | None = None, seed: int = 0) -> None:
+def check(product: Product, division: ProductSizes | None = None, seed: int = 0) -> None:
     rng = np.random.default_rng()
     found = division or sizes(product)
     assert found is not None
@@ -40,7 +40,7 @@ def check(product: Product, division: Sizes | None = None, seed: int = 0) -> Non
     given = np.asarray(arranged(jnp.asarray(given)))
     operands, aliases = [given, weight, squares, bias, after, old], {5: 0} if product.residual else {}
     made, grid = kernel(product, found)
-    link = Link(made, grid, tuple((i, 0) for i in (0, 1, 2, 3, 4, 6, 7, 8)))
+    link = ChainLaunch(made, grid, tuple((i, 0) for i in (0, 1, 2, 3, 4, 6, 7, 8)))
     parts = np.empty((product.rows, -(-product.outputs // SQUARES)), np.float32)
     ordered = np.empty((slabs(product.rows) * 64, old.shape[1]), ml_dtypes.bfloat16)
     first = ordered if product.gated else old
@@ -70,10 +70,10 @@ def test_any_number_of_rows(rows):
 
 @pytest.mark.parametrize(("tile", "cluster"), [(64, 1), (64, 8), (128, 2), (192, 4), (96, 2)])
 def test_any_division(tile, cluster):
-    check(Product(40, 1536, 384 if tile != 128 else 256), Sizes(tile, cluster))
+    check(Product(40, 1536, 384 if tile != 128 else 256), ProductSizes(tile, cluster))
 
 
-@pytest.mark.parametrize("division", [None, Sizes(96, 8)], ids=["chosen", "few columns of few rows"])
+@pytest.mark.parametrize("division", [None, ProductSizes(96, 8)], ids=["chosen", "few columns of few rows"])
 def test_gates(division):
     check(Product(27, 512, 768, eps=1e-6, gated=True), division)
 
@@ -84,9 +84,9 @@ def test_biases():
 
 @pytest.mark.parametrize(("tile", "cluster"), [(64, 8), (192, 2)])
 def test_the_residual_stream_and_what_the_next_norm_needs(tile, cluster):
-    check(Product(61, 1536, 384, residual=True), Sizes(tile, cluster))
+    check(Product(61, 1536, 384, residual=True), ProductSizes(tile, cluster))
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_in_any_order_of_threads(seed):
-    check(Product(64, 1024, 128, residual=True), Sizes(64, 4), seed)
+    check(Product(64, 1024, 128, residual=True), ProductSizes(64, 4), seed)

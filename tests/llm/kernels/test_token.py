@@ -9,7 +9,7 @@ import pytest
 import tests.llm.kernels.emulation as emulation
 from benchmarks.cases.llm.work import RandomParameters
 from fullstride.llm.config import ModelConfig
-from fullstride.llm.kernels import Batch
+from fullstride.llm.kernels import StepBatch
 from fullstride.llm.kernels.cuda import token
 from fullstride.llm.kernels.xla.kernels import plain
 from fullstride.llm.models import rope
@@ -34,7 +34,7 @@ def rows_of(config, lengths, width):
     tokens = draw.integers(0, config.vocab_size, len(lengths))
     none = np.zeros((0, width))
     ints = [jnp.asarray(x, jnp.int32) for x in (tokens, positions, slots, blocks, none)]
-    return Batch._make([*ints, *angles])
+    return StepBatch._make([*ints, *angles])
 
 
 def pool_of(config, batch):
@@ -112,7 +112,7 @@ CONSTANTS = {
 
 @pytest.mark.parametrize(("config", "rows", "blocks"), [(QWEN, 3, 132), (LLAMA, 16, 7), (BIASED, 8, 20)])
 def test_sizes_of_memory_are_those_of_the_source(config, rows, blocks, tmp_path):
-    sizes = token.Sizes(rows, BLOCK, 640, blocks)
+    sizes = token.TokenSizes(rows, BLOCK, 640, blocks)
     made = token.kernel(config, sizes)
     shown = "".join(f'std::printf("{name} %d\\n", int({value}));' for name, value in CONSTANTS.items())
     headers = [(emulation.HERE / name).read_text() for name in ("fibers.h", "device_on_host.h")]

@@ -17,7 +17,7 @@ def floats(pointer: int, count: int) -> np.ndarray:
     return np.ctypeslib.as_array(ctypes.cast(pointer, ctypes.POINTER(ctypes.c_float)), (count,))
 
 
-def difference(call: xla_ffi.Call) -> None:
+def difference(call: xla_ffi.FfiCall) -> None:
     seen.append(call.name)
     if call.name == "refuse":
         raise ValueError("seven is no number")
@@ -50,7 +50,7 @@ def test_what_it_raises_is_the_computations_error():
 def test_a_cpu_has_no_stream():
     caught = []
 
-    def ask(call: xla_ffi.Call) -> None:
+    def ask(call: xla_ffi.FfiCall) -> None:
         try:
             call.stream()
         except RuntimeError as error:

@@ -8,7 +8,7 @@ import torch
 import transformers
 
 from fullstride.errors import ConfigError
-from fullstride.llm.kernels import Batch
+from fullstride.llm.kernels import StepBatch
 from fullstride.llm.kernels.xla.kernels import plain
 from fullstride.llm.models import rope
 from fullstride.llm.models.decoder import hidden_states, logits
@@ -31,7 +31,7 @@ def all_logits(loaded, ids: list[int]) -> np.ndarray:
     slots = jnp.asarray(table[np.arange(count) // BLOCK] * BLOCK + np.arange(count) % BLOCK, jnp.int32)
     angles = rope.angles(positions, rope.frequencies(config), rope.magnitude(config))
     none = jnp.zeros((0, len(table)), jnp.int32)
-    batch = Batch(jnp.asarray(ids, jnp.int32), positions, slots, none, jnp.asarray(table[None], jnp.int32), *angles)
+    batch = StepBatch(jnp.asarray(ids, jnp.int32), positions, slots, none, jnp.asarray(table[None], jnp.int32), *angles)
     pool = jnp.zeros((config.layers, 2, (len(table) + 1) * BLOCK, config.kv_heads, config.head_dim))
     kernels = plain(dynamic=False)
     hidden, _ = hidden_states(config, kernels, weights, pool, batch, BLOCK)

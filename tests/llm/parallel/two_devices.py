@@ -20,7 +20,7 @@ from benchmarks.cases.llm import parallel as bench_parallel
 from benchmarks.cases.llm import replicas as bench_replicas
 from benchmarks.cases.llm.devices import MadeParameters
 from benchmarks.cases.llm.parallel import steps
-from benchmarks.cases.llm.shared import Bench
+from benchmarks.cases.llm.shared import LlmBench
 from benchmarks.cases.llm.sweep import weight_count
 from benchmarks.cases.llm.work import SHAPES, RandomParameters, TiledParameters
 from benchmarks.harness.results import CaseResult, read_result, write_result
@@ -29,8 +29,8 @@ from fullstride.llm.config import ModelConfig
 from fullstride.llm.engine import Engine, EngineConfig
 from fullstride.llm.engine.programs import Programs
 from fullstride.llm.engine.runner import Runner
-from fullstride.llm.engine.shapes import sizes
-from fullstride.llm.kernels import AXIS, Batch, Kernels
+from fullstride.llm.engine.shapes import choose_shapes
+from fullstride.llm.kernels import AXIS, Kernels, StepBatch
 from fullstride.llm.kernels.cuda.sets import made
 from fullstride.llm.kernels.xla.kernels import plain
 from fullstride.llm.models import rope
@@ -75,12 +75,12 @@ def all_logits(loaded: Any, ids: list[int]) -> np.ndarray:
     slots = jnp.asarray(table[np.arange(count) // BLOCK] * BLOCK + np.arange(count) % BLOCK, jnp.int32)
     angles = rope.angles(positions, rope.frequencies(config))
     none = jnp.zeros((0, len(table)), jnp.int32)
-    batch = Batch(jnp.asarray(ids, jnp.int32), positions, slots, none, jnp.asarray(table[None]), *angles)
+    batch = StepBatch(jnp.asarray(ids, jnp.int32), positions, slots, none, jnp.asarray(table[None]), *angles)
     pool = jnp.zeros((config.layers, 2, (len(table) + 1) * BLOCK, config.kv_heads, config.head_dim))
     return on_two_devices(loaded, plain(dynamic=False), batch, pool, BLOCK)
 
 
-def on_two_devices(loaded: Any, kernels: Kernels, batch: Batch, pool: jax.Array, block: int) -> np.ndarray:
+def on_two_devices(loaded: Any, kernels: Kernels, batch: StepBatch, pool: jax.Array, block: int) -> np.ndarray:
     """Scores after each of the batch's tokens."""
     config, devices = loaded.config, jax.devices()
     weights = put(config, loaded.parameters, str(pool.dtype), *devices)
@@ -146,7 +146,7 @@ def test_the_pool_is_written_where_it_lies(qwen3):
     """On the optimised program of one device: its own part of the pool alone, in place, and two sums a layer."""
     kernels, devices = plain(dynamic=True)._replace(axis=AXIS), jax.devices()
     config = EngineConfig(max_sequences=1, max_tokens_per_step=32, kv_blocks=4000, tensor_parallel_size=2)
-    made = sizes(config, qwen3.config, kernels, *devices)
+    made = choose_shapes(config, qwen3.config, kernels, *devices)
     runner = Runner.__new__(Runner)
     runner.programs, runner.sizes, runner.device = Programs(qwen3.config, kernels, made), made, devices[0]
     runner.mesh = mesh_of(devices)
@@ -212,17 +212,17 @@ def test_an_engine_runs_on_the_device_that_it_is_given():
     leaves = jax.tree.leaves((other._runner.state, other._runner._leaves))
     assert {device for leaf in leaves for device in leaf.devices()} == {jax.devices()[1]}
     assert tokens == run(other, ([5, 6, 7], greedy(9)))[0].tokens
-    assert other.names(range(20)) == []
+    assert other.block_hashes(range(20)) == []
 
 
 def test_an_engine_knows_which_beginnings_it_holds(engine, rng):  # noqa: F811 # a fixture
     ids = prompt(rng, 21)
-    names = engine.names(ids)
+    names = engine.block_hashes(ids)
     assert len(names) == 5
-    assert engine.held(names) == 0
+    assert engine.cached_prefix_blocks(names) == 0
     run(engine, (ids, greedy(9)))
-    assert engine.held(names) == 5
-    assert engine.held(engine.names(ids[:10] + [3] * 11)) == 2
+    assert engine.cached_prefix_blocks(names) == 5
+    assert engine.cached_prefix_blocks(engine.block_hashes(ids[:10] + [3] * 11)) == 2
 
 
 def test_paged_kernels_serve_each_devices_heads():
@@ -232,7 +232,7 @@ def test_paged_kernels_serve_each_devices_heads():
     tables = jnp.asarray([[3, 1, 0], [2, 5, 6], [4, 0, 0]], jnp.int32)
     slots = tables[jnp.arange(3), length // 8] * 8 + length % 8
     angles = rope.angles(length, rope.frequencies(model))
-    batch = Batch(jnp.asarray([5, 150, 7]), length, slots, tables, jnp.zeros((0, 3), jnp.int32), *angles)
+    batch = StepBatch(jnp.asarray([5, 150, 7]), length, slots, tables, jnp.zeros((0, 3), jnp.int32), *angles)
     pool = jax.random.normal(jax.random.key(0), (2, 2, 56, 2, 64), jnp.bfloat16)
     paged = made("paged", loaded.config, None)
     assert not isinstance(paged, str)
@@ -311,7 +311,7 @@ def written(monkeypatch) -> list[int]:
 
 def test_one_model_on_one_and_two_devices_is_timed_and_written_row_by_row(tmp_path, monkeypatch, written, capsys):
     monkeypatch.setattr(bench_parallel, "REPEATS", 2)
-    path = bench_parallel.run(Bench(random_model(ODD), "odd", "cpu", "float32", "auto", tmp_path))
+    path = bench_parallel.run(LlmBench(random_model(ODD), "odd", "cpu", "float32", "auto", tmp_path))
     result = read_result(path)
     assert written == [1, 2, 3, 4]
     assert [(row["extra"]["devices"], row["extra"]["batch"]) for row in result["rows"]] == [
@@ -332,7 +332,7 @@ def test_copies_behind_one_server_are_timed_and_know_what_was_said(tmp_path, mon
     sizes = {"TURNS": 2, "OPENING": 33, "QUESTION": 5, "ANSWER": 7, "REPEATS": 1}
     for name, value in sizes.items():
         monkeypatch.setattr(bench_replicas, name, value)
-    path = bench_replicas.run(Bench(random_model(ODD), "odd", "cpu", "float32", "auto", tmp_path))
+    path = bench_replicas.run(LlmBench(random_model(ODD), "odd", "cpu", "float32", "auto", tmp_path))
     one, two = read_result(path)["rows"]
     assert written == [1, 2]
     assert one["extra"]["tokens_per_second"] == pytest.approx(16 * 2 * 7 / one["timing"]["median_ms"] * 1e3)

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from fullstride.errors import ConfigError
-from fullstride.llm.text.utf8_stream import Beginning
+from fullstride.llm.text.utf8_stream import TextPrefix
 
 END, START, ASSISTANT = 256, 257, 258
 MARKS = {END: b"<end>", START: b"<start>", ASSISTANT: b"<assistant>"}
@@ -25,8 +25,8 @@ class FakeTokenizer:
     def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
         return b"".join(b"" if skip_special and i >= END else self.token_bytes(i) for i in ids).decode(errors="replace")
 
-    def beginning(self, after: Sequence[int] = ()) -> Beginning:
-        return Beginning(strips=False)
+    def beginning(self, after: Sequence[int] = ()) -> TextPrefix:
+        return TextPrefix(strips=False)
 
     def token_bytes(self, token: int) -> bytes:
         return MARKS.get(token) or bytes([token])

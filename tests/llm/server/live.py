@@ -10,9 +10,9 @@ from fastapi import FastAPI
 
 from fullstride.llm.server.app import create_app
 from fullstride.llm.server.launch import background
-from fullstride.llm.server.limits import Limits
-from fullstride.llm.server.request_manager import Bridge
-from fullstride.llm.server.served_model import Served
+from fullstride.llm.server.limits import ServerLimits
+from fullstride.llm.server.request_manager import RequestManager
+from fullstride.llm.server.served_model import ServedModel
 from tests.llm.server.fake_engine import FakeEngine
 from tests.llm.server.fake_tokenizer import FakeTokenizer
 
@@ -26,7 +26,7 @@ class Live:
     engine: Any
 
     @property
-    def bridge(self) -> Bridge:
+    def bridge(self) -> RequestManager:
         return self.app.state.server.bridge
 
 
@@ -58,9 +58,9 @@ def fake_server(
     engine = engine or FakeEngine()
     app = create_app(
         engine,
-        Served(("fake", "alias/of-fake"), FakeTokenizer(), engine.max_length),
+        ServedModel(("fake", "alias/of-fake"), FakeTokenizer(), engine.max_length),
         concurrent=engine.max_sequences,
-        limits=Limits(**{"drain_seconds": 1.0, **limits}),
+        limits=ServerLimits(**{"drain_seconds": 1.0, **limits}),
         api_keys=api_keys,
         hosts=hosts,
         grammars=grammars,

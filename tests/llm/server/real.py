@@ -7,13 +7,13 @@ from typing import Any
 
 from fullstride.llm.engine import Engine, EngineConfig
 from fullstride.llm.server.app import create_app
-from fullstride.llm.server.limits import Limits
-from fullstride.llm.server.served_model import Served
-from fullstride.llm.weights import Loaded, load
+from fullstride.llm.server.limits import ServerLimits
+from fullstride.llm.server.served_model import ServedModel
+from fullstride.llm.weights import LoadedModel, load
 from tests.llm.server.live import Live, listening
 
 
-def make_engine(folder: Path) -> tuple[Loaded, Engine]:
+def make_engine(folder: Path) -> tuple[LoadedModel, Engine]:
     """A pool of 24 blocks of 4 tokens for 8 sequences of up to 64: they cannot all grow."""
     config = EngineConfig(
         max_sequences=8, kv_blocks=24, block_size=4, max_tokens_per_step=32, max_length=64, steps_per_dispatch=2
@@ -23,10 +23,10 @@ def make_engine(folder: Path) -> tuple[Loaded, Engine]:
 
 
 @contextlib.contextmanager
-def real_server(loaded: Loaded, engine: Engine, **limits: Any) -> Iterator[Live]:
+def real_server(loaded: LoadedModel, engine: Engine, **limits: Any) -> Iterator[Live]:
     """Serve it."""
-    served = Served(("tiny",), loaded.tokenizer, engine.sizes.max_length)
-    settings = Limits(**{"drain_seconds": 5.0, **limits})
+    served = ServedModel(("tiny",), loaded.tokenizer, engine.sizes.max_length)
+    settings = ServerLimits(**{"drain_seconds": 5.0, **limits})
     app = create_app(engine, served, concurrent=engine.sizes.rows, limits=settings, grammars=engine.grammars)
     with listening(app, engine) as live:
         yield live

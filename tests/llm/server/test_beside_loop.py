@@ -16,10 +16,10 @@ from fullstride.llm.server import bodies, chat, completions, messages, routes
 from fullstride.llm.server import context as server
 from fullstride.llm.server.app import create_app
 from fullstride.llm.server.errors import BadRequestError
-from fullstride.llm.server.limits import Limits
+from fullstride.llm.server.limits import ServerLimits
 from fullstride.llm.server.schemas import base
 from fullstride.llm.server.schemas.completion import CompletionRequest
-from fullstride.llm.server.served_model import Served
+from fullstride.llm.server.served_model import ServedModel
 from fullstride.llm.server.tools import plan as tools
 from tests.llm.server.fake_engine import FakeEngine
 from tests.llm.server.fake_tokenizer import FakeTokenizer
@@ -68,7 +68,7 @@ def watched() -> Watched:
 @pytest.fixture(scope="module")
 def live(watched: Watched) -> Iterator[Live]:
     engine = FakeEngine(blocks=4096, max_length=40_000)
-    served, limits = Served(("fake",), watched, engine.max_length), Limits(drain_seconds=1.0)
+    served, limits = ServedModel(("fake",), watched, engine.max_length), ServerLimits(drain_seconds=1.0)
     with listening(create_app(engine, served, concurrent=8, limits=limits), engine) as live:
         yield live
 

@@ -5,14 +5,14 @@ import pytest
 from fullstride.llm.outputs import Delta
 from fullstride.llm.sampling_params import SamplingParams
 from fullstride.llm.server.errors import ApiError, EngineFailedError, UnavailableError
-from fullstride.llm.server.job import Job, Prompt
+from fullstride.llm.server.job import EngineJob, EnginePrompt
 
 
-def _job(n: int = 1) -> Job:
-    return Job([Prompt((1, 2), SamplingParams(n=n)), Prompt((3,), SamplingParams(n=n))], ["a", "b"])
+def _job(n: int = 1) -> EngineJob:
+    return EngineJob([EnginePrompt((1, 2), SamplingParams(n=n)), EnginePrompt((3,), SamplingParams(n=n))], ["a", "b"])
 
 
-async def _read(job: Job) -> tuple[list[tuple[int, str]], ApiError | None]:
+async def _read(job: EngineJob) -> tuple[list[tuple[int, str]], ApiError | None]:
     found = []
     try:
         async for which, delta in job:
@@ -51,14 +51,14 @@ def test_the_first_error_comes_after_what_came_before_it():
 
 
 def test_an_error_after_the_end_changes_nothing():
-    job = Job([Prompt((1,), SamplingParams())], ["a"])
+    job = EngineJob([EnginePrompt((1,), SamplingParams())], ["a"])
     job.put(Delta("a", 0, (7,), "x", finish_reason="length"))
     job.fail(EngineFailedError("late"))
     assert asyncio.run(_read(job)) == ([(0, "x")], None)
 
 
 def test_waiting_for_the_first_delta():
-    async def wait(job: Job) -> None:
+    async def wait(job: EngineJob) -> None:
         waiting = asyncio.create_task(job.begun())
         await asyncio.sleep(0)
         assert not waiting.done()

@@ -7,12 +7,12 @@ from typing import Any
 import httpx
 import pytest
 
-from fullstride.llm.engine.blocks import block_names
+from fullstride.llm.engine.blocks import block_hashes
 from fullstride.llm.outputs import EngineStats
 from fullstride.llm.server.app import create_app
-from fullstride.llm.server.limits import Limits
+from fullstride.llm.server.limits import ServerLimits
 from fullstride.llm.server.replicas import Replica, Router, total
-from fullstride.llm.server.served_model import Served
+from fullstride.llm.server.served_model import ServedModel
 from tests.llm.server.fake_engine import FAIL_STEP, FakeEngine
 from tests.llm.server.fake_tokenizer import FakeTokenizer
 from tests.llm.server.live import Live, listening, until
@@ -30,7 +30,7 @@ class KnowingEngine(FakeEngine):
         self.known: set[bytes] = set()
 
     def names(self, prompt: Sequence[int]) -> list[bytes]:
-        return block_names(prompt[:-1], BLOCK)
+        return block_hashes(prompt[:-1], BLOCK)
 
     def held(self, names: Sequence[bytes]) -> int:
         return next((i for i, name in enumerate(names) if name not in self.known), len(names))
@@ -47,8 +47,8 @@ def _replicas(count: int) -> list[Replica]:
 
 
 def _app(engines: list[KnowingEngine], **limits):
-    served = Served(("fake",), FakeTokenizer(), 512)
-    return create_app(engines, served, concurrent=8, limits=Limits(**{"drain_seconds": 1.0, **limits}))
+    served = ServedModel(("fake",), FakeTokenizer(), 512)
+    return create_app(engines, served, concurrent=8, limits=ServerLimits(**{"drain_seconds": 1.0, **limits}))
 
 
 def _metrics(live: Live) -> dict[str, float]:
@@ -64,7 +64,7 @@ def _ask(live: Live, prompt: str, count: int = 5) -> httpx.Response:
 def test_the_longest_known_beginning_wins_unless_its_engine_is_much_busier():
     replicas = _replicas(3)
     router = Router(replicas, 8, 60.0)  # two more than the least is still fine
-    names = block_names(range(40), BLOCK)
+    names = block_hashes(range(40), BLOCK)
     for number, blocks in ((1, 3), (2, 6)):
         engine: Any = replicas[number].engine
         engine.known.update(names[:blocks])
@@ -79,7 +79,7 @@ def test_the_longest_known_beginning_wins_unless_its_engine_is_much_busier():
 
 def test_what_was_only_just_given_to_an_engine_counts_as_known_until_it_ends():
     replicas = _replicas(2)
-    names = block_names(range(20), BLOCK)
+    names = block_hashes(range(20), BLOCK)
     replicas[1].enter(names, 2)
     replicas[1].enter(names[:2], 1)
     assert (replicas[1].known(names), replicas[1].load) == (5, 3)

@@ -16,8 +16,8 @@ import pytest
 from fullstride.errors import ConfigError
 from fullstride.llm.server.app import create_app
 from fullstride.llm.server.launch import DrainingServer, check_free, name_of, run, serve
-from fullstride.llm.server.served_model import Served
-from fullstride.process.gc_paused import nothing_collected
+from fullstride.llm.server.served_model import ServedModel
+from fullstride.process.gc_paused import gc_paused
 from tests.llm.server.fake_engine import FakeEngine
 from tests.llm.server.fake_tokenizer import FakeTokenizer
 from tests.llm.server.live import fake_server, until
@@ -79,11 +79,11 @@ class Cycle:
 
 
 def test_garbage_of_the_start_is_not_kept(monkeypatch):
-    server = create_app(FakeEngine(), Served(("fake",), FakeTokenizer(), 512), concurrent=8)
+    server = create_app(FakeEngine(), ServedModel(("fake",), FakeTokenizer(), 512), concurrent=8)
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     monkeypatch.setattr(DrainingServer, "run", lambda _: left.append(garbage()))
     left: list[Cycle | None] = []
-    with nothing_collected():
+    with gc_paused():
         garbage = weakref.ref(Cycle())
         assert garbage() is not None
         run(server, port=0)

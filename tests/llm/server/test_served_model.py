@@ -9,7 +9,7 @@ from fullstride.llm.server import launch as serving
 from fullstride.llm.server.errors import BadRequestError, NotFoundError
 from fullstride.llm.server.sampling import sampling_params
 from fullstride.llm.server.schemas.base import SamplingRequest
-from fullstride.llm.server.served_model import Served
+from fullstride.llm.server.served_model import ServedModel
 from tests.llm.server.fake_tokenizer import FakeTokenizer
 
 
@@ -26,7 +26,7 @@ class Watched(FakeTokenizer):
 
 def test_texts_that_no_tokens_could_shorten_enough_are_not_encoded():
     tokenizer = Watched()
-    served = Served(("m",), tokenizer, 10)
+    served = ServedModel(("m",), tokenizer, 10)
     assert served.longest_token == len("<assistant>")
     with pytest.raises(BadRequestError, match="more than 10"):
         served.encode("x" * (10 * served.longest_token + 1), "prompt", special=False)
@@ -36,19 +36,19 @@ def test_texts_that_no_tokens_could_shorten_enough_are_not_encoded():
 
 
 def test_names():
-    served = Served(("a", "b"), FakeTokenizer(), 10)
+    served = ServedModel(("a", "b"), FakeTokenizer(), 10)
     assert (served.name(None), served.name("b")) == ("a", "b")
     with pytest.raises(NotFoundError, match="has a, b"):
         served.name("c")
 
 
 def test_what_a_request_leaves_out_is_as_the_model_suggests():
-    served = Served(("m",), FakeTokenizer(), 10, {"temperature": 0.6, "top_k": 20, "repetition_penalty": 1.1})
+    served = ServedModel(("m",), FakeTokenizer(), 10, {"temperature": 0.6, "top_k": 20, "repetition_penalty": 1.1})
     request = SamplingRequest.model_validate({"temperature": 0, "top_k": -1, "top_p": 0.5})
     found = sampling_params(request, served, max_tokens=4, logprobs=None)
     assert (found.temperature, found.top_k, found.top_p, found.repetition_penalty) == (0, -1, 0.5, 1.1)
     plain = sampling_params(
-        SamplingRequest.model_validate({}), Served(("m",), FakeTokenizer(), 10), max_tokens=4, logprobs=None
+        SamplingRequest.model_validate({}), ServedModel(("m",), FakeTokenizer(), 10), max_tokens=4, logprobs=None
     )
     assert plain == SamplingParams(max_tokens=4, stop=(), stop_token_ids=[], logit_bias={})
 

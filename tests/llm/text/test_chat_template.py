@@ -6,7 +6,7 @@ import transformers
 from fullstride.errors import ConfigError
 from fullstride.llm.text import chat_template
 from fullstride.llm.text.chat_template import ChatTemplate
-from fullstride.llm.text.confined import Confined
+from fullstride.llm.text.confined import IsolatedFunction
 from fullstride.llm.text.tokenizer import Tokenizer
 from tests.llm.tiny import TEMPLATE, make_tokenizer
 
@@ -186,7 +186,7 @@ HOSTILE = {
 @pytest.fixture(scope="module")
 def hasty():
     """Confine templates, with less time for each."""
-    return Confined("fullstride.llm.text.rendering:renderer", seconds=0.2, memory=chat_template.MEMORY)
+    return IsolatedFunction("fullstride.llm.text.rendering:renderer", seconds=0.2, memory=chat_template.MEMORY)
 
 
 @pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)

@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from fullstride.errors import ConfigError
-from fullstride.llm.text.confined import AbandonedError, Confined, TooCostlyError
+from fullstride.llm.text.confined import AbandonedError, IsolatedFunction, TooCostlyError
 
 HERE = "tests.llm.text.test_confined:"
 
@@ -41,7 +41,7 @@ DOES = {
 
 @pytest.fixture(scope="module")
 def confined():
-    return Confined(HERE + "steps", {"set": "up"}, seconds=0.3, memory=64 << 20)
+    return IsolatedFunction(HERE + "steps", {"set": "up"}, seconds=0.3, memory=64 << 20)
 
 
 def test_results_come_back_from_one_process_of_its_own(confined, seed):
@@ -102,11 +102,11 @@ def test_nothing_is_imported_from_the_folder_that_one_is_in(tmp_path, monkeypatc
     (tmp_path / "json.py").write_text("raise SystemExit('of a stranger')\n")
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))
     monkeypatch.chdir(tmp_path)
-    assert Confined(HERE + "steps", seconds=5.0, memory=64 << 20)(("echo", 3))["made"] == 3
+    assert IsolatedFunction(HERE + "steps", seconds=5.0, memory=64 << 20)(("echo", 3))["made"] == 3
 
 
 def test_it_ends_with_whom_it_belongs_to():
-    own = Confined(HERE + "steps", seconds=5.0, memory=64 << 20)
+    own = IsolatedFunction(HERE + "steps", seconds=5.0, memory=64 << 20)
     pid = own(("echo", 1))["pid"]
     del own
     assert not psutil.pid_exists(pid)

@@ -20,7 +20,7 @@ from fullstride.errors import ConfigError
 from fullstride.llm.llm import _warn
 from fullstride.llm.sampling_params import SamplingParams, Structured
 from fullstride.llm.text.grammar import Compiler
-from fullstride.llm.text.json_schema import NOT_HELD, PARTNERS, held
+from fullstride.llm.text.json_schema import NOT_HELD, PARTNERS, supported
 from tests.llm.text.test_grammar import TOKENIZER, allowed
 
 
@@ -161,7 +161,7 @@ def _finite(number: str) -> float:
 @pytest.mark.parametrize("name", CASES)
 def test_no_text_breaks_what_a_grammar_holds(compiler, name, seed):
     schema, left = CASES[name]
-    made = held(schema)
+    made = supported(schema)
     assert sorted(where.rpartition("/")[2] for where in made.left_out) == sorted(left)
     assert all(where.startswith("/properties/f/") for where in made.left_out)
     rng = np.random.default_rng(seed)
@@ -205,7 +205,7 @@ def test_what_llguidance_passes_over_is_known(keyword):
     ("pattern", "looks"), [(r"a(?=b)", 1), (r"\\b", 0), (r"\bx", 1), (r"(?<n>a)(?:b)", 0), (r"(a)\1", 1)]
 )
 def test_expressions_that_look_around_are_known(pattern, looks):
-    assert bool(held({"pattern": pattern}).left_out) is bool(looks)
+    assert bool(supported({"pattern": pattern}).left_out) is bool(looks)
 
 
 @pytest.mark.parametrize(
@@ -221,12 +221,12 @@ def test_an_array_has_no_more_unlike_items_than_there_are(items, most, expected)
     schema = {"items": items, "uniqueItems": True, "$defs": {"c": {"enum": [1, 2]}}} | (
         {"maxItems": most} if most else {}
     )
-    assert held(schema).schema.get("maxItems") == expected
-    assert held(schema).left_out == ["/uniqueItems"]
+    assert supported(schema).schema.get("maxItems") == expected
+    assert supported(schema).left_out == ["/uniqueItems"]
 
 
 def test_what_asks_for_nothing_is_held():
-    assert held({"uniqueItems": False, "unevaluatedProperties": True, "propertyNames": {}}).left_out == []
+    assert supported({"uniqueItems": False, "unevaluatedProperties": True, "propertyNames": {}}).left_out == []
 
 
 def test_names_within_a_schema_are_no_keywords():
@@ -235,7 +235,7 @@ def test_names_within_a_schema_are_no_keywords():
         "required": ["not", "if"],
         "enum": [{"uniqueItems": 1}],
     }
-    assert held(schema).schema == schema
+    assert supported(schema).schema == schema
 
 
 def test_what_cannot_be_met_is_refused(compiler):

@@ -11,7 +11,7 @@ import transformers
 from fullstride.assets import fetch as assets
 from fullstride.errors import ConfigError
 from fullstride.llm.config import parameter_shapes
-from fullstride.llm.weights import Loaded, load
+from fullstride.llm.weights import LoadedModel, load
 from tests.llm import reference
 
 TINY = ("tiny_qwen3", "tiny_llama", "tiny_qwen2")
@@ -26,7 +26,7 @@ def _relative_error(ours: np.ndarray, theirs: np.ndarray) -> float:
     return float(np.abs(ours - theirs).max() / np.abs(theirs).max())
 
 
-def _ours(loaded: Loaded, ids: list[int]) -> np.ndarray:
+def _ours(loaded: LoadedModel, ids: list[int]) -> np.ndarray:
     return reference.logits(loaded.config, loaded.parameters, ids)
 
 

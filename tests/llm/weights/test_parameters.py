@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from fullstride.errors import ConfigError
-from fullstride.llm.weights.parameters import Parameters, Stored
+from fullstride.llm.weights.parameters import Parameters, StoredParameter
 
 
 @dataclass
-class Kept(Stored):
+class Kept(StoredParameter):
     """A parameter in memory that notes each read."""
 
     values: np.ndarray

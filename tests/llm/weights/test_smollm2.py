@@ -4,7 +4,7 @@ import torch
 import transformers
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
-from fullstride.llm.weights import Loaded, load
+from fullstride.llm.weights import LoadedModel, load
 from tests.llm import reference
 
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
@@ -24,7 +24,7 @@ PUBLISHED = {
 
 
 @pytest.fixture(scope="module")
-def loaded(smollm2) -> Loaded:
+def loaded(smollm2) -> LoadedModel:
     return load(smollm2, dtype="float32")
 
 

@@ -7,7 +7,7 @@ import torch
 from PIL import Image
 
 from fullstride.errors import ConfigError
-from fullstride.meanflow.data.sources.image_files import Form, ImageFiles
+from fullstride.meanflow.data.sources.image_files import ImageFiles, ImageForm
 
 
 def pixels(rng: np.random.Generator, size: tuple[int, int], mode: str = "RGB") -> np.ndarray:
@@ -32,7 +32,7 @@ def write_folder(root: Path, rng: np.random.Generator, count: int, size=(7, 5)) 
 
 
 def store_of(root: Path, size=(7, 5)) -> ImageFiles:
-    return ImageFiles(root, sorted(p.name for p in root.iterdir()), Form(False, size, None))
+    return ImageFiles(root, sorted(p.name for p in root.iterdir()), ImageForm(False, size, None))
 
 
 class Counting:

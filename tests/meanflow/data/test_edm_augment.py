@@ -4,7 +4,7 @@ import math
 import pytest
 import torch
 
-from fullstride.meanflow.data.edm_augment import SYM6, Draw, EdmAugment
+from fullstride.meanflow.data.edm_augment import SYM6, AugmentDraw, EdmAugment
 from tests.meanflow.models.py_meanflow_checkpoint import formula
 
 
@@ -18,9 +18,9 @@ def smooth(n: int = 3, size: int = 32) -> torch.Tensor:
     return torch.stack([torch.cos(0.19 * x + i) * torch.sin(0.14 * y - i) for i in range(n)])[:, None]
 
 
-def nothing(n: int, **changes: torch.Tensor) -> Draw:
+def nothing(n: int, **changes: torch.Tensor) -> AugmentDraw:
     zero = torch.zeros(n)
-    return dataclasses.replace(Draw(zero, zero, zero, zero, torch.zeros(2, n)), **changes)
+    return dataclasses.replace(AugmentDraw(zero, zero, zero, zero, torch.zeros(2, n)), **changes)
 
 
 def test_the_filter_is_an_orthogonal_wavelets():
@@ -64,7 +64,7 @@ def test_it_does_what_edms_own_does_with_the_same_draws():
         return torch.tensor(values, dtype=torch.float64)
 
     shift = fp64([0.5, -1.3, 0.0], [-0.25, 0.8, 0.4])
-    draw = Draw(fp64(1, 0, 0), fp64(0.7, -1.2, 0), fp64(0, 0.9, -1.5), fp64(0, 2.1, -0.6), shift)
+    draw = AugmentDraw(fp64(1, 0, 0), fp64(0.7, -1.2, 0), fp64(0, 0.9, -1.5), fp64(0, 2.1, -0.6), shift)
     got = EdmAugment().apply(formula("x", (3, 2, 11, 8)) * 2.5, draw)
     torch.testing.assert_close(got.flatten()[::41], fp64(*PUBLISHED), rtol=0, atol=1e-9)
     torch.testing.assert_close(draw.labels(), fp64(*PUBLISHED_LABELS), rtol=0, atol=1e-6)
@@ -73,7 +73,7 @@ def test_it_does_what_edms_own_does_with_the_same_draws():
 def test_a_picture_does_not_see_its_batch(seed):
     x, g = pictures(seed, 7, (9, 9)).double(), torch.Generator().manual_seed(seed)
     draw = EdmAugment(1.0).draw(7, torch.device("cpu"), g)
-    one = Draw(*(getattr(draw, field.name)[..., 2:3] for field in dataclasses.fields(Draw)))
+    one = AugmentDraw(*(getattr(draw, field.name)[..., 2:3] for field in dataclasses.fields(AugmentDraw)))
     torch.testing.assert_close(EdmAugment().apply(x, draw)[2:3], EdmAugment().apply(x[2:3], one))
 
 
@@ -84,7 +84,7 @@ def test_what_lies_beyond_the_border_is_mirrored():
     x = torch.cos(math.pi * place / (size - 1))[:, None].expand(1, 1, size, size)  # its own reflection
     zero = torch.zeros(1, dtype=torch.float64)
     shift = torch.tensor([[0.0], [2.0]], dtype=torch.float64)  # a quarter of the height downwards
-    got = EdmAugment().apply(x, Draw(zero, zero, zero, zero, shift))[0, 0]
+    got = EdmAugment().apply(x, AugmentDraw(zero, zero, zero, zero, shift))[0, 0]
     expected = torch.cos(math.pi * (place - 4) / (size - 1))[:, None].expand(size, size)
     torch.testing.assert_close(got, expected, rtol=0, atol=0.01)
 

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from fullstride.cli.app import app
 from fullstride.errors import ConfigError, ReadError
-from fullstride.launch.attempts import Ended
+from fullstride.launch.attempts import Outcome
 from fullstride.meanflow.checkpoints.folder import find_checkpoint, read_group
 from fullstride.meanflow.config.networks import UNetConfig
 from fullstride.meanflow.config.schema import DataConfig, GuardConfig, TrainConfig
@@ -69,9 +69,11 @@ def read_at(trainer: Trainer, step: int):
 
 
 def orders_of(trainer: Trainer):
-    from fullstride.meanflow.data.order import orders
+    from fullstride.meanflow.data.order import epoch_orders
 
-    return orders(trainer.config, trainer.data.train, trainer.steps, trainer.state.position.epoch, 0, trainer.processes)
+    return epoch_orders(
+        trainer.config, trainer.data.train, trainer.steps, trainer.state.position.epoch, 0, trainer.processes
+    )
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOENT])
@@ -141,7 +143,7 @@ def test_the_exit_code_is_one_that_launch_starts_again(folder, monkeypatch):
     done = CliRunner().invoke(app, ["meanflow", "train", *words])
     assert done.exit_code == exit_codes.UNREAD == 74, done.output
     assert done.stderr.splitlines()[-1].startswith("error: ")
-    assert Ended(done.exit_code, "").again
+    assert Outcome(done.exit_code, "").again
     assert find_checkpoint(folder.parent / "other").name == "step_00000002"
 
 

@@ -22,7 +22,7 @@ from fullstride.meanflow.evaluation.checkpoint import CONSISTENCY, evaluate_comm
 from fullstride.meanflow.evaluation.evaluator import Evaluator
 from fullstride.meanflow.evaluation.scores import SamplerScore, Score, one_step_ratio, score_tables
 from fullstride.meanflow.metrics.energy import energy_distance
-from fullstride.meanflow.metrics.reference import chosen
+from fullstride.meanflow.metrics.reference import choose_reference
 from fullstride.meanflow.sampling import generate as sampling
 from fullstride.meanflow.sampling.generate import load_generator, sample_command
 from fullstride.meanflow.sampling.samplers import SampleResult, sample
@@ -201,7 +201,7 @@ def test_a_perfect_generator_scores_about_the_floor_where_classes_are_uneven(see
 
 def test_labels_are_those_of_the_held_out_images_for_any_number_of_samples(seed):
     data, perfect = world([9] * 20, [6] * 20, seed)
-    held_out = chosen(120, 10) // 6
+    held_out = choose_reference(120, 10) // 6
     for _ in range(2):  # the same ones each time
         perfect.labels.clear()
         Evaluator(data, EvalConfig(num_samples=10), torch.device("cpu")).sampler_score(perfect, "meanflow", 1, 20)
@@ -288,7 +288,7 @@ def test_the_commands_print_their_tables(run, monkeypatch, capsys):
     assert "rms_distances" not in json.loads((run / "evaluation.json").read_text())
     generator = load_generator(run, "cpu")
     held_out = load_data(DataConfig()).test.labels
-    labels = held_out[chosen(len(held_out), 20)]
+    labels = held_out[choose_reference(len(held_out), 20)]
     images = {
         name: sample(
             generator.model, sampler=name, steps=steps, num=20, shape=(1, 8, 8), seed=evaluate.EVALUATION_SEED,

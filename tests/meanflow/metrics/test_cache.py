@@ -4,7 +4,14 @@ import threading
 import pytest
 import torch
 
-from fullstride.meanflow.metrics.reference import alone, cache_key, kept, read_entry, reference_folder, write_entry
+from fullstride.meanflow.metrics.reference import (
+    by_one_process,
+    cache_key,
+    cached,
+    read_entry,
+    reference_folder,
+    write_entry,
+)
 
 VALUES = {"floor": 1 / 3, "label": "FD-x", "count": 7}
 
@@ -120,11 +127,11 @@ def test_of_many_that_want_an_entry_one_makes_it_and_the_others_wait_for_it(tmp_
         return tensors, VALUES
 
     found = []
-    every = [threading.Thread(target=lambda: found.append(kept(tmp_path, "key", make))) for _ in range(4)]
+    every = [threading.Thread(target=lambda: found.append(cached(tmp_path, "key", make))) for _ in range(4)]
     for one in every:
         one.start()
     assert begun.wait(10)
-    assert kept(tmp_path, "another", lambda: (tensors, VALUES))[1] == VALUES
+    assert cached(tmp_path, "another", lambda: (tensors, VALUES))[1] == VALUES
     assert not found
     go_on.set()
     for one in every:
@@ -136,8 +143,8 @@ def test_of_many_that_want_an_entry_one_makes_it_and_the_others_wait_for_it(tmp_
 def test_what_is_kept_waits_for_nobody(tmp_path, tensors):
     write_entry(tmp_path, "key", tensors, VALUES)
     found = []
-    with alone(tmp_path, "key"):
-        reading = threading.Thread(target=lambda: found.append(kept(tmp_path, "key", pytest.fail)), daemon=True)
+    with by_one_process(tmp_path, "key"):
+        reading = threading.Thread(target=lambda: found.append(cached(tmp_path, "key", pytest.fail)), daemon=True)
         reading.start()
         reading.join(10)
     assert [values for _, values in found] == [VALUES]
@@ -147,12 +154,12 @@ def test_a_damaged_entry_is_told_of_once_and_made_anew(tmp_path, tensors, capsys
     write_entry(tmp_path, "key", tensors, VALUES)
     (file,) = tmp_path.glob("*.safetensors")
     file.write_bytes(b"\0" * 100)
-    assert kept(tmp_path, "key", lambda: (tensors, VALUES))[1] == VALUES
+    assert cached(tmp_path, "key", lambda: (tensors, VALUES))[1] == VALUES
     assert capsys.readouterr().err.count("damaged cache entry") == 1
     assert read_entry(tmp_path, "key") is not None
 
 
 def test_where_there_can_be_no_lock_there_is_none(tmp_path):
     (tmp_path / "file").touch()
-    with alone(tmp_path / "file" / "folder", "key"), alone(tmp_path / "file" / "folder", "key"):
+    with by_one_process(tmp_path / "file" / "folder", "key"), by_one_process(tmp_path / "file" / "folder", "key"):
         pass

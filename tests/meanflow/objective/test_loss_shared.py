@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fullstride.jvp.mixed_batch import Partial
+from fullstride.jvp.mixed_batch import MixedBatch
 from fullstride.meanflow.config.schema import LossConfig
 from fullstride.meanflow.models.common import recompute
 from fullstride.meanflow.models.dit import DiT
@@ -133,10 +133,10 @@ def test_every_layer_keeps_the_images_memory_order(name):
     seen = []
 
     def look(module: nn.Module, _: object, out: object) -> None:
-        if isinstance(out, Partial) and out.ndim == 4 and min(out.shape[1:]) > 1:
+        if isinstance(out, MixedBatch) and out.ndim == 4 and min(out.shape[1:]) > 1:
             seen.extend((type(module).__name__, x.is_contiguous(memory_format=torch.channels_last)) for x in pair(out))
 
-    def pair(x: Partial) -> tuple[Tensor, Tensor]:
+    def pair(x: MixedBatch) -> tuple[Tensor, Tensor]:
         return x.primal, x.tangent
 
     for module in net.modules():

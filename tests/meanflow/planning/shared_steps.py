@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fullstride.meanflow.planning.cost import Costs, Rates, Step, all_reduce_ms, step_ms
+from fullstride.meanflow.planning.cost import Costs, PlannedStep, Rates, all_reduce_ms, step_ms
 from fullstride.meanflow.planning.fit import MACHINE, work_of
 
 
@@ -31,7 +31,7 @@ class SharedStep:
     model: str
     kind: str
     gpus: int
-    step: Step
+    step: PlannedStep
     ms: float
     transfer_ms: float
 
@@ -68,7 +68,9 @@ def _steps(path: Path) -> Iterator[SharedStep]:
         extra = row["extra"]
         if extra["ratio"] is None:
             continue  # how much memory a large network takes
-        step = Step(extra["batch"], extra["ratio"], c["precision"], c["backend"], whole=True, averages=c["averages"])
+        step = PlannedStep(
+            extra["batch"], extra["ratio"], c["precision"], c["backend"], whole=True, averages=c["averages"]
+        )
         yield SharedStep(
             path.name,
             row["name"],

@@ -11,12 +11,21 @@ from fullstride.cli.app import app
 from fullstride.errors import ConfigError
 from fullstride.meanflow.config.overrides import compose
 from fullstride.meanflow.config.schema import LossConfig
-from fullstride.meanflow.planning.cost import Costs, Rates, Step, Work, all_reduce_ms, duration, memory_bytes, parts
+from fullstride.meanflow.planning.cost import (
+    Costs,
+    NetworkWork,
+    PlannedStep,
+    Rates,
+    all_reduce_ms,
+    duration,
+    memory_bytes,
+    parts,
+)
 from fullstride.meanflow.planning.fit import fitted
 from fullstride.meanflow.planning.plan import Machine, derived_share, largest_batch, make_plan, passes_without_gradient
 from fullstride.meanflow.planning.work import count_work
 
-WORK = Work(1_000, 2e6, 3e6, 5e5, 7e4, 4e4, 3e3, 11)
+WORK = NetworkWork(1_000, 2e6, 3e6, 5e5, 7e4, 4e4, 3e3, 11)
 EACH = {"bf16": 1.25, "tf32": 1.5, "fp32": 2.0}
 COSTS = Costs(EACH, 1.1, 2.5, 1.2, 4.0, {"bf16": 1.0, "tf32": 0.9, "fp32": 2.0}, 1.7, EACH)
 RATES = Rates(1e12, 1e9)
@@ -25,7 +34,9 @@ TINY = ["model=unet_tiny", "precision=fp32", "ema.decays=[0.9,0.99]"]
 
 def test_a_step_is_the_sum_of_its_kinds():
     ratio, batch = random.uniform(0.1, 1), random.randrange(1, 99)
-    found = parts(WORK, Step(batch, ratio, "tf32", "graph", True, averages=2, period=4, accumulate=3), RATES, COSTS)
+    found = parts(
+        WORK, PlannedStep(batch, ratio, "tf32", "graph", True, averages=2, period=4, accumulate=3), RATES, COSTS
+    )
     passes, images = 3 + 0.9 * ratio, 3 * batch
     assert found == pytest.approx(
         {
@@ -40,14 +51,16 @@ def test_a_step_is_the_sum_of_its_kinds():
 
 
 def test_memory_has_weights_their_copies_and_activations():
-    assert memory_bytes(WORK, Step(8), COSTS) == 6 * 1_000 + 8 * 4e4 * 1.25
-    assert memory_bytes(WORK, Step(8, precision="fp32", whole=True, averages=3), COSTS) == 28 * 1_000 + 8 * 4e4 * 2
+    assert memory_bytes(WORK, PlannedStep(8), COSTS) == 6 * 1_000 + 8 * 4e4 * 1.25
+    assert (
+        memory_bytes(WORK, PlannedStep(8, precision="fp32", whole=True, averages=3), COSTS) == 28 * 1_000 + 8 * 4e4 * 2
+    )
 
 
 @pytest.mark.parametrize("backend", ["eager", "compile", "auto"])
 def test_what_waits_for_the_host_is_not_predicted(backend):
     with pytest.raises(ConfigError, match="waits for the host"):
-        Step(8, backend=backend)
+        PlannedStep(8, backend=backend)
 
 
 def test_gradients_go_around_a_ring():
@@ -125,7 +138,7 @@ def test_the_whole_batch_in_the_derivative_takes_what_was_measured():
     rows = [row for data in results if data["environment"]["gpu"]["name"] == known.machine for row in data["rows"]]
     (row,) = [row for row in rows if row["name"] == "E: the whole batch in the JVP, ratio 25%, compile+graph"]
     config = compose(["model=unet", "data=cifar10", "data.batch_size=64", "precision=bf16", "loss.split=full"])
-    step = Step(64, derived_share(config.loss))
+    step = PlannedStep(64, derived_share(config.loss))
     planned = sum(parts(count_work(config.model, (3, 32, 32)), step, known.rates["bf16"], known.costs).values())
     assert planned == pytest.approx(median(row["timing"]["samples_ms"]), rel=0.15)
 

@@ -7,7 +7,7 @@ import pytest
 from benchmarks.harness.results import CaseResult, Row, write_result
 from fullstride.meanflow.planning.cost import all_reduce_ms, step_ms
 from fullstride.meanflow.planning.fit import fitted, work_of
-from fullstride.measure.roofline import Ceilings, Floor
+from fullstride.measure.roofline import Ceilings, RooflineBound
 from fullstride.measure.timing import Timing
 from tests.meanflow.planning.shared_steps import SharedStep, shared_steps
 from tests.meanflow.planning.test_fit import RESULTS, WITHIN
@@ -34,7 +34,9 @@ def written(folder: Path, gpu: str, *rows: Row) -> Path:
 
 
 def row(ms: float, **extra: float | str | None) -> Row:
-    return Row(f"row of {ms}", Timing(9.0, (ms,), None), Floor(1.0, 1.0), {"model": "unet", "batch": 64, **extra})
+    return Row(
+        f"row of {ms}", Timing(9.0, (ms,), None), RooflineBound(1.0, 1.0), {"model": "unet", "batch": 64, **extra}
+    )
 
 
 def test_a_plan_adds_the_sum_that_was_measured_beside_a_step(tmp_path):

@@ -14,7 +14,7 @@ from fullstride.meanflow.sampling import export
 from fullstride.meanflow.sampling.export import export_command
 from fullstride.meanflow.sampling.generate import load_generator
 from fullstride.meanflow.sampling.samplers import meanflow_sample
-from fullstride.meanflow.training.step import awake
+from fullstride.meanflow.training.step import randomize_zero_layers
 from fullstride.meanflow.training.trainer import Trainer, train
 from tests.meanflow.training.test_derivative_check import MODELS as SMALL
 from tests.meanflow.training.test_trainer import config
@@ -64,7 +64,7 @@ def test_every_network_is_loaded_without_this_package(tmp_path, name):
     settings = config(tmp_path, epochs=1, gradient_accumulation_steps=1, model=model)
     trainer = Trainer(dataclasses.replace(settings, data=data))
     for average in trainer.state.ema.models.values():
-        awake(average, torch.Generator().manual_seed(0))
+        randomize_zero_layers(average, torch.Generator().manual_seed(0))
     trainer._save(must=True)
     export_command(trainer.run, out=tmp_path / "sampler.pt2", steps=1, ema=None, device="cpu")
     noise = torch.randn(2, 4, 8, 8)

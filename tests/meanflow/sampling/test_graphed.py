@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from fullstride.device.precision import treated
+from fullstride.device.precision import matmul_precision
 from fullstride.errors import ConfigError
-from fullstride.meanflow.sampling.graphed import WARM, Recorded, run_by
+from fullstride.meanflow.sampling.graphed import WARM, GraphedNetwork, run_by
 from fullstride.meanflow.sampling.samplers import SAMPLERS, evaluating, sample
 
 CPU = torch.device("cpu")
@@ -56,7 +56,7 @@ def drawn(batch, size=5):
 
 
 def test_every_evaluation_is_the_networks_at_the_points_of_the_call(network):
-    recorded = Recorded(network, record=Tape).eval()
+    recorded = GraphedNetwork(network, record=Tape).eval()
     with torch.no_grad():
         for _ in range(WARM + 5):
             z, r, t, label = drawn(7)
@@ -81,7 +81,7 @@ REFUSALS = [RuntimeError("operation not permitted when stream is capturing"), to
 @pytest.mark.parametrize("error", REFUSALS, ids=["it waits", "no memory"])
 def test_what_cannot_be_recorded_runs_as_it_is_where_a_record_is_not_required(network, error, capsys):
     record = Refusing(error)
-    recorded = Recorded(network, record=record, required=False).eval()
+    recorded = GraphedNetwork(network, record=record, required=False).eval()
     with torch.no_grad():
         for _ in range(WARM + 6):
             z, r, t, label = drawn(7)
@@ -94,7 +94,7 @@ def test_what_cannot_be_recorded_runs_as_it_is_where_a_record_is_not_required(ne
 
 @pytest.mark.parametrize("error", REFUSALS, ids=["it waits", "no memory"])
 def test_a_record_that_is_required_and_cannot_be_is_an_error(network, error):
-    recorded = Recorded(network, record=Refusing(error)).eval()
+    recorded = GraphedNetwork(network, record=Refusing(error)).eval()
     expected = torch.OutOfMemoryError if isinstance(error, torch.OutOfMemoryError) else ConfigError
     with torch.no_grad():
         for _ in range(WARM):
@@ -104,7 +104,7 @@ def test_a_record_that_is_required_and_cannot_be_is_an_error(network, error):
 
 
 def test_what_was_returned_stays_as_it_is(network):
-    recorded = Recorded(network, record=Tape).eval()
+    recorded = GraphedNetwork(network, record=Tape).eval()
     with torch.no_grad():
         given = [drawn(3) for _ in range(WARM + 4)]
         found = [recorded(z, r, t, label=label) for z, r, t, label in given]
@@ -113,7 +113,7 @@ def test_what_was_returned_stays_as_it_is(network):
 
 
 def test_the_inputs_stay_as_they_are(network):
-    recorded = Recorded(network, record=Tape).eval()
+    recorded = GraphedNetwork(network, record=Tape).eval()
     with torch.no_grad():
         for _ in range(WARM + 3):
             given = drawn(3)
@@ -129,14 +129,14 @@ def test_samplers_cannot_tell_it_from_the_network(network, sampler, classes):
     steps = None if sampler == "dopri5" else 3
     asked = {"sampler": sampler, "steps": steps, "num": count, "shape": (2, 4, 4), "seed": 3, "num_classes": classes}
     right = sample(network, batch_size=batch, **asked)
-    found = sample(Recorded(network, record=Tape), batch_size=batch, **asked)
+    found = sample(GraphedNetwork(network, record=Tape), batch_size=batch, **asked)
     assert torch.equal(found.images, right.images)
     assert found.nfe == right.nfe
     assert Tape.replayed >= Tape.made > 0
 
 
 def test_other_forms_run_as_they_are_until_they_come_often(network):
-    recorded = Recorded(network, record=Tape).eval()
+    recorded = GraphedNetwork(network, record=Tape).eval()
 
     def held(z, r, t, label=None):
         assert torch.equal(recorded(z, r, t, label=label), network(z, r, t, label=label))
@@ -159,7 +159,7 @@ def test_other_forms_run_as_they_are_until_they_come_often(network):
 
 
 def test_another_memory_order_is_no_other_form(network):
-    recorded = Recorded(network, record=Tape).eval()
+    recorded = GraphedNetwork(network, record=Tape).eval()
     with torch.no_grad():
         for place in range(WARM + 4):
             z, r, t, label = drawn(4)
@@ -169,7 +169,7 @@ def test_another_memory_order_is_no_other_form(network):
 
 
 def test_the_networks_own_mode_counts(network):
-    recorded = Recorded(network, record=Tape)
+    recorded = GraphedNetwork(network, record=Tape)
     with torch.no_grad():
         network.eval()
         for _ in range(WARM + 2):
@@ -181,7 +181,7 @@ def test_the_networks_own_mode_counts(network):
 
 
 def test_what_inference_mode_recorded_serves_outside_it(network):
-    recorded = Recorded(network, record=Tape).eval()
+    recorded = GraphedNetwork(network, record=Tape).eval()
     with torch.inference_mode():
         for _ in range(WARM + 2):
             recorded(*drawn(3))
@@ -195,7 +195,7 @@ def test_no_cache_of_autocast_is_recorded(network):
     """It holds cast weights that are gone once autocast ends, where a record would still read."""
     seen = []
     network.mix.register_forward_hook(lambda _, x, y: seen.append((y.dtype, torch.is_autocast_cache_enabled())))
-    recorded = Recorded(network, record=Tape).eval()
+    recorded = GraphedNetwork(network, record=Tape).eval()
     with torch.no_grad():
         for _ in range(WARM + 2):
             with torch.autocast("cpu", torch.bfloat16):
@@ -206,11 +206,11 @@ def test_no_cache_of_autocast_is_recorded(network):
 
 
 def test_a_record_is_of_one_number_format(network):
-    recorded = Recorded(network, record=Tape).eval()
+    recorded = GraphedNetwork(network, record=Tape).eval()
     with torch.no_grad():
         for precision in ("fp32",) * (WARM + 1) + ("bf16", "fp32", "bf16"):
             z, r, t, label = drawn(4)
-            with treated(precision, CPU):
+            with matmul_precision(precision, CPU):
                 found, right = recorded(z, r, t, label=label), network(z, r, t, label=label)
             assert found.dtype == right.dtype
             assert torch.equal(found, right)
@@ -218,7 +218,7 @@ def test_a_record_is_of_one_number_format(network):
 
 
 def test_gradients_and_training_go_through_the_network_itself(network):
-    recorded = Recorded(network, record=Tape)
+    recorded = GraphedNetwork(network, record=Tape)
     z, r, t, label = drawn(4)
     with torch.no_grad():
         dropped = [recorded(z, r, t, label=label) for _ in range(WARM + 3)]
@@ -232,7 +232,7 @@ def test_gradients_and_training_go_through_the_network_itself(network):
 
 
 def test_weights_that_are_written_into_count(network):
-    recorded = Recorded(network, record=Tape).eval()
+    recorded = GraphedNetwork(network, record=Tape).eval()
     with torch.no_grad():
         for _ in range(WARM + 3):
             network.mix.weight.normal_()
@@ -241,7 +241,7 @@ def test_weights_that_are_written_into_count(network):
 
 
 def test_expanded_times_are_taken_for_what_they_are(network):
-    recorded = Recorded(network, record=Tape).eval()
+    recorded = GraphedNetwork(network, record=Tape).eval()
     with torch.no_grad():
         for _ in range(WARM + 3):
             z, _, t, label = drawn(4)
@@ -259,7 +259,7 @@ def _refuses(error):
 
 def test_a_network_that_cannot_be_recorded_is_named(network):
     error = RuntimeError("operation not permitted when stream is capturing\nCompile with ...")
-    recorded = Recorded(network, record=_refuses(error)).eval()
+    recorded = GraphedNetwork(network, record=_refuses(error)).eval()
     said = r"\(operation not permitted when stream is capturing\), expected one that never waits .* backend=eager"
     with torch.no_grad():
         for _ in range(WARM):
@@ -269,7 +269,7 @@ def test_a_network_that_cannot_be_recorded_is_named(network):
 
 
 def test_memory_that_runs_out_is_no_fault_of_the_network(network):
-    recorded = Recorded(network, record=_refuses(torch.OutOfMemoryError("CUDA out of memory"))).eval()
+    recorded = GraphedNetwork(network, record=_refuses(torch.OutOfMemoryError("CUDA out of memory"))).eval()
     with torch.no_grad():
         for _ in range(WARM):
             recorded(*drawn(2))
@@ -282,7 +282,7 @@ def test_backends_by_name(network):
     assert run_by("auto", network, CPU) is network
     for name in ("auto", "graph"):
         found = run_by(name, network, torch.device("cuda"))
-        assert isinstance(found, Recorded)
+        assert isinstance(found, GraphedNetwork)
         assert found._required == (name == "graph")
     with pytest.raises(
         ConfigError, match="backend=graph: CUDA graphs are CUDA's, the device is cpu; use eager or auto"

@@ -177,9 +177,9 @@ def test_the_derivative_of_some_samples_is_checked_beside_one_without(tmp_path, 
     assert 0 < checked(trainer)["tangent"] < TOLERANCE[precision] / 2
     right = partial.RULES["linear"]
 
-    def wrong(x: partial.Partial, *args: Any, **kwargs: Any) -> partial.Partial:
+    def wrong(x: partial.MixedBatch, *args: Any, **kwargs: Any) -> partial.MixedBatch:
         out = right(x, *args, **kwargs)
-        return partial.Partial(out.primal, out.tangent * 1.5)
+        return partial.MixedBatch(out.primal, out.tangent * 1.5)
 
     monkeypatch.setitem(partial.RULES, "linear", wrong)
     with pytest.raises(ConfigError, match="du/dt of model=.* is wrong .* or use loss.split=static"):

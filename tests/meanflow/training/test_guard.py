@@ -129,7 +129,7 @@ def test_a_spike_moves_the_weights_as_an_ordinary_gradient_of_its_direction(kind
     guard.tensors["mean_norm"] += mean
     optimizer = kind(model.parameters(), lr=0.1, fused=True)
     loss = lambda model, batch: (model.weight * batch[0]).sum()  # noqa: E731
-    step = TrainStep(loss, model, optimizer, clip=clip, guard=guard.judge, backend="eager", gate=False)
+    step = TrainStep(loss, model, optimizer, clip=clip, guard=guard.judge, backend="eager", check_first_step=False)
     exact = torch.nn.Parameter(weights)
     by_hand = kind([exact], lr=0.1)
     for i, gradient in enumerate(gradients):

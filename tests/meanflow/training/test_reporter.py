@@ -4,7 +4,7 @@ import math
 import pytest
 import torch
 
-from fullstride.meanflow.training.guard import Judged
+from fullstride.meanflow.training.guard import GuardCounts
 from fullstride.meanflow.training.reporter import Reporter, flat_scores
 from fullstride.meanflow.training.state import Position
 from fullstride.runs.folder import read_metrics
@@ -38,7 +38,7 @@ METRICS = {"loss": torch.tensor(1.0), "squared_error": torch.tensor(0.5)}
 
 def report(reporter: Reporter, step: int, loss: float, skipped: int = 1, spikes: int = 0) -> None:
     metrics = {"loss": torch.tensor(loss), "squared_error": torch.tensor(0.5)}
-    reporter.step(Position(step, 0, step), metrics, lambda _: 1e-3, lambda: Judged(skipped, spikes))
+    reporter.step(Position(step, 0, step), metrics, lambda _: 1e-3, lambda: GuardCounts(skipped, spikes))
 
 
 def test_every_second_step_and_the_last_are_reported(reporter):
@@ -60,7 +60,7 @@ def test_skipped_steps_are_told_once_as_they_come(reporter, capfd):
         "step 4: 3 steps skipped so far, which were not finite, 0 of them in the loss, 3 in the gradient alone",
         "step 7: 4 steps skipped so far, which were not finite, 0 of them in the loss, 4 in the gradient alone",
     ]
-    reporter.step(Position(8, 0, 8), METRICS, lambda _: 1e-3, lambda: Judged(7, 0, 2))
+    reporter.step(Position(8, 0, 8), METRICS, lambda _: 1e-3, lambda: GuardCounts(7, 0, 2))
     assert capfd.readouterr().err.splitlines() == [
         "step 8: 7 steps skipped so far, which were not finite, 2 of them in the loss, 5 in the gradient alone"
     ]
@@ -78,11 +78,11 @@ def test_spikes_are_told_once_as_they_come(reporter, capfd):
 
 def test_steps_skipped_before_a_run_went_on_are_not_told_again(reporter, capfd):
     """A resumed run has told them already; one that went back has fewer, and tells those that it skips anew."""
-    resumed = Reporter(reporter.config, reporter.run, 2, 7, Judged(3))
+    resumed = Reporter(reporter.config, reporter.run, 2, 7, GuardCounts(3))
     for step, skipped in ((4, 3), (6, 4)):
         report(resumed, step, 1.0, skipped)
     assert [line.split(",")[0] for line in capfd.readouterr().err.splitlines()] == ["step 6: 4 steps skipped so far"]
-    resumed.restored(Position(2, attempt=1), "step_00000002", 6, Judged(1))
+    resumed.restored(Position(2, attempt=1), "step_00000002", 6, GuardCounts(1))
     report(resumed, 4, 1.0, 2)
     assert [line.split(",")[0] for line in capfd.readouterr().err.splitlines()] == ["step 4: 2 steps skipped so far"]
 
@@ -96,7 +96,7 @@ def test_a_full_disk_costs_no_line_where_a_checkpoint_is_restored(reporter, tmp_
         (reporter.run / "tensorboard").write_text("no folder can be made here")
         for step in (4, 6):
             report(reporter, step, 1.0)
-        reporter.restored(Position(4, attempt=1), "step_00000004", 6, Judged())
+        reporter.restored(Position(4, attempt=1), "step_00000004", 6, GuardCounts())
         assert "track=tensorboard: cannot be opened" in capfd.readouterr().err
         (tmp_path / "away").rename(log)
     assert [line["step"] for line in read_metrics(reporter.run)] == [2, 4, 4]
@@ -127,7 +127,7 @@ def test_a_restored_checkpoint_is_noted_and_what_came_after_it_forgotten(reporte
         report(reporter, step, 1.0)
     reporter.evaluation(Position(4), {"meanflow 1": {"energy_distance": 1.0}})
     assert reporter.has_evaluation(4)
-    reporter.restored(Position(3, attempt=1), "step_00000003", 6, Judged())
+    reporter.restored(Position(3, attempt=1), "step_00000003", 6, GuardCounts())
     assert [line["step"] for line in read_metrics(reporter.run)] == [2, 3]
     assert read_metrics(reporter.run)[-1]["restored"] == "step_00000003"
     assert not reporter.has_evaluation(4)
@@ -139,6 +139,6 @@ def test_one_that_is_not_enabled_takes_reports_and_keeps_none(tmp_path, capfd):
         reporter.step(Position(1, 0, 1), {}, lambda _: math.nan, pytest.fail)
         reporter.tangents(Position(1), {})
         reporter.evaluation(Position(1), {})
-        reporter.restored(Position(0, attempt=1), "step_00000000", 1, Judged())
+        reporter.restored(Position(0, attempt=1), "step_00000000", 1, GuardCounts())
     assert not any(tmp_path.iterdir())
     assert capfd.readouterr() == ("", "")

@@ -16,7 +16,7 @@ from fullstride.errors import ConfigError
 from fullstride.meanflow.checkpoints.folder import checkpoints, find_checkpoint, read_group, read_manifest
 from fullstride.meanflow.config.schema import DataConfig, LossConfig
 from fullstride.meanflow.data.catalogue import load_data
-from fullstride.meanflow.data.order import orders
+from fullstride.meanflow.data.order import epoch_orders
 from fullstride.meanflow.training.batch_share import check_parts
 from fullstride.meanflow.training.trainer import train
 from fullstride.runs.folder import METRICS, read_metrics
@@ -189,7 +189,7 @@ def test_the_command_line_trains_in_two_processes(tmp_path):
 def test_shares_are_the_whole_batch_and_no_record_twice(tmp_path):
     run = config(tmp_path, data=DataConfig(batch_size=8))
     given = run, load_data(run.data).train, 2, 5, 0
-    whole, *shares = (next(orders(*given, of(rank, n))) for rank, n in ((0, 1), (0, 4), (1, 4), (2, 4), (3, 4)))
+    whole, *shares = (next(epoch_orders(*given, of(rank, n))) for rank, n in ((0, 1), (0, 4), (1, 4), (2, 4), (3, 4)))
     assert all(share.shape == (2, 6) for share in shares)
     assert torch.equal(torch.stack(shares, dim=-1).flatten(1), whole)
     assert whole.unique().numel() == 48

@@ -22,7 +22,7 @@ from fullstride.meanflow.config.schema import (
     TrainConfig,
 )
 from fullstride.meanflow.data.catalogue import load_data
-from fullstride.meanflow.data.order import orders
+from fullstride.meanflow.data.order import epoch_orders
 from fullstride.meanflow.objective.improved import ImprovedMeanFlow
 from fullstride.meanflow.sampling.generate import load_generator
 from fullstride.meanflow.sampling.samplers import sample
@@ -198,7 +198,7 @@ def test_accumulation_averages_the_gradients_of_its_parts(tmp_path):
 
 def test_an_epoch_takes_every_image_at_most_once(tmp_path):
     trainer = Trainer(config(tmp_path))
-    made = orders(trainer.config, trainer.data.train, trainer.steps, 0, 0, trainer.processes)
+    made = epoch_orders(trainer.config, trainer.data.train, trainer.steps, 0, 0, trainer.processes)
     first, second = next(made).flatten(), next(made).flatten()
     assert len(first) == len(first.unique()) == 2 * 3 * BATCH
     assert not torch.equal(first, second)

@@ -25,8 +25,8 @@ from fullstride.meanflow.sampling.samplers import sample
 from fullstride.meanflow.training import reporter, state, trainer
 from fullstride.meanflow.training.batch_share import in_parts
 from fullstride.meanflow.training.build import in_channels_last
-from fullstride.meanflow.training.step import awake
-from fullstride.step.torch import Averages, Processes, Shards, TrainStep, joined
+from fullstride.meanflow.training.step import randomize_zero_layers
+from fullstride.step.torch import Averages, Processes, Shards, TrainStep, join_processes
 from fullstride.step.torch.distributed import buckets
 from tests.meanflow.training.test_trainer import config
 
@@ -138,7 +138,7 @@ def images(folder: Path, processes: Processes) -> None:
     """Samples and their scores, a part by each."""
     torch.manual_seed(0)
     model = UNet(1, 8, channels=4, channel_mult=[1, 2], num_blocks=1, attention_resolutions=[], num_classes=10)
-    awake(model, torch.Generator().manual_seed(0))
+    randomize_zero_layers(model, torch.Generator().manual_seed(0))
     chosen = {"sampler": "meanflow", "steps": 2, "shape": (1, 8, 8), "seed": 3, "num_classes": 10, "batch_size": 3}
     result = in_parts(lambda own: sample(model, num=len(own), start=own.start, **chosen), 7, processes)
     assert (result is None) == (not processes.leads)
@@ -217,7 +217,7 @@ def measured_steps(folder: Path, processes: Processes) -> None:
     torch.manual_seed(0)
     model, said = torch.nn.Linear(4, 1), list[str]()
     optimizer = torch.optim.SGD(model.parameters())
-    step = TrainStep(loss, model, optimizer, backend="auto", processes=processes, say=said.append)
+    step = TrainStep(loss, model, optimizer, backend="auto", processes=processes, log=said.append)
     numbers = [step(torch.randn(8, 4))["loss"].item() for _ in range(34)]
     found = {"backend": step.backend, "said": said, "numbers": numbers, "weights": model.weight.tolist()}
     (folder / f"{processes.rank}.json").write_text(json.dumps(found))
@@ -234,7 +234,7 @@ def _fork(act: Callable[[Path, Processes], None], folder: Path, rank: int, size:
         return pid
     given = {"RANK": rank, "WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     os.environ |= {name: str(value) for name, value in given.items()}
-    with joined() as processes:
+    with join_processes() as processes:
         act(folder, processes)
     sys.stdout.flush()
     os._exit(0)

@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fullstride.step.jax.batched import Batched, Lane
+from fullstride.step.jax.batched import Batched, StackedLeaf
 
 
 def _evaluated(function, stack):
@@ -11,8 +11,8 @@ def _evaluated(function, stack):
     leaves = [jax.ShapeDtypeStruct(stack.shape[1:], stack.dtype)] * len(stack)
     closed = jax.make_jaxpr(function)(leaves)
     batched = Batched()
-    out = batched.run(closed.jaxpr, closed.consts, [Lane(stack, i) for i in range(len(stack))])
-    return [np.asarray(batched.leaf(x)) for x in out], [isinstance(x, Lane) for x in out], len(batched._results)
+    out = batched.run(closed.jaxpr, closed.consts, [StackedLeaf(stack, i) for i in range(len(stack))])
+    return [np.asarray(batched.leaf(x)) for x in out], [isinstance(x, StackedLeaf) for x in out], len(batched._results)
 
 
 def _elementwise(leaves):

@@ -7,7 +7,7 @@ import pytest
 
 from fullstride.errors import ConfigError
 from fullstride.step.jax import TrainStep
-from fullstride.step.jax.update import Recipe
+from fullstride.step.jax.update import StepRecipe
 from tests.step.jax.nets import Net, adam, batch_of, squared
 
 
@@ -97,7 +97,7 @@ def test_settings_that_cannot_be(change, message):
 )
 def test_settings_of_another_type(change, message):
     # As without the tests' own type checker, which is there first.
-    recipe = object.__new__(Recipe)
+    recipe = object.__new__(StepRecipe)
     for name, value in ({"loss_fn": squared, "optimizer": adam(), "sharding": None} | change).items():
         object.__setattr__(recipe, name, value)
     with pytest.raises(ConfigError, match=message):

@@ -10,7 +10,7 @@ import pytest
 
 from fullstride.step.jax import TrainStep
 from fullstride.step.jax.metrics import Metrics
-from fullstride.step.jax.watch import MARK, REST, Watch, translated
+from fullstride.step.jax.watch import MARK, REST, RunningSteps, translated
 from tests.step.jax.nets import Net, adam, batch_of, squared
 
 
@@ -35,7 +35,7 @@ class Loss:
 
 
 def test_polling_never_waits_and_looks_at_what_is_done():
-    watch, losses = Watch(True), [Loss(1.0), Loss(float("nan")), Loss(2.0)]
+    watch, losses = RunningSteps(True), [Loss(1.0), Loss(float("nan")), Loss(2.0)]
     for i, loss in enumerate(losses):
         watch.add(i + 1, loss)
     watch.poll()
@@ -53,7 +53,7 @@ def test_polling_never_waits_and_looks_at_what_is_done():
 
 
 def test_draining_waits_for_all():
-    watch, losses = Watch(False), [Loss(1.0), Loss(float("inf"))]
+    watch, losses = RunningSteps(False), [Loss(1.0), Loss(float("inf"))]
     for i, loss in enumerate(losses):
         watch.add(i + 1, loss)
     watch.drain()

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fullstride.step.torch.runners.graph import GraphRunner
-from fullstride.step.torch.runners.isolated import Saved
+from fullstride.step.torch.runners.isolated import Snapshot
 
 
 def network(seed: int) -> nn.Module:
@@ -83,7 +83,7 @@ class Rerun:
         Rerun.recorded += 1
         self._function = function
         body = function.__self__.body  # pyright: ignore[reportFunctionMemberAccess]
-        saved, made = Saved(body), function.__self__._made.clone()  # pyright: ignore[reportFunctionMemberAccess]
+        saved, made = Snapshot(body), function.__self__._made.clone()  # pyright: ignore[reportFunctionMemberAccess]
         self._parameters = list(body.model.parameters())
         self.result = function()
         self._gradients = [p.grad for p in self._parameters]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_sequence
 
-from fullstride.device.cuda_graph import fill, place_of
+from fullstride.device.cuda_graph import copy_into, static_input
 from fullstride.device.tensor_trees import micro_batches
 from fullstride.step.torch import TrainStep
 from fullstride.step.torch import train_step as train_step_module
@@ -82,7 +82,7 @@ def test_any_batch_that_is_not_cut_trains_as_by_hand(kind, backend, precision, m
         torch.manual_seed(0)
         model = nn.Linear(4, 4)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.125)
-        step = TrainStep(loss, model, optimizer, backend=backend, precision=precision, say=lambda _: None)
+        step = TrainStep(loss, model, optimizer, backend=backend, precision=precision, log=lambda _: None)
         for seed in range(7):
             if not by_hand:
                 step(made(seed))
@@ -123,7 +123,7 @@ def test_a_batch_that_cannot_be_cut_is_refused():
 
 def test_a_record_reads_what_lies_in_dataclasses_and_user_dicts():
     batch: Any = UserDict(a=Pair(*draw(0)), b=[torch.ones(2)])
-    place = place_of(batch)
-    fill(place, UserDict(a=Pair(*draw(1)), b=[torch.zeros(2)]))
+    place = static_input(batch)
+    copy_into(place, UserDict(a=Pair(*draw(1)), b=[torch.zeros(2)]))
     torch.testing.assert_close((place["a"].x, place["a"].y, place["b"][0]), (*draw(1), torch.zeros(2)))
     assert torch.equal(batch["a"].x, draw(0)[0])

@@ -17,7 +17,7 @@ def test_cudnn_searches_its_algorithms_unless_kernels_must_be_deterministic(how,
         return model(x).square().mean()
 
     try:
-        step = TrainStep(loss, model, torch.optim.SGD(model.parameters()), backend="eager", gate=False)
+        step = TrainStep(loss, model, torch.optim.SGD(model.parameters()), backend="eager", check_first_step=False)
         step(torch.randn(5, 3))
     finally:
         torch.use_deterministic_algorithms(False)
@@ -48,7 +48,7 @@ def test_a_loss_that_is_no_floating_scalar_is_told_as_that(returned, backend, ga
     model = nn.Linear(3, 2)
     before = [p.detach().clone() for p in model.parameters()]
     optimizer = torch.optim.SGD(model.parameters())
-    step = TrainStep(lambda model, x: made(model(x).square()), model, optimizer, backend=backend, gate=gate)
+    step = TrainStep(lambda model, x: made(model(x).square()), model, optimizer, backend=backend, check_first_step=gate)
     with pytest.raises(ValueError, match=f"^loss_fn returned {message}"):
         step(torch.randn(4, 3))
     assert all(torch.equal(p, old) for p, old in zip(model.parameters(), before, strict=True))
@@ -58,6 +58,6 @@ def test_a_loss_that_is_no_floating_scalar_is_told_as_that(returned, backend, ga
 def test_a_compiled_loss_that_is_no_scalar_is_told_as_that():
     model = nn.Linear(3, 2)
     optimizer = torch.optim.SGD(model.parameters())
-    step = TrainStep(lambda model, x: model(x).square(), model, optimizer, backend="compile", gate=False)
+    step = TrainStep(lambda model, x: model(x).square(), model, optimizer, backend="compile", check_first_step=False)
     with pytest.raises(ValueError, match=r"^loss_fn returned a loss of float32\[4,2\]; expected a scalar"):
         step(torch.randn(4, 3))

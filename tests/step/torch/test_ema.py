@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from fullstride.errors import ConfigError
-from fullstride.step.torch import ALONE, Averages, Shards
+from fullstride.step.torch import SINGLE, Averages, Shards
 
 
 def walk(model: nn.Module, ema: Averages, seed: int, steps: int) -> list[torch.Tensor]:
@@ -140,7 +140,7 @@ def test_only_what_is_in_16_bits_is_widened():
 def test_averages_of_16_bit_weights_are_shared_out_in_fp32():
     model = nn.Linear(3, 2).bfloat16()
     ema = Averages(model, [0.9999], warmup=False)
-    Shards(model, torch.optim.AdamW(model.parameters()), ALONE, ema)
+    Shards(model, torch.optim.AdamW(model.parameters()), SINGLE, ema)
     kept = {"weight": torch.randn(2, 3), "bias": torch.randn(2)}
     ema.load(0.9999, kept)
     with ema.whole(0.9999) as average:

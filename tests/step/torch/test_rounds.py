@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fullstride.step.torch.distributed import peer_copies as peers
-from fullstride.step.torch.distributed.peer_copies import Peers
+from fullstride.step.torch.distributed.peer_copies import PeerCopies
 from tests.gpu import rounds
 from tests.step.torch.distributed.test_peer_copies import Threads, plain_mean, together
 
@@ -33,7 +33,7 @@ def _threads(monkeypatch):
 def errors(how: type[rounds.Means] | type[rounds.Parts], n: int) -> float:
     """The largest one, where processes leave out all but every n-th meeting."""
 
-    def act(one: Peers) -> float:
+    def act(one: PeerCopies) -> float:
         processes, dawdle, asked = Threads(one), rounds.Dawdle(1 + one.rank), 0
         memory = rounds.Dawdling(one._memory, dawdle)
         made, numbers, meet = how(processes), rounds.Numbers(processes), memory.meet

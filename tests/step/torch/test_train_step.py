@@ -11,12 +11,12 @@ import torch
 from torch import nn
 
 from fullstride.errors import ConfigError
-from fullstride.step.torch import Averages, Late, TrainStep, cosine, cosine_of, warmed_up
+from fullstride.step.torch import Averages, LateMetrics, TrainStep, cosine, cosine_of, warmed_up
 from fullstride.step.torch import train_step as train_step_module
 from fullstride.step.torch.runners import backends as backends_module
 from fullstride.step.torch.runners.comparison import StepError
 from fullstride.step.torch.runners.graph import prepared
-from fullstride.step.torch.runners.isolated import Saved
+from fullstride.step.torch.runners.isolated import Snapshot
 from tests.step.torch.networks import OnHost, Rerun, batches, by_hand, loss, network, noisy
 
 
@@ -193,7 +193,9 @@ def test_the_collector_waits_while_a_form_is_prepared_and_not_after(gate, seed):
         return loss(model, batch)
 
     model = network(seed)
-    step = TrainStep(watched, model, torch.optim.SGD(model.parameters(), lr=0.1), backend="eager", gate=gate)
+    step = TrainStep(
+        watched, model, torch.optim.SGD(model.parameters(), lr=0.1), backend="eager", check_first_step=gate
+    )
     whole, *_, smaller = batches(seed)
     for batch, waits in ((whole, True), (whole, False), (smaller, True), (smaller, False)):
         seen.clear()
@@ -251,7 +253,7 @@ def test_a_wrong_loss_is_refused_though_its_gradient_is_right(monkeypatch, seed)
 
 def test_the_gate_leaves_no_trace(seed):
     one, gated = make(seed, backend="compile")
-    two, plain = make(seed, backend="compile", gate=False)
+    two, plain = make(seed, backend="compile", check_first_step=False)
     for batch in batches(seed):
         gated(batch)
         plain(batch)
@@ -271,7 +273,7 @@ def test_auto_stays_with_the_fastest_and_a_wrong_one_leaves_no_trace(monkeypatch
 
     monkeypatch.setattr(train_step_module, "compiled", broken)
     said = []
-    model, step = make(seed, backend="auto", say=said.append)
+    model, step = make(seed, backend="auto", log=said.append)
     step.body = slow(step.body)
     step._choose("auto")
     other, plain = make(seed)
@@ -300,7 +302,7 @@ def test_a_step_that_auto_undoes_leaves_no_trace_in_the_guard(monkeypatch, seed)
 
         model = network(seed)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=True)
-        step = TrainStep(loss, model, optimizer, guard=judge, guard_state=memory, say=lambda _: None, **options)
+        step = TrainStep(loss, model, optimizer, guard=judge, guard_state=memory, log=lambda _: None, **options)
         for batch in batches(seed, count=20):
             step(batch)
         return memory
@@ -338,7 +340,9 @@ def _squared(model: nn.Module, batch: Any) -> torch.Tensor:
 def test_another_optimizer_gets_each_steps_gradient(backend, gate, seed):
     model, plain = network(seed), network(seed)
     (first, norm, _, last), (its_first, its_norm, _, its_last) = model.children(), plain.children()
-    step = TrainStep(_squared, model, torch.optim.SGD(first.parameters(), lr=0.125), backend=backend, gate=gate)
+    step = TrainStep(
+        _squared, model, torch.optim.SGD(first.parameters(), lr=0.125), backend=backend, check_first_step=gate
+    )
     other, both = torch.optim.SGD(last.parameters(), lr=0.25), torch.optim.SGD(its_first.parameters(), lr=0.125)
     both.add_param_group({"params": list(its_last.parameters()), "lr": 0.25})
     for batch in batches(seed):
@@ -481,7 +485,7 @@ def test_a_guard_wants_an_optimizer_that_skips(kind, seed):
 
 
 def test_metrics_come_one_call_late():
-    late = Late()
+    late = LateMetrics()
     with pytest.raises(ValueError, match="no metrics"):
         late.last()
     assert late({"loss": torch.tensor(2.0)}) is None
@@ -508,7 +512,12 @@ def test_a_buffer_that_a_record_would_read_as_it_was_is_refused(gate):
         model = Reassigning()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         return TrainStep(
-            lambda m, x: (m(x).square().mean(), {}), model, optimizer, backend=backend, gate=gate, say=lambda _: None
+            lambda m, x: (m(x).square().mean(), {}),
+            model,
+            optimizer,
+            backend=backend,
+            check_first_step=gate,
+            log=lambda _: None,
         )
 
     with pytest.raises(StepError, match=r"the buffers passes, expected that it writes into them"):
@@ -548,7 +557,7 @@ def test_what_a_refused_candidate_left_in_the_optimizer_is_forgotten_alone(seed)
     kept.grad = torch.randn(3, generator=torch.Generator().manual_seed(seed))
     optimizer.step()
     before = copy.deepcopy(optimizer.state_dict()["state"])
-    saved = Saved(body)
+    saved = Snapshot(body)
     late.grad = torch.ones(3)
     optimizer.step()
     saved.restore()
@@ -568,7 +577,7 @@ def test_what_is_compiled_is_kept_in_the_cache(monkeypatch, tmp_path, seed):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")  # to be unset again afterwards
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
     torch._dynamo.reset()
-    _, step = make(seed, backend="compile", gate=False)
+    _, step = make(seed, backend="compile", check_first_step=False)
     step(batches(seed)[0])
     assert any(path.is_file() for path in (tmp_path / "inductor").rglob("*"))
 
@@ -612,7 +621,7 @@ def test_what_zero_weights_hide_of_a_compiled_loss_shows_on_others(monkeypatch, 
         model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1))
         nn.init.zeros_(model.get_parameter("1.weight"))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        return model, TrainStep(right, model, optimizer, backend="compile", awaken=awaken)
+        return model, TrainStep(right, model, optimizer, backend="compile", randomize_zeros=awaken)
 
     batch = torch.randn(5, 3)
     _, unseen = made(without_gradient_of_the_first, None)
@@ -677,7 +686,7 @@ def test_a_metric_of_some_micro_batches_is_the_mean_over_those(backend, seed):
         return value, metrics | ({"late": batch["x"].mean()} if len(batch["x"]) == 3 else {})
 
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    step = TrainStep(sometimes, model, optimizer, accumulate=3, backend=backend, gate=False)
+    step = TrainStep(sometimes, model, optimizer, accumulate=3, backend=backend, check_first_step=False)
     for batch in batches(seed, count=6, size=8, last=8):  # in parts of 2, 3 and 3
         assert step(batch)["late"] == pytest.approx(batch["x"][2:].mean().item(), abs=1e-6)
 
@@ -758,7 +767,7 @@ def test_what_auto_undoes_returns_to_groups_attributes_and_weights_elsewhere(mon
         optimizer = torch.optim.SGD([*model.parameters(), head], lr=0.1, momentum=0.9)
         optimizer.param_groups[0]["d"] = 1
         with_head = lambda model, batch, head=head: loss(model, batch | {"y": batch["y"] + head})[0]  # noqa: E731
-        step = TrainStep(with_head, model, optimizer, backend=backend, gate=False, say=lambda _: None)
+        step = TrainStep(with_head, model, optimizer, backend=backend, check_first_step=False, log=lambda _: None)
         for batch in batches(seed, count=18, last=6):
             step(batch)
         found.append([head, *model.parameters(), optimizer.param_groups[0]["d"], model.calls])
@@ -769,7 +778,7 @@ def test_what_auto_undoes_returns_to_groups_attributes_and_weights_elsewhere(mon
 def test_a_clip_that_leaves_parameters_to_another_optimizer_says_so(gate, seed):
     model, said = network(seed), list[str]()
     last = torch.optim.SGD(model.get_submodule("3").parameters(), lr=0.1)
-    TrainStep(loss, model, last, clip=0.1, backend="eager", gate=gate, say=said.append)
-    TrainStep(loss, model, last, backend="eager", gate=gate, say=said.append)
+    TrainStep(loss, model, last, clip=0.1, backend="eager", check_first_step=gate, log=said.append)
+    TrainStep(loss, model, last, backend="eager", check_first_step=gate, log=said.append)
     [line] = said
     assert "clip: 0.weight and 3 more are not in the optimizer: they are neither clipped nor in grad_norm" in line

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Num
 
 from fullstride.llm.kernels.cuda.launch import Kernel, call
-from fullstride.llm.kernels.interface import FP8_POOL, Batch, QKNorm, Shape
+from fullstride.llm.kernels.interface import FP8_POOL, AttentionShape, QKNorm, StepBatch
 
 Pool = Num[Array, "layers 2 slots kv_heads head_dim"]
 HEAD_DIMS = (64, 128)
@@ -38,9 +38,9 @@ def attention(
     qkv: Float[Array, "T wide"],
     pool: Pool,
     layer: Int[Array, ""],
-    batch: Batch,
+    batch: StepBatch,
     norms: QKNorm | None,
-    shape: Shape,
+    shape: AttentionShape,
 ) -> tuple[Float[Array, "T out"], Pool]:
     """See `Attention`.
 
@@ -66,7 +66,7 @@ def attention(
     return parts[0] if len(parts) == 1 else jnp.concatenate(parts), pool
 
 
-def _sizes(slots: int, shape: Shape, norms: bool, fp8: bool) -> dict[str, int | float]:
+def _sizes(slots: int, shape: AttentionShape, norms: bool, fp8: bool) -> dict[str, int | float]:
     return {
         "HEADS": shape.heads,
         "KV_HEADS": shape.kv_heads,
@@ -85,7 +85,7 @@ def _kernel(name: str, sizes: dict[str, int | float], warps: int, shared: int, *
 
 
 def decode_kernel(
-    rows: int, table: int, slots: int, shape: Shape, norms: bool, arranged: int = 0, fp8: bool = False
+    rows: int, table: int, slots: int, shape: AttentionShape, norms: bool, arranged: int = 0, fp8: bool = False
 ) -> tuple[Kernel, tuple[int, int, int]]:
     """The kernel for rows of one token each, and its grid.
 
@@ -120,7 +120,7 @@ def form(pairs: int) -> tuple[int, int]:
 
 
 def _decode(
-    qkv: Array, pool: Pool, layer: Array, batch: Batch, norms: QKNorm, shape: Shape, normed: bool
+    qkv: Array, pool: Pool, layer: Array, batch: StepBatch, norms: QKNorm, shape: AttentionShape, normed: bool
 ) -> tuple[Float[Array, "D out"], Pool]:
     rows, table = batch.rows.shape
     out, pool = call(
@@ -136,7 +136,13 @@ def _decode(
 
 
 def _chunk_heads(
-    qkv: Array, pool: Pool, layer: Array, batch: Batch, norms: QKNorm, shape: Shape, sizes: dict[str, int | float]
+    qkv: Array,
+    pool: Pool,
+    layer: Array,
+    batch: StepBatch,
+    norms: QKNorm,
+    shape: AttentionShape,
+    sizes: dict[str, int | float],
 ) -> tuple[Float[Array, "C heads head_dim"], Pool]:
     rows, tokens = batch.rows.shape[0], qkv.shape[0]
     heads = -(-(shape.heads + 2 * shape.kv_heads) // HEADS_WARPS)
@@ -154,7 +160,7 @@ def _chunk_heads(
 
 
 def _prefill(
-    queries: Array, pool: Pool, layer: Array, batch: Batch, shape: Shape, sizes: dict[str, int | float]
+    queries: Array, pool: Pool, layer: Array, batch: StepBatch, shape: AttentionShape, sizes: dict[str, int | float]
 ) -> Float[Array, "C out"]:
     (tiles, table), rows = batch.tiles.shape, batch.rows.shape[0]
     tokens = queries.shape[0] // tiles

@@ -24,7 +24,7 @@ TARGET = "fullstride_chain"
 
 
 @dataclass(frozen=True)
-class Link:
+class ChainLaunch:
     """One launch.
 
     Attributes:
@@ -40,7 +40,7 @@ class Link:
 
 
 def chain(
-    links: Sequence[Link],
+    links: Sequence[ChainLaunch],
     operands: Sequence[jax.Array],
     results: Sequence[jax.ShapeDtypeStruct],
     aliases: Mapping[int, int] | None = None,
@@ -63,11 +63,11 @@ chain_p.multiple_results = True
 chain_p.def_abstract_eval(lambda *_, shapes, **__: shapes)
 
 # Chains that compiled programs name; a launch is one thread's at a time, as engines of one process share them.
-_made: dict[str, list[tuple[driver.Launch, tuple[tuple[int, int], ...]]]] = {}
+_made: dict[str, list[tuple[driver.PreparedLaunch, tuple[tuple[int, int], ...]]]] = {}
 _launching = threading.Lock()
 
 
-def _execute(call: xla_ffi.Call) -> None:
+def _execute(call: xla_ffi.FfiCall) -> None:
     if call.name not in _made:
         raise KeyError(f"chain {call.name} was not made in this process: trace the program here, and compile it")
     stream = call.stream()
@@ -77,7 +77,7 @@ def _execute(call: xla_ffi.Call) -> None:
 
 
 @functools.cache
-def _name(links: tuple[Link, ...]) -> str:
+def _name(links: tuple[ChainLaunch, ...]) -> str:
     """Of what they do: a program from a cache of compiled ones finds the same chain."""
     kernels = list(dict.fromkeys(link.kernel for link in links))
     told = [kernel.ptx for kernel in kernels]
@@ -92,7 +92,7 @@ def _lower(ctx: mlir.LoweringRuleContext, *operands: Any, links: Any, shapes: An
         _made[name] = []
         for i, (kernel, grid, pointers) in enumerate((link.kernel, link.grid, link.pointers) for link in links):
             function = driver.function(kernel.ptx, kernel.name)
-            launch = driver.Launch(function, grid, kernel.threads, kernel.shared, len(pointers), early=i > 0)
+            launch = driver.PreparedLaunch(function, grid, kernel.threads, kernel.shared, len(pointers), early=i > 0)
             _made[name].append((launch, pointers))
     rule: Any = jax.ffi.ffi_lowering(TARGET, operand_output_aliases=dict(aliases))
     return rule(ctx, *operands, name=name)

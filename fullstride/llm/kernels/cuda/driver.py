@@ -107,7 +107,7 @@ def _allow_shared(kernel: int, device: int, shared: int) -> None:
     _check(library().cuKernelSetAttribute(SHARED_BYTES_LIMIT, shared, ctypes.c_void_p(kernel), device))
 
 
-class Launch:
+class PreparedLaunch:
     """A kernel's launch, made ready but for its stream and pointers.
 
     Args:

@@ -12,10 +12,10 @@ from jaxtyping import Array, BFloat16, Float, Num
 
 from fullstride.llm.config import ModelConfig
 from fullstride.llm.kernels.cuda.attention import decode_kernel
-from fullstride.llm.kernels.cuda.chain import Link, chain
+from fullstride.llm.kernels.cuda.chain import ChainLaunch, chain
 from fullstride.llm.kernels.cuda.launch import Kernel
 from fullstride.llm.kernels.cuda.product import MOST_ROWS, SQUARES, Product, arranged, kernel, sizes, slabs
-from fullstride.llm.kernels.interface import FP8_POOL, Batch, Layers, Shape
+from fullstride.llm.kernels.interface import FP8_POOL, AttentionShape, FusedLayers, StepBatch
 from fullstride.llm.models.parameters import Weights
 
 Pool = Num[Array, "layers 2 slots kv_heads head_dim"]
@@ -42,7 +42,7 @@ def most_rows(config: ModelConfig) -> int:
 
 
 def run(
-    config: ModelConfig, weights: Weights, x: BFloat16[Array, "D hidden"], pool: Pool, batch: Batch, block: int
+    config: ModelConfig, weights: Weights, x: BFloat16[Array, "D hidden"], pool: Pool, batch: StepBatch, block: int
 ) -> tuple[BFloat16[Array, "D hidden"], Pool]:
     """What the last layer leaves of rows of one token each, and the pool with their keys and values.
 
@@ -72,8 +72,14 @@ def run(
 
 
 def _links(
-    config: ModelConfig, weights: Weights, pool: Pool, batch: Batch, block: int, operands: list[Array], names: list[str]
-) -> list[Link]:
+    config: ModelConfig,
+    weights: Weights,
+    pool: Pool,
+    batch: StepBatch,
+    block: int,
+    operands: list[Array],
+    names: list[str],
+) -> list[ChainLaunch]:
     """The launches, and behind the operands that are there what else they read; `names` are the results'."""
 
     def place(array: Array) -> int:
@@ -81,7 +87,7 @@ def _links(
         return len(operands) - 1
 
     rows, table = batch.rows.shape
-    shape = Shape(config.heads, config.kv_heads, config.head_dim, block, config.head_dim**-0.5, config.rms_eps)
+    shape = AttentionShape(config.heads, config.kv_heads, config.head_dim, block, config.head_dim**-0.5, config.rms_eps)
     given = [jnp.arange(config.layers, dtype=jnp.int32), batch.positions, batch.slots, batch.rows, batch.cos, batch.sin]
     index, *told = map(place, given)
     # What a model does without is not looked at.
@@ -101,16 +107,18 @@ def _links(
         made[name] = kernel(each, division)
     attention = decode_kernel(rows, table, pool.shape[2], shape, config.qk_norm, slabs(rows), pool.dtype == FP8_POOL)
 
-    def product(name: str, x: str, layer: _Places, norm: tuple[int, int], out: str) -> Link:
+    def product(name: str, x: str, layer: _Places, norm: tuple[int, int], out: str) -> ChainLaunch:
         bias = layer["qkv_bias"] if name == "qkv" else (nothing, 0)
-        return Link(*made[name], (at[x], layer[name], at["squares"], bias, norm, at[out], at["scaled"], at["squares"]))
+        return ChainLaunch(
+            *made[name], (at[x], layer[name], at["squares"], bias, norm, at[out], at["scaled"], at["squares"])
+        )
 
     links = []
     for number, layer in enumerate(own):
         context = ((index, 4 * number), *((place, 0) for place in told), layer["q_norm"], layer["k_norm"])
         links += [
             product("qkv", "scaled", layer, (nothing, 0), "qkv"),
-            Link(*attention, (at["qkv"], at["pool"], *context, at["mixed"], at["pool"])),
+            ChainLaunch(*attention, (at["qkv"], at["pool"], *context, at["mixed"], at["pool"])),
             product("o", "mixed", layer, layer["mlp_norm"], "x"),
             product("gate_up", "scaled", layer, (nothing, 0), "inner"),
             product("down", "inner", layer, after[number], "x"),
@@ -118,7 +126,7 @@ def _links(
     return links
 
 
-def layers(config: ModelConfig) -> Layers | None:
+def layers(config: ModelConfig) -> FusedLayers | None:
     """For a model, or None if its sizes do not allow it."""
     rows = most_rows(config)
-    return Layers(rows, partial(run, config)) if rows else None
+    return FusedLayers(rows, partial(run, config)) if rows else None

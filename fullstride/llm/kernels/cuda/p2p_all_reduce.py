@@ -80,14 +80,14 @@ def _memory(ordinals: tuple[int, ...], user: int) -> tuple[list[int], list[int]]
     return lines, [driver.zeros(ordinal, 4 * BLOCKS) for ordinal in ordinals]
 
 
-def _execute(call: xla_ffi.Call) -> None:
+def _execute(call: xla_ffi.FfiCall) -> None:
     if call.name not in _made:
         raise KeyError(f"sum {call.name} was not made in this process: trace the program here, and compile it")
     ordinals, user, made = _made[call.name]
     with _making:
         (lines, numbers), rank = _memory(ordinals, user), ordinals.index(driver.device())
         function = driver.function(made.ptx, made.name)
-        launch = driver.Launch(function, (BLOCKS, 1, 1), THREADS, 0, 4 + MOST_RANKS, early=False)
+        launch = driver.PreparedLaunch(function, (BLOCKS, 1, 1), THREADS, 0, 4 + MOST_RANKS, early=False)
         unused = [0] * (MOST_RANKS - len(ordinals))
         launch(call.stream(), [*call.pointers, numbers[rank], *lines, *unused, rank])
 

@@ -37,7 +37,7 @@ class Product(NamedTuple):
     residual: bool = False
 
 
-class Sizes(NamedTuple):
+class ProductSizes(NamedTuple):
     """How it is divided: outputs of a block, blocks that share them."""
 
     tile: int
@@ -54,13 +54,13 @@ def slabs(rows: int) -> int:
     return -(-rows // 64)
 
 
-def sizes(product: Product) -> Sizes | None:
+def sizes(product: Product) -> ProductSizes | None:
     """The division that costs a multiprocessor the least, or None if there is none."""
-    every = [Sizes(tile, cluster) for tile in TILES for cluster in CLUSTERS]
+    every = [ProductSizes(tile, cluster) for tile in TILES for cluster in CLUSTERS]
     return min((x for x in every if _fits(product, x)), key=lambda x: _cost(product, x), default=None)
 
 
-def _fits(product: Product, sizes: Sizes) -> bool:
+def _fits(product: Product, sizes: ProductSizes) -> bool:
     if product.outputs % sizes.tile or product.inputs % (sizes.cluster * CHUNK) or product.rows > MOST_ROWS:
         return False
     if product.residual and sizes.tile % SQUARES:
@@ -68,7 +68,7 @@ def _fits(product: Product, sizes: Sizes) -> bool:
     return _shared(product, sizes) <= SHARED
 
 
-def _cost(product: Product, sizes: Sizes) -> float:
+def _cost(product: Product, sizes: ProductSizes) -> float:
     """In bytes: of rows; of sums from block to block, at 40 % of the pace; of weights, most of them early."""
     blocks, slice_ = product.outputs // sizes.tile * sizes.cluster, product.inputs // sizes.cluster
     # Some parts of the GPU have no place for a fourth neighbour, unless two blocks share a multiprocessor.
@@ -78,20 +78,20 @@ def _cost(product: Product, sizes: Sizes) -> float:
     return -(-blocks // (PROCESSORS - 12 * alone)) * own
 
 
-def _shared(product: Product, sizes: Sizes) -> int:
+def _shared(product: Product, sizes: ProductSizes) -> int:
     chunks = product.inputs // sizes.cluster // CHUNK
     bars = chunks + 1 + (chunks + 1) % 2
     return _after(product, sizes) + 8 * bars + padded(product.rows) * 4
 
 
-def _after(product: Product, sizes: Sizes) -> int:
+def _after(product: Product, sizes: ProductSizes) -> int:
     """Bytes of the operands; or of sums of this block's inputs, and of the others' for its rows."""
     rows, slice_ = padded(product.rows), product.inputs // sizes.cluster
     sums = (rows + rows // sizes.cluster * (sizes.cluster - 1)) * (sizes.tile + 8) * 4
     return max((sizes.tile + slabs(product.rows) * 64) * slice_ * 2, sums)
 
 
-def kernel(product: Product, sizes: Sizes) -> tuple[Kernel, tuple[int, int, int]]:
+def kernel(product: Product, sizes: ProductSizes) -> tuple[Kernel, tuple[int, int, int]]:
     """The kernel and its grid.
 
     Its parameters: x in the order of `rows.cuh`, weight, squares (rows, inputs / 64) where a norm comes before it,

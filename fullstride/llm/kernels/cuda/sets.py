@@ -43,5 +43,7 @@ def made(name: str, model: ModelConfig, device: Any) -> Kernels | str:
     chain = layers.layers(model) if name != "paged" else None
     if name == "chained" and chain is None:
         return "its projections cannot be divided among blocks"
-    whole = token.whole(model, device.core_count) if name == "token" else None
-    return Kernels(name, False, project, attention, sample, score, whole=whole, layers=chain, quick=True)
+    whole = token.fused_step(model, device.core_count) if name == "token" else None
+    return Kernels(
+        name, False, project, attention, sample, score, fused_step=whole, fused_layers=chain, static_burst=True
+    )

@@ -15,7 +15,7 @@ from jaxtyping import Array, BFloat16, Float, UInt32
 
 from fullstride.llm.config import ModelConfig
 from fullstride.llm.kernels.cuda.launch import Kernel, call
-from fullstride.llm.kernels.interface import Batch, Whole
+from fullstride.llm.kernels.interface import FusedStep, StepBatch
 from fullstride.llm.models.parameters import Weights
 
 FILES = ("sizes.cuh", "stream.cuh", "rows.cuh", "products.cuh", "attention.cuh", "mix.cuh")
@@ -30,7 +30,7 @@ BARRIERS = 16
 NOT_YET = 0xFFFFFFFF
 
 
-class Packed(NamedTuple):
+class PackedWeights(NamedTuple):
     """Weights in the order in which blocks read them; norms' weights are part of the matrices behind them.
 
     Attributes:
@@ -48,7 +48,7 @@ class Packed(NamedTuple):
     bias: Float[Array, "layers wide"]
 
 
-class Sizes(NamedTuple):
+class TokenSizes(NamedTuple):
     """What the kernel is compiled for, beside the model.
 
     Attributes:
@@ -106,7 +106,7 @@ def pack(
     return split.transpose(0, 2, 3, 1, 6, 4, 5, 7).reshape(out // UNIT, inputs // 16 // steps, steps * 128)
 
 
-def pack_all(config: ModelConfig, weights: Weights) -> Packed:
+def pack_all(config: ModelConfig, weights: Weights) -> PackedWeights:
     """A second copy of all weights, for this kernel."""
     layers = weights.layers
     head = weights.embed if weights.head is None else weights.head
@@ -114,7 +114,7 @@ def pack_all(config: ModelConfig, weights: Weights) -> Packed:
     wide = (config.heads + 2 * config.kv_heads) * config.head_dim
     norms = [[ones if w is None else w.astype(jnp.float32) for w in (x.q_norm, x.k_norm)] for x in layers]
     shifts = [jnp.zeros(wide) if x.qkv_bias is None else x.qkv_bias.astype(jnp.float32) for x in layers]
-    return Packed(
+    return PackedWeights(
         jnp.stack([pack(x.qkv, x.attn_norm) for x in layers]),
         jnp.stack([pack(x.o) for x in layers]),
         jnp.stack([pack(x.gate_up, x.mlp_norm, paired=True) for x in layers]),
@@ -136,7 +136,7 @@ def matrices(config: ModelConfig) -> dict[str, tuple[int, int]]:
     }
 
 
-def shared_words(config: ModelConfig, sizes: Sizes) -> dict[str, int]:
+def shared_words(config: ModelConfig, sizes: TokenSizes) -> dict[str, int]:
     """Words of the parts of a block's shared memory behind the ring, in the order of `make_block` in `token.cu`."""
     group, units = config.heads // config.kv_heads, -(-config.hidden_size // UNIT)
     return {
@@ -152,7 +152,7 @@ def shared_words(config: ModelConfig, sizes: Sizes) -> dict[str, int]:
     }
 
 
-def kernel(config: ModelConfig, sizes: Sizes) -> Kernel:
+def kernel(config: ModelConfig, sizes: TokenSizes) -> Kernel:
     """The kernel with as long a ring as there is room for."""
     slot = max(chunk_steps(inputs) * 256 for inputs, _ in matrices(config).values()) + BARRIERS
     fixed = 4 * sum(shared_words(config, sizes).values())
@@ -195,11 +195,11 @@ def fresh_scratch(config: ModelConfig, rows: int, blocks: int) -> UInt32[Array, 
 
 def logits(
     config: ModelConfig,
-    packed: Packed,
+    packed: PackedWeights,
     embed: BFloat16[Array, "vocab hidden"],
     pool: BFloat16[Array, "layers 2 slots kv_heads head_dim"],
     scratch: UInt32[Array, " words"],
-    batch: Batch,
+    batch: StepBatch,
     block: int,
     *,
     blocks: int,
@@ -219,7 +219,7 @@ def logits(
     """
     asked, width = batch.rows.shape
     rows = padded(asked)
-    made = kernel(config, Sizes(rows, block, pool.shape[2], blocks))
+    made = kernel(config, TokenSizes(rows, block, pool.shape[2], blocks))
     given = (batch.tokens, batch.positions, batch.slots, batch.rows, batch.cos, batch.sin)
     fills = (0, -1, 0, 0, 0, 0)
     more = (
@@ -240,10 +240,10 @@ def padded(rows: int) -> int:
     return rows if rows <= 8 else 16
 
 
-def whole(config: ModelConfig, processors: int) -> Whole:
+def fused_step(config: ModelConfig, processors: int) -> FusedStep:
     """The operation for a model and a GPU with that many multiprocessors, each of which gets a block."""
     blocks = min(processors, *(out // UNIT for _, out in matrices(config).values() if out != config.hidden_size))
-    return Whole(
+    return FusedStep(
         MOST_ROWS,
         partial(pack_all, config),
         lambda rows: fresh_scratch(config, padded(rows), blocks),

@@ -14,7 +14,7 @@ import jax
 EXECUTE, METADATA, RECORDABLE, INTERNAL = 3, 1, 1, 13
 
 
-class Call(NamedTuple):
+class FfiCall(NamedTuple):
     """What XLA asks for.
 
     Attributes:
@@ -65,7 +65,7 @@ _kept: list[Any] = []
 
 
 @functools.cache
-def register(target: str, platform: str, execute: Callable[[Call], None]) -> None:
+def register(target: str, platform: str, execute: Callable[[FfiCall], None]) -> None:
     """Let XLA call `execute` for custom calls of this target, which name themselves by an attribute `name`; once.
 
     Args:
@@ -102,7 +102,7 @@ def _describe(frame: Any) -> None:
     metadata.traits = RECORDABLE
 
 
-def _call(frame: Any) -> Call:
+def _call(frame: Any) -> FfiCall:
     pointers = [
         (buffers.items[i].contents.data or 0)
         for buffers in (frame.operands, frame.results)
@@ -122,7 +122,7 @@ def _call(frame: Any) -> Call:
             raise RuntimeError("XLA gave no stream")
         return asked.stream or 0
 
-    return Call(name, pointers, stream)
+    return FfiCall(name, pointers, stream)
 
 
 def _text(span: Any) -> str:

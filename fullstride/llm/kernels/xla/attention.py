@@ -8,7 +8,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int, Num, Shaped
 
-from fullstride.llm.kernels.interface import FP8_POOL, Batch, QKNorm, Shape
+from fullstride.llm.kernels.interface import FP8_POOL, AttentionShape, QKNorm, StepBatch
 
 Pool = Num[Array, "layers 2 slots kv_heads head_dim"]
 # Tokens of context that one step of the walk reads: its length never changes what a row's softmax sums, nor in what
@@ -38,9 +38,9 @@ def attention(
     qkv: Float[Array, "T wide"],
     pool: Pool,
     layer: Int[Array, ""],
-    batch: Batch,
+    batch: StepBatch,
     norms: QKNorm | None,
-    shape: Shape,
+    shape: AttentionShape,
     *,
     dynamic: bool,
 ) -> tuple[Float[Array, "T out"], Pool]:
@@ -59,7 +59,7 @@ def attention(
 
 
 def heads(
-    qkv: Float[Array, "T wide"], batch: Batch, norms: QKNorm | None, shape: Shape
+    qkv: Float[Array, "T wide"], batch: StepBatch, norms: QKNorm | None, shape: AttentionShape
 ) -> tuple[Float[Array, "T heads head_dim"], Float[Array, "T kv_heads head_dim"], Float[Array, "T kv_heads head_dim"]]:
     """Queries and keys, normalised and rotated, and values."""
     split = jnp.split(qkv.reshape(qkv.shape[0], -1, shape.head_dim), (shape.heads, shape.heads + shape.kv_heads), 1)
@@ -81,18 +81,18 @@ def write(
     flat = pool.reshape(layers * 2 * size, *row)
     first = 2 * layer * size
     where = jnp.concatenate([first + slots, first + size + slots])
-    rows = kept(jnp.concatenate([k, v]), pool.dtype)
+    rows = to_cache_dtype(jnp.concatenate([k, v]), pool.dtype)
     return flat.at[where].set(rows, mode="promise_in_bounds").reshape(pool.shape)
 
 
-def kept(x: Float[Array, "..."], dtype: jnp.dtype) -> Shaped[Array, "..."]:
+def to_cache_dtype(x: Float[Array, "..."], dtype: jnp.dtype) -> Shaped[Array, "..."]:
     """Keys or values as the pool has them; beyond its largest number e4m3 has nothing but NaN, so they stop there."""
     if dtype != FP8_POOL:
         return x.astype(dtype)
     return lax.bitcast_convert_type(jnp.clip(x, -MOST, MOST).astype(jnp.float8_e4m3fn), jnp.uint8)
 
 
-def known(x: Shaped[Array, "..."], dtype: jnp.dtype) -> Float[Array, "..."]:
+def from_cache_dtype(x: Shaped[Array, "..."], dtype: jnp.dtype) -> Float[Array, "..."]:
     """Keys or values of the pool, to be computed with."""
     return x if x.dtype != FP8_POOL else lax.bitcast_convert_type(x, jnp.float8_e4m3fn).astype(dtype)
 
@@ -103,7 +103,7 @@ def attend(
     layer: Int[Array, ""],
     tables: Int[Array, "N W"],
     positions: Int[Array, "N Q"],
-    shape: Shape,
+    shape: AttentionShape,
     dynamic: bool,
 ) -> Float[Array, "N Q heads head_dim"]:
     """Softmax(q k^T scale) v over what each token may see: its own sequence up to itself; nothing gives zeros."""
@@ -120,7 +120,7 @@ def attend(
     def step(i, carry):
         blocks = lax.dynamic_slice_in_dim(tables, i * walk, walk, 1)
         seen = i * walk * shape.block + jnp.arange(walk * shape.block) <= positions[..., None]
-        k, v = (known(x, q.dtype) for x in _gather(pool, layer, blocks, shape.block))
+        k, v = (from_cache_dtype(x, q.dtype) for x in _gather(pool, layer, blocks, shape.block))
         return _softmax_step(carry, grouped, k, v, seen, shape.scale)
 
     _, total, weighted = lax.fori_loop(0, chunks, step, carry) if dynamic or chunks > 1 else step(0, carry)

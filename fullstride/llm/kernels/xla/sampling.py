@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
-from fullstride.llm.kernels.interface import Sampled, Sampler, asks, cuts
+from fullstride.llm.kernels.interface import Sampled, Sampler, needs_full_sampler, truncates
 
 # Added once to the count of a token that the prompt has; no output is as long.
 PROMPT = 1 << 24
@@ -21,7 +21,7 @@ def sample(logits: Float[Array, "D V"], sampler: Sampler, top: int) -> Sampled:
     """
     # One condition in the most frequent case, since a GPU's host reads each of them.
     return lax.cond(
-        jnp.any(asks(sampler)),
+        jnp.any(needs_full_sampler(sampler)),
         lambda: _sample_asked(logits, sampler, top),
         lambda: unscored(drawn(logits, sampler), top),
     )
@@ -54,7 +54,7 @@ def drawn(logits: Float[Array, "D V"], s: Sampler) -> Int[Array, " D"]:
 
 def _sample_asked(logits: Float[Array, "D V"], s: Sampler, top: int) -> Sampled:
     scores = lax.cond(jnp.any(s.special), lambda: adjusted(logits, s), lambda: logits)
-    cut = cuts(s) & (s.temperature > 0)
+    cut = truncates(s) & (s.temperature > 0)
 
     def left() -> Float[Array, "D V"]:
         """What the filters keep at each row's temperature."""

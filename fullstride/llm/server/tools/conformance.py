@@ -13,7 +13,7 @@ from fullstride.errors import ConfigError
 from fullstride.llm.sampling_params import Structured
 from fullstride.llm.server.errors import BadRequestError, refusing
 from fullstride.llm.text.confined import TooCostlyError
-from fullstride.llm.text.json_schema import DEFINITIONS, children, held
+from fullstride.llm.text.json_schema import DEFINITIONS, children, supported
 
 # Says what is wrong with a whole text.
 Check = Callable[[str], list[str]]
@@ -47,7 +47,7 @@ def check_of(shape: Structured, tools: Mapping[str, Any]) -> Check | None:
 
 
 def _check(schema: Any) -> Check | None:
-    if not held(schema).left_out:
+    if not supported(schema).left_out:
         return None
     options = jsonschema_rs.FancyRegexOptions(backtrack_limit=STEPS)
     try:

@@ -18,7 +18,7 @@ BEGINNING = re.compile(r'\s*(\[\s*)?(\{\s*("|$)|$)')
 OUTSIDE = frozenset(' \t\r\n{}[],:"+-.0123456789eEtrufalsn')
 
 
-class Reader:
+class ToolParser:
     """Turns one answer's text into content and calls; here all text is content."""
 
     def read(self, text: str, last: bool) -> Pieces:
@@ -30,7 +30,7 @@ class Reader:
         return reason
 
 
-class Named(Reader):
+class ForcedTool(ToolParser):
     """All text is the arguments of one function."""
 
     def __init__(self, name: str):
@@ -45,7 +45,7 @@ class Named(Reader):
         return [{"tool_calls": [{"index": 0, "function": {"arguments": text}}]}] if text else []
 
 
-class Required(Reader):
+class RequiredTool(ToolParser):
     """All text is one call; if it was cut off, it is content."""
 
     def __init__(self, names: Collection[str]):
@@ -138,7 +138,7 @@ class JsonScanner:
         return self._end
 
 
-class Tagged(Reader):
+class HermesTools(ToolParser):
     """Content and calls of one answer.
 
     Calls are read outside of reasoning alone, which is what an answer begins with between `<think>` tags. A tag that no

@@ -13,17 +13,17 @@ from typing import Any
 
 from fullstride.llm.sampling_params import Structured
 from fullstride.llm.server.errors import BadRequestError
-from fullstride.llm.server.limits import Limits
+from fullstride.llm.server.limits import ServerLimits
 from fullstride.llm.server.sampling import at_most
 from fullstride.llm.server.schemas.chat import ChatRequest, NamedTool, Tool
-from fullstride.llm.server.tools.parsers import Named, Reader, Required, Tagged
+from fullstride.llm.server.tools.parsers import ForcedTool, HermesTools, RequiredTool, ToolParser
 from fullstride.llm.server.tools.shapes import json_schema
 from fullstride.llm.text.grammar import GUIDANCE
-from fullstride.llm.text.json_schema import held
+from fullstride.llm.text.json_schema import supported
 
 
 @dataclass(frozen=True)
-class Asked:
+class ToolPlan:
     """What a chat asks for.
 
     Attributes:
@@ -36,11 +36,11 @@ class Asked:
 
     shown: list[Tool]
     shape: Structured | None
-    reader: Callable[[bool], Reader]
+    reader: Callable[[bool], ToolParser]
     schemas: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, body: ChatRequest, limits: Limits) -> "Asked":
+    def of(cls, body: ChatRequest, limits: ServerLimits) -> "ToolPlan":
         """Read the request.
 
         Raises:
@@ -51,19 +51,19 @@ class Asked:
         _check(body, tools, limits)
         names = {tool.function.name for tool in tools}
         if not tools or body.tool_choice == "none":
-            return cls([], None, lambda _: Reader())
+            return cls([], None, lambda _: ToolParser())
         schemas = {tool.function.name: _schema(tool) for tool in tools}
         if isinstance(body.tool_choice, NamedTool):
             name = body.tool_choice.function.name
             if name not in schemas:
                 raise BadRequestError(f"Tool '{name}' is none of 'tools'.", param="tool_choice")
-            return cls(tools, json_schema(schemas[name]), lambda _: Named(name), {name: schemas[name]})
+            return cls(tools, json_schema(schemas[name]), lambda _: ForcedTool(name), {name: schemas[name]})
         if body.tool_choice == "required":
-            return cls(tools, _one_of(tools), lambda _: Required(names), schemas)
-        return cls(tools, None, partial(Tagged, names, 1 if body.parallel_tool_calls is False else None))
+            return cls(tools, _one_of(tools), lambda _: RequiredTool(names), schemas)
+        return cls(tools, None, partial(HermesTools, names, 1 if body.parallel_tool_calls is False else None))
 
 
-def _check(body: ChatRequest, tools: list[Tool], limits: Limits) -> None:
+def _check(body: ChatRequest, tools: list[Tool], limits: ServerLimits) -> None:
     at_most("tools", len(tools), limits.tools, " tools")
     size = sum(len(json.dumps(tool.function.parameters)) for tool in tools if tool.function.parameters)
     at_most("tools", size, limits.schema_bytes, " bytes of parameters")
@@ -86,7 +86,7 @@ def _one_of(tools: list[Tool]) -> Structured:
     for tool in tools:
         before = json.dumps(f'{{"name": {json.dumps(tool.function.name)}, "arguments": ')
         # As in a schema that is not part of a grammar.
-        made = held(_schema(tool)).schema
+        made = supported(_schema(tool)).schema
         made = made | {"x-guidance": GUIDANCE} if isinstance(made, dict) else made
         rules.append(f'{before} %json {json.dumps(made)} "}}"')
     return Structured("grammar", "start: " + " | ".join(rules), wide=True)

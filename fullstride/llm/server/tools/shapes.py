@@ -21,7 +21,7 @@ from fullstride.llm.text.grammar_trial import Trial
 AT_ONCE = 2
 
 
-class Shapes:
+class SchemaCompiler:
     """Lives on an event loop."""
 
     def __init__(self, grammars: Compiler, queue_seconds: float):

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fullstride.errors import MOST_SHOWN, ConfigError, elided, in_a_line
+from fullstride.errors import MOST_SHOWN, ConfigError, one_line, shortened
 from fullstride.extras import how_to_install
 from fullstride.meanflow.data.sources.interface import Archive
 
@@ -90,7 +90,7 @@ def _loaded(path: Path) -> dict[str, Any]:
     except Exception as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise
-        reason = elided(in_a_line(error), MOST_SHOWN)
+        reason = shortened(one_line(error), MOST_SHOWN)
         raise ConfigError(f"{path}: not a whole Hugging Face data set ({reason}); copy or save it again") from None
     return (
         {OURS.get(str(name), str(name)): rows for name, rows in found.items()}

@@ -13,7 +13,7 @@ from jaxtyping import UInt8
 from PIL import ExifTags, Image, ImageFile, ImageOps
 from torch import Tensor
 
-from fullstride.errors import ConfigError, Damaged, in_a_line
+from fullstride.errors import ConfigError, Damaged, one_line
 from fullstride.meanflow.data.sources.interface import Member, Source
 from fullstride.runs.atomic_files import note
 
@@ -29,7 +29,7 @@ HOWS = ("crop", "stretch")
 
 
 @dataclass(frozen=True)
-class Form:
+class ImageForm:
     """What every picture of a set comes out as.
 
     Attributes:
@@ -55,7 +55,7 @@ def _opened(file: Path | Member) -> Iterator[ImageFile.ImageFile]:
         # What the operating system says of it has a number, and is let be, as is what a file of many says of it.
         if isinstance(error, ConfigError) or (isinstance(error, OSError) and error.errno is not None):
             raise
-        raise Damaged(f"{file}: PIL cannot read it ({in_a_line(error)}); replace or delete the file") from None
+        raise Damaged(f"{file}: PIL cannot read it ({one_line(error)}); replace or delete the file") from None
 
 
 def read_header(file: Path | Member) -> tuple[str, tuple[int, int]]:
@@ -73,7 +73,7 @@ def read_header(file: Path | Member) -> tuple[str, tuple[int, int]]:
         return image.mode, (height, width) if lies else (width, height)
 
 
-def read_picture(file: Path | Member, form: Form) -> UInt8[Tensor, "c h w"]:
+def read_picture(file: Path | Member, form: ImageForm) -> UInt8[Tensor, "c h w"]:
     """Decode a picture; see `image_folder` for what becomes of alpha, palettes and sizes.
 
     Raises:
@@ -129,7 +129,7 @@ def _flat(image: Image.Image, file: Path | Member, grey: bool) -> Image.Image:
     return image.convert("L" if grey else "RGB")
 
 
-def _resized(image: Image.Image, file: Path | Member, form: Form) -> Image.Image:
+def _resized(image: Image.Image, file: Path | Member, form: ImageForm) -> Image.Image:
     if form.how is None:
         if image.size != form.size:
             sizes = " and ".join("{}x{}".format(*size) for size in (image.size, form.size))
@@ -154,7 +154,7 @@ def _resized(image: Image.Image, file: Path | Member, form: Form) -> Image.Image
 class ImageFiles:
     """A store of pictures."""
 
-    def __init__(self, root: Path | Source, names: Sequence[str], form: Form):
+    def __init__(self, root: Path | Source, names: Sequence[str], form: ImageForm):
         """Make the store of files `names` below `root`."""
         self.root, self.form = root, form
         # One block of bytes: a million strings would take each worker far longer to unpickle.

@@ -11,13 +11,13 @@ from fullstride.errors import ConfigError, Damaged, one_of
 from fullstride.meanflow.config.schema import DataConfig
 from fullstride.meanflow.data.dataset import Dataset, Split
 from fullstride.meanflow.data.dataset import fingerprint as content
-from fullstride.meanflow.data.reading import Skips, read_again
+from fullstride.meanflow.data.reading import SkippedRecords, read_again
 from fullstride.meanflow.data.sources.folders import fingerprint, hold_out
 from fullstride.meanflow.data.sources.hugging_face import SavedRows, is_saved
-from fullstride.meanflow.data.sources.image_files import GREY_MODES, HOWS, Form, ImageFiles, read_header
+from fullstride.meanflow.data.sources.image_files import GREY_MODES, HOWS, ImageFiles, ImageForm, read_header
 from fullstride.meanflow.data.sources.interface import LABELS, SUFFIXES, Folder, Source
 from fullstride.meanflow.data.sources.known_files import KnownFiles
-from fullstride.meanflow.data.sources.webdataset import Shards, are_shards
+from fullstride.meanflow.data.sources.webdataset import WebDatasetShards, are_shards
 from fullstride.meanflow.data.sources.zips import Zip
 
 # Pictures whose headers say whether the set is grey; a million headers would take minutes.
@@ -119,7 +119,7 @@ def load(config: DataConfig, known: KnownFiles | None = None) -> Dataset:
         known=known,
         leave_damaged=config.check or config.skip_damaged > 0,
     )
-    skips = Skips(config.skip_damaged) if config.skip_damaged else None
+    skips = SkippedRecords(config.skip_damaged) if config.skip_damaged else None
     return replace(data, train=replace(data.train, skips=skips), test=replace(data.test, skips=skips))
 
 
@@ -157,7 +157,7 @@ def source_of(path: Path) -> Source:
     if is_saved(path):
         return read_again(partial(SavedRows, path), path.__str__)
     if read_again(partial(are_shards, path), path.__str__):
-        return Shards(path)
+        return WebDatasetShards(path)
     if not path.is_file():
         return Folder(path)
     if path.suffix.lower() == ".zip":
@@ -208,7 +208,7 @@ def _labels(folder: Path, names: list[str], classes: list[str]) -> np.ndarray:
     return np.array([places[name] for name in own], dtype=np.int64)
 
 
-def _form(root: Source, files: list[str], image_size: int | None, how: str, *, leave_damaged: bool) -> Form:
+def _form(root: Source, files: list[str], image_size: int | None, how: str, *, leave_damaged: bool) -> ImageForm:
     looked_at = files[:: -(-len(files) // LOOKED_AT)]
     headers = []
     for file in (root / name for name in looked_at):
@@ -222,4 +222,6 @@ def _form(root: Source, files: list[str], image_size: int | None, how: str, *, l
             f"{root.path}: none of {len(looked_at)} pictures is whole, such as {looked_at[0]}; copy them again"
         )
     grey = all(mode in GREY_MODES for mode, _ in headers)
-    return Form(grey, headers[0][1], None) if image_size is None else Form(grey, (image_size, image_size), how)
+    return (
+        ImageForm(grey, headers[0][1], None) if image_size is None else ImageForm(grey, (image_size, image_size), how)
+    )

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from fullstride.errors import MOST_SHOWN, ConfigError, elided
+from fullstride.errors import MOST_SHOWN, ConfigError, shortened
 from fullstride.meanflow.data.sources.folders import file_sizes, halves, list_files, top_folders
 from fullstride.runs.atomic_files import note
 
@@ -149,7 +149,7 @@ def check_inside(path: Path, name: str) -> None:
 
     """
     if name.startswith("/") or posixpath.normpath(name) != name or name.split("/")[0] == "..":
-        shown = elided(name, MOST_SHOWN)
+        shown = shortened(name, MOST_SHOWN)
         raise ConfigError(
             f"{path}: a member named {shown}, expected names inside of it such as cat/1.png; pack it anew"
         )

@@ -12,7 +12,7 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 
-from fullstride.errors import MOST_SHOWN, ConfigError, Damaged, elided, in_a_line
+from fullstride.errors import MOST_SHOWN, ConfigError, Damaged, one_line, shortened
 from fullstride.meanflow.data.reading import read_again
 from fullstride.meanflow.data.sources.folders import list_files, top_folders
 from fullstride.meanflow.data.sources.interface import SUFFIXES, Archive, check_inside, hidden
@@ -28,7 +28,7 @@ MOST_CLASSES = 2**31
 BLOCK, LONGEST_END = tarfile.BLOCKSIZE, 2 * tarfile.BLOCKSIZE + tarfile.RECORDSIZE
 
 
-class Part(NamedTuple):
+class TarMember(NamedTuple):
     """A member of a sample: its bytes lie in the shard as they are."""
 
     name: str
@@ -36,7 +36,7 @@ class Part(NamedTuple):
     size: int
 
 
-def read_shard(file: Path) -> list[tuple[Part, int | None]]:
+def read_shard(file: Path) -> list[tuple[TarMember, int | None]]:
     """The pictures of a shard and their classes, None for one without.
 
     Raises:
@@ -46,17 +46,17 @@ def read_shard(file: Path) -> list[tuple[Part, int | None]]:
 
     """
     with file.open("rb") as opened:
-        samples: dict[str, list[Part]] = defaultdict(list)
+        samples: dict[str, list[TarMember]] = defaultdict(list)
         for info in _members(file, opened):
             name = info.name.removeprefix("./")
             if not info.isdir() and not hidden(name) and (sample := SAMPLE.fullmatch(name)):
                 check_inside(file, name)
                 if not info.isfile() or info.issparse() or "\0" in name:
                     raise ConfigError(
-                        f"{file}: {elided(name, MOST_SHOWN)} is a link, a device or a sparse file, or its name holds a "
-                        "zero byte; expected plain files; pack it anew, with the files in place of links"
+                        f"{file}: {shortened(name, MOST_SHOWN)} is a link, a device or a sparse file, or its name holds "
+                        "a zero byte; expected plain files; pack it anew, with the files in place of links"
                     )
-                samples[sample[1]].append(Part(name, info.offset_data, info.size))
+                samples[sample[1]].append(TarMember(name, info.offset_data, info.size))
         return [found for parts in samples.values() if (found := _picture(file, opened, parts))]
 
 
@@ -76,7 +76,7 @@ def _members(file: Path, opened: IO[bytes]) -> list[tarfile.TarInfo]:
     # Each part of a header has exceptions of its own for damage.
     except Exception as error:
         raise ConfigError(
-            f"{file}: not a whole tar at byte {opened.tell():,} ({in_a_line(error)}); copy it again, or unpack it to a "
+            f"{file}: not a whole tar at byte {opened.tell():,} ({one_line(error)}); copy it again, or unpack it to a "
             "plain tar if it is compressed"
         ) from None
     # The library takes a damaged header, and the end of the file, for the end of the tar.
@@ -89,23 +89,23 @@ def _members(file: Path, opened: IO[bytes]) -> list[tarfile.TarInfo]:
     return found
 
 
-def _picture(file: Path, opened: IO[bytes], parts: list[Part]) -> tuple[Part, int | None] | None:
+def _picture(file: Path, opened: IO[bytes], parts: list[TarMember]) -> tuple[TarMember, int | None] | None:
     """The picture of a sample and its class; None for a sample of something else."""
     picture, label = _only(file, parts, SUFFIXES), _only(file, parts, (LABEL,))
     if picture:
         return picture, _label(file, opened, label or _only(file, parts, (METADATA,)))
     if label:
         raise ConfigError(
-            f"{file}: {elided(label.name, MOST_SHOWN)} without a picture, expected one beside it, of "
+            f"{file}: {shortened(label.name, MOST_SHOWN)} without a picture, expected one beside it, of "
             f"{' '.join(SUFFIXES)}; add it, or leave the class out"
         )
     return None
 
 
-def _only(file: Path, parts: list[Part], suffixes: tuple[str, ...]) -> Part | None:
+def _only(file: Path, parts: list[TarMember], suffixes: tuple[str, ...]) -> TarMember | None:
     found = [part for part in parts if part.name.lower().endswith(suffixes)]
     if len(found) > 1:
-        names = " and ".join(elided(part.name, MOST_SHOWN) for part in found[:2])
+        names = " and ".join(shortened(part.name, MOST_SHOWN) for part in found[:2])
         raise ConfigError(
             f"{file}: {names} are of one sample, as their names are the same up to the first dot; expected one picture "
             "and one class in each; rename or leave out the others"
@@ -113,7 +113,7 @@ def _only(file: Path, parts: list[Part], suffixes: tuple[str, ...]) -> Part | No
     return found[0] if found else None
 
 
-def _label(file: Path, opened: IO[bytes], part: Part | None) -> int | None:
+def _label(file: Path, opened: IO[bytes], part: TarMember | None) -> int | None:
     """The class that a member says."""
     if part is None:
         return None
@@ -127,8 +127,8 @@ def _label(file: Path, opened: IO[bytes], part: Part | None) -> int | None:
     if value is None or (type(value) is int and 0 <= value < MOST_CLASSES):
         return value
     raise ConfigError(
-        f"{file}: {elided(part.name, MOST_SHOWN)} says {elided(str(value), MOST_SHOWN)!r}, expected the number of a "
-        "class from 0 on; write it so"
+        f"{file}: {shortened(part.name, MOST_SHOWN)} says {shortened(str(value), MOST_SHOWN)!r}, expected the number of "
+        "a class from 0 on; write it so"
     )
 
 
@@ -152,7 +152,7 @@ def are_shards(path: Path) -> bool:
     return any(name.endswith(SHARD) for name in found) or (bool(found) and not list_files(folder, SUFFIXES)[0])
 
 
-class Shards(Archive):
+class WebDatasetShards(Archive):
     """A shard, or a folder of them; their names are parts of the pictures' names.
 
     The classes are the numbers in `.cls`, or else in `cls` or `label` of `.json`.
@@ -205,8 +205,8 @@ class Shards(Archive):
         if missing := len(labels) - len(known):
             raise ConfigError(
                 f"{where}: no class for {missing} of {len(labels)} pictures, such as "
-                f"{elided(names[labels.index(None)], MOST_SHOWN)}; expected {LABEL} beside each, or none; add it, or "
-                "leave them out"
+                f"{shortened(names[labels.index(None)], MOST_SHOWN)}; expected {LABEL} beside each, or none; add it, "
+                "or leave them out"
             )
         return np.array(known, dtype=np.int64), max(known) + 1
 

@@ -9,7 +9,7 @@ from zipfile import BadZipFile, ZipFile, ZipInfo
 
 import numpy as np
 
-from fullstride.errors import ConfigError, Damaged, in_a_line
+from fullstride.errors import ConfigError, Damaged, one_line
 from fullstride.meanflow.data.sources.folders import HALVES
 from fullstride.meanflow.data.sources.interface import (
     LABELS,
@@ -61,7 +61,7 @@ class Zip(Archive):
         # Each way of packing has exceptions of its own for damage.
         except Exception as error:
             where = f"{self.path}/{name.removeprefix('./')}"
-            raise Damaged(f"{where}: not whole ({in_a_line(error)}); copy or pack the zip again") from None
+            raise Damaged(f"{where}: not whole ({one_line(error)}); copy or pack the zip again") from None
 
     def _opened(self) -> ZipFile:
         """A handle of this process: one that a fork shared would be moved by both."""
@@ -69,7 +69,7 @@ class Zip(Archive):
             try:
                 self._handle = os.getpid(), ZipFile(self.path)
             except (BadZipFile, NotImplementedError, ValueError) as error:
-                raise ConfigError(f"{self.path}: not a whole zip ({in_a_line(error)}); copy it again") from None
+                raise ConfigError(f"{self.path}: not a whole zip ({one_line(error)}); copy it again") from None
         return self._handle[1]
 
     def __getstate__(self) -> dict[str, Any]:

@@ -9,14 +9,14 @@ import jax.tree_util as jtu
 import numpy as np
 
 from fullstride.step.jax.trees import memo
-from fullstride.step.jax.trees.memo import Record
+from fullstride.step.jax.trees.memo import ModuleLeaves
 from fullstride.step.jax.trees.structure import Structure
 
 # The mark of a leaf that is an array.
 ARRAY = object()
 
 
-class Reading(NamedTuple):
+class StaticTree(NamedTuple):
     """What of a tree is static: its structure down to the modules, and a mark for each leaf or module.
 
     A mark is `ARRAY`, a module's `Structure`, or the type and value of a static leaf: equal ones are one program.
@@ -26,7 +26,7 @@ class Reading(NamedTuple):
     marks: tuple[Any, ...]
 
 
-class Given(NamedTuple):
+class ReadTree(NamedTuple):
     """A tree that was read.
 
     Attributes:
@@ -38,8 +38,8 @@ class Given(NamedTuple):
     """
 
     groups: tuple[Any, ...]
-    reading: Reading
-    modules: list[tuple[Any, Record, int]]
+    reading: StaticTree
+    modules: list[tuple[Any, ModuleLeaves, int]]
     on_host: bool
 
 
@@ -55,7 +55,7 @@ def _is_module(x: Any) -> bool:
     return known
 
 
-def read(tree: Any) -> Given:
+def read(tree: Any) -> ReadTree:
     """Take a tree apart, its modules from memory."""
     leaves, treedef = jtu.tree_flatten(tree, is_leaf=_is_module)
     groups, marks, modules = [], [], []
@@ -73,10 +73,10 @@ def read(tree: Any) -> Given:
             on_host |= isinstance(leaf, np.ndarray)
         else:
             marks.append((type(leaf), leaf))
-    return Given(tuple(groups), Reading(treedef, tuple(marks)), modules, on_host)
+    return ReadTree(tuple(groups), StaticTree(treedef, tuple(marks)), modules, on_host)
 
 
-def rebuilt(reading: Reading, groups: Sequence[Any]) -> Any:
+def rebuilt(reading: StaticTree, groups: Sequence[Any]) -> Any:
     """The tree of a reading with these arrays, inside of the trace."""
     return jtu.tree_unflatten(reading.treedef, list(_leaves(reading.marks, groups, Structure.build)))
 
@@ -98,7 +98,7 @@ class Result:
 
     __slots__ = ("groups", "reading")
 
-    def __init__(self, groups: tuple[Any, ...], reading: Reading):
+    def __init__(self, groups: tuple[Any, ...], reading: StaticTree):
         self.groups, self.reading = groups, reading
 
     @classmethod
@@ -107,27 +107,27 @@ class Result:
         given = read(out)
         return cls(given.groups, given.reading)
 
-    def tree(self, spare: "Spare | None" = None) -> Any:
+    def tree(self, spare: "SpareModules | None" = None) -> Any:
         """The output, its modules new or made of donated ones."""
         build = memo.made if spare is None else spare.made
         return jtu.tree_unflatten(self.reading.treedef, list(_leaves(self.reading.marks, self.groups, build)))
 
-    def tree_flatten(self) -> tuple[tuple[Any, ...], Reading]:
+    def tree_flatten(self) -> tuple[tuple[Any, ...], StaticTree]:
         return self.groups, self.reading
 
     @classmethod
-    def tree_unflatten(cls, reading: Reading, groups: tuple[Any, ...]) -> "Result":
+    def tree_unflatten(cls, reading: StaticTree, groups: tuple[Any, ...]) -> "Result":
         return cls(groups, reading)
 
 
-class Spare:
+class SpareModules:
     """Donated modules that nobody else holds: their nodes can carry the results.
 
     A function's caller holds a donated argument by one name, which it usually gives to the result. The arrays are gone
     after the call in any case; where someone else holds the module or a part of it, it is left as it is.
     """
 
-    def __init__(self, given: Given, args: Sequence[Any], holders: Sequence[int]):
+    def __init__(self, given: ReadTree, args: Sequence[Any], holders: Sequence[int]):
         """Look at who holds what, before the call; `holders` are the references to each of `args` as `__call__` saw."""
         unheld = {id(arg) for arg, count in zip(args, holders, strict=True) if count <= HELD_BY_CALL}
         inside = len(unheld) == len(args)

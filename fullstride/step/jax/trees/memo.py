@@ -10,12 +10,12 @@ import equinox as eqx
 import numpy as np
 from jax.core import Tracer
 
-from fullstride.step.jax.trees.plans import Plan, Shells, UnplannableError, container
+from fullstride.step.jax.trees.plans import ModuleNodes, RebuildPlan, UnplannableError, container
 from fullstride.step.jax.trees.structure import Structure, split
 
 
 @dataclass(eq=False, slots=True)
-class Record:
+class ModuleLeaves:
     """The leaves of one module.
 
     Attributes:
@@ -30,7 +30,7 @@ class Record:
     leaves: tuple[Any, ...]
     structure: Structure
     lists: list[Any]
-    shells: Shells | None
+    shells: ModuleNodes | None
     on_host: bool = False
 
     def holds(self) -> bool:
@@ -38,24 +38,24 @@ class Record:
         return all(_unchanged(now, before) for now, before in self.lists)
 
 
-_RECORDS: dict[int, tuple[Any, Record]] = {}
-_PLANS: "weakref.WeakKeyDictionary[Structure, Plan | None]" = weakref.WeakKeyDictionary()
+_RECORDS: dict[int, tuple[Any, ModuleLeaves]] = {}
+_PLANS: "weakref.WeakKeyDictionary[Structure, RebuildPlan | None]" = weakref.WeakKeyDictionary()
 
 
-def read(module: Any) -> Record:
+def read(module: Any) -> ModuleLeaves:
     """The record of a module, from memory if it was seen before and has not changed since."""
     known = _RECORDS.get(id(module))
     if known is not None and known[0]() is module and known[1].holds():
         return known[1]
     structure, (leaves,) = split(module)
-    record = Record(leaves, structure, [], None, any(isinstance(x, np.ndarray) for x in leaves))
+    record = ModuleLeaves(leaves, structure, [], None, any(isinstance(x, np.ndarray) for x in leaves))
     if plan_of(structure) is not None:
         record.lists = list(_snapshots(module))
         remember(module, record)
     return record
 
 
-def remember(module: Any, record: Record) -> None:
+def remember(module: Any, record: ModuleLeaves) -> None:
     """Keep a record for as long as the module lives; none of traced arrays, which must not outlive their trace."""
     if record.leaves and isinstance(record.leaves[0], Tracer):
         return
@@ -83,13 +83,13 @@ def made(structure: Structure, leaves: tuple[Any, ...]) -> Any:
     if plan is None:
         return structure.build(leaves)
     module, shells = plan.make(leaves)
-    remember(module, Record(leaves, structure, _contents_of(shells), shells))
+    remember(module, ModuleLeaves(leaves, structure, _contents_of(shells), shells))
     if shells.sealed is None:
         shells.sealed = shells.counts()
     return module
 
 
-def refill(record: Record, leaves: tuple[Any, ...]) -> None:
+def refill(record: ModuleLeaves, leaves: tuple[Any, ...]) -> None:
     """Put other leaves into a module, in place."""
     plan, shells = plan_of(record.structure), record.shells
     if plan is None or shells is None:
@@ -98,17 +98,17 @@ def refill(record: Record, leaves: tuple[Any, ...]) -> None:
     record.leaves, record.lists = leaves, _contents_of(shells)
 
 
-def plan_of(structure: Structure) -> Plan | None:
+def plan_of(structure: Structure) -> RebuildPlan | None:
     """The plan of a structure; None where there cannot be one."""
     if structure not in _PLANS:
         try:
-            _PLANS[structure] = Plan(structure)
+            _PLANS[structure] = RebuildPlan(structure)
         except UnplannableError:
             _PLANS[structure] = None
     return _PLANS[structure]
 
 
-def _contents_of(shells: Shells) -> list[tuple[Any, Any]]:
+def _contents_of(shells: ModuleNodes) -> list[tuple[Any, Any]]:
     return [(node, _contents(node)) for node in shells.lists]
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from jax.core import Tracer
 
 
-def owned(x: Any) -> Any:
+def copied(x: Any) -> Any:
     """A copy that is nobody else's, without a weak type."""
     if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
         return jax.random.wrap_key_data(jnp.copy(jax.random.key_data(x)), impl=jax.random.key_impl(x))
@@ -43,12 +43,12 @@ def apart(tree: Any) -> Any:
             return x
         known = id(x) in seen
         seen.add(id(x))
-        return owned(x) if known or getattr(x, "weak_type", False) else x
+        return copied(x) if known or getattr(x, "weak_type", False) else x
 
     return jax.tree.map(once, tree)
 
 
-def strong(x: Any) -> jax.Array:
+def strongly_typed(x: Any) -> jax.Array:
     """An array of JAX without a weak type; itself where it is one."""
     x = jnp.asarray(x)
     return jax.lax.convert_element_type(x, x.dtype) if getattr(x, "weak_type", False) else x
@@ -75,6 +75,6 @@ def settled(tree: Any, *beside: Any) -> Any:
     return tree if device is None else jax.device_put(tree, device)
 
 
-def gone(arrays: Iterable[Any]) -> bool:
+def is_deleted(arrays: Iterable[Any]) -> bool:
     """Whether any of them was donated."""
     return any(isinstance(x, jax.Array) and not isinstance(x, Tracer) and x.is_deleted() for x in arrays)

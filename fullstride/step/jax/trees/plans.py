@@ -23,7 +23,7 @@ Maker = Callable[[Sequence[Any], Sequence[Any]], Any]
 get = object.__getattribute__
 
 
-class Shells:
+class ModuleNodes:
     """The insides of one tree, which arrays go into; its root is not among them, so that the root can die.
 
     Attributes:
@@ -89,7 +89,7 @@ class _Part(NamedTuple):
     value: Any
 
 
-class Plan:
+class RebuildPlan:
     """How to make the trees of one structure: a module's, with its arrays in the only group; others are refused."""
 
     def __init__(self, structure: Structure):
@@ -104,11 +104,11 @@ class Plan:
         tree = jtu.tree_unflatten(structure.treedef, marked)
         if self._visit(tree).kind != "node" or not isinstance(tree, eqx.Module):
             raise UnplannableError(f"a {type(tree).__name__} with {leaves} arrays")
-        self.root, self.pool = type(tree), list[Shells]()
+        self.root, self.pool = type(tree), list[ModuleNodes]()
         self.direct = None if len(self.places) == leaves else sorted(self.places)
         self.keys = [self.places[i][1] for i in sorted(self.places)]
 
-    def make(self, leaves: Sequence[Any]) -> tuple[Any, Shells]:
+    def make(self, leaves: Sequence[Any]) -> tuple[Any, ModuleNodes]:
         """A tree that nobody else holds, and its insides: those of one that died, or new ones."""
         if self.pool:
             shells = self.pool.pop()
@@ -119,7 +119,7 @@ class Plan:
         nodes: list[Any] = []
         for maker in self.makers:
             nodes.append(maker(nodes))
-        shells = Shells(nodes)
+        shells = ModuleNodes(nodes)
         for parent, key, child in self.links:
             shells.containers[parent][key] = nodes[child]
         shells.slots = [shells.containers[self.places[i][0]] for i in sorted(self.places)]
@@ -127,14 +127,14 @@ class Plan:
         self.fill(shells, leaves)
         return nodes[-1], shells
 
-    def fill(self, shells: Shells, leaves: Sequence[Any]) -> None:
+    def fill(self, shells: ModuleNodes, leaves: Sequence[Any]) -> None:
         """Put other leaves into a tree."""
         direct = leaves if self.direct is None else [leaves[i] for i in self.direct]
         deque(map(setitem, shells.slots, self.keys, direct), maxlen=0)
         for parent, key, maker in self.values:
             shells.containers[parent][key] = maker(leaves, shells.below)
 
-    def keep(self, shells: Shells) -> None:
+    def keep(self, shells: ModuleNodes) -> None:
         """Keep the insides of a tree whose root died for another one, without its arrays."""
         if len(self.pool) < POOL:
             deque(map(setitem, shells.slots, self.keys, repeat(None)), maxlen=0)

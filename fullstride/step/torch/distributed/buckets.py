@@ -27,7 +27,7 @@ def filled(parameters: Iterable[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
             yield bucket
 
 
-class Layout:
+class BucketLayout:
     """Where each of some tensors lies in one flat buffer, in its own memory order.
 
     Attributes:
@@ -63,7 +63,7 @@ class Bucket:
     def __init__(self, parameters: list[nn.Parameter], processes: Processes):
         """Of parameters of one dtype; collective."""
         self.parameters = parameters
-        self._layout = Layout(parameters, processes.size)
+        self._layout = BucketLayout(parameters, processes.size)
         self._memory = processes.transfer.shared(parameters[0].detach(), self._layout.size)
         self._means: list[Tensor] = []
         self._wait: Callable[[], None] | None = None

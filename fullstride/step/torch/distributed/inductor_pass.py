@@ -7,7 +7,7 @@ from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_file
 from fullstride.step.torch.distributed import early_gradients as early
 
 
-class SayReady(CustomGraphPass):
+class MarkReady(CustomGraphPass):
     """Adds `ready` behind each result of a backward graph; leaves other graphs alone."""
 
     def __call__(self, graph: fx.Graph) -> None:

@@ -11,8 +11,15 @@ import torch.distributed as dist
 from fullstride.errors import ConfigError, one_of
 from fullstride.process import torchrun as launched
 from fullstride.runs.atomic_files import note
-from fullstride.step.torch.distributed.peer_copies import Peers, Refused, Symmetric, atomics_reach, mean_of, reason
-from fullstride.step.torch.distributed.processes import ALONE, Processes, let_go
+from fullstride.step.torch.distributed.peer_copies import (
+    CannotShareError,
+    PeerCopies,
+    SymmetricMemory,
+    atomics_reach,
+    mean_of,
+    reason,
+)
+from fullstride.step.torch.distributed.processes import SINGLE, Processes, let_go
 
 TRANSFERS = ("auto", "copies", "nccl")
 # All come within the first; the others wait for the second while the first one evaluates or saves, and on a GPU for the
@@ -21,7 +28,7 @@ MEETING, PATIENCE, COMPILING = timedelta(minutes=5), timedelta(hours=24), timede
 
 
 @contextmanager
-def joined(device: str = "cpu", transfers: str = "auto") -> Iterator[Processes]:
+def join_processes(device: str = "cpu", transfers: str = "auto") -> Iterator[Processes]:
     """All processes that torchrun has started.
 
     Args:
@@ -71,7 +78,7 @@ def of_ranks(ranks: Iterable[int], device: str, transfers: str = "auto") -> Proc
         own = torch.device("cuda", torch.cuda.current_device())
         devices = dist.new_group(ranks, timeout=COMPILING, backend="nccl", device_id=own)
     if dist.get_rank() not in ranks:
-        return ALONE
+        return SINGLE
     assert isinstance(patient, dist.ProcessGroup)
     assert not isinstance(devices, int)
     alone = Processes(patient, devices)
@@ -80,16 +87,16 @@ def of_ranks(ranks: Iterable[int], device: str, transfers: str = "auto") -> Proc
     return Processes(patient, devices, _peers(alone, devices, transfers), must_share=transfers == "copies")
 
 
-def _peers(processes: Processes, group: dist.ProcessGroup, transfers: str) -> Peers | None:
+def _peers(processes: Processes, group: dist.ProcessGroup, transfers: str) -> PeerCopies | None:
     """Processes whose GPUs reach each other's memory; None, said by the first of them, where one does not."""
     device = torch.device("cuda", torch.cuda.current_device())
     places = processes.gather((socket.gethostname(), device.index))
     # One that cannot must keep the others from waiting for it.
     if not (why := next(filter(None, processes.gather(_hindrance(places, device, transfers))), "")):
         try:
-            memory = Symmetric(group, device, round(1e3 * COMPILING.total_seconds()), processes.gather)
-            return Peers(processes.rank, processes.size, memory, device)
-        except Refused as refused:
+            memory = SymmetricMemory(group, device, round(1e3 * COMPILING.total_seconds()), processes.gather)
+            return PeerCopies(processes.rank, processes.size, memory, device)
+        except CannotShareError as refused:
             why = str(refused)
     if transfers == "copies":
         raise ConfigError(f"transfers=copies: {why}; expected GPUs that reach each other's memory, or transfers=nccl")

@@ -23,7 +23,7 @@ ALIGNED = 256
 NATIVE_ATOMICS = 3  # the driver's CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED
 
 
-class Refused(RuntimeError):  # noqa: N818, it may lead to NCCL
+class CannotShareError(RuntimeError):
     """Memory that processes cannot share; raised by all of them together, with the first one's reason."""
 
 
@@ -43,7 +43,7 @@ def atomics_reach(own: int, other: int) -> bool:
     return bool(failed or found.value)
 
 
-class Symmetric:
+class SymmetricMemory:
     """Such memory of one group of processes."""
 
     def __init__(self, group: Any, device: torch.device, patience_ms: int, gather: Callable[[str], list[str]]):
@@ -106,7 +106,7 @@ class Symmetric:
         except Exception as error:
             failed = reason(error)
         if first := next(filter(None, self._gather(failed)), ""):
-            raise Refused(first)
+            raise CannotShareError(first)
         return made[0]
 
 
@@ -128,7 +128,7 @@ def mean_of(own: Tensor, rows: Tensor, rank: int, out: Tensor) -> None:
 
 
 @dataclass(frozen=True, eq=False)
-class Shared:
+class SharedBuffers:
     """Memory of one size on every process, into which all may write.
 
     Attributes:
@@ -145,7 +145,7 @@ class Shared:
         return self.everyones[of].chunk(len(self.everyones))[part]
 
 
-class Peers:
+class PeerCopies:
     """The processes of one machine, with transfers in the order in which they are begun; all of them collective.
 
     What a process writes into another's memory lies in an inbox there, a row for each sender, or in a `Shared` that
@@ -157,17 +157,17 @@ class Peers:
         self._memory = memory  # `Symmetric`, or what allocates and meets as that does
         # First in line: few and short kernels, for which the other processes wait.
         self._stream = torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None
-        self._inboxes: list[Shared] = []
-        self._kept: list[Shared] = []  # that a record may still write into
+        self._inboxes: list[SharedBuffers] = []
+        self._kept: list[SharedBuffers] = []  # that a record may still write into
         self._turn = 0
-        self._given: weakref.WeakSet[Shared] = weakref.WeakSet()
+        self._given: weakref.WeakSet[SharedBuffers] = weakref.WeakSet()
 
     @property
     def bytes(self) -> int:
         """Of memory that is shared, which PyTorch's statistics do not count."""
         return sum(x.own.nbytes for x in (*self._given, *self._kept))
 
-    def shared(self, like: Tensor, size: int) -> Shared:
+    def shared(self, like: Tensor, size: int) -> SharedBuffers:
         """Memory (size,), a multiple of the number of processes, of a tensor's dtype."""
         given = self._allocate(size * like.element_size(), like.dtype)
         self._given.add(given)
@@ -177,12 +177,12 @@ class Peers:
             self._kept += self._inboxes
         return given
 
-    def _allocate(self, count: int, dtype: torch.dtype) -> Shared:
+    def _allocate(self, count: int, dtype: torch.dtype) -> SharedBuffers:
         found = [x.view(dtype) for x in self._memory.allocate(-(-count // ALIGNED) * ALIGNED)]
         size = count // found[0].element_size()
-        return Shared(found[self.rank][:size], tuple(x[:size] for x in found))
+        return SharedBuffers(found[self.rank][:size], tuple(x[:size] for x in found))
 
-    def start_mean(self, values: Shared) -> Callable[[], None]:
+    def start_mean(self, values: SharedBuffers) -> Callable[[], None]:
         """Begin to replace memory by its mean over the processes, the same everywhere to the last bit.
 
         What is returned makes the current stream wait for it.
@@ -200,7 +200,7 @@ class Peers:
             mean_of(values.chunk(self.size)[self.rank], self._received(values), self.rank, own)
             return self._end()
 
-    def start_whole(self, wholes: Sequence[Shared]) -> Callable[[], None]:
+    def start_whole(self, wholes: Sequence[SharedBuffers]) -> Callable[[], None]:
         """Begin to give every process this one's part of some memory, and to get theirs."""
         with self._aside():
             # Until then others may still read what they have there.
@@ -224,7 +224,7 @@ class Peers:
         self._memory.meet()
         return rows(inbox.own)
 
-    def _give(self, memory: Shared) -> None:
+    def _give(self, memory: SharedBuffers) -> None:
         """Send the part that is this process's to all others."""
         for to in self._others():
             memory.part(to, self.rank).copy_(memory.part(self.rank, self.rank), non_blocking=True)

@@ -10,8 +10,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fullstride.errors import PeerError
-from fullstride.step.torch.distributed.peer_copies import Peers
-from fullstride.step.torch.distributed.transfer import Copies, Transfer, with_peers
+from fullstride.step.torch.distributed.peer_copies import PeerCopies
+from fullstride.step.torch.distributed.transfer import EngineCopies, Transfer, with_peers
 
 T = TypeVar("T")
 
@@ -38,7 +38,7 @@ class Processes:
         self,
         group: dist.ProcessGroup | None = None,
         devices: dist.ProcessGroup | None = None,
-        peers: Peers | None = None,
+        peers: PeerCopies | None = None,
         *,
         must_share: bool = False,
     ):
@@ -59,7 +59,7 @@ class Processes:
         self.size = 1 if group is None else dist.get_world_size(group)
         self.transfer = Transfer(group, devices)
         if peers is not None:
-            self.transfer = Copies(group, devices, peers, required=must_share)
+            self.transfer = EngineCopies(group, devices, peers, required=must_share)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Processes":
         """Itself: there is one of each process."""
@@ -180,7 +180,7 @@ class Processes:
             tensor.copy_(whole)
 
 
-ALONE = Processes()
+SINGLE = Processes()
 
 
 def let_go() -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fullstride.errors import ConfigError
-from fullstride.step.torch.distributed.buckets import Layout, filled
+from fullstride.step.torch.distributed.buckets import BucketLayout, filled
 from fullstride.step.torch.distributed.processes import Processes
 from fullstride.step.torch.ema.averages import Averages, SharedAverage
 
@@ -34,7 +34,7 @@ class Shard:
     def __init__(self, parameters: list[nn.Parameter], processes: Processes):
         self.parameters = parameters
         self._processes = processes
-        self.layout = Layout(parameters, processes.size)
+        self.layout = BucketLayout(parameters, processes.size)
         first = parameters[0].detach()
         self.memory = processes.transfer.shared(first, self.layout.size)
         self.whole = first.new_zeros(self.layout.size) if self.memory is None else self.memory.own

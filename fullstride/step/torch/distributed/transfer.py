@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fullstride.errors import ConfigError, PeerError
 from fullstride.runs.atomic_files import note
-from fullstride.step.torch.distributed.peer_copies import Peers, Refused, Shared
+from fullstride.step.torch.distributed.peer_copies import CannotShareError, PeerCopies, SharedBuffers
 
 Wait = Callable[[], None]
 # PyTorch 2.13 has other names for them.
@@ -65,10 +65,10 @@ class Transfer:
             )
         return self._devices if tensor.is_cuda else self._group
 
-    def shared(self, like: Tensor, size: int) -> Shared | None:
+    def shared(self, like: Tensor, size: int) -> SharedBuffers | None:
         """Zeros (size,) of a tensor's dtype that other processes write into, or None where they cannot."""
 
-    def start_average(self, values: Tensor | Shared) -> Wait:
+    def start_average(self, values: Tensor | SharedBuffers) -> Wait:
         """Begin to replace `values` by their mean over the processes."""
         assert isinstance(values, Tensor)
         if (group := self.carrier(values)) is None:
@@ -89,7 +89,7 @@ class Transfer:
         mean, op = self._mean(values)
         return self._started(values, lambda: _reduce_scatter(own, mean, op, group, async_op=True))
 
-    def start_wholes(self, parts: Sequence[tuple[Tensor, Tensor | Shared]]) -> Wait:
+    def start_wholes(self, parts: Sequence[tuple[Tensor, Tensor | SharedBuffers]]) -> Wait:
         """Begin to fill several `whole` (n m,) with the parts `own` (m,) of all processes by rank.
 
         `own` may be the very part of `whole` that it goes to, and of a `Shared` it is.
@@ -133,14 +133,14 @@ class Transfer:
         return wait
 
 
-class Copies(Transfer):
+class EngineCopies(Transfer):
     """Transfers by copy engines, and by collectives for whatever has no memory that is shared."""
 
     def __init__(
         self,
         group: dist.ProcessGroup | None,
         devices: dist.ProcessGroup | None,
-        peers: Peers,
+        peers: PeerCopies,
         *,
         required: bool,
     ):
@@ -157,29 +157,29 @@ class Copies(Transfer):
     def bytes(self) -> int:
         return self.peers.bytes
 
-    def shared(self, like: Tensor, size: int) -> Shared | None:
+    def shared(self, like: Tensor, size: int) -> SharedBuffers | None:
         """Raise `Refused` if there is no such memory, and there must be."""
         if self._refused:
             return None
         try:
             return self.peers.shared(like, size)
-        except Refused as refused:
+        except CannotShareError as refused:
             if self._required:
-                raise Refused(f"transfers=copies: {refused}; transfers=nccl needs no such memory") from None
+                raise CannotShareError(f"transfers=copies: {refused}; transfers=nccl needs no such memory") from None
             self._refused = True
             if self.peers.rank == 0:
                 note(f"further gradients travel by NCCL: {refused}")
         return None
 
-    def start_average(self, values: Tensor | Shared) -> Wait:
-        return self.peers.start_mean(values) if isinstance(values, Shared) else super().start_average(values)
+    def start_average(self, values: Tensor | SharedBuffers) -> Wait:
+        return self.peers.start_mean(values) if isinstance(values, SharedBuffers) else super().start_average(values)
 
     def start_shares(self, values: Tensor, own: Tensor) -> Wait:
         return super().start_shares(values, own) if self._refused else self.peers.start_share(values, own)
 
-    def start_wholes(self, parts: Sequence[tuple[Tensor, Tensor | Shared]]) -> Wait:
+    def start_wholes(self, parts: Sequence[tuple[Tensor, Tensor | SharedBuffers]]) -> Wait:
         wait = super().start_wholes(parts)
-        if not (shared := [whole for _, whole in parts if isinstance(whole, Shared)]):
+        if not (shared := [whole for _, whole in parts if isinstance(whole, SharedBuffers)]):
             return wait
         copied = self.peers.start_whole(shared)
 

@@ -209,7 +209,7 @@ class Averages(Generic[M]):
 
     def _fused(self) -> Any:
         if self._kernel is None:
-            from fullstride.step.torch.ema.lerp_kernel import ManyLerps  # Triton is a GPU's
+            from fullstride.step.torch.ema.lerp_kernel import LerpTable  # Triton is a GPU's
 
-            self._kernel = ManyLerps(self._weights, [self.tensors(decay) for decay in self.models])
+            self._kernel = LerpTable(self._weights, [self.tensors(decay) for decay in self.models])
         return self._kernel

@@ -32,7 +32,7 @@ def lerp_kernel(
         tl.store(place, average + share * (weight - average), mask=inside)
 
 
-class ManyLerps:
+class LerpTable:
     """Tables of addresses, made once: the tensors must stay where they are."""
 
     def __init__(self, weights: Sequence[Tensor], averages: Sequence[Sequence[Tensor]]):

@@ -71,9 +71,9 @@ def compiled_loss(loss: Loss, *, telling: bool = False, on_cpu: bool = False) ->
     if on_cpu:
         options["layout_optimization"] = False
     if telling:
-        from fullstride.step.torch.distributed.inductor_pass import SayReady  # the compiler is a long import
+        from fullstride.step.torch.distributed.inductor_pass import MarkReady  # the compiler is a long import
 
-        options["post_grad_custom_post_pass"] = SayReady()
+        options["post_grad_custom_post_pass"] = MarkReady()
     compiled = torch.compile(with_own_code(loss), fullgraph=True, dynamic=False, options=options)
     return _or_eager(compiled, loss)
 
@@ -121,7 +121,7 @@ def make_runner(name: str, body: Body, compiled_body: Callable[[], Body]) -> Run
     return (GraphRunner if "graph" in name else Runner)(name, whole, body)
 
 
-class Auto:
+class AutoRunner:
     """Gives each candidate some steps and chooses the fastest. Each is a whole step of the training: none is lost.
 
     Attributes:

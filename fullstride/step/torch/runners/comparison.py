@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fullstride.device.precision import ieee, unsearched_convolutions
-from fullstride.device.triton_compile import compiles, gathered
+from fullstride.device.precision import exact_fp32, unsearched_convolutions
+from fullstride.device.triton_compile import compile_only, compiles
 from fullstride.step.torch.body import Body, Gradients
-from fullstride.step.torch.runners.isolated import CannotCopyError, Isolated
+from fullstride.step.torch.runners.isolated import CannotCopyError, IsolatedBody
 
 Change = Callable[[nn.Module], object]
 
@@ -28,7 +28,7 @@ class StepError(ValueError):
 
 
 @dataclass(frozen=True)
-class Reference:
+class ReferenceStep:
     """A loss and its gradients by parameter, of those whose gradient can be seen; see `Body.trained`."""
 
     loss: Tensor
@@ -42,15 +42,15 @@ def compile_kernels(body: Body, batch: Any) -> None:
     if not compiles(device):
         return
     with contextlib.suppress(CannotCopyError):
-        isolated = Isolated(body, batch)
-        with isolated.entered(), gathered(device):
+        isolated = IsolatedBody(body, batch)
+        with isolated.entered(), compile_only(device):
             isolated.body.gradients(isolated.batch)
 
 
 def rehearsed(body: Body, batch: Any) -> str:
     """Why this process cannot compute its own gradients, "" if it can; nothing stays, and no other is waited for."""
     try:
-        isolated = Isolated(body, batch)
+        isolated = IsolatedBody(body, batch)
         with isolated.entered():
             isolated.body.gradients(isolated.batch)
     except (CannotCopyError, RuntimeError) as error:
@@ -61,17 +61,17 @@ def rehearsed(body: Body, batch: Any) -> str:
 @contextlib.contextmanager
 def plain(body: Body) -> Iterator[Body]:
     """The body in fp32, where convolutions are those that cuDNN knows of."""
-    with ieee(body.device), unsearched_convolutions():
+    with exact_fp32(body.device), unsearched_convolutions():
         yield replace(body, precision="fp32")
 
 
-def reference(body: Body, batch: Any, change: Change | None = None) -> Reference:
+def reference(body: Body, batch: Any, change: Change | None = None) -> ReferenceStep:
     """What eager fp32 makes of a batch; see `on_copies`."""
     with plain(body) as exact:
         return on_copies(exact, batch, change)
 
 
-def on_copies(body: Body, batch: Any, change: Change | None = None) -> Reference:
+def on_copies(body: Body, batch: Any, change: Change | None = None) -> ReferenceStep:
     """Loss and gradients by a pass on copies; collective where several processes train.
 
     Args:
@@ -102,7 +102,7 @@ def on_copies(body: Body, batch: Any, change: Change | None = None) -> Reference
     taken = {p for p in body.trained.values() if len(p._post_accumulate_grad_hooks or ()) > own}
     visible = {n: p for n, p in body.trained.items() if p in means or (isolated.has(p) and p not in taken)}
     gradients = {name: means.get(p, isolated.gradient(p)) for name, p in visible.items()}
-    return Reference(loss, gradients, max((OWN_TOLERANCE.get(x, 0.0) for x in formats), default=0.0))
+    return ReferenceStep(loss, gradients, max((OWN_TOLERANCE.get(x, 0.0) for x in formats), default=0.0))
 
 
 def _formats(loss: Any) -> set[torch.dtype]:
@@ -117,10 +117,10 @@ def _formats(loss: Any) -> set[torch.dtype]:
     return formats
 
 
-def _all_isolated(body: Body, batch: Any) -> Isolated:
+def _all_isolated(body: Body, batch: Any) -> IsolatedBody:
     """Copies on all processes or on none: one that went on alone would be waited for."""
     try:
-        isolated, why = Isolated(body, batch), ""
+        isolated, why = IsolatedBody(body, batch), ""
     except CannotCopyError as error:
         isolated, why = None, str(error)
     if why := next(filter(None, [why] if body.reducer is None else body.reducer.processes.gather(why)), ""):
@@ -134,7 +134,7 @@ def _exact(tensor: Tensor) -> Tensor:
     return tensor.to(torch.complex128 if tensor.is_complex() else torch.float64)
 
 
-def compare(body: Body, expected: Reference, loss: Tensor, gradients: Gradients | None, what: str) -> float:
+def compare(body: Body, expected: ReferenceStep, loss: Tensor, gradients: Gradients | None, what: str) -> float:
     """The relative error of all gradients together; NaN if eager fp32 has no finite ones: a guard tells of that.
 
     Args:
@@ -174,7 +174,7 @@ def compare(body: Body, expected: Reference, loss: Tensor, gradients: Gradients 
     return total / size if size else 0.0
 
 
-def _sensitivity(body: Body, expected: Reference) -> float:
+def _sensitivity(body: Body, expected: ReferenceStep) -> float:
     """What a loss changes by, to first order, if each weight does by as much as it is: sum |g w|.
 
     A loss that cancels to next to nothing, as PPO's first, is off by rounding of the terms and not of their sum.

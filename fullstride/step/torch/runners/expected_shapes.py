@@ -13,7 +13,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from fullstride.device.tensor_trees import flattened
-from fullstride.step.torch.runners.reached_state import Reached
+from fullstride.step.torch.runners.reached_state import ReachableState
 
 # So many batches are usual: an epoch's smaller last one, with which a run may go on, comes once.
 AGAIN = 4
@@ -23,12 +23,12 @@ NEVER = 32
 SHORT = 16
 
 
-class Constants:
+class PythonNumbers:
     """Numbers that a program's functions name, in closures, globals, attributes and dicts, and modules' `training`."""
 
     def __init__(self, roots: Iterable[Any]):
         """Look for them from these objects on; those that are made later are not seen."""
-        reached = Reached(roots)
+        reached = ReachableState(roots)
         found = [(v.name, v.read) for v in reached.variables if isinstance(v.value, Number)]
         for x in reached.objects.values():
             if isinstance(x, (dict, list)):
@@ -100,7 +100,7 @@ class Observation(Enum):
     LOST = "one of so many in a row of others that nothing can be expected"
 
 
-class Seen(NamedTuple):
+class SpecialisedTo(NamedTuple):
     """Tracker of what a step is made for: the shapes of a batch, and the Python numbers that its loss reads."""
 
     shapes: list[Any]
@@ -110,7 +110,7 @@ class Seen(NamedTuple):
 class Streak(NamedTuple):
     """Batches in a row that were not as expected: the last one, how many like it came last, and how many in all."""
 
-    last: Seen | None = None
+    last: SpecialisedTo | None = None
     alike: int = 0
     others: int = 0
 
@@ -127,15 +127,15 @@ class ShapeTracker:
 
     """
 
-    def __init__(self, constants: Callable[[], Constants] | None = None) -> None:
+    def __init__(self, constants: Callable[[], PythonNumbers] | None = None) -> None:
         """No batch has come yet; `constants` looks for numbers that the loss reads."""
         self._look = constants
         self.forget()
 
     def forget(self) -> None:
         """Begin anew with the next batch, as after a checkpoint was loaded."""
-        self._constants: Constants | None = None
-        self._expected: Seen | None = None
+        self._constants: PythonNumbers | None = None
+        self._expected: SpecialisedTo | None = None
         self._came = 0
         self._streak = Streak()
         self.shapes: list[Any] = []
@@ -146,7 +146,7 @@ class ShapeTracker:
         if self._constants is None and self._look is not None:
             self._constants = self._look()
         self.shapes = shapes(batch)
-        seen = Seen(self.shapes, [] if self._constants is None else self._constants.now())
+        seen = SpecialisedTo(self.shapes, [] if self._constants is None else self._constants.now())
         if self._expected is None:
             self._expected, self._came = seen, 1
             return Observation.FIRST

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fullstride.process.gc_paused import nothing_collected
+from fullstride.process.gc_paused import gc_paused
 from fullstride.step.torch.body import Body, Gradients, Metrics, Runner
 from fullstride.step.torch.runners.comparison import (
     Change,
@@ -64,7 +64,7 @@ class FirstSteps:
         step = functools.partial(runner, batch, made, expected=expected)
         # The compiler's graphs are many objects that live until its end: looking for dead ones again and again took a
         # seventh of a compiled first step on a CPU.
-        with nothing_collected():
+        with gc_paused():
             if self._announce and compiles:
                 self._announce = False
                 self._say(f"backend=auto: {runner.backend} compiles the loss now, which may take minutes")

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fullstride.device.cuda_graph import CudaGraph, dense, fill, on, place_of
+from fullstride.device.cuda_graph import CudaGraph, copy_into, on_stream, static_input, without_gaps
 from fullstride.runs.atomic_files import note
 from fullstride.step.torch.body import Body, Gradients, Look, Loss, Runner
 from fullstride.step.torch.metrics import Metrics, stacked, unstacked
@@ -145,7 +145,7 @@ class GraphRunner(Runner):
     def _run_in_place(self, batch: Any, made: int, look: Look | None) -> Metrics:
         """As it is; a record would read every time what a buffer was when it was made."""
         before = self._buffers()
-        metrics = self._run(self.body, dense(batch), made, look)
+        metrics = self._run(self.body, without_gaps(batch), made, look)
         if moved := [name for name, place in self._buffers().items() if before.get(name, place) != place]:
             raise StepError(
                 f"a recorded step: the forward pass puts new tensors in the place of the buffers {', '.join(moved)}, "
@@ -158,7 +158,7 @@ class GraphRunner(Runner):
 
     def _run(self, body: Body, batch: Any, made: int, look: Look | None) -> Metrics:
         """On the stream of the capture, so that what libraries keep a stream is there."""
-        with on(self._stream):
+        with on_stream(self._stream):
             self._made.fill_(made)
             metrics = body(batch, self._made, look)
             if body.ema.due(made + 1):
@@ -167,10 +167,10 @@ class GraphRunner(Runner):
         return metrics
 
     def _capture(self, batch: Any) -> None:
-        self._inputs = place_of(batch)
+        self._inputs = static_input(batch)
         self.body.clear()
         generator = self.body.generator
-        with on(self._stream):
+        with on_stream(self._stream):
             self._step = self._record(self._once, generator)
             self._recorded = [p.grad for p in self.body.trained.values()]
             # Parameters that another optimizer is to step, with the gradients that the record leaves them.
@@ -201,7 +201,7 @@ class GraphRunner(Runner):
 
     def _replay(self, batch: Any, made: int) -> Metrics:
         assert self._step is not None
-        fill(self._inputs, batch)
+        copy_into(self._inputs, batch)
         self._made.fill_(made)
         values = self._step.replay().clone()
         for parameter, gradient in self._lent:  # whoever takes it may have let go of it since

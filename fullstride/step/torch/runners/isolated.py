@@ -17,14 +17,14 @@ from torch import Tensor
 
 from fullstride.step.torch.body import Body
 from fullstride.step.torch.optimizers import layers
-from fullstride.step.torch.runners.reached_state import Reached
+from fullstride.step.torch.runners.reached_state import ReachableState
 
 
 class CannotCopyError(Exception):
     """Some state that a loss reaches cannot be copied, such as an iterator, a file or a lock."""
 
 
-class Isolated:
+class IsolatedBody:
     """A body and a batch that share no state with a training; to be run within `entered`.
 
     Attributes:
@@ -36,12 +36,12 @@ class Isolated:
 
     def __init__(self, body: Body, batch: Any):
         """Copy what they lead to, or raise a CannotCopyError with what cannot be copied."""
-        reached = Reached((body.loss, body.draw, body.model, body.generator, batch))
+        reached = ReachableState((body.loss, body.draw, body.model, body.generator, batch))
         self._variables, self._device = reached.variables, body.device
         self._memo: dict[int, Any] = {id(module): module for module in reached.modules}
         self._memo |= {id(g): g.clone_state() for g in reached.generators}
         # A tensor within a graph has no other copy than its values, and a batch may be a view of all data.
-        apart = [x for x in reached.tensors if not x.is_leaf] + Reached([batch]).tensors
+        apart = [x for x in reached.tensors if not x.is_leaf] + ReachableState([batch]).tensors
         self._memo |= {id(x): x.detach().clone() for x in apart}
         self.batch = self._copied(batch, "the batch")
         parts = {name: self._copied(getattr(body, name), name) for name in ("loss", "draw", "model", "generator")}
@@ -81,7 +81,7 @@ class Isolated:
             yield
 
 
-class Saved:
+class Snapshot:
     """Weights, buffers, averages, the optimizer's and the guard's state and random numbers at one moment.
 
     Attributes of modules and of the optimizer are kept, too, as what they were bound to.

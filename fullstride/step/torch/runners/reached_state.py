@@ -19,7 +19,7 @@ _OWN = str(Path(__file__).parents[3])
 _LIBRARIES = (sysconfig.get_path("stdlib"), _TORCH, _OWN)
 
 
-class Variable(NamedTuple):
+class ReadVariable(NamedTuple):
     """A variable that functions read: its name, its value, how to read it again, and how to bind it to another one."""
 
     name: str
@@ -28,7 +28,7 @@ class Variable(NamedTuple):
     bind: Callable[[Any], None]
 
 
-class Reached:
+class ReachableState:
     """Walk through everything that some objects lead to; nothing is called and nothing is changed.
 
     Globals and class attributes are followed in a program's own files, not in installed libraries. A method is looked
@@ -45,7 +45,7 @@ class Reached:
     """
 
     def __init__(self, roots: Iterable[Any]):
-        self.variables: list[Variable] = []
+        self.variables: list[ReadVariable] = []
         self.tensors: list[Tensor] = []
         self.generators: list[torch.Generator] = []
         self.modules: list[ModuleType] = []
@@ -131,16 +131,16 @@ class Reached:
             if not isinstance(value, ModuleType):
                 read, bind = place.__getitem__, place.__setitem__
                 self._variable(
-                    place, Variable(name, value, functools.partial(read, name), functools.partial(bind, name))
+                    place, ReadVariable(name, value, functools.partial(read, name), functools.partial(bind, name))
                 )
             elif not _of_library(getattr(value, "__file__", None), value.__name__):
                 self._globals(vars(value), names)
 
     def _attribute(self, place: Any, attribute: str, value: Any, name: str = "") -> None:
         read, bind = functools.partial(getattr, place, attribute), functools.partial(setattr, place, attribute)
-        self._variable(place, Variable(name or attribute, value, read, bind))
+        self._variable(place, ReadVariable(name or attribute, value, read, bind))
 
-    def _variable(self, place: Any, found: Variable) -> None:
+    def _variable(self, place: Any, found: ReadVariable) -> None:
         if (id(place), found.name) not in self._bound:
             self._bound.add((id(place), found.name))
             self.variables.append(found)

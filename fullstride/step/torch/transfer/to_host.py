@@ -8,7 +8,7 @@ from torch import Tensor
 from fullstride.step.torch.metrics import stacked
 
 
-class Sent:
+class HostCopy:
     """A copy of a tensor that is on its way to the host."""
 
     def __init__(self, x: Tensor):
@@ -35,9 +35,9 @@ def to_host(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
         tensors: made as they are asked for, on any device.
 
     """
-    waiting: Sent | None = None
+    waiting: HostCopy | None = None
     for x in tensors:
-        sent = Sent(x)
+        sent = HostCopy(x)
         if waiting is not None:
             yield waiting.arrived()
         waiting = sent
@@ -45,7 +45,7 @@ def to_host(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
         yield waiting.arrived()
 
 
-class Late:
+class LateMetrics:
     """Copies metrics to the host behind the step that made them.
 
     `late(metrics)` returns the numbers of the call before, as floats, and None the first time; `last()` waits for the
@@ -54,13 +54,13 @@ class Late:
 
     def __init__(self) -> None:
         self._names: list[str] = []
-        self._sent: Sent | None = None
+        self._sent: HostCopy | None = None
 
     def __call__(self, metrics: dict[str, Tensor]) -> dict[str, float] | None:
         """The numbers before; these follow with the next call."""
         before = self.last() if self._sent is not None else None
         self._names = list(metrics)
-        self._sent = Sent(stacked(metrics))
+        self._sent = HostCopy(stacked(metrics))
         return before
 
     def last(self) -> dict[str, float]:

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from benchmarks.cases.jvp.common import LeftOut, Work, broken, by_format, make_setup, wrong_of
+from benchmarks.cases.jvp.common import LeftOut, OpWork, broken, by_format, make_setup, wrong_of
 from fullstride.errors import ConfigError
 from fullstride.measure.gate import GateError
 from tests.benchmarks.cases.jvp.quick import quick  # noqa: F401, a fixture
@@ -42,7 +42,7 @@ def test_a_row_goes_in_turn_through_its_sets(quick):  # noqa: F811
         made.append(i)
         return lambda: called.append(i)
 
-    row = setup.row(Work("s", "forward", "ours", 100, 0, 0, 0), make, sets=3)
+    row = setup.row(OpWork("s", "forward", "ours", 100, 0, 0, 0), make, sets=3)
     assert not isinstance(row, LeftOut)
     assert made == [0, 0, 1, 2]
     assert called[-6:] == [0, 1, 2] * 2

@@ -4,7 +4,7 @@ from rich.console import Console
 from benchmarks.cases.jvp.common import LeftOut
 from benchmarks.cases.jvp.run import errors_table, flat, table
 from benchmarks.harness.results import CaseResult, Row
-from fullstride.measure.roofline import Ceilings, Floor
+from fullstride.measure.roofline import Ceilings, RooflineBound
 from fullstride.measure.timing import Timing
 
 ERRORS = {"o": {"ours": 1e-3, "eager": 2e-3}, "to": {"ours": 3e-3, "eager": 2e-3}, "dq": {"ours": 4e-3}}
@@ -12,7 +12,7 @@ ERRORS = {"o": {"ours": 1e-3, "eager": 2e-3}, "to": {"ours": 3e-3, "eager": 2e-3
 
 def _row(who, ms, peak=None, graphed=0, errors=None):
     extra = {"shape": "s", "kind": "k", "who": who, "tensor_bytes": 2_000_000, "calls_in_graph": graphed}
-    return Row(who, Timing(9.0, ms, peak), Floor(1.0, 0.5), extra | {"errors": errors or {}})
+    return Row(who, Timing(9.0, ms, peak), RooflineBound(1.0, 0.5), extra | {"errors": errors or {}})
 
 
 def _printed(out):

@@ -4,7 +4,7 @@ import torch
 
 from benchmarks.cases.jvp import timing as bench_timing
 from benchmarks.cases.jvp.timing import Copies, sets_beyond, timed
-from fullstride.measure.timing import HostClock, Plan, Timing
+from fullstride.measure.timing import HostClock, Timing, TimingPlan
 
 CPU = torch.device("cpu")
 
@@ -27,7 +27,7 @@ class Told(HostClock):
 
 
 def test_a_processor_has_no_graph_and_calls_are_timed_as_a_mean(monkeypatch):
-    monkeypatch.setattr(bench_timing, "PLAN", Plan(warmup=0, repeats=2, seconds=0.0))
+    monkeypatch.setattr(bench_timing, "PLAN", TimingPlan(warmup=0, repeats=2, seconds=0.0))
     clock = Told()
     timing, graphed = timed([clock.takes(2.0), clock.takes(6.0)], clock, CPU, 1.0)
     assert graphed == 0

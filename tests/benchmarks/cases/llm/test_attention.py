@@ -10,7 +10,7 @@ from benchmarks.cases.llm import attention as bench_attention
 from benchmarks.cases.llm import attention_work as pallas
 from benchmarks.cases.llm.attention_work import Way, draw, gather, slots
 from benchmarks.cli.app import app
-from fullstride.llm.kernels import QKNorm, Shape
+from fullstride.llm.kernels import AttentionShape, QKNorm
 from fullstride.measure import roofline as floor
 from fullstride.measure.gate import GateError
 
@@ -41,7 +41,7 @@ def test_attention_stands_beside_a_gather_and_its_floor(tmp_path, monkeypatch):
 @pytest.mark.parametrize("width", [7, 16])
 def test_jaxs_own_kernel_reads_and_writes_the_same_pool(width, monkeypatch):
     monkeypatch.setattr(bench_attention, "PLAN", bench_attention.GLANCE)
-    shape, rng = Shape(6, 2, 16, 4, 16**-0.5, 1e-6), np.random.default_rng()
+    shape, rng = AttentionShape(6, 2, 16, 4, 16**-0.5, 1e-6), np.random.default_rng()
     case = draw(rng, shape, 3, 1, 4 * width, "float32")
     pool = jnp.asarray(rng.standard_normal((2, 2, slots(shape, 3, 4 * width), 2, 16)), "float32")
     norms = QKNorm(*(jnp.asarray(rng.uniform(0.5, 1.5, 16), "float32") for _ in range(2)))

@@ -16,7 +16,7 @@ from benchmarks.cases.llm import case as bench
 from benchmarks.cases.llm import transformers_side as bench_transformers
 from benchmarks.cases.llm.beside import Peers
 from benchmarks.cases.llm.transformers_side import generate, network
-from benchmarks.cases.llm.work import GATE_TOKENS, Work, compared, large, model, small
+from benchmarks.cases.llm.work import GATE_TOKENS, ModelWork, compared, large, model, small
 from benchmarks.cli.app import app
 from fullstride.errors import ConfigError
 from fullstride.extras import how_to_install
@@ -86,7 +86,7 @@ def test_vllm_runs_by_its_own_interpreter_on_the_same_weights(workload, tiny_qwe
 def test_vllm_that_answers_with_too_few_tokens_is_an_error(tiny_qwen3, vllm, capfd):
     peers = Peers()
     with pytest.raises(ConfigError, match="it ended with exit code 1; why is said above"):
-        peers.add_vllm(vllm(short=1), str(tiny_qwen3), "float32", 1, Work([[5, 6], [7]], [3, 3]), 4)
+        peers.add_vllm(vllm(short=1), str(tiny_qwen3), "float32", 1, ModelWork([[5, 6], [7]], [3, 3]), 4)
     assert not peers.times
     assert "vLLM: answers of [2, 2] tokens, expected [3, 3]" in capfd.readouterr().err
 
@@ -144,7 +144,7 @@ def test_it_is_compiled_on_a_gpu_and_what_fails_there_costs_no_others_times(tiny
     ran = []
     monkeypatch.setattr(bench_transformers, "network", lambda *_, made=network: made(*_[:1], "cpu"))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: ran.append("synchronize"))
-    monkeypatch.setattr(bench_transformers, "small", lambda vocab: Work([[7], [5, 6]], [24, 24]))
+    monkeypatch.setattr(bench_transformers, "small", lambda vocab: ModelWork([[7], [5, 6]], [24, 24]))
     found = bench_transformers.times(str(tiny_qwen3), "float32", "cuda", 2, "sdpa")
     assert {name: len(ms) for name, ms in found["ms"].items()} == dict.fromkeys(
         ("transformers, one by one", "transformers, batched", "transformers, batched and compiled"), 3

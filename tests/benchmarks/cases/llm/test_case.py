@@ -14,14 +14,14 @@ from benchmarks.cases.llm import replicas as bench_replicas
 from benchmarks.cases.llm import serve as bench_serve
 from benchmarks.cases.llm import sweep as bench_sweep
 from benchmarks.cases.llm import work as bench_work
-from benchmarks.cases.llm.clients import Asked, ask
+from benchmarks.cases.llm.clients import ClientRequest, ask
 from benchmarks.cases.llm.serve import stand_in
 from benchmarks.cases.llm.sweep import prompt_operations
-from benchmarks.cases.llm.work import SHAPES, RandomParameters, Work, large, small
+from benchmarks.cases.llm.work import SHAPES, ModelWork, RandomParameters, large, small
 from benchmarks.cli.app import app
 from fullstride.llm.config import ModelConfig, parameter_shapes
 from fullstride.measure.gate import GateError
-from fullstride.measure.roofline import Floor
+from fullstride.measure.roofline import RooflineBound
 from tests.llm.server.live import fake_server
 
 pytestmark = pytest.mark.usefixtures("compiled_soon")
@@ -34,7 +34,9 @@ def test_the_large_workload_is_nano_vllms():
 
 
 def test_the_floor_reads_weights_at_each_step_and_each_context_once_a_token():
-    assert Work([[1] * 3, [1]], [2, 4]).floor_bytes(weights=100, kv=10) == 4 * 100 + 10 * ((3 + 4) + (1 + 2 + 3 + 4))
+    assert ModelWork([[1] * 3, [1]], [2, 4]).floor_bytes(weights=100, kv=10) == 4 * 100 + 10 * (
+        (3 + 4) + (1 + 2 + 3 + 4)
+    )
     assert [len(prompt) for prompt in small(50).prompts] == [12, 20, 28, 36]
 
 
@@ -188,7 +190,9 @@ def test_the_sweep_with_a_pool_of_fp8_reads_a_quarter_of_its_keys(tiny_qwen3, tm
     monkeypatch.setitem(bench_sweep.GRIDS, "cpu", ((2,), (20,)))
     monkeypatch.setattr(bench_sweep, "REPEATS", 1)
     moved = []
-    monkeypatch.setattr(bench_sweep, "floor", lambda operations, read, ceilings: moved.append(read) or Floor(1.0, 1.0))
+    monkeypatch.setattr(
+        bench_sweep, "floor", lambda operations, read, ceilings: moved.append(read) or RooflineBound(1.0, 1.0)
+    )
     for kept in ("auto", "fp8"):
         arguments = ["llm", "--model", str(tiny_qwen3), "--workload", "sweep", "--out", str(tmp_path)]
         result = CliRunner().invoke(app, [*arguments, "--kv-cache-dtype", kept])
@@ -300,12 +304,12 @@ def test_a_model_without_a_tokenizer_is_served_with_a_stand_in(tmp_path, monkeyp
 
 def test_clients_say_what_a_server_refused(tiny_qwen3):
     with fake_server() as live:
-        heard = ask(Asked(live.url, "fake", [[[65, 66, 67]] * 2] * 3, 5, 0.0))
+        heard = ask(ClientRequest(live.url, "fake", [[[65, 66, 67]] * 2] * 3, 5, 0.0))
         assert heard.tokens == 2 * 3 * 5
         assert len(heard.firsts) == len(heard.paces) == 6
         assert all(0 < first < 1e3 * heard.seconds for first in heard.firsts)
         with pytest.raises(GateError, match="exit code 1: RuntimeError: 404: .*other"):
-            ask(Asked(live.url, "other", [[[65]]], 5, 0.0))
+            ask(ClientRequest(live.url, "other", [[[65]]], 5, 0.0))
 
 
 def test_the_stand_in_for_a_tokenizer_has_a_text_for_every_token():

@@ -12,7 +12,7 @@ from benchmarks.cases.llm import serve as bench_serve
 from benchmarks.cases.llm import sweep as bench_sweep
 from benchmarks.cases.llm.gate import Dense, gate
 from benchmarks.cases.llm.options import WORKLOADS
-from benchmarks.cases.llm.work import Work
+from benchmarks.cases.llm.work import ModelWork
 from benchmarks.cli.app import app
 from fullstride.llm.engine import Engine, EngineConfig
 from fullstride.llm.kernels.xla import attention as plain_attention
@@ -99,7 +99,7 @@ def test_what_is_not_a_number_fails(one_layer, monkeypatch):
 @pytest.mark.parametrize("workload", WORKLOADS)
 def test_every_workload_is_gated(one_layer, tmp_path, monkeypatch, broken, workload):
     monkeypatch.setattr(bench_latency, "_starts", lambda *_: [dict.fromkeys(bench_latency.PHASES, 1.0)])
-    monkeypatch.setattr(bench, "large", lambda *_: Work([[5] * 20, [6] * 9], [4, 8]))
+    monkeypatch.setattr(bench, "large", lambda *_: ModelWork([[5] * 20, [6] * 9], [4, 8]))
     monkeypatch.setitem(bench_sweep.GRIDS, "cpu", ((1, 2), (20, 40)))
     monkeypatch.setitem(bench_serve.LENGTHS, "cpu", (20, 6))
     monkeypatch.setitem(bench_serve.CLIENTS, "cpu", (2,))

@@ -10,11 +10,11 @@ from benchmarks.cases.meanflow import step_gate as bench_step_gate
 from benchmarks.cases.meanflow import step_setup as bench_step_setup
 from benchmarks.cases.meanflow.options import StepOptions as Options
 from benchmarks.cases.meanflow.step_gate import Exact
-from benchmarks.cases.meanflow.step_run import Bench
-from benchmarks.cases.meanflow.step_setup import Setup, make_setup
+from benchmarks.cases.meanflow.step_run import StepBench
+from benchmarks.cases.meanflow.step_setup import StepSetup, make_setup
 from fullstride.meanflow.config.networks import DiTConfig, UNetConfig
 from fullstride.meanflow.config.presets import MODELS
-from fullstride.measure.timing import Plan
+from fullstride.measure.timing import TimingPlan
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def quick(monkeypatch):
     small = partial(UNetConfig, name="unet_tiny", channels=8, channel_mult=[1, 2], num_blocks=1)
     monkeypatch.setitem(MODELS, "unet_tiny", partial(small, attention_resolutions=[]))
     monkeypatch.setitem(MODELS, "dit_tiny", partial(DiTConfig, name="dit_tiny", width=16, depth=1, heads=2))
-    plan = Plan(warmup=0, repeats=1, seconds=0.0)
+    plan = TimingPlan(warmup=0, repeats=1, seconds=0.0)
     monkeypatch.setattr(bench_step_setup, "PLAN", plan)
     monkeypatch.setattr(bench_step_setup, "SLOW", plan)
     monkeypatch.setattr(bench_step_gate, "SAMPLES", 3)
@@ -31,17 +31,17 @@ def quick(monkeypatch):
     monkeypatch.setattr("fullstride.measure.roofline.COPY_BYTES", {"cpu": 1 << 16})
 
 
-def setup(**options: Any) -> Setup:
+def setup(**options: Any) -> StepSetup:
     """Of the smallest network."""
     return make_setup(Options(**{"device": "cpu", "model": "dit_tiny", "batch_size": 5} | options))
 
 
-def bench(**options: Any) -> Bench:
+def bench(**options: Any) -> StepBench:
     """With nothing measured yet."""
     own = setup(**options)
-    return Bench(own, Exact.of(own))
+    return StepBench(own, Exact.of(own))
 
 
-def gradient(own: Setup) -> torch.Tensor:
+def gradient(own: StepSetup) -> torch.Tensor:
     """In the network."""
     return torch.cat([p.grad.flatten() for p in own.model.parameters() if p.grad is not None])

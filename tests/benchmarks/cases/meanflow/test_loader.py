@@ -6,9 +6,9 @@ from benchmarks.cases.meanflow.loader import run, steps_a_call, worker_counts
 from benchmarks.cases.meanflow.options import LoaderOptions
 from benchmarks.harness.results import read_result
 from fullstride.errors import ConfigError
-from fullstride.meanflow.data.loader import Batch, Loader
+from fullstride.meanflow.data.loader import Loader, RecordBatch
 from fullstride.measure.gate import GateError
-from fullstride.measure.timing import HostClock, Plan
+from fullstride.measure.timing import HostClock, TimingPlan
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     """Little work: what is tested is not the times."""
-    monkeypatch.setattr(bench_loader, "Plan", lambda **_: Plan(warmup=0, repeats=1, seconds=0.0))
+    monkeypatch.setattr(bench_loader, "Plan", lambda **_: TimingPlan(warmup=0, repeats=1, seconds=0.0))
     monkeypatch.setattr(bench_loader, "RECORDS", {"memory": 50, "pictures": 9, "latents": 13})
     monkeypatch.setattr("fullstride.measure.roofline.GEMM_SIZE", {"cpu": 64})
     monkeypatch.setattr("fullstride.measure.roofline.COPY_BYTES", {"cpu": 1 << 16})
@@ -39,7 +39,7 @@ def test_every_set_is_measured_beside_its_floor(tmp_path, capsys):
 
 def test_more_workers_lower_the_floor_up_to_the_cores(tmp_path, monkeypatch):
     monkeypatch.setattr(bench_loader, "cores", lambda: 2)
-    bench = bench_loader.Bench(torch.device("cpu"), 4, HostClock(), *[bench_loader.measure_ceilings("cpu")] * 2)
+    bench = bench_loader.LoaderBench(torch.device("cpu"), 4, HostClock(), *[bench_loader.measure_ceilings("cpu")] * 2)
     split = bench_loader._pictures(tmp_path / "pictures", 4)
     floors = [bench._floor(split, 8, workers, decode_ms=3.0).arithmetic_ms for workers in (0, 1, 2, 4)]
     assert floors == [24, 24, 12, 12]
@@ -47,7 +47,7 @@ def test_more_workers_lower_the_floor_up_to_the_cores(tmp_path, monkeypatch):
 
 def test_wrong_batches_are_not_timed(tmp_path, monkeypatch):
     right = Loader.batches
-    monkeypatch.setattr(Loader, "batches", lambda *args: (Batch(b.raw.flip(-1), b.labels) for b in right(*args)))
+    monkeypatch.setattr(Loader, "batches", lambda *args: (RecordBatch(b.raw.flip(-1), b.labels) for b in right(*args)))
     with pytest.raises(GateError, match="memory: relative error"):
         run(LoaderOptions("cpu", 4, 0), tmp_path)
     assert not list(tmp_path.iterdir())

@@ -5,10 +5,10 @@ import torch
 
 from benchmarks.cases.meanflow import sampling as bench_sampling_run
 from benchmarks.cases.meanflow.options import SamplingOptions as Options
-from benchmarks.cases.meanflow.sampling import SET, STEPS, Bench, run
+from benchmarks.cases.meanflow.sampling import SET, STEPS, SamplingBench, run
 from benchmarks.harness.results import read_result
 from fullstride.errors import ConfigError
-from fullstride.meanflow.sampling.graphed import WARM, Recorded
+from fullstride.meanflow.sampling.graphed import WARM, GraphedNetwork
 from fullstride.measure.gate import GateError
 from tests.benchmarks.cases.meanflow.quick_bench import quick, setup
 from tests.meanflow.sampling.test_graphed import Tape
@@ -37,10 +37,10 @@ def test_every_row_stands_beside_the_floor_of_its_evaluations(tmp_path, capsys):
 
 def test_recorded_networks_are_judged_and_timed_by_their_replays(monkeypatch):
     Tape.made = Tape.replayed = 0
-    monkeypatch.setattr(bench_sampling_run, "Recorded", partial(Recorded, record=Tape))
+    monkeypatch.setattr(bench_sampling_run, "Recorded", partial(GraphedNetwork, record=Tape))
     own = setup(model="unet_tiny")
     own.model.eval()
-    bench = Bench(own, Options("cpu", model="unet_tiny", batches=(2, 5), backends=("graph",)))
+    bench = SamplingBench(own, Options("cpu", model="unet_tiny", batches=(2, 5), backends=("graph",)))
     bench.run()
     assert bench.left_out == {}
     assert Tape.made == 2

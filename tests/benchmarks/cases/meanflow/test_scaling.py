@@ -20,7 +20,7 @@ from benchmarks.harness.process_pool import Team, Worker
 from benchmarks.harness.results import read_result
 from fullstride.errors import ConfigError
 from fullstride.measure.gate import GateError
-from fullstride.step.torch import ALONE
+from fullstride.step.torch import SINGLE
 from fullstride.step.torch.runners.graph import WARM
 from tests.benchmarks.cases.meanflow import quick_bench
 
@@ -193,8 +193,8 @@ def test_a_compiled_step_is_held_against_what_is_not_compiled_and_compiled_once(
     monkeypatch.setattr(bench_scaling_steps, "compiled_loss", counted)
     options = Options("cpu", "fp32", "compile", models=("dit_tiny",), batch_size=2, averages=1)
     setup = make_setup(step_options(options, "dit_tiny"))
-    steps = bench_scaling_steps.Steps(options, setup, setup.loss(0.5, split="shared"), ALONE)
-    errors = steps.compile(((1, ALONE),))
+    steps = bench_scaling_steps.Steps(options, setup, setup.loss(0.5, split="shared"), SINGLE)
+    errors = steps.compile(((1, SINGLE),))
     assert set(errors) == {"ddp, none", "fsdp, none"}
     assert max(errors.values()) < 1e-5
     assert len(compiled) == 1
@@ -207,13 +207,13 @@ def test_numbers_that_are_not_finite_are_an_error_with_a_name(quick, monkeypatch
     """Of what a step is held against, or of what it ends with, in steps that only time would be asked of otherwise."""
     options = Options("cpu", "fp32", "eager", models=("dit_tiny",), batch_size=2, averages=1, kinds=("ddp",))
     setup = make_setup(step_options(options, "dit_tiny"))
-    steps = bench_scaling_steps.Steps(options, setup, setup.loss(0.5, split="shared"), ALONE)
+    steps = bench_scaling_steps.Steps(options, setup, setup.loss(0.5, split="shared"), SINGLE)
     calls = itertools.count()
     plain = steps._plain
     steps._run = steps._plain = lambda model, drawn: plain(model, drawn) * (math.nan if next(calls) >= after else 1.0)
     if after == 0:
         with pytest.raises(GateError, match="ddp, none, backend=eager, .*: eager fp32's loss or gradients are not"):
-            steps.compile(((1, ALONE),))
+            steps.compile(((1, SINGLE),))
     else:
         with pytest.raises(GateError, match="none, none, 1 processes: losses after the last step are .nan"):
             list(steps.measure(()))

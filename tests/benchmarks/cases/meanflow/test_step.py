@@ -5,7 +5,7 @@ from benchmarks.cases.meanflow import step_sections as bench_step_sections
 from benchmarks.cases.meanflow.options import BACKENDS, SECTIONS
 from benchmarks.cases.meanflow.options import StepOptions as Options
 from benchmarks.cases.meanflow.step import run
-from benchmarks.cases.meanflow.step_cases import Case
+from benchmarks.cases.meanflow.step_cases import StepCase
 from benchmarks.cases.meanflow.step_gate import TOLERANCE
 from benchmarks.cases.meanflow.step_sections import cases_of
 from benchmarks.harness.results import read_result
@@ -93,7 +93,7 @@ def test_a_wrong_step_is_named_at_the_end_and_the_rest_is_written(tmp_path, monk
 
     def with_a_wrong_one(section, setup):
         first = right(section, setup)[0]
-        wrong = Case("wrong", setup.loss(1.0), lambda setup, loss: lambda m, d: 1.1 * loss.at(m, **d)[0])
+        wrong = StepCase("wrong", setup.loss(1.0), lambda setup, loss: lambda m, d: 1.1 * loss.at(m, **d)[0])
         return [first, wrong]
 
     monkeypatch.setattr(bench_step, "cases_of", with_a_wrong_one)

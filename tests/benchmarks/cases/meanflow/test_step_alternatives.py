@@ -2,8 +2,8 @@ import pytest
 import torch
 
 from benchmarks.cases.meanflow import step_sections as bench_step_alternatives
-from benchmarks.cases.meanflow.step_cases import Case
-from benchmarks.cases.meanflow.step_run import Bench
+from benchmarks.cases.meanflow.step_cases import StepCase
+from benchmarks.cases.meanflow.step_run import StepBench
 from benchmarks.cases.meanflow.step_sections import CapturedJvp, alternatives, cases_of, split, torch_jvp, two_vjps
 from tests.benchmarks.cases.meanflow.quick_bench import bench, quick  # noqa: F401
 from tests.meanflow.fields import batch_of_points
@@ -48,7 +48,7 @@ def test_the_loss_is_compiled_in_each_mode_that_has_a_row_and_is_the_same_loss(m
     monkeypatch.setattr(torch, "compile", lambda function, *, mode, **_: modes.append(mode) or function)
     setup = bench(batch_size=4).setup
     both = [*alternatives(setup), *cases_of("autotune", setup)]
-    cases = [case for case in both if isinstance(case, Case) and case.name.startswith("A2")]
+    cases = [case for case in both if isinstance(case, StepCase) and case.name.startswith("A2")]
     drawn = setup.drawn(setup.loss(1.0), setup.images(4))
     found = [case.make(setup, case.loss)(setup.model, drawn) for case in cases]
     assert [case.name.rpartition(" ")[2] for case in cases] == modes == ["reduce-overhead", "max-autotune"]
@@ -58,7 +58,7 @@ def test_the_loss_is_compiled_in_each_mode_that_has_a_row_and_is_the_same_loss(m
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_all_that_a_processor_can_run_passes_its_gate(precision):
-    own: Bench = bench(precision=precision, batch_size=4)
+    own: StepBench = bench(precision=precision, batch_size=4)
     cases = alternatives(own.setup)
     for case in cases:
         own.run(case, ("eager",))

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from benchmarks.cases.meanflow import step_gate as bench_step_gate
-from benchmarks.cases.meanflow.step_cases import Case, Pass
+from benchmarks.cases.meanflow.step_cases import Pass, StepCase
 from benchmarks.cases.meanflow.step_gate import Exact, points
 from fullstride.measure.gate import GateError
 from tests.benchmarks.cases.meanflow.quick_bench import bench, gradient, quick, setup  # noqa: F401
@@ -50,7 +50,7 @@ def test_a_wrong_loss_gradient_or_derivative_is_not_timed():
         return lambda setup, loss: lambda m, d: (x := loss.at(m, **d)[0]) * scale + shift * (x.detach() - x)
 
     def started(make):
-        return Case("x", loss, make).start(own.setup, own.exact, 7)
+        return StepCase("x", loss, make).start(own.setup, own.exact, 7)
 
     assert started(wrong(1.0, 0.0)).gate(False).errors["gradients"] < 1e-4
     with pytest.raises(GateError, match="loss: relative error"):
@@ -66,7 +66,7 @@ def test_a_wrong_loss_gradient_or_derivative_is_not_timed():
 
 def test_the_gate_judges_without_dropout_what_is_timed_with_it():
     own = bench(model="song_unet_tiny", dropout=True, batch_size=4)
-    started = Case("x", own.setup.loss(0.5)).start(own.setup, own.exact, 4)
+    started = StepCase("x", own.setup.loss(0.5)).start(own.setup, own.exact, 4)
     assert started.gate(False).errors["gradients"] < 1e-3
     assert own.setup.model.training
     state = own.setup.generator.get_state()
@@ -85,7 +85,7 @@ def test_no_weight_of_the_timed_network_is_as_good_as_zero():
 
 def test_a_step_leaves_gradients_of_fresh_samples():
     own = bench()
-    started = Case("x", replace(own.setup.loss(0.4))).start(own.setup, own.exact, 5)
+    started = StepCase("x", replace(own.setup.loss(0.4))).start(own.setup, own.exact, 5)
     found = []
     for _ in range(2):
         started.call(False)()

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from benchmarks.cases.meanflow import step_run as bench_step_run
-from benchmarks.cases.meanflow.step_cases import Case, Pass
+from benchmarks.cases.meanflow.step_cases import Pass, StepCase
 from fullstride.step.torch.runners.graph import WARM
 from tests.benchmarks.cases.meanflow.quick_bench import bench, quick  # noqa: F401
 
@@ -24,7 +24,8 @@ class Again:
 
 
 @pytest.mark.parametrize(
-    "make", [lambda loss: Case("step", loss), lambda loss: Pass("JVP", "jvp"), lambda loss: Pass("target", "target")]
+    "make",
+    [lambda loss: StepCase("step", loss), lambda loss: Pass("JVP", "jvp"), lambda loss: Pass("target", "target")],
 )
 def test_a_replay_is_compared_with_what_it_records(monkeypatch, make):
     monkeypatch.setattr(bench_step_run, "CudaGraph", Again)
@@ -44,7 +45,7 @@ def test_a_replay_is_compared_with_what_it_records(monkeypatch, make):
 def test_a_whole_step_moves_nothing_and_is_a_train_step():
     own = bench(full_step=True, averages=2)
     before = [p.detach().clone() for p in own.setup.model.parameters()]
-    case = Case("step", own.setup.loss(0.5))
+    case = StepCase("step", own.setup.loss(0.5))
     call = case.start(own.setup, own.exact, 5).whole(compiling=False, graph=False)
     losses = [call().item() for _ in range(WARM + 2)]
     assert len(set(losses)) == len(losses)
@@ -59,9 +60,9 @@ def test_what_breaks_costs_the_rest_nothing_and_only_ours_is_a_fault():
     def refuses(setup, loss):
         raise NotImplementedError("not  for\nthis")
 
-    own.run(Case("theirs", own.setup.loss(1.0), refuses, ours=False), ("eager",))
-    own.run(Case("mine", own.setup.loss(1.0), refuses), ("eager",))
-    own.run(Case("step", own.setup.loss(1.0)), ("eager",))
+    own.run(StepCase("theirs", own.setup.loss(1.0), refuses, ours=False), ("eager",))
+    own.run(StepCase("mine", own.setup.loss(1.0), refuses), ("eager",))
+    own.run(StepCase("step", own.setup.loss(1.0)), ("eager",))
     assert [(e.name, e.why, e.wrong) for e in own.left_out] == [
         ("theirs", "NotImplementedError: not for this", False),
         ("mine", "NotImplementedError: not for this", True),
@@ -77,7 +78,7 @@ def test_a_wrong_function_is_judged_once_for_all_its_backends(monkeypatch):
         made.append(loss)
         return lambda model, drawn: 2 * loss.at(model, **drawn)[0]
 
-    own.run(Case("wrong", own.setup.loss(1.0), wrong), ("eager", "graph"))
+    own.run(StepCase("wrong", own.setup.loss(1.0), wrong), ("eager", "graph"))
     assert len(made) == 1
     assert [e.backend for e in own.left_out] == ["eager", "graph"]
     assert own.rows == []

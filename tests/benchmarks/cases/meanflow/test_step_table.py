@@ -5,14 +5,14 @@ from rich.console import Console
 
 from benchmarks.cases.meanflow.step_table import compare, tables
 from benchmarks.harness.results import CaseResult, Row
-from fullstride.measure.roofline import Ceilings, Floor
+from fullstride.measure.roofline import Ceilings, RooflineBound
 from fullstride.measure.timing import Timing
 
 
 def row(name: str, backend: str, ms: float, gib: float, batch: int = 64, ratio: float | None = 0.0) -> Row:
     extra = {"name": name, "backend": backend, "batch": batch, "forwards": 3 + (ratio or 0), "errors": {"loss": 2e-4}}
     extra |= {} if ratio is None else {"ratio": ratio}
-    return Row(f"{name}, {backend}", Timing(1500.0, (ms,) * 3, int(gib * 2**30)), Floor(ms / 2, 0.1), extra)
+    return Row(f"{name}, {backend}", Timing(1500.0, (ms,) * 3, int(gib * 2**30)), RooflineBound(ms / 2, 0.1), extra)
 
 
 def rows() -> list[Row]:

@@ -1,7 +1,7 @@
 import time
 
 from benchmarks.cases.meanflow import step as bench_step_workers
-from benchmarks.cases.meanflow.step import Job, run_jobs
+from benchmarks.cases.meanflow.step import StepJob, run_jobs
 from benchmarks.harness import process_pool
 from benchmarks.harness.budget import Budget
 from benchmarks.harness.process_pool import Worker
@@ -9,7 +9,7 @@ from tests.benchmarks.cases.meanflow.quick_bench import bench
 
 
 def test_cases_are_run_in_processes_of_their_own_which_take_turns(capfd):
-    jobs = [Job("ratios", name, None, ("eager",), True) for name in ("FM MSE", "no such case", "MeanFlow 100%")]
+    jobs = [StepJob("ratios", name, None, ("eager",), True) for name in ("FM MSE", "no such case", "MeanFlow 100%")]
     own = bench(batch_size=4)
     run_jobs(own, jobs, 3)
     assert [row.name for row in own.rows] == ["FM MSE, eager", "MeanFlow 100%, eager"]
@@ -24,7 +24,7 @@ def test_cases_are_run_in_processes_of_their_own_which_take_turns(capfd):
 def test_after_the_time_no_process_is_begun():
     own = bench(batch_size=4)
     own.setup.__dict__["budget"] = Budget.of(0.0)
-    run_jobs(own, [Job("ratios", "FM MSE", None, ("compile", "compile+graph"), True)], 2)
+    run_jobs(own, [StepJob("ratios", "FM MSE", None, ("compile", "compile+graph"), True)], 2)
     assert [(e.backend, e.why) for e in own.left_out] == [("compile", "no time"), ("compile+graph", "no time")]
 
 
@@ -48,7 +48,7 @@ def test_a_process_that_hangs_is_ended_and_the_others_have_their_turns(monkeypat
     monkeypatch.setattr(bench_step_workers, "work", _mute)
     monkeypatch.setattr(process_pool, "speaking", impatient)
     own = bench(batch_size=4)
-    run_jobs(own, [Job("ratios", name, None, ("eager",), True) for name in ("FM MSE", "MeanFlow 100%")], 2)
+    run_jobs(own, [StepJob("ratios", name, None, ("eager",), True) for name in ("FM MSE", "MeanFlow 100%")], 2)
     assert [(e.name, e.why) for e in own.left_out] == [("FM MSE", "no time")]
     assert [row.name for row in own.rows] == ["MeanFlow 100%, eager"]
     assert not hanging[0].process.is_alive()

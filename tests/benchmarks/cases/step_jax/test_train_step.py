@@ -8,7 +8,7 @@ from benchmarks.cases.step_jax import ceilings as bench_ceilings
 from benchmarks.cases.step_jax import train_step as bench_train_step
 from benchmarks.cases.step_jax.ceilings import jax_ceilings
 from benchmarks.cases.step_jax.host import Times, difference, gated, parts, slope, started
-from benchmarks.cases.step_jax.options import Options
+from benchmarks.cases.step_jax.options import TrainStepOptions
 from benchmarks.cases.step_jax.real import fused, verdict
 from benchmarks.cases.step_jax.table import Target, break_even
 from benchmarks.cases.step_jax.train_step import run
@@ -59,7 +59,7 @@ def test_the_tree_has_berts_shape():
 
 def test_a_section_without_a_row_does_not_keep_the_next_from_being_measured(tmp_path, monkeypatch):
     monkeypatch.setattr(bench_train_step, "step_times", lambda *_, **__: {})
-    options = Options(model="tiny", calls=10, only=("TrainStep",), sections=("step", "host"))
+    options = TrainStepOptions(model="tiny", calls=10, only=("TrainStep",), sections=("step", "host"))
     with pytest.raises(ConfigError, match="train-step--tiny--step--.* was not written. Give more time"):
         run(options, _network, tmp_path)
     (path,) = tmp_path.glob("*.json")
@@ -67,7 +67,7 @@ def test_a_section_without_a_row_does_not_keep_the_next_from_being_measured(tmp_
 
 
 def test_the_host_section(tmp_path, capsys):
-    (path,) = run(Options(model="tiny", calls=10, only=("TrainStep", "filter_jit")), _network, tmp_path)
+    (path,) = run(TrainStepOptions(model="tiny", calls=10, only=("TrainStep", "filter_jit")), _network, tmp_path)
     result = read_result(path)
     rows = {row["name"]: row for row in result["rows"]}
     assert {"TrainStep", "TrainStep grouped", "filter_jit", "cached_filter_jit", "flat list"} <= rows.keys()
@@ -86,7 +86,7 @@ def test_the_host_section(tmp_path, capsys):
 
 def test_sections_about_trees(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(bench_train_step, "SIZES", ("tiny", "mini"))
-    options = Options(("leaves", "static"), model="tiny", calls=10, only=("TrainStep",))
+    options = TrainStepOptions(("leaves", "static"), model="tiny", calls=10, only=("TrainStep",))
     leaves, static = (read_result(path) for path in run(options, _network, tmp_path))
     assert leaves["conditions"]["fits"].keys() == {"flat list", "TrainStep", "TrainStep grouped"}
     assert [row["extra"]["arrays"] for row in leaves["rows"]] == [136] * 3 + [232] * 3
@@ -96,7 +96,7 @@ def test_sections_about_trees(tmp_path, capsys, monkeypatch):
 
 def test_the_real_step_beside_its_bare_executable(tmp_path, capsys):
     traces, ways = tmp_path / "traces", ("TrainStep", "=filter_jit donated")
-    options = Options(("step",), modes=("sdpa",), only=ways, seconds=0.5, profile=traces)
+    options = TrainStepOptions(("step",), modes=("sdpa",), only=ways, seconds=0.5, profile=traces)
     result = read_result(run(options, _network, tmp_path)[0])
     rows = {row["name"].removesuffix(", sdpa"): row for row in result["rows"]}
     # The first is begun whatever time there is.
@@ -113,7 +113,7 @@ def test_the_real_step_beside_its_bare_executable(tmp_path, capsys):
 
 
 def test_what_had_no_time_is_left_out_by_name(tmp_path):
-    options = Options(("step",), modes=("sdpa", "dropout"), only=("TrainStep",), seconds=0.0)
+    options = TrainStepOptions(("step",), modes=("sdpa", "dropout"), only=("TrainStep",), seconds=0.0)
     result = read_result(run(options, _network, tmp_path)[0])
     assert [row["name"] for row in result["rows"]] == [f"{BARE}, sdpa"]
     names = ["TrainStep, sdpa", "TrainStep grouped, sdpa", f"{BARE}, dropout"]
@@ -122,7 +122,9 @@ def test_what_had_no_time_is_left_out_by_name(tmp_path):
 
 
 def test_no_section_but_the_first_is_begun_without_time(tmp_path, capsys):
-    options = Options(("step", "host"), model="tiny", calls=10, modes=("sdpa",), only=("TrainStep",), seconds=0.0)
+    options = TrainStepOptions(
+        ("step", "host"), model="tiny", calls=10, modes=("sdpa",), only=("TrainStep",), seconds=0.0
+    )
     (path,) = run(options, _network, tmp_path)
     assert read_result(path)["conditions"]["section"] == "step"
     assert "left out: host: no time" in capsys.readouterr().err
@@ -133,15 +135,15 @@ def test_no_section_but_the_first_is_begun_without_time(tmp_path, capsys):
     [(("dropout", "sdpa"), None), (("eager",), "eager"), (("sdpa", "eager", "dropout"), "sdpa-eager-dropout")],
 )
 def test_other_modes_than_the_usual_two_have_a_file_of_their_own(tmp_path, modes, named):
-    (path,) = run(Options(("step",), modes=modes, only=("TrainStep",), seconds=0.0), _network, tmp_path)
+    (path,) = run(TrainStepOptions(("step",), modes=modes, only=("TrainStep",), seconds=0.0), _network, tmp_path)
     assert read_result(path)["conditions"].get("mode") == named
     assert (f"--{named}--" in path.name) is (named is not None)
 
 
-@pytest.mark.parametrize("length", [Options.length, 96])
+@pytest.mark.parametrize("length", [TrainStepOptions.length, 96])
 def test_results_with_flags_of_xlas_have_a_file_of_their_own(tmp_path, monkeypatch, length):
     monkeypatch.setenv("XLA_FLAGS", "--xla_dump_to=/nowhere")
-    sizes = Options(("step",), length=length, only=("TrainStep",), seconds=0.0)
+    sizes = TrainStepOptions(("step",), length=length, only=("TrainStep",), seconds=0.0)
     (usual,) = run(sizes, _network, tmp_path)
     monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=false")
     (other,) = run(sizes, _network, tmp_path)
@@ -155,16 +157,16 @@ def test_results_with_flags_of_xlas_have_a_file_of_their_own(tmp_path, monkeypat
 
 def test_names_that_are_not():
     with pytest.raises(ConfigError, match="--section=hots: expected one of host"):
-        Options(("hots",))
+        TrainStepOptions(("hots",))
     with pytest.raises(ConfigError, match="--mode=x"):
-        Options(modes=("x",))
+        TrainStepOptions(modes=("x",))
     with pytest.raises(ConfigError, match="--only nothing: no way has that in its name; expected filter_jit"):
-        run(Options(model="tiny", only=("nothing",)), _network, Path("unused"))
+        run(TrainStepOptions(model="tiny", only=("nothing",)), _network, Path("unused"))
 
 
 @pytest.mark.parametrize("asked", ["flat", "=flat list"])
 def test_what_is_compared_with_may_be_asked_for_alone(tmp_path, asked):
-    (path,) = run(Options(("static",), model="tiny", calls=10, only=(asked,)), _network, tmp_path)
+    (path,) = run(TrainStepOptions(("static",), model="tiny", calls=10, only=(asked,)), _network, tmp_path)
     assert [row["name"] for row in read_result(path)["rows"]] == ["flat list, leaves", "flat list, static"]
 
 

@@ -12,7 +12,7 @@ from benchmarks.cli.app import app
 from benchmarks.experiments import gpu_pool
 from benchmarks.experiments.bert import experiment
 from benchmarks.experiments.bert import steps as experiment_steps
-from benchmarks.experiments.bert.experiment import Asked, recipe_of
+from benchmarks.experiments.bert.experiment import BertRequest, recipe_of
 from benchmarks.experiments.bert.result import gather
 from benchmarks.harness.time_limit import Limit
 from fullstride.bert.training.settings import settings_of
@@ -39,7 +39,7 @@ def given(texts) -> tuple[str, ...]:
 
 
 def test_the_steps_that_fit_are_timed_trained_cut_and_gathered(given, tmp_path: Path):
-    asked = Asked("smoke", ("tiny",), 1e-3, 0, tmp_path, given)
+    asked = BertRequest("smoke", ("tiny",), 1e-3, 0, tmp_path, given)
     with pytest.raises(Preempted, match="stopped; saved step 1"):
         experiment.run("tiny", asked, Limit.of(0.0))
     assert [path.name for path in (tmp_path / "smoke").iterdir()] == ["tiny-0"]
@@ -53,7 +53,7 @@ def test_the_steps_that_fit_are_timed_trained_cut_and_gathered(given, tmp_path: 
     assert timed["steps"] == max(int(fit), 3)
     assert gather(asked).missing == [f"tiny: 1 of {timed['steps']} steps"]
     with pytest.raises(ConfigError, match=r"--minutes 0\.01: .* was begun with 0\.001"):
-        experiment.run("tiny", Asked("smoke", ("tiny",), 1e-2, 0, tmp_path, given))
+        experiment.run("tiny", BertRequest("smoke", ("tiny",), 1e-2, 0, tmp_path, given))
     given = ["--scale", "smoke", "--model", "tiny", "--minutes", "1e-3", "--runs", str(tmp_path), *given]
     done = CliRunner().invoke(app, ["bert", *given])
     assert done.exit_code == 0, done.output
@@ -84,7 +84,7 @@ def test_the_steps_that_fit_are_timed_trained_cut_and_gathered(given, tmp_path: 
 
 def test_other_texts_of_ones_own_are_another_experiment(texts, tmp_path):
     settings = [
-        Asked("smoke", ("tiny",), 1.0, 0, tmp_path, (*given, f"data.path={path}")).settings("tiny", 9)
+        BertRequest("smoke", ("tiny",), 1.0, 0, tmp_path, (*given, f"data.path={path}")).settings("tiny", 9)
         for given in (("data=text_files",), ("data=gcide",))
         for path in ("a.txt", "b.txt")
     ]
@@ -94,7 +94,7 @@ def test_other_texts_of_ones_own_are_another_experiment(texts, tmp_path):
 
 
 def test_a_run_is_gone_on_with_and_gathered_by_its_own_settings_alone(tmp_path):
-    asked = Asked("smoke", ("tiny", "mini"), 1.0, 0, tmp_path, ("optimizer.lr=1e-3",))
+    asked = BertRequest("smoke", ("tiny", "mini"), 1.0, 0, tmp_path, ("optimizer.lr=1e-3",))
     for model, minutes in (("tiny", 1.0), ("mini", 2.0)):
         (run := asked.run(model)).mkdir(parents=True)
         recipe = recipe_of(asked.settings(model, 100))
@@ -114,7 +114,7 @@ def test_a_run_is_gone_on_with_and_gathered_by_its_own_settings_alone(tmp_path):
 
 
 def test_times_that_were_copied_in_part_are_named(tmp_path):
-    asked = Asked("smoke", ("tiny",), 1e-3, 0, tmp_path)
+    asked = BertRequest("smoke", ("tiny",), 1e-3, 0, tmp_path)
     asked.run("tiny").mkdir(parents=True)
     (asked.run("tiny") / "overhead.json").write_text('{"minutes": 0.001, "st')
     with pytest.raises(ConfigError, match=r"tiny-0/overhead\.json: not whole \(.*\); copy it again, or delete it"):
@@ -122,7 +122,7 @@ def test_times_that_were_copied_in_part_are_named(tmp_path):
 
 
 def test_an_evaluation_between_two_lines_of_the_log_has_its_place_on_the_curve(tmp_path):
-    run = Asked("smoke", runs=tmp_path).run("tiny")
+    run = BertRequest("smoke", runs=tmp_path).run("tiny")
     run.mkdir(parents=True)
     (run / "overhead.json").write_text(json.dumps({"steps": 100, "minutes": 1.0, "ways": {}}))
     paces = {"loss": 3.0, "seconds_per_step": 6.0, "tokens_per_second": 1.0, "host_ms": 1.0}
@@ -133,14 +133,16 @@ def test_an_evaluation_between_two_lines_of_the_log_has_its_place_on_the_curve(t
         {"step": 100} | paces | {"seconds_per_step": 12.0},
     ]
     (run / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
-    found = gather(Asked("smoke", runs=tmp_path))
+    found = gather(BertRequest("smoke", runs=tmp_path))
     assert "ceilings" not in found.to_dict()  # nor do results of before they were measured have any
     _, bits = found.curves
     assert bits.series == {"tiny": [(pytest.approx(5 + 5), 1.5)]}
 
 
 def test_a_run_lies_where_its_result_is_looked_for_and_overrides_win_over_the_scale(tmp_path):
-    asked = Asked("smoke", ("tiny",), 1.0, 3, tmp_path, ("data.name=text_files", "data.length=40", "eval_every=2"))
+    asked = BertRequest(
+        "smoke", ("tiny",), 1.0, 3, tmp_path, ("data.name=text_files", "data.length=40", "eval_every=2")
+    )
     settings = asked.settings("tiny", 40)
     assert Path(settings.output_dir) / settings.run_name == asked.run("tiny") == tmp_path / "smoke" / "tiny-3"
     assert (settings.seed, settings.eval_every) == (3, 2)
@@ -162,9 +164,9 @@ def test_a_run_lies_where_its_result_is_looked_for_and_overrides_win_over_the_sc
 )
 def test_an_override_that_would_not_be_taken_is_refused(tmp_path, given, message):
     with pytest.raises(ConfigError, match=f"^{message}"):
-        Asked("smoke", runs=tmp_path, overrides=(given,))
+        BertRequest("smoke", runs=tmp_path, overrides=(given,))
     with pytest.raises(ConfigError, match="data.length=4: data.length is given twice"):
-        Asked("smoke", runs=tmp_path, overrides=("data.length=3", "data.length=4"))
+        BertRequest("smoke", runs=tmp_path, overrides=("data.length=3", "data.length=4"))
 
 
 def test_each_model_is_a_process_on_a_gpu(tmp_path, monkeypatch):
@@ -206,19 +208,19 @@ def test_what_cannot_be_is_refused(tmp_path):
     (begun := tmp_path / "gpu" / "base6-0").mkdir(parents=True)
     (begun / "metrics.jsonl").touch()
     with pytest.raises(ConfigError, match="no run of base6, base there"):
-        gather(Asked("gpu", runs=tmp_path))
+        gather(BertRequest("gpu", runs=tmp_path))
     with pytest.raises(ConfigError, match="--scale=gpus: expected one of gpu, "):
-        Asked("gpus", runs=tmp_path)
+        BertRequest("gpus", runs=tmp_path)
 
 
 def test_steps_that_could_not_be_compared_are_not_compiled(given, tmp_path):
-    asked = Asked("smoke", ("tiny",), 1e-3, 0, tmp_path, (*given, "precision=fp16"))
+    asked = BertRequest("smoke", ("tiny",), 1e-3, 0, tmp_path, (*given, "precision=fp16"))
     with pytest.raises(ConfigError, match="precision=fp16: expected one of bf16, fp32"):
         experiment.run("tiny", asked)
 
 
 def test_on_a_cpu_it_is_the_training_that_needs_no_settings(tmp_path):
-    asked = Asked("cpu", runs=tmp_path)
+    asked = BertRequest("cpu", runs=tmp_path)
     assert asked.models == ("tiny", "mini")
     found, usual = asked.settings("tiny", 1200), settings_of([])
     for part in ("data", "model", "optimizer", "evaluation", "precision"):

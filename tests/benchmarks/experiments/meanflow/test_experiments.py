@@ -17,10 +17,10 @@ from benchmarks.cli.app import app
 from benchmarks.experiments import gpu_pool
 from benchmarks.experiments.meanflow import jobs, phase
 from benchmarks.experiments.meanflow.jobs import final, run_folder, work_off
-from benchmarks.experiments.meanflow.phase import Asked, run
+from benchmarks.experiments.meanflow.phase import ExperimentRequest, run
 from benchmarks.experiments.meanflow.phase_rows import FLOOR, by_evaluations
 from benchmarks.experiments.meanflow.phases import PHASE2, PHASE3, PHASE4, PHASE5, PHASE6, PHASES
-from benchmarks.experiments.meanflow.spec import SCALES, Job
+from benchmarks.experiments.meanflow.spec import SCALES, TrainingJob
 from benchmarks.harness.result_paths import SEEDS, results_folder
 from benchmarks.harness.seeds import ExperimentResult, Outcome, PartResult
 from benchmarks.harness.time_limit import Limit
@@ -53,13 +53,13 @@ def phase2(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("phase2")
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(evaluate, "reference_classifier", _classifier)
-        run("phase2", Asked("smoke", seeds=(0, 1), runs=folder), folder / "results")
+        run("phase2", ExperimentRequest("smoke", seeds=(0, 1), runs=folder), folder / "results")
     return folder
 
 
-def _job(phase, part: str, arm: int, scale: str, seed: int = 0) -> Job:
+def _job(phase, part: str, arm: int, scale: str, seed: int = 0) -> TrainingJob:
     found = next(p for p in phase.parts if p.name == part)
-    return Job.of(found, found.arms[arm], scale, seed, "runs")
+    return TrainingJob.of(found, found.arms[arm], scale, seed, "runs")
 
 
 MACHINE = {"cpu": "AMD EPYC", "cores": 2, "gpu": None}
@@ -71,7 +71,7 @@ PARTS = {part.name: part for phase in PHASES.values() for part in phase.parts}
 @pytest.mark.parametrize("scale", SCALES)
 def test_arms_of_a_part_differ_in_what_is_compared_alone(scale):
     for part in PARTS.values():
-        settings = [Job.of(part, arm, scale, 0, "runs").settings for arm in part.arms]
+        settings = [TrainingJob.of(part, arm, scale, 0, "runs").settings for arm in part.arms]
         assert len({str(sorted(found.items())) for found in settings}) == len(part.arms)
         for key in ("data", "preset", "model", "epochs", "data.batch_size", "optimizer.lr", "device"):
             assert len({found.get(key) for found in settings}) == 1
@@ -79,7 +79,7 @@ def test_arms_of_a_part_differ_in_what_is_compared_alone(scale):
 
 @pytest.mark.parametrize("part", PARTS.values(), ids=list(PARTS))
 def test_the_scale_of_a_gpu_is_a_configuration_that_can_be(part):
-    config = Job.of(part, part.arms[-1], "gpu", 0, "runs").config
+    config = TrainingJob.of(part, part.arms[-1], "gpu", 0, "runs").config
     assert (config.device, config.precision, config.resume) == ("cuda", "bf16", True)
 
 
@@ -127,13 +127,13 @@ def test_one_training_serves_every_part_that_asks_for_it():
 )
 def test_what_was_recorded_is_still_found_by_its_name(folder, parts, seeds):
     recorded = Path(__file__).parents[4] / "benchmarks" / "records" / folder / "gpu"
-    wanted = [Job.of(part, arm, "gpu", seed, "runs") for part in parts for arm in part.arms for seed in seeds]
+    wanted = [TrainingJob.of(part, arm, "gpu", seed, "runs") for part in parts for arm in part.arms for seed in seeds]
     assert [job.config.run_name for job in wanted if not (recorded / job.config.run_name).is_dir()] == []
 
 
 def test_a_finished_seed_is_not_run_again_and_what_is_missing_is_named(phase2, tmp_path, monkeypatch):
     shutil.copytree(phase2, tmp_path, dirs_exist_ok=True)
-    asked = Asked("smoke", seeds=(0, 1), runs=tmp_path)
+    asked = ExperimentRequest("smoke", seeds=(0, 1), runs=tmp_path)
     (path,) = (tmp_path / "results").iterdir()
     first = json.loads(path.read_text())
     monkeypatch.setattr(jobs, "Trainer", None)
@@ -170,7 +170,7 @@ def test_scores_of_another_evaluation_are_not_taken_for_those_that_are_asked_for
     monkeypatch.setattr(jobs, "Trainer", None)  # the networks are there
     monkeypatch.setattr(jobs.Laboratory, "_scored", lambda self, *given: scored.append(given) or found)
     for overrides in ((), (other,), (other,)):
-        asked = Asked("smoke", seeds=(0, 1), runs=tmp_path, overrides=overrides)
+        asked = ExperimentRequest("smoke", seeds=(0, 1), runs=tmp_path, overrides=overrides)
         part = json.loads(run("phase2", asked, tmp_path / "results").read_text())["parts"][0]
         assert (part["rows"][0]["metrics"]["energy distance"]["mean"] == 7.0) == bool(overrides)
     assert len(scored) == 3 * 2 * 2  # of each training by each sampler, once
@@ -178,7 +178,7 @@ def test_scores_of_another_evaluation_are_not_taken_for_those_that_are_asked_for
 
 def test_scores_by_another_classifier_stand_beside_no_others(phase2, tmp_path):
     shutil.copytree(phase2, tmp_path, dirs_exist_ok=True)
-    asked = Asked("smoke", seeds=(0, 1), runs=tmp_path, collect=True)
+    asked = ExperimentRequest("smoke", seeds=(0, 1), runs=tmp_path, collect=True)
     (path,) = (tmp_path / "results").iterdir()
     before = json.loads(path.read_text())
     assert before["missing"] == []
@@ -204,7 +204,9 @@ def test_scores_by_another_classifier_stand_beside_no_others(phase2, tmp_path):
 
 
 def test_a_part_that_overrides_cannot_be_of_keeps_no_other_from_being_gathered(tmp_path):
-    asked = Asked("smoke", ("objective-labels",), (0,), runs=tmp_path, overrides=("loss.label_dropout=0.1",))
+    asked = ExperimentRequest(
+        "smoke", ("objective-labels",), (0,), runs=tmp_path, overrides=("loss.label_dropout=0.1",)
+    )
     found = json.loads(run("phase5", asked, tmp_path / "results").read_text())
     assert {part["name"]: len(part["rows"]) for part in found["parts"] if part["rows"]} == {"objective-labels": 13}
     given = "loss.omega=1.0 loss.kappa=0.0 loss.label_dropout=0.1"
@@ -232,7 +234,7 @@ def test_gpus_share_the_trainings_and_what_they_made_is_gathered(tmp_path, monke
     assert done.exit_code == 0, done.output
     assert "--gpus 0,0,1: device=cpu: each training takes its share of the cores and no GPU" in done.stderr
     assert [(count, gpus) for count, gpus, *_ in started] == [(2, ["0", "0", "1"])]  # no more than there are trainings
-    both = Asked("smoke", ("solvers",), (5, 6), runs=tmp_path)
+    both = ExperimentRequest("smoke", ("solvers",), (5, 6), runs=tmp_path)
     assert [given[:3] for given in runs] == [("phase3", both, tmp_path / "logs" / "results")] * 2
     assert gathered == [dataclasses.replace(both, collect=True)]
     assert list((tmp_path / "results").glob("experiment-phase3--smoke--*.json"))
@@ -260,7 +262,7 @@ class Counted(jobs.Laboratory):
 def test_what_another_process_is_at_is_left_to_it_and_what_diverges_keeps_no_other(tmp_path, monkeypatch, capfd):
     Counted.made = []
     monkeypatch.setattr(jobs, "Laboratory", Counted)
-    wanted = phase.trainings(PHASE4, Asked("smoke", ("ratio", "times"), (0,), runs=tmp_path))
+    wanted = phase.trainings(PHASE4, ExperimentRequest("smoke", ("ratio", "times"), (0,), runs=tmp_path))
     names = [training.job.config.run_name for training in wanted]
     assert names[3] == names[5]  # ratio 0.75 is the second law
     elsewhere = run_folder(wanted[2].job)
@@ -272,13 +274,13 @@ def test_what_another_process_is_at_is_left_to_it_and_what_diverges_keeps_no_oth
     assert "phase4: left to the processes that are at them: ratio, ratio 0.5, seed 0\n" in told
     assert "ratio, ratio 0.25, seed 0: diverged: no loss is finite" in told
     assert "times, logit-normal(-2, 2), ordered, seed 0: there already, meanflow 1: energy distance 1" in told
-    assert phase.count_missing("phase4", Asked("smoke", ("ratio", "times"), (0,), runs=tmp_path)) == 2
+    assert phase.count_missing("phase4", ExperimentRequest("smoke", ("ratio", "times"), (0,), runs=tmp_path)) == 2
     work_off([training for training in wanted if training.job.settings["loss.meanflow_ratio"] != "0.25"], "phase4")
     assert Counted.made[6:] == [names[2]]
 
 
 def test_processes_that_share_a_folder_make_every_training_once(tmp_path):
-    asked = Asked("smoke", ("multiclass",), (0, 1), runs=tmp_path)
+    asked = ExperimentRequest("smoke", ("multiclass",), (0, 1), runs=tmp_path)
     context = multiprocessing.get_context("fork")
     lanes = [context.Process(target=_lane, args=(asked, tmp_path / f"{i}")) for i in range(2)]
     for lane in lanes:
@@ -310,7 +312,7 @@ def _lane(asked, log):
 
 
 def test_what_is_finished_when_the_time_is_over_is_gathered_and_the_rest_goes_on(tmp_path, monkeypatch):
-    asked, scored, ends, over = Asked("smoke", seeds=(0,), runs=tmp_path), [], [True], []
+    asked, scored, ends, over = ExperimentRequest("smoke", seeds=(0,), runs=tmp_path), [], [True], []
     monkeypatch.setattr(Limit, "left", property(lambda limit: -1.0 if over else 1000.0))
     score = jobs.Laboratory._scored
 
@@ -343,7 +345,7 @@ def test_what_is_finished_when_the_time_is_over_is_gathered_and_the_rest_goes_on
 
 
 def test_what_is_finished_is_gathered_where_the_time_is_over_with_nothing_to_save(tmp_path, monkeypatch):
-    asked, begun, over = Asked("smoke", seeds=(0,), runs=tmp_path), [], []
+    asked, begun, over = ExperimentRequest("smoke", seeds=(0,), runs=tmp_path), [], []
     monkeypatch.setattr(Limit, "left", property(lambda limit: -1.0 if over else 1000.0))
 
     class Slow(Trainer):
@@ -364,7 +366,7 @@ def test_what_is_finished_is_gathered_where_the_time_is_over_with_nothing_to_sav
 
 def test_a_training_whose_scores_alone_were_kept_is_made_again_if_one_is_missing(tmp_path, capfd):
     part = PHASE2.parts[0]
-    job = Job.of(part, part.arms[2], "smoke", 0, str(tmp_path))
+    job = TrainingJob.of(part, part.arms[2], "smoke", 0, str(tmp_path))
     whole = jobs.Laboratory().run(job, part.samplers)
     assert all(score["sampling"]["seconds"] > 0 for score in whole["samplers"].values())
     path = tmp_path / job.config.run_name / "scores.json"
@@ -381,9 +383,9 @@ def test_a_training_whose_scores_alone_were_kept_is_made_again_if_one_is_missing
 
 def test_scores_of_a_training_that_is_made_again_stay_until_it_has_as_many(phase2, tmp_path, monkeypatch):
     shutil.copytree(phase2, tmp_path, dirs_exist_ok=True)
-    asked = Asked("smoke", seeds=(0,), runs=tmp_path)
+    asked = ExperimentRequest("smoke", seeds=(0,), runs=tmp_path)
     part = PHASE2.parts[0]
-    job = Job.of(part, part.arms[0], "smoke", 0, asked.root)
+    job = TrainingJob.of(part, part.arms[0], "smoke", 0, asked.root)
     path = run_folder(job) / jobs.SCORES
     shutil.rmtree(run_folder(job) / "checkpoints")
     before = json.loads(path.read_text())
@@ -409,7 +411,7 @@ def test_scores_of_a_training_that_is_made_again_stay_until_it_has_as_many(phase
 
 def test_a_training_took_what_all_processes_took_for_it(tmp_path, monkeypatch):
     part = PHASE2.parts[0]
-    job = Job.of(part, part.arms[0], "smoke", 0, str(tmp_path))
+    job = TrainingJob.of(part, part.arms[0], "smoke", 0, str(tmp_path))
 
     class Stopped(Trainer):
         def _heed(self):
@@ -475,7 +477,7 @@ def test_what_a_training_held_is_let_go_of_before_its_scores_and_the_next(tmp_pa
     monkeypatch.setattr(jobs, "load_generator", score)
     gc.disable()  # by itself it would come at any time
     try:
-        run("phase3", Asked("smoke", ("multiclass",), (0,), runs=tmp_path), tmp_path)
+        run("phase3", ExperimentRequest("smoke", ("multiclass",), (0,), runs=tmp_path), tmp_path)
     finally:
         gc.enable()
     assert alive == [[False], [False, False]]
@@ -522,7 +524,7 @@ def test_an_override_that_would_not_be_taken_is_refused(tmp_path, command, given
 
 
 def test_a_part_alone(tmp_path):
-    path = run("phase3", Asked("smoke", ("solvers",), (0,), runs=tmp_path), tmp_path)
+    path = run("phase3", ExperimentRequest("smoke", ("solvers",), (0,), runs=tmp_path), tmp_path)
     found = json.loads(path.read_text())
     assert [len(part["rows"]) for part in found["parts"]] == [23, 0, 0]
     metrics = {row["labels"]["sampler"]: row["metrics"] for row in found["parts"][0]["rows"]}
@@ -542,9 +544,9 @@ def test_the_final_loss_is_that_of_the_last_tenth():
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        (Asked("huge"), "--scale=huge: expected one of"),
-        (Asked("smoke", ("solver",)), "--part=solver: expected .*overfit"),
-        (Asked("smoke", collect=True), "nothing of phase2 is scored there"),
+        (ExperimentRequest("huge"), "--scale=huge: expected one of"),
+        (ExperimentRequest("smoke", ("solver",)), "--part=solver: expected .*overfit"),
+        (ExperimentRequest("smoke", collect=True), "nothing of phase2 is scored there"),
     ],
 )
 def test_what_cannot_be_is_refused_with_the_remedy(asked, message, tmp_path):
@@ -598,9 +600,9 @@ def _part(arms: list[str], samplers: dict[str, float]) -> PartResult:
 
 def test_runs_with_scores_by_some_samplers_are_gathered_and_the_others_are_named(phase2, tmp_path):
     shutil.copytree(phase2, tmp_path, dirs_exist_ok=True)
-    asked = Asked("smoke", seeds=(0, 1), collect=True, runs=tmp_path)
+    asked = ExperimentRequest("smoke", seeds=(0, 1), collect=True, runs=tmp_path)
     whole = json.loads(run("phase2", asked, tmp_path / "results").read_text())["parts"][0]["rows"]
-    job = Job.of(PHASE2.parts[0], PHASE2.parts[0].arms[0], "smoke", 1, asked.root)
+    job = TrainingJob.of(PHASE2.parts[0], PHASE2.parts[0].arms[0], "smoke", 1, asked.root)
     path = jobs.run_folder(job) / jobs.SCORES
     scores = json.loads(path.read_text())
     del scores["samplers"][next(name for name in scores["samplers"] if name.startswith("meanflow 1,"))]
@@ -629,7 +631,7 @@ def test_a_line_is_a_kind_of_sampler_of_one_training_or_one_training_of_several(
 
 @pytest.mark.parametrize("wrong", ["evaluation.backend=graph", "evaluation.precision=tf32"])
 def test_what_cannot_generate_is_told_before_anything_is_trained(tmp_path, wrong):
-    asked = Asked("smoke", seeds=(0,), runs=tmp_path, overrides=(wrong,))
+    asked = ExperimentRequest("smoke", seeds=(0,), runs=tmp_path, overrides=(wrong,))
     with pytest.raises(ConfigError, match=rf"{wrong}: .* CUDA's, the device is cpu"):
         run("phase2", asked, tmp_path / "results")
     assert not list(tmp_path.glob("smoke/*"))

@@ -33,7 +33,7 @@ from fullstride.meanflow.data.catalogue import load_data
 from fullstride.meanflow.evaluation import evaluator as evaluate
 from fullstride.meanflow.evaluation.scores import SamplerScore, Score
 from fullstride.meanflow.metrics.classifier import FeatureClassifier
-from fullstride.meanflow.metrics.reference import chosen
+from fullstride.meanflow.metrics.reference import choose_reference
 from fullstride.meanflow.sampling.samplers import sample
 from fullstride.process.signals import leaving_on_sigterm
 from tests.helpers.in_process import run_in_process
@@ -93,7 +93,7 @@ def test_the_clock_counts_neither_the_start_nor_what_lies_between(monkeypatch):
     "other", ["backend=graph", "channels_last=false", "model.recompute=true", "data.workers=1", "guard.check_step=true"]
 )
 def test_what_takes_other_time_is_another_recipe(other, tmp_path):
-    own, changed = (race.Asked("smoke", 1.0, tmp_path, given).recipe("fullstride") for given in ((), (other,)))
+    own, changed = (race.RaceRequest("smoke", 1.0, tmp_path, given).recipe("fullstride") for given in ((), (other,)))
     key, _, value = other.partition("=")
     assert {name for name in own if own[name] != changed[name]} == {key}
     assert str(changed[key]).lower() == value
@@ -102,7 +102,7 @@ def test_what_takes_other_time_is_another_recipe(other, tmp_path):
 def test_other_pictures_of_ones_own_are_another_recipe(tmp_path):
     given = ("data.image_size=16", "data.batch_size=16")
     recipes = [
-        race.Asked("smoke", 1.0, tmp_path, (f"data={name}", f"data.path={path}", *given)).recipe("fullstride")
+        race.RaceRequest("smoke", 1.0, tmp_path, (f"data={name}", f"data.path={path}", *given)).recipe("fullstride")
         for name in ("image_folder", "fashion_mnist")
         for path in ("a", "b")
     ]
@@ -127,7 +127,7 @@ def test_samples_are_drawn_in_their_colours(channels):
 
 
 def test_a_law_that_is_given_takes_the_place_of_the_recipes(tmp_path):
-    loss = race.Asked("smoke", 1.0, tmp_path, ("loss.time_law=uniform",)).config("fullstride", 0).loss
+    loss = race.RaceRequest("smoke", 1.0, tmp_path, ("loss.time_law=uniform",)).config("fullstride", 0).loss
     assert (loss.time_law, loss.logit_normal_mean, loss.meanflow_ratio) == ("uniform", -0.4, 0.75)
 
 
@@ -159,8 +159,8 @@ def test_a_later_process_goes_on_where_the_first_was_and_keeps_its_start(monkeyp
     assert (clock.seconds, clock.startup) == (62, 9)
 
 
-def _asked(folder: Path, minutes: float = 0.003) -> race.Asked:
-    return race.Asked("smoke", minutes, folder)
+def _asked(folder: Path, minutes: float = 0.003) -> race.RaceRequest:
+    return race.RaceRequest("smoke", minutes, folder)
 
 
 def test_a_training_that_is_cut_goes_on_from_its_clock_and_is_scored_at_every_mark(tmp_path):
@@ -232,7 +232,7 @@ def _share(step: int, minutes: float) -> float:
 
 
 def test_a_rate_that_falls_does_so_over_the_time_of_each_training(tmp_path, ticking):
-    asked = race.Asked("smoke", FALLING, tmp_path, (FALLS, "optimizer.warmup_steps=10", "log_every=1"))
+    asked = race.RaceRequest("smoke", FALLING, tmp_path, (FALLS, "optimizer.warmup_steps=10", "log_every=1"))
     rate = asked.config("fullstride", 0).optimizer.lr
     for code, share in (("fullstride", 1.0), ("fullstride-short", 0.4)):
         assert race.run(code, 0, asked, ENOUGH, None)
@@ -251,7 +251,7 @@ def test_a_rate_that_falls_does_so_over_the_time_of_each_training(tmp_path, tick
 
 
 def test_the_rate_of_the_weights_is_the_one_that_is_told(tmp_path, ticking):
-    asked = race.Asked("smoke", TICKS, tmp_path, (FALLS, "optimizer.warmup_steps=1"))
+    asked = race.RaceRequest("smoke", TICKS, tmp_path, (FALLS, "optimizer.warmup_steps=1"))
     config = asked.config("fullstride", 0)
     trainer = WatchedTrainer(config, Watch(config, asked.record("fullstride", 0), ENOUGH, torch.device("cpu")))
     rates = trainer.step.body.schedule
@@ -399,7 +399,7 @@ def _keep_record_alone(run: Path) -> None:
 
 
 def test_a_run_whose_record_alone_was_kept_begins_anew_and_loses_no_mark(tmp_path, capfd, ticking, monkeypatch):
-    monkeypatch.setattr(race.Asked, "start_of", lambda *_: 0.0)  # with what is known it would not be begun
+    monkeypatch.setattr(race.RaceRequest, "start_of", lambda *_: 0.0)  # with what is known it would not be begun
     asked = _asked(tmp_path, TICKS)
     assert race.run("official", 0, asked, ENOUGH, STUB)
     run = tmp_path / "smoke" / "official-0"
@@ -446,7 +446,7 @@ def test_a_run_is_not_mixed_with_one_of_other_settings(tmp_path, ticking):
     record = Record(tmp_path / "smoke" / "official-0", TICKS)
     record.values["marks"] = [{"seconds": 1.0}]
     record.write()
-    other = race.Asked("smoke", TICKS, tmp_path, ("evaluation.num_samples=8", "optimizer.lr=3e-4", "log_every=5"))
+    other = race.RaceRequest("smoke", TICKS, tmp_path, ("evaluation.num_samples=8", "optimizer.lr=3e-4", "log_every=5"))
     for act in (lambda: race.run("official", 0, other, NONE, STUB), lambda: gather(other, (0,))):
         with pytest.raises(ConfigError, match=r"was begun with evaluation.num_samples=16 optimizer.lr=0.001; give"):
             act()
@@ -502,7 +502,7 @@ def _write(
     energy: list[float],
     start: float,
     final: dict | None = None,
-    asked: race.Asked | None = None,
+    asked: race.RaceRequest | None = None,
 ) -> None:
     run = folder / "smoke" / f"{code}-{seed}"
     run.mkdir(parents=True)
@@ -571,7 +571,7 @@ def test_what_is_scored_between_two_marks_is_judged_too(tmp_path):
 
 
 def test_where_the_rate_falls_less_time_is_a_training_of_its_own(tmp_path):
-    asked = race.Asked("smoke", MARKS * PACE / 60, tmp_path, (FALLS,))
+    asked = race.RaceRequest("smoke", MARKS * PACE / 60, tmp_path, (FALLS,))
     ends = {"official": (3.0, 5.0), "fullstride-short": (3.5, 4.0), "fullstride": (2.0, 2.0)}
     for code, values in ends.items():
         for seed, last in enumerate(values):
@@ -618,7 +618,7 @@ def test_with_labels_all_else_is_alike_and_samples_have_those_of_the_held_out_im
     assert list(record["final"]) == ["meanflow 2", "euler 50"]
     assert {len(labels) for labels in given} == {SHOWN, 16}
     held_out = load_data(asked.config("fullstride-labels", 0).data).test.labels
-    expected = {SHOWN: [i % 10 for i in range(SHOWN)], 16: held_out[chosen(len(held_out), 16)].tolist()}
+    expected = {SHOWN: [i % 10 for i in range(SHOWN)], 16: held_out[choose_reference(len(held_out), 16)].tolist()}
     assert all(labels == expected[len(labels)] for labels in given)
 
 
@@ -626,7 +626,7 @@ def test_with_labels_all_else_is_alike_and_samples_have_those_of_the_held_out_im
     "other", ["data.hflip=true", "optimizer.grad_clip=1", "ema.period=4", "loss.use_batch_time=true"]
 )
 def test_what_the_official_code_does_not_have_is_refused(other, tmp_path):
-    asked = race.Asked("gpu", 10.0, tmp_path, (other, "device=cpu", "evaluation.precision=fp32"))
+    asked = race.RaceRequest("gpu", 10.0, tmp_path, (other, "device=cpu", "evaluation.precision=fp32"))
     with pytest.raises(ConfigError, match=f"{other.partition('=')[0]}: the official code has no such setting"):
         asked.check("fullstride", 0, None)
 
@@ -738,7 +738,7 @@ def test_both_codes_are_trained_beside_each_other_and_gathered(tmp_path, monkeyp
     words = ["time-to-quality", *given, "--gpus", "0,1", "--seed", "3", "--seed", "1", "loss.omega=1"]
     done = CliRunner().invoke(app, words)
     assert "no run there that reached a mark" in done.output  # nothing was trained in this test
-    asked = race.Asked("smoke", 2.0, tmp_path, ("loss.omega=1",))
+    asked = race.RaceRequest("smoke", 2.0, tmp_path, ("loss.omega=1",))
     codes = ("fullstride", "official", *(f"fullstride-{name}" for name in ("imf", "imf-ema", *OTHERS)))
     pairs = [(code, seed) for seed in (3, 1) for code in codes]
     assert [(code, seed, given, official) for code, seed, given, _, official in runs] == [

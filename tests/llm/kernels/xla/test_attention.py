@@ -7,12 +7,12 @@ import pytest
 from jax import Array
 from scipy import special
 
-from fullstride.llm.kernels import Batch, QKNorm, Shape
+from fullstride.llm.kernels import AttentionShape, QKNorm, StepBatch
 from fullstride.llm.kernels.xla.attention import attention
 
 LAYERS, BLOCK, KV, WIDTH, HEADS = 3, 4, 2, 8, 6
 BLOCKS = 500
-SHAPE = Shape(HEADS, KV, WIDTH, BLOCK, 0.3, 1e-6)
+SHAPE = AttentionShape(HEADS, KV, WIDTH, BLOCK, 0.3, 1e-6)
 
 
 class Case:
@@ -46,11 +46,11 @@ class Case:
     def slot(table: np.ndarray, position: int) -> int:
         return int(table[position // BLOCK]) * BLOCK + position % BLOCK
 
-    def batch(self) -> Batch:
+    def batch(self) -> StepBatch:
         integers = (self.positions, self.positions, self.slots, self.rows, self.tiles)
         tokens, positions, slots, rows, tiles = (jnp.asarray(x, jnp.int32) for x in integers)
         cos, sin = (jnp.asarray(x, jnp.float32) for x in (self.cos, self.sin))
-        return Batch(tokens, positions, slots, rows, tiles, cos, sin)
+        return StepBatch(tokens, positions, slots, rows, tiles, cos, sin)
 
     def expected(self, layer: int) -> tuple[np.ndarray, np.ndarray]:
         """Token by token, in fp64."""

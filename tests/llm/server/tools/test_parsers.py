@@ -4,7 +4,7 @@ import random
 import pytest
 
 from fullstride.llm.server.tools import parsers
-from fullstride.llm.server.tools.parsers import JsonScanner, Named, NoJsonError, Tagged, thinks
+from fullstride.llm.server.tools.parsers import ForcedTool, HermesTools, JsonScanner, NoJsonError, thinks
 from tests.llm.server.tools.test_plan import TIME, WEATHER
 
 NAMES = {"weather", "time", "write"}
@@ -22,7 +22,7 @@ TEXTS += [
 
 def read(pieces: list[str], thinking: bool = False) -> tuple[str, list]:
     """Content and calls of a text that comes in pieces."""
-    reader = Tagged(NAMES, None, thinking)
+    reader = HermesTools(NAMES, None, thinking)
     found = [each for i, piece in enumerate(pieces) for each in reader.read(piece, i == len(pieces) - 1)]
     calls = [call["function"] for each in found for call in each.get("tool_calls", ())]
     return "".join(each.get("content", "") for each in found), [(call["name"], call["arguments"]) for call in calls]
@@ -45,7 +45,7 @@ def test_a_tag_within_an_argument_is_a_part_of_it():
     "prose", ["I use <tool_call> tags.", "<tool_call>{name}", "<tool_call>{'a': 1}", "<tool_call>[1]"]
 )
 def test_prose_about_tags_is_streamed_and_hides_no_call(prose):
-    reader = Tagged(NAMES, None)
+    reader = HermesTools(NAMES, None)
     streamed = "".join(piece["content"] for char in prose + " " for piece in reader.read(char, False))
     assert streamed == prose + " "
     (piece,) = reader.read(WEATHER, False)
@@ -74,7 +74,7 @@ def test_thoughts_without_an_end_have_no_calls():
 
 
 def test_thoughts_are_streamed():
-    reader = Tagged(NAMES, None, thinking=True)
+    reader = HermesTools(NAMES, None, thinking=True)
     assert [reader.read(text, False) for text in ("so", "</th", "eory")] == [
         [{"content": "so"}],
         [],
@@ -146,7 +146,7 @@ def test_each_character_is_looked_at_a_few_times_at_most(text, monkeypatch):
 
 
 def test_forced_arguments_stream():
-    reader = Named("f")
+    reader = ForcedTool("f")
     first, second = [reader.read(piece, False)[0]["tool_calls"][0] for piece in ('{"a"', ": 1}")]
     assert first["function"] == {"name": "f", "arguments": '{"a"'}
     assert second == {"index": 0, "function": {"arguments": ": 1}"}}

@@ -8,8 +8,8 @@ import psutil
 import pytest
 
 from fullstride.llm.server.app import create_app
-from fullstride.llm.server.limits import Limits
-from fullstride.llm.server.served_model import Served
+from fullstride.llm.server.limits import ServerLimits
+from fullstride.llm.server.served_model import ServedModel
 from fullstride.llm.text.grammar import Compiler
 from tests.llm.server.fake_engine import FakeEngine
 from tests.llm.server.fake_tokenizer import FakeTokenizer
@@ -22,8 +22,8 @@ COSTLY = {"type": "integer", "multipleOf": 9_999_991, "minimum": -(10**15), "max
 @pytest.fixture(scope="module")
 def real() -> Iterator[Live]:
     """A server whose shapes are compiled in earnest, and whose engine does not heed them."""
-    engine, served = FakeEngine(), Served(("fake",), FakeTokenizer(), 512)
-    limits = Limits(drain_seconds=1.0)
+    engine, served = FakeEngine(), ServedModel(("fake",), FakeTokenizer(), 512)
+    limits = ServerLimits(drain_seconds=1.0)
     with listening(create_app(engine, served, concurrent=8, limits=limits, grammars=Compiler(TOKENIZER))) as live:
         yield live
 

@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 
 from fullstride.errors import ConfigError
-from fullstride.meanflow.data.sources.image_files import Form, read_header, read_picture
+from fullstride.meanflow.data.sources.image_files import ImageForm, read_header, read_picture
 from fullstride.meanflow.data.sources.image_folder import image_folder
 from tests.meanflow.data.pictures import pixels, write_picture
 
@@ -116,7 +116,7 @@ def test_pictures_are_turned_as_their_orientation_says(tmp_path, suffix, orienta
     expected = torch.tensor(turns[orientation - 1].copy()).permute(2, 0, 1)
     size = (expected.shape[2], expected.shape[1])
     assert read_header(file)[1] == size
-    found = read_picture(file, Form(False, size, None))
+    found = read_picture(file, ImageForm(False, size, None))
     torch.testing.assert_close(found.int(), expected.int(), rtol=0, atol=4 if suffix == "jpg" else 0)
 
 

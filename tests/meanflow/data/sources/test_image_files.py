@@ -9,15 +9,15 @@ import torch.nn.functional as F
 from PIL import Image
 
 from fullstride.errors import ConfigError
-from fullstride.meanflow.data.sources.image_files import Form, ImageFiles, read_header, read_picture
+from fullstride.meanflow.data.sources.image_files import ImageFiles, ImageForm, read_header, read_picture
 from tests.meanflow.data.pictures import pixels, write_picture
 
-AS_THEY_ARE = Form(False, (7, 5), None)
+AS_THEY_ARE = ImageForm(False, (7, 5), None)
 
 
 def as_read(file, grey=False, size=(7, 5), how=None) -> np.ndarray:
     """(h, w, c) as floating numbers."""
-    got = read_picture(file, Form(grey, size, how))
+    got = read_picture(file, ImageForm(grey, size, how))
     assert got.dtype == torch.uint8
     assert got.is_contiguous()
     assert got.shape == (1 if grey else 3, size[1], size[0])
@@ -101,7 +101,7 @@ def test_a_picture_of_another_size_is_refused(tmp_path, size):
     write_picture(tmp_path / "odd.png", np.random.default_rng(0), (5, 7))
     width, height = size
     with pytest.raises(ConfigError, match=f"odd.png: .* 5x7 and {width}x{height} .*set data.image_size=5$"):
-        read_picture(tmp_path / "odd.png", Form(False, size, None))
+        read_picture(tmp_path / "odd.png", ImageForm(False, size, None))
 
 
 @pytest.mark.parametrize("kind", ["cut.png", "cut.jpg", "text.png", "empty.jpg", "noise.gif"])
@@ -114,7 +114,7 @@ def test_a_damaged_file_is_refused_in_one_line(tmp_path, kind):
     else:
         file.write_bytes({"text.png": b"not a picture", "empty.jpg": b"", "noise.gif": b"GIF89a" + rng.bytes(99)}[kind])
     with pytest.raises(ConfigError, match=r"^\S+: PIL cannot read it \(.+\); replace or delete the file$"):
-        read_picture(file, Form(False, (64, 64), None))
+        read_picture(file, ImageForm(False, (64, 64), None))
     if not kind.startswith(("cut", "noise")):
         with pytest.raises(ConfigError, match="PIL cannot read it"):
             read_header(file)
@@ -166,7 +166,7 @@ def test_ppm_files_are_refused_by_their_greatest_value(tmp_path, greatest, depth
 def test_colours_in_a_grey_set_are_refused(tmp_path):
     write_picture(tmp_path / "a.png", np.random.default_rng(0))
     with pytest.raises(ConfigError, match="a.png: mode RGB, expected grey like the set's other pictures"):
-        read_picture(tmp_path / "a.png", Form(True, (7, 5), None))
+        read_picture(tmp_path / "a.png", ImageForm(True, (7, 5), None))
 
 
 def test_a_store_reads_any_name_also_from_another_process(tmp_path, seed):

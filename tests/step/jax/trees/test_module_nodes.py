@@ -3,14 +3,14 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import numpy as np
 
-from fullstride.step.jax.trees.plans import Plan
+from fullstride.step.jax.trees.plans import RebuildPlan
 from fullstride.step.jax.trees.structure import split
 from tests.step.jax.nets import Net
 
 
 def test_who_holds_a_node_is_seen():
     structure, (leaves,) = split(Net(0))
-    made, shells = Plan(structure).make(leaves)
+    made, shells = RebuildPlan(structure).make(leaves)
     shells.sealed = shells.counts()
     assert shells.unshared()
     held = made.blocks[0].linear
@@ -32,7 +32,7 @@ class Held(eqx.Module):
 
 def test_who_holds_a_tuple_is_seen():
     structure, (leaves,) = split(Held((Moments(np.ones(2), Net(0)), ())))
-    made, shells = Plan(structure).make(leaves)
+    made, shells = RebuildPlan(structure).make(leaves)
     shells.sealed = shells.counts()
     assert shells.unshared()
     held = made.state
@@ -50,7 +50,7 @@ def test_who_holds_a_tuple_is_seen():
 
 def test_a_kept_tree_holds_no_array():
     structure, (leaves,) = split(Held((Moments(np.ones(2), Net(0)), ())))
-    plan = Plan(structure)
+    plan = RebuildPlan(structure)
     made, shells = plan.make(leaves)
     node = made.state[0].mean
     plan.keep(shells)

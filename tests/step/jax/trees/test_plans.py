@@ -5,7 +5,7 @@ import jax
 import numpy as np
 import pytest
 
-from fullstride.step.jax.trees.plans import Plan, UnplannableError
+from fullstride.step.jax.trees.plans import RebuildPlan, UnplannableError
 from fullstride.step.jax.trees.structure import split
 from tests.step.jax.nets import Net
 
@@ -37,7 +37,7 @@ def _odd():
 def test_a_plan_makes_what_jax_makes_and_fills_it_again(make):
     tree = make()
     structure, (leaves,) = split(tree)
-    plan = Plan(structure)
+    plan = RebuildPlan(structure)
     made, shells = plan.make(leaves)
     assert jax.tree.structure(made) == jax.tree.structure(tree)
     assert all(a is b for a, b in zip(jax.tree.leaves(made), jax.tree.leaves(tree), strict=True))
@@ -49,7 +49,7 @@ def test_a_plan_makes_what_jax_makes_and_fills_it_again(make):
 
 def test_trees_of_one_plan_share_no_list_or_dict():
     structure, (leaves,) = split(_odd())
-    plan = Plan(structure)
+    plan = RebuildPlan(structure)
     (first, _), (second, _) = plan.make(leaves), plan.make(leaves)
     assert first.kept is not second.kept
     assert first.words is not second.words
@@ -65,4 +65,4 @@ def test_other_trees_are_left_to_jax():
     jax.tree_util.register_pytree_node(Box, lambda b: ((b.value,), None), lambda _, c: Box(*c))
     for tree in ({"a": np.ones(2)}, eqx.nn.Shared(Box(np.ones(2)), lambda b: b.value, lambda b: b.value)):
         with pytest.raises(UnplannableError):
-            Plan(split(tree)[0])
+            RebuildPlan(split(tree)[0])

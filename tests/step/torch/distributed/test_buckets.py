@@ -2,7 +2,7 @@ import torch
 from torch import nn
 
 from fullstride.step.torch.distributed import buckets
-from fullstride.step.torch.distributed.buckets import ALIGNED, Layout, filled
+from fullstride.step.torch.distributed.buckets import ALIGNED, BucketLayout, filled
 
 
 def parameters(*shapes: tuple[int, ...]) -> list[nn.Parameter]:
@@ -12,7 +12,7 @@ def parameters(*shapes: tuple[int, ...]) -> list[nn.Parameter]:
 def test_tensors_lie_apart_in_their_own_memory_order():
     image = nn.Parameter(torch.randn(3, 5, 2, 2).to(memory_format=torch.channels_last))
     given = [*parameters((7, 9), (1,), ()), image]
-    layout = Layout(given, parts=3)
+    layout = BucketLayout(given, parts=3)
     flat = torch.full((layout.size,), torch.nan)
     views = layout.views(flat)
     for view, tensor in zip(views, given, strict=True):

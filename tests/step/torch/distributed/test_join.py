@@ -11,7 +11,7 @@ from fullstride.errors import ConfigError
 from fullstride.meanflow.config.schema import TrainConfig
 from fullstride.process import torchrun
 from fullstride.step.torch.distributed import join as joining
-from fullstride.step.torch.distributed.peer_copies import Peers, Refused, Symmetric, atomics_reach
+from fullstride.step.torch.distributed.peer_copies import CannotShareError, PeerCopies, SymmetricMemory, atomics_reach
 from fullstride.step.torch.distributed.processes import Processes
 
 
@@ -53,7 +53,7 @@ def machine(monkeypatch):
     return monkeypatch
 
 
-def peers(told: Told, transfers: str = "copies") -> Peers | None:
+def peers(told: Told, transfers: str = "copies") -> PeerCopies | None:
     group = torch.distributed.ProcessGroup(0, 2)  # pyright: ignore[reportCallIssue] # of rank and size, without a store
     return joining._peers(told, group, transfers)
 
@@ -101,7 +101,7 @@ def _whole(reason: str) -> str:
     return f"the processes are on {reason}" if reason == "several machines" else reason
 
 
-@pytest.mark.parametrize("act", [joining.joined, joining.of_ranks])
+@pytest.mark.parametrize("act", [joining.join_processes, joining.of_ranks])
 def test_auto_is_what_is_taken_unasked(act):
     assert inspect.signature(act).parameters["transfers"].default == TrainConfig().transfers == "auto"
 
@@ -167,7 +167,7 @@ def test_memory_is_asked_for_again_without_what_pytorch_keeps(machine):
     machine.setattr(_symmetric_memory, "empty", empty)
     machine.setattr(torch.cuda, "empty_cache", lambda: full.__setitem__(0, False))
     told = Told(["", "", "", ""])
-    memory = Symmetric(None, torch.device("cpu"), 1, told.gather)
+    memory = SymmetricMemory(None, torch.device("cpu"), 1, told.gather)
     own, theirs = memory.allocate(512)
     assert (own.shape, theirs.shape, own.any()) == ((512,), (512,), False)
 
@@ -200,5 +200,5 @@ def test_a_bucket_without_memory_travels_by_nccl_and_so_do_later_ones(full, capf
 
 
 def test_copies_by_name_need_their_memory(full):
-    with pytest.raises(Refused, match="transfers=copies: out of memory; transfers=nccl needs no such memory"):
+    with pytest.raises(CannotShareError, match="transfers=copies: out of memory; transfers=nccl needs no such memory"):
         full(must_share=True).transfer.shared(torch.zeros(1), 128)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fullstride.step.torch.distributed import peer_copies as peers
 from fullstride.step.torch.distributed.buckets import Bucket
 from fullstride.step.torch.distributed.mean_kernel import BLOCK
-from fullstride.step.torch.distributed.peer_copies import Peers, Shared, mean_of
+from fullstride.step.torch.distributed.peer_copies import PeerCopies, SharedBuffers, mean_of
 from fullstride.step.torch.distributed.processes import Processes
 
 
@@ -45,11 +45,11 @@ class Machine:
         return Own()
 
 
-def together(size: int, act: Callable[[Peers], Any]) -> list[Any]:
+def together(size: int, act: Callable[[PeerCopies], Any]) -> list[Any]:
     """What each of so many threads returns."""
     machine = Machine(size)
     with ThreadPoolExecutor(size) as pool:
-        made = [Peers(rank, size, machine.of(rank), torch.device("cpu")) for rank in range(size)]
+        made = [PeerCopies(rank, size, machine.of(rank), torch.device("cpu")) for rank in range(size)]
         return [each.result() for each in [pool.submit(act, one) for one in made]]
 
 
@@ -68,7 +68,7 @@ def _one_at_a_time(monkeypatch):
 def test_means_are_everyones_and_the_same_everywhere(size):
     rounds = [torch.randn(size, size * n) for n in (64, 320, 64, 7 * 64)]
 
-    def act(one: Peers) -> list[Tensor]:
+    def act(one: PeerCopies) -> list[Tensor]:
         memory = [one.shared(values[0], values.shape[1]) for values in rounds]
         found = []
         for _ in range(3):
@@ -88,7 +88,7 @@ def test_means_are_everyones_and_the_same_everywhere(size):
 def test_shares_and_wholes_go_on_for_many_steps(size):
     steps = torch.randn(6, 3, size, size * 128)
 
-    def act(one: Peers) -> bool:
+    def act(one: PeerCopies) -> bool:
         wholes = [one.shared(steps[0, 0, 0], size * 128) for _ in range(3)]
         good = True
         for given in steps:
@@ -106,7 +106,7 @@ def test_shares_and_wholes_go_on_for_many_steps(size):
 
 
 def test_memory_is_of_its_dtype_and_counted():
-    def act(one: Peers) -> tuple[Any, ...]:
+    def act(one: PeerCopies) -> tuple[Any, ...]:
         own = one.shared(torch.zeros(1, dtype=torch.bfloat16), 2 * 96)
         before = one.bytes
         more = one.shared(torch.zeros(1), 2 * 32)  # the inboxes are large enough
@@ -119,7 +119,7 @@ def test_memory_is_of_its_dtype_and_counted():
 class Threads(Processes):
     """Processes whose transfers are those of threads."""
 
-    def __init__(self, one: Peers):
+    def __init__(self, one: PeerCopies):
         super().__init__(peers=one)
         self.rank, self.size = one.rank, one.size
 
@@ -127,7 +127,7 @@ class Threads(Processes):
 def test_a_bucket_leaves_means_in_the_parameters():
     gradients = [[torch.randn(5, 3), torch.randn(7)] for _ in range(2)]
 
-    def act(one: Peers) -> list[Tensor]:
+    def act(one: PeerCopies) -> list[Tensor]:
         processes = Threads(one)
         bucket = Bucket([nn.Parameter(torch.zeros(5, 3)), nn.Parameter(torch.zeros(7))], processes)
         for _ in range(2):
@@ -142,7 +142,7 @@ def test_a_bucket_leaves_means_in_the_parameters():
 
 def test_shared_memory_knows_whose_part_is_where():
     every = tuple(torch.arange(6.0) + 10 * i for i in range(3))
-    shared = Shared(every[1], every)
+    shared = SharedBuffers(every[1], every)
     assert shared.part(2, 1).tolist() == [22.0, 23.0]
 
 

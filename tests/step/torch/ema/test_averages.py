@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from fullstride.step.torch.ema.lerp_kernel import BLOCK, ManyLerps
+from fullstride.step.torch.ema.lerp_kernel import BLOCK, LerpTable
 
 
 def draw(seed: int, *lead: int) -> list[torch.Tensor]:
@@ -21,7 +21,7 @@ def test_all_averages_go_their_own_share_of_the_way(seed):
         for own, m in zip(averages, moved, strict=True)
     ]
     before = [w.clone() for w in weights]
-    ManyLerps(weights, averages)(moved)
+    LerpTable(weights, averages)(moved)
     for own, wanted in zip(averages, expected, strict=True):
         # Two roundings of numbers up to 4.
         torch.testing.assert_close([a.double() for a in own], wanted, rtol=0, atol=5e-7)
@@ -35,17 +35,17 @@ def test_averages_are_computed_in_their_own_format(kept, seed):
     weights = [w.to(kept) for w in draw(seed)]
     own = [a.to(averaged) for a in draw(seed + 100)]
     expected = [torch.lerp(a.double(), w.double(), 1e-4) for a, w in zip(own, weights, strict=True)]
-    ManyLerps(weights, [own])(torch.tensor([1e-4], dtype=torch.float64))
+    LerpTable(weights, [own])(torch.tensor([1e-4], dtype=torch.float64))
     torch.testing.assert_close([a.double() for a in own], expected, rtol=0, atol=atol)
 
 
 def test_averages_that_would_round_away_what_moves_them_are_refused():
     weight = torch.ones(2, dtype=torch.bfloat16)
     with pytest.raises(ValueError, match="of 32 bits or more"):
-        ManyLerps([weight], [[weight.clone()]])
+        LerpTable([weight], [[weight.clone()]])
 
 
 def test_another_memory_order_is_refused():
     weight = torch.ones(2, 3, 4, 4)
     with pytest.raises(ValueError, match="expected an average to lie as its weight does"):
-        ManyLerps([weight], [[weight.contiguous(memory_format=torch.channels_last)]])
+        LerpTable([weight], [[weight.contiguous(memory_format=torch.channels_last)]])

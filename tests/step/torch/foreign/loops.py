@@ -67,7 +67,7 @@ def by_hand(case: Case, precision: str = "fp32", accumulate: int = 1) -> list[An
 def by_step(case: Case, **options: Any) -> tuple[list[Any], TrainStep]:
     """The same by `TrainStep`."""
     given: dict[str, Any] = {"backend": "eager"} | options
-    step = TrainStep(case.loss, case.model, case.optimizer, say=lambda _: None, **given)
+    step = TrainStep(case.loss, case.model, case.optimizer, log=lambda _: None, **given)
     for batch in case.batches:
         step(batch)
     return state(case), step

@@ -44,7 +44,7 @@ def calls(monkeypatch):
 def make(seed: int, backend: str, said: list[str], **more: Any) -> tuple[nn.Module, TrainStep]:
     model = network(seed)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.125)  # which fp32, that a record keeps it in, has exactly
-    return model, TrainStep(loss, model, optimizer, backend=backend, say=said.append, **more)
+    return model, TrainStep(loss, model, optimizer, backend=backend, log=said.append, **more)
 
 
 @torch.no_grad()
@@ -110,7 +110,7 @@ def test_auto_measures_though_the_first_batch_was_a_smaller_one(calls, seed):
 
 
 def test_a_candidate_whose_turn_begins_with_a_smaller_batch_is_measured_too(calls, seed):
-    _, step = make(seed, "auto", said := [], awaken=other_weights)
+    _, step = make(seed, "auto", said := [], randomize_zeros=other_weights)
     turn = [*[6] * (UNCOUNTED + COUNTED), 2]  # the smaller one is the next candidate's first
     for number, size in enumerate([*turn * len(BACKENDS), *[6] * 9]):
         step(batch_of(size, number))

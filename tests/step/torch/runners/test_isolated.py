@@ -259,7 +259,7 @@ def test_eager_steps_are_a_loop_written_by_hand_to_the_last_bit(case, precision,
     found = []
     for by_hand in (True, False):
         loss, model, optimizer, others = started(case, seed)
-        step = TrainStep(loss, model, optimizer, precision=precision, backend="eager", say=pytest.fail)
+        step = TrainStep(loss, model, optimizer, precision=precision, backend="eager", log=pytest.fail)
         value = torch.zeros(())
         for batch in given(seed):
             if by_hand:
@@ -282,7 +282,7 @@ def test_a_compiled_step_is_compared_without_a_trace(case, seed):
     found = []
     for gate in (True, False):
         loss, model, optimizer, others = started(case, seed)
-        step = TrainStep(loss, model, optimizer, backend="compile", gate=gate, say=pytest.fail)
+        step = TrainStep(loss, model, optimizer, backend="compile", check_first_step=gate, log=pytest.fail)
         for batch in given(seed):
             step(batch)
         assert len(step.errors) == gate
@@ -306,7 +306,7 @@ def test_a_step_whose_state_cannot_be_copied_is_not_compared_and_says_so(state, 
         return plain(m, b) * (1.0 if hasattr(source, "read") and source.read(1) else next(source, 1.0))
 
     said = list[str]()
-    step = TrainStep(loss, model, sgd(model), precision="bf16", backend="eager", say=said.append)
+    step = TrainStep(loss, model, sgd(model), precision="bf16", backend="eager", log=said.append)
     for batch in given(seed):
         step(batch)
     source.close()

@@ -103,7 +103,7 @@ def trained(place: Any, backend: str, values: list[float], seed: int) -> tuple[l
     torch.manual_seed(seed)
     model = Scaled(3, 3)
     said = list[str]()
-    step = TrainStep(loss, model, torch.optim.SGD(model.parameters(), lr=0.125), backend=backend, say=said.append)
+    step = TrainStep(loss, model, torch.optim.SGD(model.parameters(), lr=0.125), backend=backend, log=said.append)
     SEEN.clear()
     found = []
     for number, value in enumerate(values):
@@ -160,7 +160,7 @@ def test_a_network_that_is_set_to_eval_is_recorded_anew():
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.125)
-        step, losses[backend] = TrainStep(switched, model, optimizer, backend=backend, say=lambda _: None), []
+        step, losses[backend] = TrainStep(switched, model, optimizer, backend=backend, log=lambda _: None), []
         for number in range(20):
             model.train(number < 10)
             losses[backend].append(step(torch.randn(4, 3, generator=torch.Generator().manual_seed(number)))["loss"])

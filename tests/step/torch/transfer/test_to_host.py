@@ -1,6 +1,6 @@
 import torch
 
-from fullstride.step.torch import Sent, to_host
+from fullstride.step.torch import HostCopy, to_host
 
 
 def test_tensors_come_in_their_order(seed):
@@ -24,7 +24,7 @@ def test_the_next_one_is_made_before_this_one_is_handed_over():
 
 def test_a_copy_is_of_the_tensor_as_it_was_sent():
     x = torch.arange(4)
-    sent = Sent(x)
+    sent = HostCopy(x)
     x.zero_()
     assert sent.arrived().tolist() == [0, 1, 2, 3]
     sent.arrived().fill_(7)
