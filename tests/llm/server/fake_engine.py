@@ -152,10 +152,10 @@ class FakeEngine:
         self.running.remove(sequence)
         self.free += sequence.blocks
 
-    def names(self, prompt) -> list[bytes]:
+    def block_hashes(self, prompt) -> list[bytes]:
         return []
 
-    def held(self, names) -> int:
+    def cached_prefix_blocks(self, names) -> int:
         return 0
 
     def stats(self):

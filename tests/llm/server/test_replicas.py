@@ -29,15 +29,15 @@ class KnowingEngine(FakeEngine):
         super().__init__(**settings)
         self.known: set[bytes] = set()
 
-    def names(self, prompt: Sequence[int]) -> list[bytes]:
+    def block_hashes(self, prompt: Sequence[int]) -> list[bytes]:
         return block_hashes(prompt[:-1], BLOCK)
 
-    def held(self, names: Sequence[bytes]) -> int:
+    def cached_prefix_blocks(self, names: Sequence[bytes]) -> int:
         return next((i for i, name in enumerate(names) if name not in self.known), len(names))
 
     def step(self):
         for sequence in self.waiting:
-            self.known.update(self.names(sequence.prompt))
+            self.known.update(self.block_hashes(sequence.prompt))
         return super().step()
 
 

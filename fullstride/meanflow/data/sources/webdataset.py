@@ -53,8 +53,8 @@ def read_shard(file: Path) -> list[tuple[TarMember, int | None]]:
                 check_inside(file, name)
                 if not info.isfile() or info.issparse() or "\0" in name:
                     raise ConfigError(
-                        f"{file}: {shortened(name, MOST_SHOWN)} is a link, a device or a sparse file, or its name holds "
-                        "a zero byte; expected plain files; pack it anew, with the files in place of links"
+                        f"{file}: {shortened(name, MOST_SHOWN)} is a link, a device or a sparse file, or its name "
+                        "holds a zero byte; expected plain files; pack it anew, with the files in place of links"
                     )
                 samples[sample[1]].append(TarMember(name, info.offset_data, info.size))
         return [found for parts in samples.values() if (found := _picture(file, opened, parts))]
@@ -127,8 +127,8 @@ def _label(file: Path, opened: IO[bytes], part: TarMember | None) -> int | None:
     if value is None or (type(value) is int and 0 <= value < MOST_CLASSES):
         return value
     raise ConfigError(
-        f"{file}: {shortened(part.name, MOST_SHOWN)} says {shortened(str(value), MOST_SHOWN)!r}, expected the number of "
-        "a class from 0 on; write it so"
+        f"{file}: {shortened(part.name, MOST_SHOWN)} says {shortened(str(value), MOST_SHOWN)!r}, expected the number "
+        "of a class from 0 on; write it so"
     )
 
 
