@@ -2,6 +2,7 @@
 
 import os
 import platform
+import shlex
 import re
 import subprocess
 import sys
@@ -84,6 +85,7 @@ def environment() -> dict[str, Any]:
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         **_commit(),
+        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]) if sys.argv else None,
         "python": platform.python_version(),
         "platform": platform.platform(),
         "cpu": cpu_model(),

@@ -101,3 +101,8 @@ def test_a_copy_without_history_says_so_or_is_told(monkeypatch, tmp_path):
 def test_the_given_commit_goes_before_the_history(repository, monkeypatch):
     monkeypatch.setenv(COMMIT_VARIABLE, "abc123")
     assert environment()["commit"] == "abc123"
+
+
+def test_the_command_is_that_of_this_process(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["/somewhere/bin/fullstride", "meanflow", "evaluate", "runs/a run"])
+    assert environment()["command"] == "fullstride meanflow evaluate 'runs/a run'"
