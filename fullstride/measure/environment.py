@@ -2,8 +2,8 @@
 
 import os
 import platform
-import shlex
 import re
+import shlex
 import subprocess
 import sys
 from datetime import UTC, datetime

@@ -3,6 +3,7 @@ import json
 import os
 import platform
 import subprocess
+import sys
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 
