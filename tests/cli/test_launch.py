@@ -20,7 +20,7 @@ def here(tmp_path, monkeypatch):
     """Local attempts end as `end` says."""
 
     def end(*ends: str) -> None:
-        monkeypatch.setattr(processes, "alone", lambda words, _: ending(tmp_path, *ends)(words))
+        monkeypatch.setattr(processes, "single_command", lambda words, _: ending(tmp_path, *ends)(words))
 
     monkeypatch.setattr("fullstride.cli.launch.check_command", lambda *given: None)
     return tmp_path, end

@@ -186,7 +186,7 @@ def here(tmp_path, monkeypatch):
 def run_here(here, monkeypatch, *ends: str, launch: str = "a-1", seconds: float = 0.0) -> int:
     folder, _ = here
     make = ending(folder / "record", *ends)
-    monkeypatch.setattr(modal_function, "together", lambda words, **_: make(words))
+    monkeypatch.setattr(modal_function, "torchrun_command", lambda words, **_: make(words))
     return attempt(TRAIN, launch, "v", 1, seconds)
 
 

@@ -97,7 +97,7 @@ def shared(kernels: Kernels, devices: Sequence[Any]) -> Kernels:
         return kernels
     from fullstride.llm.kernels.cuda.p2p_all_reduce import over
 
-    return kernels._replace(total=over(devices, kernels.axis))
+    return kernels._replace(all_reduce=over(devices, kernels.axis))
 
 
 def _barred(name: str, devices: int, pool: str | None) -> str:

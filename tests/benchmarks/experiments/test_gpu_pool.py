@@ -50,7 +50,7 @@ def _stand_ins(monkeypatch, tmp_path):
     def line(words):
         return [sys.executable, "-S", "-c", SCRIPT, str(tmp_path / f"{words[0]}.json"), *words]
 
-    monkeypatch.setattr(gpu_pool, "alone", line)
+    monkeypatch.setattr(gpu_pool, "single_command", line)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
 
@@ -153,7 +153,7 @@ def test_none_is_left_behind_where_another_cannot_be_started(tmp_path, monkeypat
             return ["/nowhere/python"]
         return line(words)
 
-    monkeypatch.setattr(gpu_pool, "alone", second_fails)
+    monkeypatch.setattr(gpu_pool, "single_command", second_fails)
     with pytest.raises(FileNotFoundError):
         run_side_by_side([Task("one", ["one", "waits"]), *tasks("two")], ["0", "1"], tmp_path / "logs", NONE)
     assert seen(tmp_path, "one")["saved"]

@@ -118,7 +118,7 @@ def test_quick_programs_choose_the_same_tokens(monkeypatch, qwen3):
         return real(runner, key, packed, quick)
 
     for quick in (False, True):
-        monkeypatch.setattr(parts, "choose", lambda *_, quick=quick: plain._replace(quick=quick))
+        monkeypatch.setattr(parts, "choose", lambda *_, quick=quick: plain._replace(static_burst=quick))
         made = Engine(qwen3, config)
         # Rows of quick steps are not counted: whoever has penalties in them next must not find that.
         done = [*run(made, *requests), *run(made, *[(ids, penalised) for ids, _ in requests[:3]])]

@@ -111,7 +111,7 @@ class Driver:
         self.launched, self.memory = [], iter(range(1000, 9000, 1000))
         monkeypatch.setattr(device_sum.driver, "zeros", lambda ordinal, count: next(self.memory) + ordinal)
         monkeypatch.setattr(device_sum.driver, "function", lambda ptx, name: (ptx, name))
-        monkeypatch.setattr(device_sum.driver, "Launch", self.launch)
+        monkeypatch.setattr(device_sum.driver, "PreparedLaunch", self.launch)
         monkeypatch.setattr(device_sum.Kernel, "ptx", "the code")
 
     def launch(self, function, grid, threads, shared, pointers, early):

@@ -57,7 +57,7 @@ def test_what_a_request_leaves_out_is_as_the_model_suggests():
 def test_whose_defaults_are_served(monkeypatch, caplog, asked, kept):
     engine = SimpleNamespace(sizes=SimpleNamespace(max_length=8, rows=1), grammars=None)
     loaded, made = SimpleNamespace(config=None, tokenizer=FakeTokenizer(), sampling={"top_k": 3}), []
-    monkeypatch.setattr(serving, "opened", lambda *_: loaded)
+    monkeypatch.setattr(serving, "load_for_engine", lambda *_: loaded)
     monkeypatch.setattr(serving, "check_devices", lambda *_: None)
     monkeypatch.setattr(serving, "replicated", lambda *_: [engine])
     monkeypatch.setattr(serving, "create_app", lambda engines, served, **_: made.append(served))

@@ -37,7 +37,7 @@ def test_every_row_stands_beside_the_floor_of_its_evaluations(tmp_path, capsys):
 
 def test_recorded_networks_are_judged_and_timed_by_their_replays(monkeypatch):
     Tape.made = Tape.replayed = 0
-    monkeypatch.setattr(bench_sampling_run, "Recorded", partial(GraphedNetwork, record=Tape))
+    monkeypatch.setattr(bench_sampling_run, "GraphedNetwork", partial(GraphedNetwork, record=Tape))
     own = setup(model="unet_tiny")
     own.model.eval()
     bench = SamplingBench(own, Options("cpu", model="unet_tiny", batches=(2, 5), backends=("graph",)))
