@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("mkdocs")
-from benchmarks.report.reference import command_line, on_page_content, settings
+from docs.hooks.reference import command_line, on_page_content, settings
 
 API = Path(__file__).parents[2] / "docs" / "reference" / "api"
 
