@@ -77,7 +77,7 @@ def test_a_task_that_begins_again_on_another_machine_goes_on(tmp_path):
     code = (
         "import sys; from fullstride.launch import container; from tests.launch.commands import ending; "
         "from pathlib import Path; make = ending(Path(sys.argv[1]), '75', '1', '0'); "
-        "container.together = lambda words, **given: make(words); sys.exit(container.main(sys.argv[2:]))"
+        "container.torchrun_command = lambda words, **given: make(words); sys.exit(container.main(sys.argv[2:]))"
     )
     options = ["--launch=a", f"--runs={tmp_path}", "--retries=1", "--delay=0", "--seconds=0", "--", *TRAIN]
     command = [sys.executable, "-c", code, str(tmp_path / "record"), *options]
