@@ -191,7 +191,7 @@ def test_the_sweep_with_a_pool_of_fp8_reads_a_quarter_of_its_keys(tiny_qwen3, tm
     monkeypatch.setattr(bench_sweep, "REPEATS", 1)
     moved = []
     monkeypatch.setattr(
-        bench_sweep, "floor", lambda operations, read, ceilings: moved.append(read) or RooflineBound(1.0, 1.0)
+        bench_sweep, "roofline_bound", lambda operations, read, ceilings: moved.append(read) or RooflineBound(1.0, 1.0)
     )
     for kept in ("auto", "fp8"):
         arguments = ["llm", "--model", str(tiny_qwen3), "--workload", "sweep", "--out", str(tmp_path)]
