@@ -1,4 +1,4 @@
-"""What a decoder-only transformer is made of, whatever file it came from."""
+"""Configuration of a decoder-only transformer, independent of the file format it was read from."""
 
 import math
 from dataclasses import dataclass
@@ -45,7 +45,7 @@ class YarnRope:
 
 
 def yarn_magnitude(factor: float, scale: float = 1.0) -> float:
-    """What YaRN multiplies cosines and sines by: 0.1 scale ln(factor) + 1 (arXiv:2309.00071, equation 22)."""
+    """Return YaRN's factor for cosines and sines: 0.1 scale ln(factor) + 1 (arXiv:2309.00071, equation 22)."""
     return 0.1 * scale * math.log(max(factor, 1.0)) + 1.0
 
 

@@ -72,7 +72,7 @@ class LLM:
         self._requests = 0
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """What is taken where none are given: the defaults, but for what the model's files suggest; vLLM's name."""
+        """Return the default sampling parameters: the model's own, else the package's; the name is vLLM's."""
         return SamplingParams(**self._sampling)  # pyright: ignore[reportArgumentType]
 
     def generate(

@@ -1,4 +1,4 @@
-"""What is asked of a model from Python: prompts, conversations and the model itself, as vLLM takes them."""
+"""Prompts and conversations, in the forms that vLLM accepts."""
 
 import contextlib
 import operator
@@ -30,7 +30,7 @@ def conversations(messages: Any) -> Sequence[Sequence[Any]]:
 
 
 def _begins_with(values: Any, kind: type) -> bool:
-    """Whether it is a list, or what serves as one, of such things; a text is none."""
+    """Return whether `values` is a sequence that begins with a `kind`; a text is not a sequence here."""
     return isinstance(values, Sequence) and not isinstance(values, str) and bool(values) and isinstance(values[0], kind)
 
 

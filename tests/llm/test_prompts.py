@@ -1,4 +1,4 @@
-"""What is asked of a model: what it may be, and that nothing else gets through."""
+"""Forms of prompts that are accepted; all others are rejected."""
 
 import inspect
 

@@ -50,7 +50,7 @@ class BlockManager:
         return found
 
     def is_free(self, block: int) -> bool:
-        """Whether nobody uses it."""
+        """Return whether no sequence uses `block`."""
         return not self._users[block]
 
     def share(self, blocks: Iterable[int]) -> None:

@@ -1,4 +1,4 @@
-"""What an engine is made of, from the model, its settings and the devices."""
+"""Construction of an engine's parts from a model, its settings and the devices."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 @runtime_checkable
 class Model(Protocol):
-    """As `fullstride.llm.weights.Loaded`; the tokenizer may be None, and then there is no text."""
+    """Protocol of `fullstride.llm.weights.LoadedModel`; an engine whose tokenizer is None gives no text."""
 
     @property
     def config(self) -> ModelConfig: ...
@@ -45,19 +45,19 @@ class EngineParts(NamedTuple):
 def select_kernels(
     model: ModelConfig, config: EngineConfig, devices: Sequence[Any] | None = None
 ) -> tuple[tuple[Any, ...], str, Kernels]:
-    """What an engine will run on and with; nothing is read, put on a device or compiled.
+    """Choose an engine's devices, dtype and kernels; nothing is read, put on a device or compiled.
 
     Args:
         model: sizes.
         config: settings.
-        devices: of JAX's, `tensor_parallel_size` of them; None for the first ones.
+        devices: JAX devices, `tensor_parallel_size` of them; None for the first ones.
 
     Returns:
         The devices, the dtype of the weights, and the kernels.
 
     Raises:
-        ConfigError: if there are too few devices, or others than so many were given, the model cannot be split among
-            them, or the set of kernels cannot run it on them; and as `fullstride.llm.engine.shapes.check`.
+        ConfigError: if there are too few devices, or another number than that was given; if the model cannot be split
+            among them, or the kernel set cannot run it on them; and as `fullstride.llm.engine.shapes.check`.
 
     """
     count = config.tensor_parallel_size
@@ -81,7 +81,7 @@ def build_parts(
     Args:
         loaded: the model.
         config: settings.
-        devices: of JAX's, `tensor_parallel_size` of them; None for the first ones.
+        devices: JAX devices, `tensor_parallel_size` of them; None for the first ones.
         loading: called with how many of how many layers are on the devices.
 
     Raises:

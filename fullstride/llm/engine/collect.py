@@ -1,4 +1,4 @@
-"""What a step brought, token by token: ends, stop texts, grammars, logprobs."""
+"""Processing of a step's results, token by token: ends, stop texts, grammars, logprobs."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -65,7 +65,7 @@ class DeltaBuilder:
 
 
 def wants_output(sequence: Sequence) -> bool:
-    """Whether the output is long enough to be ended by a stop text."""
+    """Return whether the output is long enough to be ended by a stop text."""
     return sequence.num_output_tokens >= sequence.request.params.min_tokens
 
 
@@ -162,5 +162,5 @@ def _read_prompts(flight: InFlightStep) -> None:
 
 
 def _on_host(sampled: Sampled) -> Any:
-    """The same with numpy's arrays."""
+    """Copy a step's samples into NumPy arrays."""
     return sampled._replace(**{name: np.asarray(value) for name, value in sampled._asdict().items()})

@@ -140,7 +140,7 @@ def params(sequence: Sequence) -> np.ndarray:
 
 
 def sampling_needs(sequence: Sequence) -> SamplingNeeds:
-    """What the choice of its tokens depends on, in the numbers that the device gets; the same for all of its life."""
+    """Return the sampling settings of a sequence as the device gets them; they never change."""
     asked = sequence.request.params
     return SamplingNeeds(
         special=_is_special(sequence),
@@ -154,7 +154,7 @@ def sampling_needs(sequence: Sequence) -> SamplingNeeds:
 
 
 def _asks(sequence: Sequence) -> bool:
-    """Whether it wants more than a temperature, or logprobs of its prompt."""
+    """Return whether a sequence needs more than a temperature, or logprobs of its prompt."""
     return sequence.prompt_logprobs is not None or needs_full_sampler(sampling_needs(sequence))
 
 

@@ -56,7 +56,7 @@ class Engine:
             loaded: from `fullstride.llm.weights.load`.
             config: settings.
             progress: called with how many of how many programs are ready: with 0 at first, then at least every second.
-            devices: of JAX's, `tensor_parallel_size` of them; the first ones unless given.
+            devices: JAX devices, `tensor_parallel_size` of them; the first ones unless given.
             loading: called with how many of how many layers are on the devices.
 
         Raises:
@@ -152,7 +152,7 @@ class Engine:
         self._intake.grammars = other.grammars
 
     def block_hashes(self, prompt: Sequence[int]) -> list[bytes]:
-        """What the first blocks of a prompt are called in the pool of any engine with blocks of this size.
+        """Return the hashes of a prompt's first blocks; engines with the same block size give the same hashes.
 
         At most `NAMED` tokens are looked at, and none without a prefix cache; any thread may ask.
         """
@@ -168,7 +168,7 @@ class Engine:
 
     @property
     def busy(self) -> bool:
-        """Whether a step would do anything."""
+        """Return whether a step has work to do."""
         return bool(self._live or self._flights or self._outbox)
 
     def stats(self) -> EngineStats:

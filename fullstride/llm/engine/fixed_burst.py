@@ -38,7 +38,7 @@ class BurstCarry(NamedTuple):
 
 
 class BurstInputs(NamedTuple):
-    """What stays the same while it runs."""
+    """Inputs that stay constant during a burst."""
 
     host: DecodeInput
     params: RowParams
@@ -84,7 +84,7 @@ def decode_fixed_steps(
 
 
 def ended(params: RowParams, token: Int[Array, " D"], length: Int[Array, " D"]) -> Bool[Array, " D"]:
-    """Whether a token is a row's last one, with `length` tokens before it."""
+    """Return whether `token` ends its row; `length` tokens precede it."""
     return jnp.any(params.stops == token[:, None], axis=1) | (length + 1 >= params.limit)
 
 

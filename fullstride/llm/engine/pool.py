@@ -31,7 +31,7 @@ CACHES = ("inactive_file", "total_inactive_file")
 
 
 def block_bytes(model: ModelConfig, dtype: str, block: int) -> int:
-    """Of the keys and values of one block, all layers and heads together."""
+    """Return the bytes of one block's keys and values, over all layers and heads."""
     return 2 * model.layers * model.kv_heads * model.head_dim * block * np.dtype(dtype).itemsize
 
 
@@ -78,7 +78,7 @@ def _memory(config: EngineConfig, devices: Sequence[Any], one: int) -> int:
 
 
 def _free(devices: Sequence[Any]) -> int | None:
-    """Of accelerators, as much on each as on the fullest; None if one does not say."""
+    """Return the free bytes of accelerators, each counted like the fullest; None if one does not report them."""
     stats = [device.memory_stats() for device in devices]
     if not all(stats):
         return None
@@ -102,7 +102,7 @@ def _of_machine() -> Iterator[int]:
 
 
 def _of_container() -> Iterator[int]:
-    """Of the process's group and of those around it, each of which has a limit of its own."""
+    """Yield the free memory of the process's cgroup and of its parents, each of which has its own limit."""
     for controller, (top, limit, used, statistics) in LIMITS.items():
         # Where a container sees the host's path, its mount begins at its own group: the rest of the path is not there.
         for group in accumulate(_own_group(controller).parts, operator.truediv, initial=CGROUPS / top):

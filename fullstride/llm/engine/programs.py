@@ -24,7 +24,7 @@ TOP = 20
 
 
 class StepOutput(NamedTuple):
-    """What the host reads; a token of -1 is none.
+    """Results of a step that the host reads; a token of -1 stands for no token.
 
     Attributes:
         sampled: with axes step and row.
@@ -73,7 +73,7 @@ class Programs:
     def quick_decode(
         self, weights: Weights, state: EngineState, packed: Int[Array, " words"], rows: int
     ) -> tuple[EngineState, StepOutput]:
-        """The same for rows that want a temperature at most; see `quick_steps`."""
+        """Decode rows that need at most a temperature; see `quick_steps`."""
         host = DecodeInput.of(packed, rows)
 
         def scores(state: EngineState, now: RowState) -> tuple[Float[Array, "D vocab"], EngineState]:
@@ -110,7 +110,7 @@ class Programs:
         return state, StepOutput(jax.tree.map(lambda x: x[None], sampled), prompt)
 
     def scratch(self) -> tuple[Array, ...]:
-        """What steps that are one operation start with."""
+        """Allocate the scratch memory of steps that are one operation."""
         whole = self.kernels.fused_step
         return () if whole is None else tuple(whole.scratch(n) for n in self.sizes.row_buckets if n <= whole.rows)
 
@@ -121,7 +121,7 @@ class Programs:
         return self._batch(tokens, positions, _slots(positions[:, None], tables, self.sizes.block)[:, 0], tables, none)
 
     def _tiles(self, batch: StepBatch, host: MixedInput) -> StepBatch:
-        """The same with the chunks' tiles after it."""
+        """Append the chunks' tiles to a batch of rows."""
         offsets = jnp.arange(self.sizes.tile)
         positions = jnp.where(offsets < host.tile_counts[:, None], host.tile_starts[:, None] + offsets, -1)
         tables = host.tables[host.tile_rows]
@@ -141,7 +141,7 @@ class Programs:
     def _scores(
         self, weights: Weights, state: EngineState, batch: StepBatch
     ) -> tuple[Float[Array, "D vocab"], EngineState]:
-        """Of the tokens after those of decode rows."""
+        """Return the logits of the tokens that follow those of decode rows."""
         whole, rows = self.kernels.fused_step, batch.rows.shape[0]
         if whole is None or rows > whole.rows:
             hidden, state = self._forward(weights, state, batch)

@@ -88,7 +88,7 @@ class Runner:
         return self._run(("mixed", self.sizes.rows, tiles, width), packed, quick)
 
     def is_whole(self, rows: int) -> bool:
-        """Whether a decode step of so many rows is one operation."""
+        """Return whether a decode step of `rows` rows is one operation."""
         whole = self.programs.kernels.fused_step
         return whole is not None and rows <= whole.rows
 
@@ -177,5 +177,5 @@ class Runner:
         return jax.ShapeDtypeStruct((count,), np.int32, sharding=self._whole())
 
     def _whole(self) -> Any:
-        """The same on every device."""
+        """Sharding that replicates an array on every device."""
         return SingleDeviceSharding(self.device) if self.mesh is None else NamedSharding(self.mesh, PartitionSpec())

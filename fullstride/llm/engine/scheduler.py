@@ -18,7 +18,7 @@ class Chunk:
 
     @property
     def last(self) -> bool:
-        """Whether it ends what is to be computed."""
+        """Return whether this is the sequence's last chunk."""
         return self.start + self.count == len(self.sequence.tokens)
 
 

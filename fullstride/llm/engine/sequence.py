@@ -33,7 +33,7 @@ class StopTextBuffer:
         return self._add(self._detokenizer.push([token]), watch)
 
     def flush(self, watch: bool) -> tuple[str, str | None]:
-        """What is left at the end: half characters and what no stop text came of."""
+        """Return the text held back at the end: half characters and incomplete stop texts."""
         if self._detokenizer is None:
             return "", None
         text, found = self._add(self._detokenizer.flush(), watch)
@@ -57,13 +57,13 @@ class StopTextBuffer:
 
 @dataclass
 class Request:
-    """What was asked for.
+    """Request as the engine accepted it.
 
     Attributes:
         prompt: token ids.
         limit: tokens of prompt and output together.
-        stops: token ids that end it: its own, and the model's unless they are ignored.
-        arrived: by the caller's clock, or None.
+        stops: token ids that end it: its own, and the model's unless `ignore_eos` is set.
+        arrived: time of arrival by the caller's clock, or None.
 
     """
 

@@ -1,4 +1,4 @@
-"""What stays on the device from step to step; every step takes it and gives it back in the same buffers."""
+"""State that stays on the device; every step receives it and returns it in the same buffers."""
 
 from typing import Any, NamedTuple
 
@@ -57,7 +57,7 @@ def shapes(model: ModelConfig, sizes: CompiledShapes) -> dict[str, tuple[tuple[i
 
 
 def sampler(state: EngineState, slots: Int[Array, " D"], position: Int[Array, " D"]) -> Sampler:
-    """What the choice of these rows depends on; the new token will be at `position`."""
+    """Return the sampling inputs of these rows; the new token will be at `position`."""
     own = wire.RowParams.of(state.params[slots])
     numbers = lax.bitcast_convert_type(own.numbers, jnp.float32)
     return Sampler(

@@ -1,4 +1,4 @@
-"""What an engine takes: everything that could never run is refused before it waits."""
+"""Validation of requests: a request that could never run is rejected before it is queued."""
 
 import operator
 import os

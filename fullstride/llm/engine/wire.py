@@ -1,6 +1,6 @@
-"""What the host tells the device at each step: one small array of int32, whose parts have names on both sides.
+"""Input of a step from the host: one small int32 array, whose fields have names on both sides.
 
-A `Layout` is read by both: its parts are writable views of a numpy array, and values of a traced one.
+Both sides read it by a `Layout`: its fields are writable views of a NumPy array, or values of a traced one.
 """
 
 from typing import Any, NamedTuple

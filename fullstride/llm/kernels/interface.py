@@ -1,4 +1,4 @@
-"""What a set of kernels provides; all of it is called inside a traced step."""
+"""Interface of a kernel set; all of it is called inside a traced step."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
@@ -10,12 +10,12 @@ FP8_POOL = "uint8"
 
 
 class AttentionShape(NamedTuple):
-    """What attention has to know beside its operands.
+    """Sizes and constants of attention, in addition to its operands.
 
     Attributes:
         block: tokens of a block.
-        scale: of the scores.
-        eps: of the norms of queries and keys.
+        scale: factor of the scores.
+        eps: epsilon of the norms of queries and keys.
 
     """
 
@@ -58,15 +58,15 @@ class StepBatch(NamedTuple):
 
 
 class Sampler(NamedTuple):
-    """What each row's choice depends on, beside its logits.
+    """Sampling inputs of each row, in addition to its logits.
 
     Attributes:
-        position: of the token to be chosen, which with `key` makes its randomness.
+        position: position of the token to be chosen, which seeds its randomness together with `key`.
         special: whether penalties, biases, a mask or min_tokens apply.
         stops: ids that end the row, -1 for none; not chosen while `position` is below `min_until`.
-        counts: of each id in the output; `kernels.plain.PROMPT` more where the prompt has it.
-        masks: bit i % 32 of word i // 32 allows token i; applies where `masked`.
-        wanted: whether logprobs are asked for.
+        counts: occurrences of each id in the output, plus `kernels.xla.sampling.PROMPT` if the prompt has it.
+        masks: allowed tokens, token i by bit i % 32 of element i // 32; applied to rows that are `masked`.
+        wanted: whether logprobs are requested.
 
     """
 
@@ -102,17 +102,17 @@ class Sampled(NamedTuple):
 
 
 class SamplingNeeds(NamedTuple):
-    """What a row's choice takes, on the host; `Sampler` has fields of the same names, one element a row.
+    """Sampling settings of a row on the host; `Sampler` has fields of the same names, one element a row.
 
-    By one rule the host decides which program runs, and the device what that program leaves out: they have to agree.
+    One rule decides which program the host runs and what that program skips on the device: both must agree.
 
     Attributes:
-        special: penalties, biases, a mask or min_tokens apply.
-        wanted: logprobs are asked for.
-        temperature: 0 is greedy.
-        top_k: 0 keeps all.
-        top_p: 1 keeps all.
-        min_p: 0 keeps all.
+        special: whether penalties, biases, a mask or min_tokens apply.
+        wanted: whether logprobs are requested.
+        temperature: sampling temperature; 0 is greedy.
+        top_k: number of most probable tokens to keep; 0 keeps all.
+        top_p: probability mass to keep; 1 keeps all.
+        min_p: least probability to keep, relative to the most probable token's; 0 keeps all.
 
     """
 
@@ -125,12 +125,12 @@ class SamplingNeeds(NamedTuple):
 
 
 def needs_full_sampler(s: Any) -> Any:
-    """Whether a row wants more than a temperature; of `Wishes`, or elementwise of a `Sampler`."""
+    """Return whether a row needs more than a temperature: from `SamplingNeeds`, or elementwise from a `Sampler`."""
     return s.special | s.wanted | ((s.temperature > 0) & truncates(s))
 
 
 def truncates(s: Any) -> Any:
-    """Whether tokens are left out, if they are drawn at all."""
+    """Return whether top_k, top_p or min_p excludes tokens, if tokens are drawn at all."""
     return (s.top_k > 0) | (s.top_p < 1) | (s.min_p > 0)
 
 

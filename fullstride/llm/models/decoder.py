@@ -16,18 +16,18 @@ Pool = Num[Array, "layers 2 slots kv_heads head_dim"]
 def hidden_states(
     config: ModelConfig, kernels: Kernels, weights: Weights, pool: Pool, batch: StepBatch, block: int
 ) -> tuple[Float[Array, "T hidden"], Pool]:
-    """What the last layer leaves, before the last norm, and the pool with the batch's keys and values.
+    """Compute the last layer's output, before the final norm, and the KV cache with the batch's keys and values.
 
-    With `kernels.axis`, weights and pool are a device's share (see `tensor_parallel`), and all devices leave the same:
-    two sums over them a layer (arXiv:1909.08053).
+    With `kernels.axis`, weights and pool are one device's shard (see `tensor_parallel`); all devices return the same,
+    by two all-reduces per layer (arXiv:1909.08053).
 
     Args:
-        config: of the model.
-        kernels: that do the work.
-        weights: on the device.
-        pool: of keys and values, to be updated in place.
-        batch: the tokens; see `Batch`.
-        block: tokens of a block of the pool.
+        config: the model's configuration.
+        kernels: kernel set that computes the step.
+        weights: the model's weights, on the device.
+        pool: KV cache, updated in place.
+        batch: tokens of the step.
+        block: tokens of a KV cache block.
 
     """
     devices = 1 if kernels.axis is None else lax.axis_size(kernels.axis)

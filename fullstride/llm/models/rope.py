@@ -23,7 +23,7 @@ def frequencies(config: ModelConfig) -> Float[np.ndarray, " half"]:
 
 
 def magnitude(config: ModelConfig) -> float:
-    """What cosines and sines are multiplied by."""
+    """Return the factor of cosines and sines."""
     scaling = config.rope_scaling
     return scaling.magnitude if isinstance(scaling, YarnRope) else 1.0
 

@@ -50,7 +50,7 @@ def names_of(host: str, api_keys: Sequence[str]) -> tuple[str, ...]:
 
 
 def name_of(source: str | Path) -> str:
-    """What requests call a model that was given no name: the last part of its path."""
+    """Return the default name of a served model: the last part of its path."""
     return os.path.basename(os.path.abspath(Path(source).expanduser()))  # a link keeps its own name
 
 
@@ -262,7 +262,7 @@ def check_free(host: str, port: int) -> None:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether no other machine reaches it."""
+    """Return whether `host` is reachable from this machine only."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -1,4 +1,4 @@
-"""What Prometheus reads: counters and histograms of requests here, the engine's own numbers as they were last seen."""
+"""Prometheus metrics: counters and histograms of requests, and the latest statistics of the engines."""
 
 from collections.abc import Iterator
 from time import perf_counter
@@ -109,7 +109,7 @@ class _EngineCollector:
             yield from self._each(up)
 
     def _each(self, up: list[bool]) -> Iterator[Metric]:
-        """The same of each of several engines."""
+        """Yield the metrics of each of several engines."""
         alive = GaugeMetricFamily(PREFIX + "replica_up", "1 while this engine lives.", labels=["replica"])
         for number, lives in enumerate(up):
             alive.add_metric([str(number)], float(lives))

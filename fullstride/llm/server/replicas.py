@@ -22,7 +22,7 @@ SLACK = 0.25
 
 @runtime_checkable
 class SteppingEngine(Protocol):
-    """What of `fullstride.llm.engine.Engine` is used; but for the last two, from one thread alone."""
+    """Protocol of the engine; all but its last two methods are called from one thread only."""
 
     @property
     def dead(self) -> str | None: ...
@@ -154,7 +154,7 @@ class Replica:
         self._coming: Counter[bytes] = Counter()
 
     def up(self, stall_seconds: float) -> bool:
-        """Whether it lives and moves."""
+        """Return whether the engine is alive and not stuck in a step."""
         return self.death is None and self.thread.step_seconds() < stall_seconds
 
     def known(self, names: Sequence[bytes]) -> int:
@@ -192,7 +192,7 @@ class Router:
         self._turn = 0
 
     def names(self, prompt: EnginePrompt) -> list[bytes]:
-        """What a prompt is known by; nothing where there is no choice."""
+        """Return the block hashes of a prompt; none if there is only one engine."""
         return self._replicas[0].engine.block_hashes(prompt.token_ids) if len(self._replicas) > 1 else []
 
     def choose(self, names: Sequence[bytes]) -> Replica:

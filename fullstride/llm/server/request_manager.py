@@ -74,7 +74,7 @@ class RequestManager:
 
     @property
     def stats(self) -> EngineStats:
-        """Of all engines together."""
+        """Statistics of all engines together."""
         return total(self.replicas)
 
     @property
@@ -89,15 +89,15 @@ class RequestManager:
         return self._concurrent * sum(replica.death is None for replica in self.replicas) + self.limits.queue
 
     def up(self) -> list[bool]:
-        """Of each engine, whether it lives and moves."""
+        """Return for each engine whether it is alive and not stuck in a step."""
         return [replica.up(self.limits.stall_seconds) for replica in self.replicas]
 
     def healthy(self) -> bool:
-        """Whether an engine lives and moves."""
+        """Return whether at least one engine is alive and not stuck in a step."""
         return any(self.up())
 
     def ready(self) -> bool:
-        """Whether a request would be accepted."""
+        """Return whether a new request would be accepted."""
         return self.healthy() and not self.draining and self._open < self.capacity
 
     def submit(self, prompts: Sequence[EnginePrompt]) -> EngineJob:

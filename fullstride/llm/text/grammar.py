@@ -220,7 +220,7 @@ def _from_schema(text: str) -> str:
 
 
 def _from_regex(text: str) -> str:
-    """As Rust's regex crate reads it, but that a digit is one of 0 to 9 and not any of Unicode's.
+    """Compile a regex in the syntax of Rust's regex crate, except that a digit is 0 to 9 and not any of Unicode's.
 
     Raises:
         ConfigError: for a backslash at its end, which llguidance would drop.

@@ -65,7 +65,7 @@ class Tokenizer:
         return cls(backend, **settings)
 
     def of_model(self, vocab_size: int, eos: Iterable[int]) -> "Tokenizer":
-        """The same for a model that has this many ids and these ends.
+        """Return this tokenizer for a model with `vocab_size` ids and the end tokens `eos`.
 
         Raises:
             ConfigError: if the tokenizer has ids that the model has not.
@@ -101,7 +101,7 @@ class Tokenizer:
         return detokenizer.push(ids) + detokenizer.flush()
 
     def token_bytes(self, token: int) -> bytes:
-        """What a token adds to the text, in UTF-8 of which it may hold a part; empty for ids that only pad.
+        """Return the UTF-8 bytes that a token adds to the text, possibly part of a character; empty for padding ids.
 
         Raises:
             IndexError: for an id that the model does not have.
@@ -199,7 +199,7 @@ class Tokenizer:
 
     @cached_property
     def _strips(self) -> bool:
-        """Whether decoding takes away a text's first space, which SentencePiece puts there."""
+        """Return whether decoding removes a text's first space, which SentencePiece adds."""
         steps = (each for each in self._decoders if each["type"] == "Strip")
         return any(each["content"] == " " and each["start"] for each in steps)
 
@@ -230,7 +230,7 @@ class Detokenizer:
         return self._cut(self._characters.push(b"".join(map(self._bytes_of, ids))))
 
     def flush(self) -> str:
-        """What was held back, at the end: U+FFFD for half a character."""
+        """Return the text held back at the end; half a character becomes U+FFFD."""
         return self._cut(self._characters.flush())
 
     def _bytes_of(self, token: int) -> bytes:

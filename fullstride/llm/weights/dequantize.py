@@ -88,7 +88,7 @@ def _q3_k(blocks: np.ndarray, out: np.ndarray) -> None:
 
 
 def _q4_k(blocks: np.ndarray, out: np.ndarray) -> None:
-    """Of Q5_K, too, which has a fifth bit of each number."""
+    """Dequantize Q4_K, and Q5_K, which has a fifth bit per number."""
     _nibbles(blocks["q"], out.reshape(-1, 4, 64))
     groups = out.reshape(-1, 8, 32)
     if "h" in (blocks.dtype.fields or {}):

@@ -66,7 +66,7 @@ class PackedTensor:
 
 @dataclass(frozen=True)
 class GgufFile:
-    """What a file holds."""
+    """Metadata and tensors of a GGUF file."""
 
     path: Path
     metadata: dict[str, Any]

@@ -59,7 +59,7 @@ class PackedRows:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the whole."""
+        """Shape of the whole tensor."""
         return self.packed.shape
 
     @property
@@ -168,7 +168,7 @@ class _Sizes(CheckedSettings):
         super().__init__(file.path, {key.removeprefix(prefix): value for key, value in own.items()}, prefix)
 
     def decimal(self, key: str, default: float | None = None) -> float:
-        """Of what the file holds in float32."""
+        """Return the shortest decimal of a number that the file stores as float32."""
         return shortest(super().decimal(key, default))
 
 
@@ -190,7 +190,7 @@ def _check(sizes: _Sizes, head_dim: int) -> None:
 
 
 def _scaling(file: GgufFile, sizes: _Sizes, theta: float, head_dim: int) -> RopeScaling | None:
-    """As the metadata say it; Llama 3's is a tensor instead, of what each frequency is divided by."""
+    """Read the RoPE scaling from the metadata; Llama 3's is a tensor of divisors of the frequencies instead."""
     old, key = "rope.scale_linear", "rope.scaling.factor"
     key = old if old in sizes.raw and key not in sizes.raw else key
     kind, factor = sizes.raw.get("rope.scaling.type"), sizes.raw.get(key)

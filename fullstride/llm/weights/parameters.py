@@ -94,7 +94,7 @@ class Parameters(Mapping[str, np.ndarray]):
 
     @property
     def nbytes(self) -> int:
-        """Of all parameters once they are read."""
+        """Bytes of all parameters once they are read."""
         return sum(int(np.prod(self.shape(name))) for name in self) * self.dtype.itemsize
 
     def __getitem__(self, name: str) -> Values:
@@ -106,7 +106,7 @@ class Parameters(Mapping[str, np.ndarray]):
         return iter(self._stored)
 
     def __contains__(self, name: object) -> bool:
-        """Whether the model has it; nothing is read."""
+        """Return whether the model has a parameter `name`; nothing is read."""
         return name in self._stored
 
     def __len__(self) -> int:

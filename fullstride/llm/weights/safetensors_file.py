@@ -26,7 +26,7 @@ class MappedTensor:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the whole."""
+        """Shape of the whole tensor."""
         return self.values.shape
 
     def read(self, rows: slice, columns: slice, dtype: np.dtype) -> Values:

@@ -91,7 +91,7 @@ def gguf_sampling(path: Path, metadata: dict[str, Any]) -> dict[str, int | float
 
 
 def in_words(sampling: Mapping[str, int | float]) -> str:
-    """As in `temperature=0.6, top_k=20`."""
+    """Format sampling parameters as `temperature=0.6, top_k=20`."""
     return ", ".join(f"{name}={value:g}" for name, value in sampling.items())
 
 

@@ -27,7 +27,7 @@ def prompt(rng: np.random.Generator, count: int) -> list[int]:
 
 
 def text_of(engine, ids: list[int], said: list[int]) -> str:
-    """Of a completion, whose prompt may end within a character."""
+    """Return the text of a completion; its prompt may end within a character."""
     text = Detokenizer(engine.tokenizer, after=ids)
     return text.push(said) + text.flush()
 

@@ -1,4 +1,4 @@
-"""What a chain asks of CUDA's driver, before a driver of ours that notes it."""
+"""Calls that a chain makes to CUDA's driver, recorded by a fake driver."""
 
 import ctypes
 import threading

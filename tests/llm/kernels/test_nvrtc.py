@@ -1,4 +1,4 @@
-"""What is compiled once is kept, before a compiler of ours that counts."""
+"""Caching of compiled kernels, tested with a fake compiler that counts."""
 
 import ctypes
 
@@ -39,7 +39,7 @@ class Compiler(ctypes.CDLL):
 
 @pytest.fixture
 def process(monkeypatch, tmp_path):
-    """As a new process begins, with a compiler."""
+    """Start as a new process would, with the given compiler."""
     monkeypatch.setenv("FULLSTRIDE_CACHE", str(tmp_path / "cache"))
 
     def begin(compiler: Compiler) -> Compiler:

@@ -68,7 +68,7 @@ def random_model(config: ModelConfig) -> Any:
 
 
 def all_logits(loaded: Any, ids: list[int]) -> np.ndarray:
-    """Of every position: one row's whole prompt as a single tile, on two devices."""
+    """Return the logits of every position: one row's whole prompt as a single tile, on two devices."""
     config, count = loaded.config, len(ids)
     table = 1 + np.arange(-(-count // BLOCK), dtype=np.int32)[::-1]
     positions = jnp.arange(count, dtype=jnp.int32)

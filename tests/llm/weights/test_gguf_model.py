@@ -31,7 +31,7 @@ BLOCKS = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4}
 
 @pytest.fixture(params=KINDS)
 def both(request, tiny_model, tmp_path):
-    """The same random model as a folder and as a GGUF."""
+    """One random model, as a folder and as a GGUF file."""
     kind, settings = KINDS[request.param]
     folder = tiny_model(kind, **settings)
     model = transformers.AutoModelForCausalLM.from_pretrained(folder)

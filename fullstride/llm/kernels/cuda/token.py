@@ -49,12 +49,12 @@ class PackedWeights(NamedTuple):
 
 
 class TokenSizes(NamedTuple):
-    """What the kernel is compiled for, beside the model.
+    """Sizes that the kernel is compiled for, in addition to the model's.
 
     Attributes:
-        rows: 1 to 8, or 16.
-        slots: of the pool.
-        blocks: of threads, all of which must be on the GPU at once.
+        rows: decode rows of a step, 1 to 8 or 16.
+        slots: token slots of the KV cache.
+        blocks: thread blocks, all of which must be resident on the GPU at once.
 
     """
 

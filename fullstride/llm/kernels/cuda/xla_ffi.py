@@ -15,11 +15,11 @@ EXECUTE, METADATA, RECORDABLE, INTERNAL = 3, 1, 1, 13
 
 
 class FfiCall(NamedTuple):
-    """What XLA asks for.
+    """Arguments of a call from XLA's foreign function interface.
 
     Attributes:
-        name: of the call site, its attribute `name`.
-        pointers: to the operands and then to the results.
+        name: attribute `name` of the call site.
+        pointers: addresses of the operands, then of the results.
         stream: handle of the device's stream; a function, as a CPU has none.
 
     """

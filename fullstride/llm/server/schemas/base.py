@@ -1,4 +1,4 @@
-"""What all bodies share: nothing is coerced, nothing unknown is taken."""
+"""Base of all request bodies: no value is coerced, no unknown key is accepted."""
 
 from collections.abc import Callable, Iterable
 from typing import Annotated, Any, TypeVar
@@ -103,7 +103,7 @@ class Request(Body):
 
 
 class StreamOptions(Body):
-    """Of a streamed response."""
+    """Options of a streamed response."""
 
     include_usage: bool = Field(default=False, description="A last chunk without choices has the token counts.")
     continuous_usage_stats: bool = Field(
@@ -131,7 +131,7 @@ class StructuredOutputs(Body):
 
 
 class SamplingRequest(Request):
-    """What the two generating routes share. Defaults are OpenAI's; the second half are vLLM's extensions."""
+    """Parameters of both generating routes. Defaults are OpenAI's; the second half are vLLM's extensions."""
 
     model: str | None = Field(None, description="One of /v1/models; the served one if absent.")
     n: int | None = Field(None, ge=1, le=INT32)
@@ -172,7 +172,7 @@ class SamplingRequest(Request):
 
 
 class PromptTokensDetails(BaseModel):
-    """Of the prompt's tokens."""
+    """Details of the prompt's tokens."""
 
     cached_tokens: int = Field(description="Found in the prefix cache.")
 

@@ -9,7 +9,7 @@ from fullstride.llm.server.schemas.messages import Message
 
 
 class Function(Body):
-    """What the model may call; `parameters` is a JSON schema of its arguments."""
+    """Function that the model may call; `parameters` is a JSON schema of its arguments."""
 
     name: str = Field(min_length=1, max_length=256)
     description: str | None = None
@@ -25,7 +25,7 @@ class Tool(Body):
 
 
 class FunctionName(Body):
-    """Of a tool."""
+    """Name of a function to call."""
 
     name: str
 
@@ -113,7 +113,7 @@ class ChatLogprobs(BaseModel):
 
 
 class CallOfFunction(BaseModel):
-    """What is called, with a JSON object as text."""
+    """Called function, with its arguments as a JSON object in text."""
 
     name: str
     arguments: str
@@ -128,7 +128,7 @@ class ToolCallMade(BaseModel):
 
 
 class AnswerMessage(BaseModel):
-    """What the model says."""
+    """Message that the model generated."""
 
     role: Literal["assistant"]
     content: str | None

@@ -51,7 +51,7 @@ class SystemMessage(_Message):
 
 
 class UserMessage(_Message):
-    """What the user says."""
+    """Message of the user."""
 
     role: Literal["user"]
     content: Content
@@ -76,7 +76,7 @@ class ToolCall(Body):
 
 
 class AssistantMessage(_Message):
-    """What the model said."""
+    """Earlier message of the model."""
 
     role: Literal["assistant"]
     content: Content | None = None
@@ -87,7 +87,7 @@ class AssistantMessage(_Message):
 
 
 class ToolMessage(_Message):
-    """What a called function returned."""
+    """Result of a called function."""
 
     role: Literal["tool"]
     content: Content

@@ -24,7 +24,7 @@ from fullstride.llm.text.json_schema import supported
 
 @dataclass(frozen=True)
 class ToolPlan:
-    """What a chat asks for.
+    """Tools, shape and reader that a chat request needs.
 
     Attributes:
         shown: to the model's template.
