@@ -62,7 +62,7 @@ class LLM:
         from fullstride.llm.weights import LoadedModel
 
         if not isinstance(source, str | Path | LoadedModel):
-            expected = "a path, a name, or what fullstride.llm.weights.load returned"
+            expected = "a path, a name, or the result of fullstride.llm.weights.load"
             raise ConfigError(f"model={source!r:.80}: expected {expected}")
         loaded = source if isinstance(source, LoadedModel) else load_for_engine(source, config)
         name = source.path.name if isinstance(source, LoadedModel) else str(source)
@@ -165,7 +165,7 @@ class LLM:
 
     def _add(self, prompts: list[Prompt], params: list[SamplingParams]) -> dict[str, RequestOutput]:
         if self.engine.busy:
-            raise ConfigError("a stream is under way: read it to its end or close it; an Engine takes several at once")
+            raise ConfigError("a stream is under way: read it to its end or close it; an Engine runs several at once")
         outputs: dict[str, RequestOutput] = {}
         try:
             for prompt, asked in zip(map(normalize, prompts), params, strict=True):
@@ -219,7 +219,9 @@ def _warn(params: Iterable[SamplingParams]) -> None:
     """Say what of a schema no grammar holds, so that texts may break it."""
     for shape in dict.fromkeys(asked.structured_outputs for asked in params):
         if shape is not None and shape.kind == "json_schema" and (parts := supported(json.loads(shape.value)).left_out):
-            logger.warning("no grammar holds %s of the schema: see whether the texts conform to it", ", ".join(parts))
+            logger.warning(
+                "no grammar enforces %s of the schema: check whether the texts conform to it", ", ".join(parts)
+            )
 
 
 def merge(output: RequestOutput, delta: Delta) -> None:

@@ -52,7 +52,7 @@ def token_ids(prompt: Any) -> list[int]:
     with contextlib.suppress(TypeError):
         if not isinstance(prompt, bytes):
             return list(map(operator.index, prompt))
-    raise ConfigError(f"{prompt!r:.80}: expected a text or a list of token ids, which are integers")
+    raise ConfigError(f"{prompt!r:.80}: expected a text or a list of token ids (integers)")
 
 
 def normalize(prompt: Prompt) -> Any:
@@ -65,5 +65,7 @@ def normalize(prompt: Prompt) -> Any:
     if not isinstance(prompt, Mapping):
         return prompt
     if len(prompt) != 1 or not prompt.keys() <= {"prompt", "prompt_token_ids"}:
-        raise ConfigError(f"a prompt with {', '.join(prompt) or 'nothing'}: expected either prompt or prompt_token_ids")
+        raise ConfigError(
+            f"a prompt has the keys {', '.join(prompt) or '(none)'}: expected either prompt or prompt_token_ids"
+        )
     return next(iter(prompt.values()))

@@ -62,7 +62,7 @@ class Structured:
         one_of("structured output", self.kind, get_args(Shape))
         if not isinstance(self.value, str):
             found = type(self.value).__name__
-            raise ConfigError(f"{self.kind} is {found}: expected a text, such as json.dumps makes of a schema")
+            raise ConfigError(f"{self.kind} is {found}: expected a text; use json.dumps for a schema")
 
 
 @accepts(SAMPLING_BEFORE, deprecated=True)

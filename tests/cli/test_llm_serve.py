@@ -87,10 +87,10 @@ def test_a_wrong_setting_is_one_line(served):
     [
         (["--model", "/nope"], "model=/nope: no such file or folder"),
         (["--api-key", ""], "API key 1 is empty"),
-        (["--name", "x", "--name", ""], "a name is empty: expected what requests call the model"),
+        (["--name", "x", "--name", ""], "a name is empty: expected the model's name"),
         (["--tensor-parallel-size", "64"], "with tensor_parallel_size=64: expected 64 devices, there are"),
         (["--data-parallel-size", "64"], "data_parallel_size=64 with tensor_parallel_size=1: expected 64 devices"),
-        (["--engine", "max_length=100000"], "max_length=100000: the model was made for 256"),
+        (["--engine", "max_length=100000"], "max_length=100000: expected at most 256"),
         (
             ["--engine", "max_tokens_per_step=4", "--engine", "max_sequences=4"],
             "max_tokens_per_step=4: expected more than",

@@ -62,7 +62,7 @@ def test_prompts_as_vllm_wraps_them(llm):
     assert [len(outputs) for outputs in found] == [1] * 6
     assert all(outputs[0].outputs == found[0][0].outputs for outputs in found)
     assert llm.generate([]) == []
-    with pytest.raises(ConfigError, match="a prompt with prompt, multi_modal_data"):
+    with pytest.raises(ConfigError, match="a prompt has the keys prompt, multi_modal_data"):
         llm.generate({"prompt": text, "multi_modal_data": {}})
 
 

@@ -63,7 +63,7 @@ def select_kernels(
     count = config.tensor_parallel_size
     found = tuple(jax.devices()[:count] if devices is None else devices)
     if len(found) != count:
-        there = f"there are {len(found)} devices" if devices is None else f"{len(found)} devices are given"
+        there = f"there are {len(found)} devices" if devices is None else f"{len(found)} devices were passed"
         raise ConfigError(f"tensor_parallel_size={count}: {there}; expected as many devices as share the model")
     if (reason := refusal(model, count)) is not None:
         raise ConfigError(f"tensor_parallel_size={count}: {reason}")
@@ -105,7 +105,7 @@ def _say(config: EngineConfig, model: ModelConfig, made: CompiledShapes) -> None
     said = f"max_length={made.max_length}, {made.blocks} blocks of {made.block} tokens, {taken / 1e6:,.0f} MB"
     free = not (config.max_length or config.kv_blocks or config.kv_memory or config.kv_share)
     if free and made.max_length < model.max_position:
-        advice = "kv_memory, kv_share or max_length say otherwise, kv_cache_dtype=fp8 takes less"
-        logger.warning("%s: the model is for %d tokens; %s", said, model.max_position, advice)
+        advice = "set kv_memory, kv_share or max_length to change that; kv_cache_dtype=fp8 needs less memory"
+        logger.warning("%s: the model supports %d tokens; %s", said, model.max_position, advice)
     else:
         logger.info("%s", said)

@@ -126,13 +126,13 @@ def _take(draft: DeltaBuilder, token: int, values: Any, step: int, row: int) -> 
     elif sequence.matcher is not None:
         try:
             if not sequence.matcher.advance(token):
-                raise RuntimeError(f"the grammar does not allow token {token}, which was chosen under its mask")
+                raise RuntimeError(f"token {token} was sampled under the grammar's mask, but the grammar rejects it")
             sequence.mask = sequence.matcher.mask()
         except ConfigError as error:
             logger.warning("%s", error)
             draft.end("error", error=str(error), refused=True)
         except Exception as error:
-            logger.exception("a grammar failed, and its request")
+            logger.exception("a grammar failed; its request ends with an error")
             draft.end("error", error=one_line(error))
 
 

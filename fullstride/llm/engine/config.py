@@ -79,9 +79,13 @@ class EngineConfig:
             one_of("dtype", self.dtype, DTYPES)
         one_of("kv_cache_dtype", self.kv_cache_dtype, KV_CACHE_DTYPES)
         if self.max_length is not None and self.max_length < 2:
-            raise ConfigError(f"max_length={self.max_length}: expected 2 or more, one token in and one out")
+            raise ConfigError(
+                f"max_length={self.max_length}: expected 2 or more (one prompt token and one output token)"
+            )
         if self.kv_share is not None and not 0 < self.kv_share <= 1:
-            raise ConfigError(f"kv_share={self.kv_share}: expected a part of the free memory, above 0 and at most 1")
+            raise ConfigError(
+                f"kv_share={self.kv_share}: expected a fraction of the free memory, above 0 and at most 1"
+            )
         given = [name for name in ("kv_blocks", "kv_memory", "kv_share") if getattr(self, name) is not None]
         if len(given) > 1:
-            raise ConfigError(f"{' and '.join(given)} are given: give one")
+            raise ConfigError(f"{' and '.join(given)} exclude each other: give one")

@@ -95,9 +95,9 @@ class Engine:
 
         """
         if self.dead is not None:
-            raise ConfigError(f"the engine is dead: {self.dead}; start another one")
+            raise ConfigError(f"the engine has failed: {self.dead}; create a new one")
         if request_id in self._live:
-            raise ConfigError(f"request_id={request_id}: a request of this name is under way")
+            raise ConfigError(f"request_id={request_id}: a request with this id is running")
         request = self._intake.request(request_id, prompt, params, arrived)
         sequences = self._intake.sequences(request)
         self._live[request_id] = sequences
@@ -228,7 +228,7 @@ class Engine:
     def _fail(self, plan: StepPlan, error: Exception) -> None:
         """A step failed, and the state with it: its requests end; the others start over with what they have."""
         why = one_line(error)
-        logger.exception("a step failed, and the requests in it: %s", why)
+        logger.exception("a step failed, and with it its requests: %s", why)
         plans = [plan, *(flight.plan for flight in self._flights)]
         self._flights.clear()
         for sequence in {id(s): s for plan in plans for s in plan.sequences}.values():
@@ -238,11 +238,11 @@ class Engine:
         try:
             self._restart()
         except Exception as worse:
-            logger.exception("the engine is dead: its state could not be made anew")
+            logger.exception("the engine has failed: its state could not be rebuilt")
             self.dead = one_line(worse)
             for sequence in [sequence for sequences in self._live.values() for sequence in sequences]:
                 if sequence.finish is None:
-                    self._end(sequence, "error", f"the engine is dead: {self.dead}")
+                    self._end(sequence, "error", f"the engine has failed: {self.dead}")
 
     def _restart(self) -> None:
         for sequence in self._scheduler.running[::-1]:

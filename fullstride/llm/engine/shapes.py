@@ -108,7 +108,9 @@ def _batch_limits(config: EngineConfig, platform: str) -> BatchLimits:
 
 def _longest(config: EngineConfig, model: ModelConfig) -> int:
     if config.max_length and config.max_length > model.max_position:
-        raise ConfigError(f"max_length={config.max_length}: the model was made for {model.max_position}")
+        raise ConfigError(
+            f"max_length={config.max_length}: expected at most {model.max_position}, the model's context length"
+        )
     return config.max_length or model.max_position
 
 

@@ -38,8 +38,8 @@ SETS = ("token", "chained", "paged", "plain")
 MOST_WEIGHTS = {"token": 8e9}
 # Why a set cannot be one of several devices' share.
 ALONE = {
-    "token": "its one launch reads all weights of a step on one GPU",
-    "chained": "its one operation has all layers of a step on one GPU",
+    "token": "its single launch reads all weights of a step on one GPU",
+    "chained": "its single operation computes all layers of a step on one GPU",
 }
 # Sets whose attention reads keys and values in the weights' dtype alone.
 UNROUNDED = ("token",)
@@ -75,7 +75,7 @@ def choose(
         found = _barred(candidate, devices, pool) or _made(candidate, model, dtype, block, device)
         if not isinstance(found, str):
             return found if devices == 1 else found._replace(axis=AXIS)
-        logger.info("kernels=%s: not %s: %s", name, candidate, found)
+        logger.info("kernels=%s was chosen; %s cannot be used: %s", name, candidate, found)
     # The plain set runs everything, so one that was named is what cannot.
     raise ConfigError(f"kernels={name}: {found}; take kernels=auto")
 
@@ -105,5 +105,5 @@ def _barred(name: str, devices: int, pool: str | None) -> str:
     if devices > 1 and name in ALONE:
         return f"{ALONE[name]}, and tensor_parallel_size is {devices}"
     if pool == FP8_POOL and name in UNROUNDED:
-        return "its kernels read keys and values as they were computed, and kv_cache_dtype is fp8"
+        return "its kernels cannot read quantized keys and values, and kv_cache_dtype is fp8"
     return ""

@@ -93,7 +93,7 @@ class ShardReader:
     def _part(self, name: str, index: int) -> Any:
         """One device's part; the last ones of a vocabulary that does not divide end with rows of zeros."""
         if name not in self._parameters:
-            raise ConfigError(f"parameter {name} is missing: expected the shape {self._shapes[name]}")
+            raise ConfigError(f"parameter {name} is missing: expected one of shape {self._shapes[name]}")
         shape, axis, count = self._shapes[name], _axis(name), len(self._devices)
         if axis is None or count == 1:
             return self._checked(name, self._read(name, index), shape)

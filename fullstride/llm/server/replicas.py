@@ -95,7 +95,7 @@ class EngineThread:
                 if self._engine.dead is not None:
                     raise RuntimeError(self._engine.dead)
         except BaseException as error:
-            logger.critical("the engine died and serves no more", exc_info=True)
+            logger.critical("the engine failed and no longer serves requests", exc_info=True)
             self._on_death(error)
 
     def _obey(self) -> bool:
@@ -118,8 +118,8 @@ class EngineThread:
                 refusal = BadRequestError(str(error), code="cannot_be_served")
             except Exception:
                 # A fault in taking one request is that request's; a fault in a step is everybody's.
-                logger.exception("the engine could not take %s", request_id)
-                refusal = EngineFailedError("The engine could not take this request.")
+                logger.exception("the engine could not accept %s", request_id)
+                refusal = EngineFailedError("The engine could not accept this request.")
             for other in requests:
                 self._engine.abort(other)
             self._on_refused(request_id, refusal)

@@ -107,5 +107,7 @@ class ServedModel:
     def _too_long(self, tokens: str, param: str) -> BadRequestError:
         message = f"This model's maximum context length is {self.max_length} tokens; '{param}' and the completion have"
         return BadRequestError(
-            f"{message} {tokens}. Send or ask for less.", param=param, code="context_length_exceeded"
+            f"{message} {tokens}. Shorten the prompt or request fewer tokens.",
+            param=param,
+            code="context_length_exceeded",
         )

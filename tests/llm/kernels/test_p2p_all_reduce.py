@@ -140,5 +140,5 @@ def test_each_device_gets_everyones_memory_and_its_own_rank(monkeypatch):
     # Another engine's on the same GPUs.
     device_sum._execute(FfiCall("c", [71, 81], lambda: 5))
     assert noted.launched[2] == (5, [71, 81, 7001, 5001, 6003, *nothing, 0])
-    with pytest.raises(KeyError, match="was not made in this process"):
+    with pytest.raises(KeyError, match="was not created in this process"):
         device_sum._execute(FfiCall("b", [1, 2], lambda: 5))

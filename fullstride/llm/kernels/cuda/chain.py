@@ -69,7 +69,7 @@ _launching = threading.Lock()
 
 def _execute(call: xla_ffi.FfiCall) -> None:
     if call.name not in _made:
-        raise KeyError(f"chain {call.name} was not made in this process: trace the program here, and compile it")
+        raise KeyError(f"chain {call.name} was not created in this process: trace and compile the program here")
     stream = call.stream()
     with _launching:
         for launch, pointers in _made[call.name]:

@@ -38,7 +38,7 @@ def library() -> ctypes.CDLL:
     try:
         return ctypes.CDLL("libcuda.so.1")
     except OSError:
-        raise ConfigError("libcuda.so.1 was not found: an NVIDIA driver brings it") from None
+        raise ConfigError("libcuda.so.1 was not found: install an NVIDIA driver") from None
 
 
 @functools.cache

@@ -103,7 +103,7 @@ def _links(
     made: dict[str, tuple[Kernel, tuple[int, int, int]]] = {}
     for name, each in products(config, rows).items():
         if (division := sizes(each)) is None:
-            raise ValueError(f"no division of {each} fits a block's shared memory; take the set paged")
+            raise ValueError(f"no division of {each} fits a block's shared memory; set kernels=paged")
         made[name] = kernel(each, division)
     attention = decode_kernel(rows, table, pool.shape[2], shape, config.qk_norm, slabs(rows), pool.dtype == FP8_POOL)
 

@@ -82,7 +82,7 @@ def _memory(ordinals: tuple[int, ...], user: int) -> tuple[list[int], list[int]]
 
 def _execute(call: xla_ffi.FfiCall) -> None:
     if call.name not in _made:
-        raise KeyError(f"sum {call.name} was not made in this process: trace the program here, and compile it")
+        raise KeyError(f"sum {call.name} was not created in this process: trace and compile the program here")
     ordinals, user, made = _made[call.name]
     with _making:
         (lines, numbers), rank = _memory(ordinals, user), ordinals.index(driver.device())

@@ -119,7 +119,7 @@ def _call(frame: Any) -> FfiCall:
         if error:
             gone = _Destroy(_Head(ctypes.sizeof(_Destroy), None), error)
             _FROM_STRUCT(api.error_destroy)(ctypes.addressof(gone))
-            raise RuntimeError("XLA gave no stream")
+            raise RuntimeError("XLA provided no CUDA stream")
         return asked.stream or 0
 
     return FfiCall(name, pointers, stream)
