@@ -9,10 +9,10 @@ ENGINE = {
 }
 # Settings of vLLM that mean something else here, and what to give instead.
 DIFFERENT = {
-    "gpu_memory_utilization": "it is vLLM's share of the whole GPU, with weights and activations; kv_share is the KV "
+    "gpu_memory_utilization": "it is a share of the whole GPU, including weights and activations; kv_share is the KV "
     "cache's share of the memory that is free once the weights are loaded (default 0.8)",
-    "swap_space": "nothing is swapped to the host; the newest sequences are computed again when blocks run out",
-    "enforce_eager": "every step is compiled; compile_cache=true keeps the programs for the next start",
+    "swap_space": "nothing is swapped to the host; when blocks run out, the newest sequences are recomputed",
+    "enforce_eager": "every step is compiled; compile_cache=true caches the programs for the next start",
 }
 # `SamplingParams` had these names once.
 SAMPLING_BEFORE = {"structured": "structured_outputs", "include_stop": "include_stop_str_in_output"}

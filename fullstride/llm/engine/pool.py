@@ -54,25 +54,26 @@ def pool_blocks(config: EngineConfig, model: ModelConfig, dtype: str, devices: S
     each = block_bytes(model, dtype, config.block_size)
     memory = config.kv_memory or _memory(config, devices, (-(-longest // config.block_size) + 1) * each)
     if (blocks := memory // each - 1) < 1:
-        raise ConfigError(f"the pool of {memory} bytes holds no block of {each} bytes beside its spare one: give more")
+        least = f"two blocks of {each} bytes, one of them for scratch"
+        raise ConfigError(f"a KV cache of {memory} bytes is too small: expected at least {least}")
     return blocks
 
 
 def _memory(config: EngineConfig, devices: Sequence[Any], one: int) -> int:
-    """Bytes, where `one` are what the longest sequence takes."""
+    """Return the bytes of the KV cache; the longest sequence needs `one`."""
     host = devices[0].platform == "cpu"
     free = free_host_memory() if host else _free(devices)
     if free is not None and (config.kv_share or not host):
         return int((config.kv_share or SHARE) * free)
     if config.kv_share or not host:
-        raise ConfigError(f"{devices[0]} does not say how much memory it has left: give kv_blocks or kv_memory")
+        raise ConfigError(f"{devices[0]} does not report its free memory: set kv_blocks or kv_memory")
     wanted = max(CPU_POOL, one)
     if free is None:
         return wanted
     if config.max_length and one > SHARE * free:
         raise ConfigError(
             f"max_length={config.max_length}: its keys and values take {one / 1e9:.1f} GB; {free / 1e9:.1f} GB are"
-            f" free, of which they may take {SHARE:.0%}: ask for less, or take kv_cache_dtype=fp8"
+            f" free, of which they may take {SHARE:.0%}: set a smaller max_length, or kv_cache_dtype=fp8"
         )
     return max(min(wanted, int(CPU_SHARE * free)), one if config.max_length else 0)
 

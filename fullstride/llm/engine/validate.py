@@ -38,7 +38,7 @@ class RequestValidator:
         if params.min_tokens > limit - len(tokens):
             raise ConfigError(
                 f"min_tokens={params.min_tokens}: after a prompt of {len(tokens)} tokens there is room for"
-                f" {limit - len(tokens)}; ask for at most so many"
+                f" {limit - len(tokens)}; request at most that many"
             )
         _check_params(params, self.model, self.tokenizer)
         return Request(name, tokens, params, limit, _stops(params, self.model), arrived)
@@ -95,7 +95,7 @@ class RequestValidator:
 def _check_ids(what: str, ids: Iterable[int], vocab: int) -> None:
     for token in ids:
         if not 0 <= token < vocab:
-            raise ConfigError(f"{what} has the token id {token}: this model's are 0 to {vocab - 1}")
+            raise ConfigError(f"{what} has the token id {token}: this model's ids are 0 to {vocab - 1}")
 
 
 def total_length(prompt: int, max_tokens: int | None, most: int) -> int:
@@ -133,7 +133,7 @@ def _check_params(params: SamplingParams, model: ModelConfig, tokenizer: Any) ->
     }
     for name, (given, limit, unit) in most.items():
         if given > limit:
-            raise ConfigError(f"{name} asks for {given}: expected at most {limit} {unit}")
+            raise ConfigError(f"{name} needs {given}: expected at most {limit} {unit}")
     if tokenizer is None and (params.stop or params.structured_outputs):
         raise ConfigError("stop texts and structured output need a tokenizer, and this engine has none")
 

@@ -19,7 +19,7 @@ MOST_OF_A_NAME = 64
 # What pydantic calls a body that is absent, something else than an object, or that was not said to be JSON.
 _NO_OBJECT = frozenset(("missing", "model_attributes_type"))
 # FastAPI's 400, of JSON that Python's own reader gives up on.
-UNREADABLE = "The body cannot be read: it is not UTF-8, nested too deep, or has numbers of too many digits; mend it."
+UNREADABLE = "The body cannot be read: it is not UTF-8, nested too deep, or has numbers of too many digits."
 # The official clients try again after 408, 409, 429 and every 5xx unless this header says otherwise.
 FINAL = {"x-should-retry": "false"}
 
@@ -171,7 +171,7 @@ def install(app: FastAPI, refused: Counter) -> None:
 def _http_error(request: Request, error: HTTPException) -> JSONResponse:
     message, code = {
         404: (f"Unknown request URL: {request.method} {request.url.path}.", "unknown_url"),
-        405: (f"Not allowed to {request.method} on {request.url.path}.", "method_not_supported"),
+        405: (f"Method {request.method} is not allowed on {request.url.path}.", "method_not_supported"),
     }.get(error.status_code, (str(error.detail), "invalid_request"))
     body = {"error": {"message": message, "type": "invalid_request_error", "param": None, "code": code}}
     return JSONResponse(body, error.status_code, error.headers)

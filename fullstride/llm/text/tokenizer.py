@@ -73,7 +73,9 @@ class Tokenizer:
         """
         if self.vocab_size > vocab_size:
             last = self.vocab_size - 1
-            raise ConfigError(f"the tokenizer has ids up to {last}, the model {vocab_size} rows: not made together")
+            raise ConfigError(
+                f"the tokenizer has ids up to {last}, the model only {vocab_size} rows: they do not belong together"
+            )
         return Tokenizer(self.backend, eos=eos, bos=self.bos, template=self.template, vocab_size=vocab_size)
 
     def encode(self, text: str, special: bool = True) -> list[int]:
@@ -92,8 +94,8 @@ class Tokenizer:
             # Of several, since of one `tokenizers` holds Python's lock, and a server's other threads, for seconds.
             return self.backend.encode_batch_fast([text], add_special_tokens=special)[0].ids
         except (TypeError, UnicodeError):
-            halves = "half a surrogate pair, or a byte that was no UTF-8"
-            raise ConfigError(f"the text has {halves}: expected a text of whole characters; mend it") from None
+            halves = "half a surrogate pair, or a byte that is not UTF-8"
+            raise ConfigError(f"the text has {halves}: expected a text of whole characters") from None
 
     def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
         """The text of token ids; bytes that are no UTF-8 become U+FFFD, and so do ids that are no token's."""
@@ -140,7 +142,7 @@ class Tokenizer:
 
         """
         if self.template is None:
-            raise ConfigError("this model has no chat template: give it text instead of messages")
+            raise ConfigError("this model has no chat template: pass a text instead of messages")
         text = self.template.render(messages, tools, add_generation_prompt, **kwargs)
         if tools and text == self.template.render(messages, None, add_generation_prompt, **kwargs):
             raise NoPlaceForToolsError(

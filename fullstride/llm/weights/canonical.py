@@ -33,7 +33,7 @@ def in_order(path: Path, config: ModelConfig, found: Mapping[str, StoredParamete
 
     """
     if config.layers > len(found):
-        raise ConfigError(f"{path}: {config.layers} layers are configured, and only {len(found)} tensors are there")
+        raise ConfigError(f"{path}: {config.layers} layers are configured, but the file has only {len(found)} tensors")
     shapes = parameter_shapes(config)
     wrong = {
         "missing": [name for name in shapes if name not in found],
@@ -68,4 +68,4 @@ def check_heads(path: Path, config: ModelConfig) -> None:
     if config.max_position >= FAR:
         raise ConfigError(f"{path}: its context, scaled, has {config.max_position} tokens or more: expected below 2^31")
     if config.head_dim % 2:
-        raise ConfigError(f"{path}: heads of {config.head_dim} have no two halves to rotate")
+        raise ConfigError(f"{path}: head_dim is {config.head_dim}, expected an even number for RoPE")

@@ -103,7 +103,7 @@ def _parse(path: Path, data: np.ndarray) -> GgufFile:
     start = math.ceil(cursor.at / alignment) * alignment
     packed = {entry[0]: _packed(path, data, start, *entry) for entry in entries}
     if len(packed) < tensors or len(metadata) < pairs:
-        raise ConfigError(f"{path}: damaged: a tensor or a key is there twice")
+        raise ConfigError(f"{path}: damaged: a tensor or a key occurs twice")
     return GgufFile(path, metadata, packed)
 
 
@@ -167,13 +167,15 @@ def _packed(
     if kind not in KINDS:
         supported = ", ".join(known.name for known in KINDS.values())
         found = NOT_SUPPORTED.get(kind, f"number {kind}, which this version does not know")
-        raise ConfigError(f"{path}: {name} is of GGUF type {found}; supported are {supported}: get a file of those")
+        raise ConfigError(
+            f"{path}: {name} is of GGUF type {found}; supported are {supported}: use a file of one of these types"
+        )
     packing = KINDS[kind]
     width = shape[-1] if shape else 1
     if width % packing.numbers or 0 in shape:
-        raise ConfigError(f"{path}: damaged: {name} of {list(shape)} is no whole rows of {packing.name}")
+        raise ConfigError(f"{path}: damaged: {name} of {list(shape)} does not consist of whole rows of {packing.name}")
     size = math.prod(shape) // packing.numbers * packing.size
     if start + at + size > len(data):
-        raise ConfigError(f"{path}: cut short: {name} ends at byte {start + at + size} of {len(data)} that there are")
+        raise ConfigError(f"{path}: cut short: {name} ends at byte {start + at + size}, but the file has {len(data)}")
     row = width // packing.numbers * packing.size
     return PackedTensor(name, packing, shape, data[start + at : start + at + size].reshape(-1, row))

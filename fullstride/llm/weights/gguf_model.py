@@ -162,7 +162,9 @@ class _Sizes(CheckedSettings):
         if not isinstance(parts, int) or isinstance(parts, bool):
             raise ConfigError(f"{file.path}: split.count={shortened(parts)}: expected a whole number")
         if parts > 1:
-            raise ConfigError(f"{file.path}: one part of several; join them with llama.cpp's llama-gguf-split --merge")
+            raise ConfigError(
+                f"{file.path}: one part of a split model; join the parts with llama.cpp's llama-gguf-split --merge"
+            )
         self.architecture, prefix = name, f"{name}."
         own = {key: value for key, value in file.metadata.items() if key.startswith(prefix)}
         super().__init__(file.path, {key.removeprefix(prefix): value for key, value in own.items()}, prefix)

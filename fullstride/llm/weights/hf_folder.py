@@ -86,9 +86,9 @@ def _files(folder: Path) -> list[Path]:
         files = [folder / name for name in dict.fromkeys(names.values()) if _is_within(index, name)]
     missing = [file.name for file in files if not file.is_file()]
     if missing:
-        raise ConfigError(f"{folder}: {INDEX} names {listed(missing)}, not there")
+        raise ConfigError(f"{folder}: {INDEX} names {listed(missing)}, which the folder does not have")
     if not files:
-        raise ConfigError(f"{folder}: no *.safetensors; weights in other formats have to be saved as that, or as GGUF")
+        raise ConfigError(f"{folder}: no *.safetensors; convert weights of other formats to safetensors or GGUF")
     return files
 
 
@@ -153,7 +153,7 @@ def _rope(settings: CheckedSettings) -> tuple[float, RopeScaling | None]:
     if new.raw and old.raw and (theta, scaling) != (old.decimal("rope_theta", theta), _scaling(old, length)):
         raise ConfigError(
             f"{settings.file}: rope_parameters={shortened(new.raw)} and rope_scaling={shortened(old.raw)}: expected one"
-            " of them, or two that say the same: keep the one that is meant"
+            " of them, or two that agree: keep the one that is meant"
         )
     return theta, scaling
 

@@ -117,5 +117,5 @@ class Parameters(Mapping[str, np.ndarray]):
 def _whole(part: slice | None, size: int) -> slice:
     start, stop, step = (part or slice(None)).indices(size)
     if step != 1:
-        raise ValueError(f"a part of a parameter is contiguous; got the step {step}")
+        raise ValueError(f"expected a contiguous part of a parameter; got the step {step}")
     return slice(start, max(start, stop))

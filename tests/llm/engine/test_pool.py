@@ -72,7 +72,7 @@ def test_a_share_of_what_is_free(free):
 
 def test_a_device_that_does_not_say_what_it_has():
     silent = SimpleNamespace(platform="gpu", memory_stats=lambda: None)
-    with pytest.raises(ConfigError, match="does not say how much memory it has left: give kv_blocks or kv_memory"):
+    with pytest.raises(ConfigError, match="does not report its free memory: set kv_blocks or kv_memory"):
         made(device=silent)
     assert made(device=silent, kv_memory=1 << 30).blocks > 0
 
@@ -106,8 +106,11 @@ def test_what_no_engine_can_be_is_refused_by_name(name, value, message):
         ({"max_length": 257}, "max_length=257: expected at most 256"),
         ({"max_sequences": 300, "max_tokens_per_step": 300}, "max_tokens_per_step=300: expected more than max_seq"),
         # Of a block in fp32: keys and values of 2 layers, 2 heads of 16 numbers, 16 tokens; a pool has two or more.
-        ({"kv_memory": 16_383}, "the pool of 16383 bytes holds no block of 8192 bytes beside its spare one"),
-        ({"kv_memory": 4095, "kv_cache_dtype": "fp8"}, "the pool of 4095 bytes holds no block of 2048 bytes"),
+        ({"kv_memory": 16_383}, "a KV cache of 16383 bytes is too small: expected at least two blocks of 8192 bytes"),
+        (
+            {"kv_memory": 4095, "kv_cache_dtype": "fp8"},
+            "a KV cache of 4095 bytes is too small: expected at least two blocks of 2048 bytes",
+        ),
     ],
 )
 def test_what_the_model_rules_out_is_refused_before_weights_are_on_a_device(qwen3, monkeypatch, settings, message):

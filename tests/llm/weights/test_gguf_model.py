@@ -111,7 +111,7 @@ def _with(path, tensors=(), **overrides):
         ),
         ({"llama.attention.head_count": 2, "llama.expert_count": 8}, "llama.expert_count=8"),
         ({"llama.attention.head_count": 2, "llama.rope.dimension_count": 2}, "rope.dimension_count=2"),
-        ({"llama.attention.head_count": 2, "split.count": 3}, "one part of several"),
+        ({"llama.attention.head_count": 2, "split.count": 3}, "one part of a split model"),
         ({"split.count": "x"}, "split.count=x: expected a whole number"),
         ({"split.count": True}, "split.count=True: expected a whole number"),
         ({"arch": "two\nlines"}, "general.architecture=two lines: expected one of"),
