@@ -34,7 +34,7 @@ class Model(Protocol):
 
 
 class EngineParts(NamedTuple):
-    """Attributes: the devices, the kernels chosen for them, the weights on them, and the shapes to compile."""
+    """Devices of an engine, the kernels chosen for them, the weights on them, and the shapes to compile."""
 
     devices: tuple[Any, ...]
     kernels: Kernels
@@ -100,7 +100,7 @@ def build_parts(
 
 
 def _say(config: EngineConfig, model: ModelConfig, made: CompiledShapes) -> None:
-    """Say what was chosen: loudly where nobody asked for sequences that are shorter than the model's."""
+    """Log the chosen sizes; warn if sequences are shorter than the model's context without a setting that says so."""
     taken = block_bytes(model, made.pool, made.block) * (made.blocks + 1)
     said = f"max_length={made.max_length}, {made.blocks} blocks of {made.block} tokens, {taken / 1e6:,.0f} MB"
     free = not (config.max_length or config.kv_blocks or config.kv_memory or config.kv_share)

@@ -1,4 +1,4 @@
-"""How large the pool of keys and values is, where the settings do not say how many blocks it has."""
+"""Size of the KV cache, if the settings do not give its number of blocks."""
 
 import operator
 import os
@@ -26,7 +26,7 @@ LIMITS = {
     "": (".", "memory.max", "memory.current", "memory.stat"),
     "memory": ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "memory.stat"),
 }
-# Of what is used: files that were read, which give way.
+# Part of the used memory that is reclaimable: cached files.
 CACHES = ("inactive_file", "total_inactive_file")
 
 
@@ -36,14 +36,14 @@ def block_bytes(model: ModelConfig, dtype: str, block: int) -> int:
 
 
 def pool_blocks(config: EngineConfig, model: ModelConfig, dtype: str, devices: Sequence[Any], longest: int) -> int:
-    """Blocks of the pool, but for its spare one; where free memory decides, the weights are on the devices by now.
+    """Return the number of KV cache blocks, without the scratch block; call it once the weights are on the devices.
 
     Args:
-        config: of the engine.
-        model: whose keys and values they are.
-        dtype: of the pool's array.
-        devices: that share it; none are looked at where the settings say how large it is.
-        longest: tokens of a sequence that it should hold.
+        config: settings of the engine.
+        model: configuration of the model.
+        dtype: dtype of the KV cache.
+        devices: devices that share it; unused if the settings give its size.
+        longest: tokens of the longest sequence that it should hold.
 
     Raises:
         ConfigError: if there is no room for a block, or on a CPU not for a sequence of the length that was asked for.
@@ -87,7 +87,7 @@ def _free(devices: Sequence[Any]) -> int | None:
 
 
 def free_host_memory() -> int | None:
-    """Bytes; None where the system does not tell."""
+    """Return the free bytes of host memory; None if the system does not report them."""
     return min((*_of_machine(), *_of_container()), default=None)
 
 
@@ -105,7 +105,7 @@ def _of_machine() -> Iterator[int]:
 def _of_container() -> Iterator[int]:
     """Yield the free memory of the process's cgroup and of its parents, each of which has its own limit."""
     for controller, (top, limit, used, statistics) in LIMITS.items():
-        # Where a container sees the host's path, its mount begins at its own group: the rest of the path is not there.
+        # If a container sees the host's path, its mount begins at its own group: the rest of the path is missing.
         for group in accumulate(_own_group(controller).parts, operator.truediv, initial=CGROUPS / top):
             try:
                 most, now = (int((group / name).read_text()) for name in (limit, used))
@@ -117,7 +117,7 @@ def _of_container() -> Iterator[int]:
 
 
 def _own_group(controller: str) -> PurePosixPath:
-    """The process's group, below the top one."""
+    """Return the path of the process's cgroup, below the root group."""
     try:
         paths = {names: path for _, names, path in (line.split(":", 2) for line in MINE.read_text().splitlines())}
     except (OSError, ValueError):  # not Linux
