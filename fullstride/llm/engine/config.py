@@ -32,7 +32,7 @@ class EngineConfig:
             is 0.8 on an accelerator. On a CPU it is the memory of one sequence of `max_length`, at least 512 MiB and,
             unless `max_length` is given, at most a quarter of the free memory.
         steps_per_dispatch: decode steps that the device runs per dispatch.
-        dtype: dtype of the weights, and of the KV cache unless `kv_cache_dtype` differs. The default is float32 on a CPU,
+        dtype: dtype of the weights, and of the KV cache unless `kv_cache_dtype` differs; by default float32 on a CPU,
             because XLA's bfloat16 products are slow there, and the model's own elsewhere.
         kv_cache_dtype: `auto` stores keys and values in `dtype`; `fp8` in e4m3, a byte each, so that a KV cache of the
             same bytes holds twice as many tokens as one in bfloat16.

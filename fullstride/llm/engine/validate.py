@@ -19,10 +19,10 @@ SEED_BYTES = 16
 
 
 class RequestValidator:
-    """Makes sequences of what is asked for."""
+    """Validator of requests, which turns them into sequences."""
 
     def __init__(self, model: ModelConfig, sizes: CompiledShapes, tokenizer: Any):
-        """For an engine of these sizes; without a tokenizer there is neither text nor grammar."""
+        """Validate for an engine of these sizes; without a tokenizer there is neither text nor grammar."""
         self.model, self.sizes, self.tokenizer = model, sizes, tokenizer
 
     def request(self, name: str, prompt: Iterable[int], params: SamplingParams, arrived: float | None) -> Request:
@@ -44,7 +44,7 @@ class RequestValidator:
         return Request(name, tokens, params, limit, _stops(params, self.model), arrived)
 
     def sequences(self, request: Request) -> list[Sequence]:
-        """One for each completion.
+        """Create a sequence for each completion.
 
         Raises:
             ConfigError: for a grammar that is not understood.
@@ -70,7 +70,7 @@ class RequestValidator:
         return found
 
     def _limit(self, prompt: int, params: SamplingParams) -> int:
-        """Tokens that the sequence may have, which the pool has to hold, too."""
+        """Return the tokens that the sequence may have; the KV cache must hold them, too."""
         wanted = total_length(prompt, params.max_tokens, self.sizes.max_length)
         holds = self.sizes.blocks * self.sizes.block + 1
         if params.max_tokens is None:
@@ -81,7 +81,7 @@ class RequestValidator:
 
     @cached_property
     def grammars(self) -> Any:
-        """Compiles grammars, and keeps some of them.
+        """Compiler of grammars, which caches some of them.
 
         Raises:
             ConfigError: if the tokenizer names no end token.
@@ -99,12 +99,12 @@ def _check_ids(what: str, ids: Iterable[int], vocab: int) -> None:
 
 
 def total_length(prompt: int, max_tokens: int | None, most: int) -> int:
-    """Tokens that a sequence may have.
+    """Return the tokens that a sequence may have.
 
     Args:
-        prompt: tokens of it.
-        max_tokens: that may follow; None for as many as fit.
-        most: tokens of the longest sequence.
+        prompt: number of tokens of the prompt.
+        max_tokens: output tokens, at most; None for as many as fit.
+        most: tokens of the longest possible sequence.
 
     Raises:
         ConfigError: if they are too many, or the prompt has none.
@@ -145,6 +145,6 @@ def _stops(params: SamplingParams, model: ModelConfig) -> tuple[int, ...]:
 
 
 def key(seed: bytes, index: int) -> tuple[int, int]:
-    """The two words that, with a token's position, make a completion's randomness."""
+    """Return the random key of a completion, two 32-bit integers; a token's position is folded in later."""
     found = blake2b(index.to_bytes(8, "little"), key=seed, digest_size=8).digest()
     return int.from_bytes(found[:4], "little"), int.from_bytes(found[4:], "little")

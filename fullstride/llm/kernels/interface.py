@@ -208,16 +208,16 @@ AXIS = "tensor"
 
 
 class Kernels(NamedTuple):
-    """A set of implementations.
+    """Kernel set: implementations of the operations of a step.
 
     Attributes:
-        dynamic: the work of a step follows the contexts' lengths at run time, so that one program serves them all.
-        whole: instead of all of them, for decode steps of few rows.
-        layers: instead of `project` and `attention` in the layers of decode steps.
-        quick: bursts of rows that want a temperature at most are programs of their own, since a GPU's host reads each
-            condition of a step before the next operation.
-        axis: of the mesh whose devices each run a share of every layer; None on one device.
-        total: the sum over these devices; XLA's own if None.
+        dynamic: whether the work of a step follows the context lengths at run time, so that one program serves all.
+        fused_step: replacement of all operations in decode steps of few rows.
+        fused_layers: replacement of `project` and `attention` in the layers of decode steps.
+        static_burst: whether bursts of rows that need at most a temperature are separate programs, because a GPU's host
+            reads each condition of a step before the next operation.
+        axis: mesh axis whose devices each run a share of every layer; None on one device.
+        all_reduce: sum over these devices; XLA's own if None.
 
     """
 

@@ -25,10 +25,10 @@ FINAL = {"x-should-retry": "false"}
 
 
 class ApiError(Exception):
-    """An answer that is not the one asked for.
+    """Error response to a request.
 
     Attributes:
-        refusal: the request was not accepted, or not understood; others failed later.
+        refusal: whether the request was rejected at once; others failed later.
 
     """
 

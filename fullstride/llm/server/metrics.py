@@ -61,7 +61,7 @@ class Metrics:
         self.whole = histogram("request_seconds", "Time from arrival to the last token.")
 
     def watch(self, bridge: Any) -> None:
-        """Report the engines behind a `Bridge`, too."""
+        """Report the engines behind a `RequestManager`, too."""
         self.registry.register(_EngineCollector(bridge))
 
     def delta(self, job: EngineJob, delta: Delta, now: float) -> None:
@@ -91,7 +91,7 @@ class Metrics:
 
 
 class _EngineCollector:
-    """The numbers of a `Bridge`'s engines after their latest steps, read when Prometheus asks."""
+    """The numbers of a `RequestManager`'s engines after their latest steps, read when Prometheus asks."""
 
     def __init__(self, bridge: Any):
         self._bridge = bridge
