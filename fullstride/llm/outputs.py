@@ -23,7 +23,7 @@ class Delta:
         index: index among the request's n completions.
         text: new text that is final: no half characters, nothing that a stop text may still cut off.
         logprobs: for each token id, the chosen token first, then the most probable ones; None unless requested.
-        finish_reason: None while it goes on; exactly one delta of a completion has one.
+        finish_reason: None until the completion ends; exactly one delta of a completion has one.
         stop_reason: the stop text or token id that ended it; None for the model's own end token.
         error: message, if the finish reason is `error`.
         refused: whether the error is the request's own fault: it proved too costly.
@@ -71,7 +71,7 @@ class RequestOutput:
 
 @dataclass(frozen=True)
 class EngineStats:
-    """Counters (since the start) and gauges (now) of an engine."""
+    """Counters (since the start) and gauges (current values) of an engine."""
 
     running: int
     waiting: int

@@ -13,10 +13,10 @@ Message = Mapping[str, Any]
 
 
 def conversations(messages: Any) -> Sequence[Sequence[Any]]:
-    """One or several as several, none of them empty: a template makes a prompt of nothing, too.
+    """Return one conversation or several as a list, none of them empty: a template would make a prompt of nothing.
 
     Raises:
-        ConfigError: if it is no list of messages, nor one of such lists.
+        ConfigError: for anything but a list of messages or a list of such lists.
 
     """
     every = [messages] if _begins_with(messages, Mapping) else messages
@@ -35,7 +35,7 @@ def _begins_with(values: Any, kind: type) -> bool:
 
 
 def is_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt or several as several."""
+    """Return one prompt or several as a list."""
     if isinstance(prompts, str | bytes | Mapping) or not isinstance(prompts, Iterable):
         return [prompts]  # type: ignore[list-item]
     given = list(prompts)
@@ -43,7 +43,7 @@ def is_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 
 
 def token_ids(prompt: Any) -> list[int]:
-    """Token ids; the elements of bytes are integers, too, but no tokens of the text that they hold.
+    """Return token ids; bytes are refused, since their elements are integers but not token ids.
 
     Raises:
         ConfigError: for what is neither a text nor integers.
@@ -56,10 +56,10 @@ def token_ids(prompt: Any) -> list[int]:
 
 
 def normalize(prompt: Prompt) -> Any:
-    """A prompt without vLLM's wrapping.
+    """Return a prompt without vLLM's dict around it.
 
     Raises:
-        ConfigError: for a dict of anything else.
+        ConfigError: for a dict with other keys.
 
     """
     if not isinstance(prompt, Mapping):

@@ -73,7 +73,7 @@ class Programs:
     def quick_decode(
         self, weights: Weights, state: EngineState, packed: Int[Array, " words"], rows: int
     ) -> tuple[EngineState, StepOutput]:
-        """Decode rows that need at most a temperature; see `quick_steps`."""
+        """Decode rows that need at most a temperature; see `fixed_burst`."""
         host = DecodeInput.of(packed, rows)
 
         def scores(state: EngineState, now: RowState) -> tuple[Float[Array, "D vocab"], EngineState]:

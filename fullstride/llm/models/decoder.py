@@ -77,7 +77,7 @@ def _layer(
 
 
 def _add(kernels: Kernels, x: Array, weight: Array, residual: Array, gated: bool = False) -> Array:
-    """A projection onto the residual stream; of several devices each has a part of its inputs."""
+    """Add a projection to the residual stream; each of several devices has a part of its inputs."""
     if kernels.axis is None:
         return kernels.project(x, weight, gated=gated, residual=residual)
     part = kernels.project(x, weight, gated=gated)
@@ -87,7 +87,7 @@ def _add(kernels: Kernels, x: Array, weight: Array, residual: Array, gated: bool
 def _look_up(
     table: Float[Array, "part hidden"], tokens: Int[Array, " T"], axis: str | None
 ) -> Float[Array, "T hidden"]:
-    """Embeddings; of several devices each has a part of the vocabulary, and zeros for what others have."""
+    """Look up embeddings; each of several devices has a part of the vocabulary, and zeros for the rest."""
     if axis is None:
         return table[tokens]
     own = tokens - lax.axis_index(axis) * table.shape[0]
@@ -98,7 +98,7 @@ def _look_up(
 def logits(
     config: ModelConfig, kernels: Kernels, weights: Weights, hidden: Float[Array, "D hidden"]
 ) -> Float[Array, "D vocab"]:
-    """Scores of all tokens, fp32; gathered from several devices, so that all have the same to the bit."""
+    """Return the logits of all tokens, fp32; gathered over devices, so that all have bitwise equal values."""
     head = weights.embed if weights.head is None else weights.head
     scores = kernels.project(hidden, head, norm=(weights.norm, config.rms_eps), exact=True)
     if kernels.axis is None:
