@@ -43,8 +43,8 @@ class StepBatch(NamedTuple):
         slots: where its key and value go; 0 for padding.
         rows: block table of each of the D rows.
         tiles: block table of each of the N tiles.
-        cos: of the rotary angles.
-        sin: of the rotary angles.
+        cos: cosines of the rotary angles.
+        sin: sines of the rotary angles.
 
     """
 
@@ -151,9 +151,9 @@ class Project(Protocol):
 
 
 class Attention(Protocol):
-    """Norms of q and k, RoPE, keys and values into `layer` of the pool, attention of all tokens through the tables.
+    """Normalize q and k, apply RoPE, store keys and values in `layer` of the KV cache, and attend by block tables.
 
-    A pool of `FP8_POOL` gets the nearest e4m3 numbers, at most 448, and each token sees its own key and value so, too.
+    With `FP8_POOL` keys and values are rounded to e4m3, at most 448; each token attends to its own rounded ones, too.
     """
 
     def __call__(
@@ -167,20 +167,20 @@ class Attention(Protocol):
     ) -> tuple[Float[Array, "T out"], Num[Array, "layers 2 slots kv_heads head_dim"]]: ...
 
 
-# Choose a token of each row; so many most probable tokens are reported where logprobs are wanted.
+# Choose a token for each row; report this many most probable tokens if logprobs are requested.
 Sample = Callable[[Float[Array, "D V"], Sampler, int], Sampled]
-# Logprob and rank of given tokens, and so many most probable ones.
+# Return logprob and rank of given tokens, and this many most probable ones.
 Score = Callable[[Float[Array, "D V"], Int[Array, " D"], int], Sampled]
 
 
 class FusedStep(NamedTuple):
-    """A decode step of few rows as one operation.
+    """Decode step of few rows as one operation.
 
     Attributes:
-        rows: most of them.
-        pack: weights in the operation's own order, from the model's.
-        scratch: what the operation keeps from step to step, at first, for a number of rows.
-        logits: of (packed, embed, pool, scratch, batch, block), with the pool and scratch that come after.
+        rows: number of rows, at most.
+        pack: function from the model's weights to the operation's own layout.
+        scratch: function from a number of rows to the initial scratch memory of the operation.
+        logits: function of (packed, embed, pool, scratch, batch, block) to the logits, the new pool and scratch.
 
     """
 
@@ -191,11 +191,11 @@ class FusedStep(NamedTuple):
 
 
 class FusedLayers(NamedTuple):
-    """All layers of a decode step as one operation.
+    """Layers of a decode step as one operation.
 
     Attributes:
-        rows: most of them.
-        run: of (weights, embeddings, pool, batch, block), with what the last layer leaves and the pool.
+        rows: number of rows, at most.
+        run: function of (weights, embeddings, pool, batch, block) to the last layer's output and the new pool.
 
     """
 
@@ -203,7 +203,7 @@ class FusedLayers(NamedTuple):
     run: Callable[[Any, Array, Array, StepBatch, int], tuple[Array, Array]]
 
 
-# Name of that axis.
+# Name of the mesh axis over which the model is sharded.
 AXIS = "tensor"
 
 

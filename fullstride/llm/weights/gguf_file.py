@@ -1,4 +1,4 @@
-"""The GGUF container: metadata and tensors of one file, mapped.
+"""GGUF container: metadata and tensors of one memory-mapped file.
 
 Read here and not by the `gguf` package, which takes seconds for a vocabulary because it makes an array of each text.
 The format is specified in ggml's docs/gguf.md.
@@ -21,7 +21,7 @@ MOST_DIMENSIONS = 4
 
 
 class PackedFormat(NamedTuple):
-    """How numbers are packed: so many to a block of so many bytes."""
+    """Packing of numbers: numbers per block, and bytes per block."""
 
     name: str
     numbers: int
@@ -46,7 +46,7 @@ KINDS = {
     30: PackedFormat("BF16", 1, 2),
 }
 
-# By ggml's numbers, for messages alone.
+# Type names by ggml's numbers, for messages only.
 NOT_SUPPORTED = {
     9: "Q8_1", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 21: "IQ3_S", 22: "IQ2_S",
     24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4",
@@ -56,7 +56,7 @@ NOT_SUPPORTED = {
 
 @dataclass(frozen=True)
 class PackedTensor:
-    """A tensor as it lies in the file; its shape has the slowest axis first, as numpy has it."""
+    """Tensor as stored in the file; its shape has the slowest axis first, as in NumPy."""
 
     name: str
     kind: PackedFormat
@@ -108,7 +108,7 @@ def _parse(path: Path, data: np.ndarray) -> GgufFile:
 
 
 class _Cursor:
-    """Reads values one after another; past the end each read raises."""
+    """Sequential reader of values; reading past the end raises."""
 
     def __init__(self, data: np.ndarray, at: int):
         self.view, self.at = data.data, at
@@ -145,7 +145,7 @@ class _Cursor:
         if kind != ARRAY:
             raise IndexError(kind)
         kind, count = self.number("I"), self.number("Q")
-        # Each item takes a byte or more: a count that is noise must not fill the memory.
+        # Each item takes at least a byte: a corrupt count must not exhaust the memory.
         if count > len(self.view) - self.at:
             raise IndexError(count)
         if kind == STRING:

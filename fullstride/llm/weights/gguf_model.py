@@ -1,4 +1,4 @@
-"""A GGUF file as a configuration, canonical parameters and a tokenizer."""
+"""Loading of a GGUF file: configuration, canonical parameters and tokenizer."""
 
 import math
 import re
@@ -47,10 +47,10 @@ LAYERS = re.compile(r"blk\.(\d+)\.(.+)")
 
 @dataclass(frozen=True)
 class PackedRows:
-    """A tensor of a GGUF, unpacked where it is read.
+    """Tensor of a GGUF file, dequantized when it is read.
 
     Attributes:
-        order: for each row the row of the file that holds it; None where they are the same.
+        order: for each row, its row in the file; None if they are the same.
 
     """
 
@@ -64,7 +64,7 @@ class PackedRows:
 
     @property
     def kind(self) -> str:
-        """How its numbers are packed."""
+        """Type of its packed numbers."""
         return self.packed.kind.name
 
     def read(self, rows: slice, columns: slice, dtype: np.dtype) -> Values:
@@ -80,7 +80,7 @@ class PackedRows:
 
 
 def load_gguf(path: Path) -> tuple[ModelConfig, dict[str, StoredParameter], Tokenizer, dict[str, int | float]]:
-    """A GGUF's configuration, mapped parameters, tokenizer and suggested sampling.
+    """Load a GGUF file's configuration, mapped parameters, tokenizer and suggested sampling.
 
     Raises:
         ConfigError: if it is damaged, or of a model that the engine does not run.
@@ -152,12 +152,12 @@ def read_config(file: GgufFile) -> ModelConfig:
 
 
 class _Sizes(CheckedSettings):
-    """The keys that start with the architecture's name."""
+    """Settings whose keys start with the architecture's name."""
 
     def __init__(self, file: GgufFile):
         name = file.metadata.get("general.architecture", "")
         self.family = family_of(file.path, "general.architecture", name)
-        # What was joined has a count of 0.
+        # A joined file has a count of 0.
         parts = file.metadata.get("split.count", 0)
         if not isinstance(parts, int) or isinstance(parts, bool):
             raise ConfigError(f"{file.path}: split.count={shortened(parts)}: expected a whole number")

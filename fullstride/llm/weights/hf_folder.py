@@ -1,4 +1,4 @@
-"""Folders as Hugging Face lays them out: config.json, tokenizer.json, one or several safetensors files."""
+"""Model folders in Hugging Face's layout: config.json, tokenizer.json, one or several safetensors files."""
 
 import re
 from collections.abc import Callable
@@ -56,7 +56,7 @@ FIXED: dict[str, tuple[Any, ...]] = {
 
 
 def load_folder(folder: Path) -> tuple[ModelConfig, dict[str, StoredParameter], Tokenizer, dict[str, int | float]]:
-    """A folder's configuration, mapped parameters, tokenizer and suggested sampling.
+    """Load a folder's configuration, mapped parameters, tokenizer and suggested sampling.
 
     Raises:
         ConfigError: if a file is missing, damaged, or of a model that the engine does not run.
@@ -93,7 +93,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _is_within(index: Path, name: str) -> bool:
-    """See that a name is of a file in the folder, which may be a link, as all are in Hugging Face's cache."""
+    """Check that a name is that of a file in the folder; it may be a link, as in Hugging Face's cache."""
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or not path.parts or "\0" in name or len(name) > MOST_NAME:
         raise ConfigError(f"{index}: weight_map names {shortened(repr(name))}: expected a file in its folder")
@@ -145,7 +145,7 @@ def read_config(folder: Path) -> ModelConfig:
 
 
 def _rope(settings: CheckedSettings) -> tuple[float, RopeScaling | None]:
-    """The base theta, and how frequencies are scaled."""
+    """Read the base theta and the RoPE scaling."""
     new, old = settings.inner("rope_parameters"), settings.inner("rope_scaling")
     length = settings.size("max_position_embeddings")
     theta = new.decimal("rope_theta", old.decimal("rope_theta", settings.decimal("rope_theta", 10_000.0)))

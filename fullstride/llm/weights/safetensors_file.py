@@ -1,4 +1,4 @@
-"""Safetensors files, mapped: a tensor is a view of the file, and its bytes are read when they are used."""
+"""Memory-mapped safetensors files: a tensor is a view of the file, whose bytes are read on first use."""
 
 import json
 import math
@@ -36,7 +36,7 @@ class MappedTensor:
 
 
 def open_safetensors(file: Path) -> dict[str, MappedTensor]:
-    """All tensors of a file by name.
+    """Map all tensors of a file, by name.
 
     Raises:
         ConfigError: if the file is damaged or cut short, or a tensor is not of floats.
