@@ -1,4 +1,4 @@
-"""`fullstride llm ...`; each command imports what it runs when it runs."""
+"""`fullstride llm ...`; each command imports its implementation when it runs."""
 
 from typing import Annotated
 
@@ -25,13 +25,13 @@ app.command(
 
 Source = Annotated[
     str,
-    typer.Argument(metavar="MODEL", help="A folder with config.json and safetensors, a GGUF file, or a known name."),
+    typer.Argument(metavar="MODEL", help="Folder with config.json and safetensors, GGUF file, or known name."),
 ]
 
 
 @app.command()
 def pull(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Of a known model, e.g. smollm2.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of a known model, e.g. smollm2.")],
 ) -> None:
     """Fetch a known model into the cache."""
     from fullstride.errors import one_of

@@ -1,4 +1,4 @@
-"""`fullstride llm generate`: a prompt, or the turns of a conversation, answered as it is written."""
+"""`fullstride llm generate`: answer a prompt, or the turns of a conversation, and stream the answer."""
 
 import sys
 import time
@@ -23,35 +23,40 @@ def generate(
         list[str],
         typer.Argument(
             metavar="PROMPT",
-            help="The user's message; - reads it from stdin. More of them are the next turns of one conversation.",
+            help="The user's message; - reads it from stdin. Several are the turns of one conversation.",
         ),
     ],
     model: Annotated[
         str,
-        typer.Option(metavar="NAME|PATH", help="A folder with config.json and safetensors, a GGUF file, a name."),
+        typer.Option(metavar="NAME|PATH", help="Folder with config.json and safetensors, GGUF file, or known name."),
     ] = "smollm2",
-    system: Annotated[str, typer.Option(help="A message that comes before the user's.")] = "",
-    raw: Annotated[bool, typer.Option("--raw", help="Go on with the prompt itself, without a template.")] = False,
+    system: Annotated[str, typer.Option(help="System message, before the user's.")] = "",
+    raw: Annotated[bool, typer.Option("--raw", help="Continue the prompt itself, without the chat template.")] = False,
     max_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Of the answer; 512, or as many as fit, unless given.")
+        int | None, typer.Option(min=1, help="Most tokens of the answer; 512, or as many as fit, unless given.")
     ] = None,
-    temperature: Annotated[float, typer.Option(min=0, help="0 takes the most probable token.")] = 0.0,
-    top_p: Annotated[float, typer.Option(help="Smallest set of tokens with this probability.")] = 1.0,
-    top_k: Annotated[int, typer.Option(help="The k most probable tokens; 0 takes all.")] = 0,
-    seed: Annotated[int | None, typer.Option(help="The same answer again; another each time unless given.")] = None,
-    stop: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="Ends the answer; may be repeated.")] = None,
+    temperature: Annotated[
+        float, typer.Option(min=0, help="Sampling temperature; 0 takes the most probable token.")
+    ] = 0.0,
+    top_p: Annotated[float, typer.Option(help="Sample from the smallest set of tokens with this probability.")] = 1.0,
+    top_k: Annotated[int, typer.Option(help="Sample from the k most probable tokens; 0 takes all.")] = 0,
+    seed: Annotated[int | None, typer.Option(help="Seed for a reproducible answer; random unless given.")] = None,
+    stop: Annotated[
+        list[str] | None, typer.Option(metavar="TEXT", help="Text that ends the answer; may be repeated.")
+    ] = None,
     max_length: Annotated[
-        int, typer.Option(min=2, help="Of prompt and answer; at most the model's, which a smaller one leaves alone.")
+        int, typer.Option(min=2, help="Tokens of prompt and answer together; limited by the model's context.")
     ] = 2048,
     dtype: Annotated[
-        str | None, typer.Option(metavar="float32|bfloat16|float16", help="Of weights; float32 on a CPU unless given.")
+        str | None,
+        typer.Option(metavar="float32|bfloat16|float16", help="Dtype of the weights; float32 on a CPU unless given."),
     ] = None,
-    tensor_parallel_size: Annotated[int, typer.Option(min=1, help="Devices that share the model.")] = 1,
+    tensor_parallel_size: Annotated[int, typer.Option(min=1, help="Number of devices that share the model.")] = 1,
     kv_cache_dtype: Annotated[
-        str, typer.Option(metavar="auto|fp8", help="Of keys and values; auto is that of the weights.")
+        str, typer.Option(metavar="auto|fp8", help="Dtype of the KV cache; auto is that of the weights.")
     ] = "auto",
 ) -> None:
-    """Answer a prompt, or one turn after another, streaming; tokens a second go to stderr."""
+    """Answer a prompt, or one turn after another, as a stream; tokens per second go to stderr."""
     from fullstride.llm.engine import EngineConfig
     from fullstride.llm.engine.build import select_kernels
     from fullstride.llm.llm import LLM, load_for_engine
@@ -60,12 +65,12 @@ def generate(
     settings = {"dtype": dtype, "kv_cache_dtype": kv_cache_dtype, "tensor_parallel_size": tensor_parallel_size}
     config = EngineConfig(**settings)
     loaded = load_for_engine(model, config)
-    # Whatever is refused is refused before anything is compiled.
+    # Refuse impossible settings before anything is compiled.
     select_kernels(loaded.config, config)
     texts = [_read() if text == "-" else text for text in prompt]
     talk = Conversation(loaded.tokenizer, system, raw, len(texts))
     first = talk.ids(texts[0])
-    # One sequence needs fewer programs, and a pool of its own length.
+    # One sequence needs fewer programs, and a KV cache of its own length.
     length = min(max_length, loaded.config.max_position)
     params = SamplingParams(
         temperature=temperature,
@@ -91,19 +96,19 @@ def generate(
 
 
 def _read() -> str:
-    """What comes from stdin.
+    """Read the prompt from stdin.
 
     Raises:
         ConfigError: if it is closed.
 
     """
     if sys.stdin is None:
-        raise ConfigError("PROMPT=-: stdin is closed; expected a text from it, or give the text itself")
+        raise ConfigError("PROMPT=-: stdin is closed; expected a prompt from it; pass the prompt itself instead")
     return sys.stdin.read()
 
 
 def _check_length(prompt: int, max_tokens: int | None, most: int, longest: int) -> None:
-    """See that there is a prompt, of so many tokens, and that it and its answer fit a sequence.
+    """Check that the prompt is not empty, and that it and its answer fit a sequence.
 
     Raises:
         ConfigError: if they do not.
@@ -123,33 +128,33 @@ def _room(length: int, ids: list[int]) -> int:
 
 
 class Conversation:
-    """A conversation so far, as a model reads it."""
+    """Conversation so far, in the form that the model reads."""
 
     def __init__(self, tokenizer: "Tokenizer", system: str, raw: bool, turns: int):
-        """Begin one.
+        """Start a conversation.
 
         Raises:
-            ConfigError: for `--raw` beside what needs a template, or a model that has none.
+            ConfigError: for `--raw` with options that need a template, or for a model without a template.
 
         """
         if raw and system:
-            raise ConfigError("--raw and --system are both given: a system message needs the template")
+            raise ConfigError("--raw and --system are both given: a system message needs the chat template")
         if raw and turns > 1:
-            raise ConfigError(f"--raw with {turns} prompts: turns of a conversation need the template; give one prompt")
+            raise ConfigError(f"--raw with {turns} prompts: several turns need the chat template; give one prompt")
         if not raw and tokenizer.template is None:
-            raise ConfigError("this model has no chat template: give --raw to go on with the prompt itself")
+            raise ConfigError("this model has no chat template: give --raw to continue the prompt itself")
         self._tokenizer, self._raw = tokenizer, raw
         self._messages = [{"role": "system", "content": system}] if system else []
 
     def ids(self, text: str) -> list[int]:
-        """The conversation with the user's next message, to be answered."""
+        """Return the token ids of the conversation with the user's next message."""
         if self._raw:
             return self._tokenizer.encode(text)
         asked = self._tokenizer.chat([*self._messages, {"role": "user", "content": text}])
         return self._tokenizer.encode(asked, special=False)
 
     def answered(self, text: str, answer: str) -> None:
-        """Keep a turn."""
+        """Add a turn to the conversation."""
         self._messages += [{"role": "user", "content": text}, {"role": "assistant", "content": answer}]
 
 
@@ -167,7 +172,7 @@ def _answer(llm: "LLM", ids: list[int], params) -> str:
 
 
 def _report(prompt: int, tokens: int, started: float, first: tuple[float, int] | None, last: "Delta | None") -> None:
-    """How long it took; the rate is of the tokens after the first ones."""
+    """Report the times on stderr; the rate counts the tokens after the first ones."""
     if first is None or last is None:
         return
     at, count = first

@@ -1,4 +1,4 @@
-"""`fullstride llm serve`; it imports what it runs when it runs."""
+"""`fullstride llm serve`; it imports the server when it runs."""
 
 import os
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ Names = Annotated[
     typer.Option(
         "--name",
         "--served-model-name",
-        help="Name that requests may use for the model; its own if absent. Repeatable.",
+        help="Name of the model in requests; its own unless given. May be repeated.",
     ),
 ]
 Keys = Annotated[
@@ -26,65 +26,69 @@ Keys = Annotated[
         "--api-key",
         envvar=KEYS_VARIABLE,
         show_envvar=True,
-        help="Needed by every route but /health and /ready. Several are fine, in the environment split at spaces.",
+        help="Key that every route but /health and /ready requires. May be repeated; in the variable, split by spaces.",
     ),
 ]
 EngineSettings = Annotated[
     list[str] | None,
-    typer.Option(
-        "--engine", metavar="KEY=VALUE", help="A setting of the engine, e.g. max_sequences=64, kv_blocks=4096."
-    ),
+    typer.Option("--engine", metavar="KEY=VALUE", help="Setting of the engine, e.g. max_sequences=64, kv_blocks=4096."),
 ]
 LimitSettings = Annotated[
     list[str] | None,
-    typer.Option("--limit", metavar="KEY=VALUE", help="A limit of requests, e.g. queue=100, total_seconds=60, n=4."),
+    typer.Option("--limit", metavar="KEY=VALUE", help="Limit of requests, e.g. queue=100, total_seconds=60, n=4."),
 ]
 
 
 def serve(
     model: Annotated[
         str,
-        typer.Option(
-            metavar="NAME|PATH", help="A folder with safetensors, a GGUF file, or a known name, e.g. smollm2."
-        ),
+        typer.Option(metavar="NAME|PATH", help="Folder with safetensors, GGUF file, or known name, e.g. smollm2."),
     ],
-    host: Annotated[str, typer.Option(help="Address to listen on; other machines reach 0.0.0.0.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one and says which.")] = 8000,
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 lets other machines connect.")] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one and logs it.")
+    ] = 8000,
     name: Names = None,
     api_key: Keys = None,
     tensor_parallel_size: Annotated[
-        int | None, typer.Option(min=1, help="Devices that share the model; as --engine tensor_parallel_size=N.")
+        int | None, typer.Option(min=1, help="Number of devices that share the model.")
     ] = None,
     data_parallel_size: Annotated[
-        int, typer.Option(min=1, help="Engines, each on its own devices; requests go where their beginning is cached.")
+        int,
+        typer.Option(
+            min=1, help="Number of engines, each on its own devices; requests go to the one that caches their prefix."
+        ),
     ] = 1,
     kv_cache_dtype: Annotated[
         str | None,
-        typer.Option(metavar="auto|fp8", help="Of keys and values; as --engine kv_cache_dtype=fp8."),
+        typer.Option(metavar="auto|fp8", help="Dtype of the KV cache."),
     ] = None,
     generation_config: Annotated[
         str,
         typer.Option(
-            metavar="auto|none", help="Sampling that requests leave out: as the model's files suggest, or OpenAI's."
+            metavar="auto|none", help="Default sampling parameters: the model's own (auto) or OpenAI's (none)."
         ),
     ] = "auto",
     max_length: Annotated[
         int | None,
-        typer.Option("--max-length", "--max-model-len", help="Tokens of a prompt and its output together."),
+        typer.Option("--max-length", "--max-model-len", help="Tokens of a prompt and its output together, at most."),
     ] = None,
     max_sequences: Annotated[
-        int | None, typer.Option("--max-sequences", "--max-num-seqs", help="Sequences that run at once; others wait.")
+        int | None,
+        typer.Option("--max-sequences", "--max-num-seqs", help="Number of sequences that run at once; others wait."),
     ] = None,
     max_tokens_per_step: Annotated[
         int | None,
-        typer.Option("--max-tokens-per-step", "--max-num-batched-tokens", help="Tokens of a step (chunked prefill)."),
+        typer.Option(
+            "--max-tokens-per-step", "--max-num-batched-tokens", help="Number of tokens per step (chunked prefill)."
+        ),
     ] = None,
     prefix_cache: Annotated[
         bool | None,
         typer.Option(
             "--prefix-cache/--no-prefix-cache",
             "--enable-prefix-caching/--no-enable-prefix-caching",
-            help="Share KV cache blocks of prompts that begin alike.",
+            help="Share KV cache blocks between prompts with a common prefix.",
         ),
     ] = None,
     gpu_memory_utilization: Annotated[
@@ -95,7 +99,7 @@ def serve(
 ) -> None:
     """Serve a model to OpenAI's clients.
 
-    SIGTERM stops it after what it has accepted.
+    SIGTERM stops it once the accepted requests are finished.
     """
     from fullstride.llm.engine.config import EngineConfig
     from fullstride.llm.server.launch import serve as run
@@ -127,10 +131,10 @@ def serve(
 
 
 def parsed(option: str, kind: type[T], given: Sequence[str]) -> T:
-    """An instance of a dataclass of settings, with each `KEY=VALUE` in place of a default.
+    """Create a dataclass of settings; each `KEY=VALUE` replaces a default.
 
     Raises:
-        ConfigError: for a key that it does not have, or a value that is not of the key's type.
+        ConfigError: for a key that the dataclass does not have, or a value that is not of the key's type.
 
     """
     from pydantic import TypeAdapter, ValidationError
@@ -152,12 +156,12 @@ def parsed(option: str, kind: type[T], given: Sequence[str]) -> T:
 
 
 def _keys(given: list[str] | None) -> Sequence[str]:
-    """The keys; a variable that is empty or blank is none to click, and would let everybody in.
+    """Return the API keys; to Click, an empty or blank variable is unset, which would let every client in.
 
     Raises:
-        ConfigError: for such a variable, unless keys are given beside it.
+        ConfigError: for such a variable, unless keys are also given as options.
 
     """
     if not given and KEYS_VARIABLE in os.environ:
-        raise ConfigError(f"{KEYS_VARIABLE} is empty: expected one key or more; unset it to let all come in")
+        raise ConfigError(f"{KEYS_VARIABLE} is empty: expected one key or more; unset it to let every client in")
     return given or ()

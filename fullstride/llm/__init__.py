@@ -1,4 +1,4 @@
-"""A paged-attention engine in JAX for Qwen and Llama models, offline and behind an OpenAI API."""
+"""Paged-attention engine in JAX for Qwen and Llama models, offline and behind an OpenAI-compatible API."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ _HOMES = {"LLM": "llm", "Engine": "engine", "EngineConfig": "engine"}
 
 
 def __getattr__(name: str) -> Any:
-    """Import what is asked for, when it is: the command line needs no JAX to show its help."""
+    """Import a name on first access: the command line needs no JAX to show its help."""
     import importlib
 
     if name not in __all__:

@@ -1,4 +1,4 @@
-"""What a decoder-only transformer is made of, whatever file it came from."""
+"""Configuration of a decoder-only transformer, independent of the file format it was read from."""
 
 import math
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ DTYPES = ("float32", "bfloat16", "float16")
 
 @dataclass(frozen=True)
 class Llama3Rope:
-    """Llama 3.1's scaling of rotary frequencies: low ones divided by `factor`, high ones kept, a ramp in between."""
+    """Llama 3.1's scaling of rotary frequencies: low ones divided by `factor`, high ones unchanged, a ramp between."""
 
     factor: float
     low_freq_factor: float
@@ -26,13 +26,13 @@ class LinearRope:
 
 @dataclass(frozen=True)
 class YarnRope:
-    """YaRN (arXiv:2309.00071): low frequencies divided by `factor`, high ones kept, a ramp over the pairs in between.
+    """YaRN (arXiv:2309.00071): low frequencies divided by `factor`, high ones unchanged, a ramp in between.
 
     Attributes:
-        fast: turns in the original length from which on a frequency is kept.
-        slow: turns up to which it is divided.
-        magnitude: what cosines and sines are multiplied by.
-        whole: the ramp begins and ends at whole pairs.
+        fast: turns in the original length from which on a frequency is unchanged.
+        slow: turns in the original length up to which a frequency is divided.
+        magnitude: factor of cosines and sines.
+        whole: whether the ramp begins and ends at whole pairs.
 
     """
 
@@ -45,7 +45,7 @@ class YarnRope:
 
 
 def yarn_magnitude(factor: float, scale: float = 1.0) -> float:
-    """What YaRN multiplies cosines and sines by: 0.1 scale ln(factor) + 1 (arXiv:2309.00071, equation 22)."""
+    """Return YaRN's factor for cosines and sines: 0.1 scale ln(factor) + 1 (arXiv:2309.00071, equation 22)."""
     return 0.1 * scale * math.log(max(factor, 1.0)) + 1.0
 
 
@@ -57,7 +57,7 @@ FAR = 2**31
 
 
 def longest_position(length: int, scaling: RopeScaling | None) -> int:
-    """Longest sequence of a model whose files say `length`, where a scaling makes sequences `factor` times as long."""
+    """Return the context length of a model: the `length` in its files, or `factor` times that with scaled RoPE."""
     if isinstance(scaling, LinearRope):
         return int(min(length * scaling.factor, FAR))
     if isinstance(scaling, YarnRope):
@@ -72,12 +72,12 @@ class ModelConfig:
     Attributes:
         architecture: name of its family, a row of `fullstride.llm.families`.
         head_dim: width of one head; not always hidden_size / heads.
-        max_position: longest sequence that the model was made for, in tokens.
-        tied: the output projection is the embedding.
-        qk_norm: queries and keys are normalised over head_dim before RoPE.
-        qkv_bias: the three projections have biases.
+        max_position: context length of the model, in tokens.
+        tied: whether the output projection is the embedding.
+        qk_norm: whether queries and keys are normalized over head_dim before RoPE.
+        qkv_bias: whether the three projections have biases.
         eos: token ids that end a sequence.
-        dtype: the weights' own, as numpy and ml_dtypes name it.
+        dtype: dtype of the weights, by NumPy's or ml_dtypes' name.
 
     """
 
@@ -126,5 +126,5 @@ def parameter_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def parameter_count(config: ModelConfig) -> int:
-    """Numbers in all parameters."""
+    """Return the number of elements of all parameters."""
     return sum(map(math.prod, parameter_shapes(config).values()))

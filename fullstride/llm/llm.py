@@ -1,4 +1,4 @@
-"""Prompts in, completions out: the engine for use from Python, with nano-vllm's and vLLM's interface."""
+"""Offline inference from Python, with the interface of vLLM and nano-vllm."""
 
 import json
 import logging
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 
 def load_for_engine(source: str | Path, config: EngineConfig) -> "LoadedModel":
-    """A model for an engine; quantised weights are read as what they will be computed in, not as something coarser."""
+    """Load a model for an engine; quantized weights are read directly in the dtype of the computation."""
     import jax
 
     from fullstride.llm.engine.shapes import dtype_for
@@ -36,7 +36,7 @@ def load_for_engine(source: str | Path, config: EngineConfig) -> "LoadedModel":
 
 
 class LLM:
-    """A model with an engine of its own.
+    """Language model with its own engine.
 
     Attributes:
         engine: see `fullstride.llm.engine.Engine`.
@@ -62,7 +62,7 @@ class LLM:
         from fullstride.llm.weights import LoadedModel
 
         if not isinstance(source, str | Path | LoadedModel):
-            expected = "a path, a name, or what fullstride.llm.weights.load returned"
+            expected = "a path, a name, or the result of fullstride.llm.weights.load"
             raise ConfigError(f"model={source!r:.80}: expected {expected}")
         loaded = source if isinstance(source, LoadedModel) else load_for_engine(source, config)
         name = source.path.name if isinstance(source, LoadedModel) else str(source)
@@ -72,7 +72,7 @@ class LLM:
         self._requests = 0
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """What is taken where none are given: the defaults, but for what the model's files suggest; vLLM's name."""
+        """Return the default sampling parameters: the model's own, else the package's; the name is vLLM's."""
         return SamplingParams(**self._sampling)  # pyright: ignore[reportArgumentType]
 
     def generate(
@@ -82,12 +82,12 @@ class LLM:
         *,
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
-        """Complete prompts, as many at once as the engine takes.
+        """Complete prompts, as many at once as the engine runs.
 
         Args:
             prompts: a text or token ids, or several; vLLM's `{"prompt": ...}` and `{"prompt_token_ids": ...}` are
                 taken, too.
-            sampling_params: for all, or one for each; see `get_default_sampling_params` where they are absent.
+            sampling_params: for all prompts, or one per prompt; by default `get_default_sampling_params()`.
             use_tqdm: show a progress bar on stderr; the name is vLLM's, the bar is rich's.
 
         Returns:
@@ -113,13 +113,13 @@ class LLM:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
-        """The assistant's next message in one conversation or several; see `generate`.
+        """Generate the assistant's next message in one conversation or several; see `generate`.
 
         Args:
-            messages: with `role` and `content`, as OpenAI's API has them; see `plain_messages`.
-            sampling_params: for all conversations, or one for each.
+            messages: dicts with `role` and `content`, as in OpenAI's API; see `plain_messages`.
+            sampling_params: for all conversations, or one per conversation.
             tools: JSON schemas of functions that the template shows to the model.
-            chat_template_kwargs: whatever else it reads, such as `enable_thinking` of Qwen3.
+            chat_template_kwargs: other variables of the template, such as Qwen3's `enable_thinking`.
             use_tqdm: see `generate`.
 
         Raises:
@@ -141,7 +141,7 @@ class LLM:
 
         Raises:
             ConfigError: see `generate`.
-            RuntimeError: likewise, after the delta that ends the completion.
+            RuntimeError: if a step failed, after the delta that ends the completion.
 
         """
         outputs = self._add([prompt], [sampling_params or self.get_default_sampling_params()])
@@ -165,7 +165,7 @@ class LLM:
 
     def _add(self, prompts: list[Prompt], params: list[SamplingParams]) -> dict[str, RequestOutput]:
         if self.engine.busy:
-            raise ConfigError("a stream is under way: read it to its end or close it; an Engine takes several at once")
+            raise ConfigError("a stream is under way: read it to its end or close it; an Engine runs several at once")
         outputs: dict[str, RequestOutput] = {}
         try:
             for prompt, asked in zip(map(normalize, prompts), params, strict=True):
@@ -208,7 +208,7 @@ class LLM:
             yield deltas
 
     def _drop(self, names: Iterable[str]) -> None:
-        """End what has not ended."""
+        """Abort all requests that have not ended."""
         for name in names:
             self.engine.abort(name)
         for _ in self._steps():
@@ -216,14 +216,16 @@ class LLM:
 
 
 def _warn(params: Iterable[SamplingParams]) -> None:
-    """Say what of a schema no grammar holds, so that texts may break it."""
+    """Warn about parts of a schema that no grammar enforces."""
     for shape in dict.fromkeys(asked.structured_outputs for asked in params):
         if shape is not None and shape.kind == "json_schema" and (parts := supported(json.loads(shape.value)).left_out):
-            logger.warning("no grammar holds %s of the schema: see whether the texts conform to it", ", ".join(parts))
+            logger.warning(
+                "no grammar enforces %s of the schema: check whether the texts conform to it", ", ".join(parts)
+            )
 
 
 def merge(output: RequestOutput, delta: Delta) -> None:
-    """Put what is new in its place."""
+    """Merge a delta into the outputs."""
     completion = output.outputs[delta.index]
     completion.text += delta.text
     completion.token_ids += delta.token_ids

@@ -1,4 +1,4 @@
-"""What the engine says of a request: new tokens as they come, and the whole of it at the end."""
+"""Outputs of a request: new tokens as they are generated, and the whole at the end."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -17,17 +17,17 @@ class Logprob:
 
 @dataclass(frozen=True)
 class Delta:
-    """What is new of one completion.
+    """New tokens of one completion.
 
     Attributes:
-        index: which of the request's n completions.
-        text: decoded so far as it is certain: no half characters, nothing that a stop text may still cut off.
-        logprobs: for each token id, the chosen token first, then the most probable ones; None unless asked for.
-        finish_reason: None while it goes on; exactly one delta of a completion has one.
+        index: index among the request's n completions.
+        text: new text that is final: no half characters, nothing that a stop text may still cut off.
+        logprobs: for each token id, the chosen token first, then the most probable ones; None unless requested.
+        finish_reason: None until the completion ends; exactly one delta of a completion has one.
         stop_reason: the stop text or token id that ended it; None for the model's own end token.
-        error: why, if the reason is `error`.
-        refused: the error is the request's own, which asked for what proved too costly.
-        cached_tokens: of the prompt, which the request need not compute; only deltas of its first completion say it.
+        error: message, if the finish reason is `error`.
+        refused: whether the error is the request's own fault: it proved too costly.
+        cached_tokens: prompt tokens found in the prefix cache; set in deltas of the first completion only.
 
     """
 
@@ -71,7 +71,7 @@ class RequestOutput:
 
 @dataclass(frozen=True)
 class EngineStats:
-    """Counters (since the start) and gauges (now) of an engine."""
+    """Counters (since the start) and gauges (current values) of an engine."""
 
     running: int
     waiting: int

@@ -22,10 +22,10 @@ def silently(line: str) -> None:
 
 
 class StartProgress:
-    """Says how far the start of an engine is: the first programs at once, all else now and then."""
+    """Reporter of an engine's start: the first programs at once, the others now and then."""
 
     def __init__(self, name: str, say: Say):
-        """Begin with the weights."""
+        """Report that the weights are loading."""
         self._name = name
         self._say = say
         self._compiling = False
@@ -34,15 +34,15 @@ class StartProgress:
 
     @property
     def seconds(self) -> float:
-        """Since the start."""
+        """Seconds since the start."""
         return time.monotonic() - self._started
 
     def weights(self, done: int, total: int) -> None:
-        """Take how many layers of how many are on the devices."""
+        """Report how many layers are on the devices."""
         self._now_and_then(f"{done} of {total} layers are loaded")
 
     def programs(self, done: int, total: int) -> None:
-        """Take how many programs of how many are ready; 0 at first."""
+        """Report how many programs are ready; 0 at first."""
         if not self._compiling:
             self._compiling, self._last = True, time.monotonic()
             self._say(f"{self._name}: compiling {total} programs{_cached()}")
@@ -57,11 +57,11 @@ class StartProgress:
 
 @contextlib.contextmanager
 def starting(name: str, say: Say = to_stderr) -> Iterator[StartProgress]:
-    """Say what the start of an engine is doing, in lines: loading weights, compiling, ready.
+    """Report an engine's start in lines: loading weights, compiling, ready.
 
     Args:
-        name: of the model, with which each line begins.
-        say: takes the lines, such as a logger's `info`.
+        name: name of the model, at the beginning of each line.
+        say: function that prints a line, such as a logger's `info`.
 
     Yields:
         What takes the progress of an `Engine`, which is made meanwhile.
@@ -73,7 +73,7 @@ def starting(name: str, say: Say = to_stderr) -> Iterator[StartProgress]:
 
 
 def _cached() -> str:
-    """Where programs of an earlier start come from, if they are kept."""
+    """Return where programs of an earlier start come from, if they are cached."""
     import jax
 
     folder = jax.config.values["jax_compilation_cache_dir"]

@@ -1,4 +1,4 @@
-"""What is asked of a model from Python: prompts, conversations and the model itself, as vLLM takes them."""
+"""Prompts and conversations, in the forms that vLLM accepts."""
 
 import contextlib
 import operator
@@ -13,10 +13,10 @@ Message = Mapping[str, Any]
 
 
 def conversations(messages: Any) -> Sequence[Sequence[Any]]:
-    """One or several as several, none of them empty: a template makes a prompt of nothing, too.
+    """Return one conversation or several as a list, none of them empty: a template would make a prompt of nothing.
 
     Raises:
-        ConfigError: if it is no list of messages, nor one of such lists.
+        ConfigError: for anything but a list of messages or a list of such lists.
 
     """
     every = [messages] if _begins_with(messages, Mapping) else messages
@@ -30,12 +30,12 @@ def conversations(messages: Any) -> Sequence[Sequence[Any]]:
 
 
 def _begins_with(values: Any, kind: type) -> bool:
-    """Whether it is a list, or what serves as one, of such things; a text is none."""
+    """Return whether `values` is a sequence that begins with a `kind`; a text is not a sequence here."""
     return isinstance(values, Sequence) and not isinstance(values, str) and bool(values) and isinstance(values[0], kind)
 
 
 def is_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt or several as several."""
+    """Return one prompt or several as a list."""
     if isinstance(prompts, str | bytes | Mapping) or not isinstance(prompts, Iterable):
         return [prompts]  # type: ignore[list-item]
     given = list(prompts)
@@ -43,7 +43,7 @@ def is_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 
 
 def token_ids(prompt: Any) -> list[int]:
-    """Token ids; the elements of bytes are integers, too, but no tokens of the text that they hold.
+    """Return token ids; bytes are refused, since their elements are integers but not token ids.
 
     Raises:
         ConfigError: for what is neither a text nor integers.
@@ -52,18 +52,20 @@ def token_ids(prompt: Any) -> list[int]:
     with contextlib.suppress(TypeError):
         if not isinstance(prompt, bytes):
             return list(map(operator.index, prompt))
-    raise ConfigError(f"{prompt!r:.80}: expected a text or a list of token ids, which are integers")
+    raise ConfigError(f"{prompt!r:.80}: expected a text or a list of token ids (integers)")
 
 
 def normalize(prompt: Prompt) -> Any:
-    """A prompt without vLLM's wrapping.
+    """Return a prompt without vLLM's dict around it.
 
     Raises:
-        ConfigError: for a dict of anything else.
+        ConfigError: for a dict with other keys.
 
     """
     if not isinstance(prompt, Mapping):
         return prompt
     if len(prompt) != 1 or not prompt.keys() <= {"prompt", "prompt_token_ids"}:
-        raise ConfigError(f"a prompt with {', '.join(prompt) or 'nothing'}: expected either prompt or prompt_token_ids")
+        raise ConfigError(
+            f"a prompt has the keys {', '.join(prompt) or '(none)'}: expected either prompt or prompt_token_ids"
+        )
     return next(iter(prompt.values()))

@@ -1,4 +1,4 @@
-"""How a request wants its tokens chosen, and when it ends."""
+"""Sampling parameters and stop conditions of a request."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,28 +23,28 @@ Shape = Literal["json_schema", "json_object", "regex", "grammar"]
 
 
 class ParamError(ConfigError):
-    """A field of `SamplingParams` that no sampler can do.
+    """Error in a field of `SamplingParams`.
 
     Attributes:
-        param, value, expected: the field, what it was, what it may be.
+        param, value, expected: name of the field, value received, values allowed.
 
     """
 
     def __init__(self, param: str, value: object, expected: str):
-        """Say all three."""
+        """Compose the message from the three attributes."""
         super().__init__(f"{param}={value!r}: expected {expected}")
         self.param, self.value, self.expected = param, value, expected
 
 
 @dataclass(frozen=True)
 class Structured:
-    """A shape that the text must have.
+    """Constraint on the generated text.
 
     Attributes:
         kind: `json_schema`, `json_object` (any object), `regex`, or `grammar` (Lark, as llguidance reads it).
         value: the schema, expression or grammar as text; empty for `json_object`.
-        wide: a grammar may have as many alternatives at once as a schema, 10,000 instead of 2,000; an ambiguous one
-            then holds up all requests at each of its tokens, so not for grammars of strangers.
+        wide: whether a grammar may have 10,000 alternatives at once, like a schema, instead of 2,000; an ambiguous one
+            then delays all requests at each of its tokens, so do not set it for untrusted grammars.
 
     """
 
@@ -53,7 +53,7 @@ class Structured:
     wide: bool = False
 
     def __post_init__(self):
-        """Refuse what is no shape, or a schema that is not written out.
+        """Validate the kind, and that the value is a text.
 
         Raises:
             ConfigError: saying what was expected.
@@ -62,7 +62,7 @@ class Structured:
         one_of("structured output", self.kind, get_args(Shape))
         if not isinstance(self.value, str):
             found = type(self.value).__name__
-            raise ConfigError(f"{self.kind} is {found}: expected a text, such as json.dumps makes of a schema")
+            raise ConfigError(f"{self.kind} is {found}: expected a text; use json.dumps for a schema")
 
 
 @accepts(SAMPLING_BEFORE, deprecated=True)
@@ -71,26 +71,26 @@ class SamplingParams:
     """Sampling settings of a request, by vLLM's names and with its defaults.
 
     Attributes:
-        n: completions of a prompt.
+        n: number of completions per prompt.
         temperature: 0 is greedy: the most probable token, the lowest id among equals.
         top_k: keep the k most probable tokens; 0 or -1 keeps all.
         top_p: keep the smallest set of most probable tokens whose probabilities sum to this or more.
         min_p: keep tokens of at least this share of the largest probability.
-        repetition_penalty: divides positive, multiplies negative logits of tokens in the prompt or the output.
-        presence_penalty: subtracted from logits of tokens in the output.
-        frequency_penalty: subtracted as often as the token is in the output.
-        logit_bias: added to logits, by token id.
-        seed: makes a request's randomness its own: the same tokens in any batch; -1 is None, as in vLLM.
-        stop: texts that end the output and are cut off it.
-        stop_token_ids: tokens that end the output.
-        ignore_eos: go on after the model's end token.
-        max_tokens: of the output; None goes up to the model's length.
-        min_tokens: before which neither the end token nor a stop token is chosen, unless a shape leaves nothing else,
+        repetition_penalty: divisor of positive and factor of negative logits of tokens in the prompt or the output.
+        presence_penalty: value subtracted from the logits of tokens in the output.
+        frequency_penalty: value subtracted once for each occurrence of the token in the output.
+        logit_bias: values added to logits, by token id.
+        seed: seed of the request, which gives the same tokens in any batch; -1 means None, as in vLLM.
+        stop: texts that end the output and are removed from it.
+        stop_token_ids: token ids that end the output.
+        ignore_eos: whether to continue after the model's end token.
+        max_tokens: tokens of the output, at most; None allows as many as fit the context.
+        min_tokens: tokens before which no end or stop token is chosen (unless structured output allows no other)
             and no stop text ends the output.
-        logprobs: how many most probable tokens to report at each place beside the chosen one; None reports nothing.
-        prompt_logprobs: the same for the prompt.
-        structured_outputs: shape that the output must have.
-        include_stop_str_in_output: leave the stop text, or the text of the stop token, at the end of the output.
+        logprobs: number of most probable tokens to report at each position besides the chosen one; None reports none.
+        prompt_logprobs: number of most probable tokens to report at each position of the prompt.
+        structured_outputs: constraint that the output must satisfy.
+        include_stop_str_in_output: whether the output ends with the stop text, or the text of the stop token.
 
     """
 
@@ -115,14 +115,14 @@ class SamplingParams:
     include_stop_str_in_output: bool = False
 
     def __post_init__(self):
-        """Refuse what no sampler can do; stops become tuples, one text that of one, and a seed of -1 None.
+        """Validate and normalize the fields: stops become tuples, and a seed of -1 becomes None.
 
         Raises:
-            ParamError: naming the field, what it was and what it may be.
+            ParamError: with the field, the value received and the values allowed.
             ConfigError: likewise, for a number or an id of the wrong kind.
 
         """
-        # What can be gone through once only, such as a generator, would be empty behind the checks.
+        # A one-shot iterable, such as a generator, would be empty after the checks.
         for name in ("stop", "stop_token_ids"):
             value = getattr(self, name)
             if name == "stop" and isinstance(value, str):
@@ -153,7 +153,7 @@ class SamplingParams:
                 raise ParamError(name, getattr(self, name), str(fine))
 
     def _check_types(self) -> None:
-        """A number of the wrong kind would be cut on its way to the device."""
+        """Check the types of numbers: a wrong one would be truncated on the device."""
         for name in (*COUNTS, *NUMBERS):
             value, kind = getattr(self, name), Integral if name in COUNTS else Real
             if value is None and name in OPTIONAL:
@@ -165,7 +165,7 @@ class SamplingParams:
                 raise ConfigError(f"{name}={value!r}: expected a {'dict' if kind is Mapping else 'list'}, or None")
         for name in ("logit_bias", "stop_token_ids"):
             for token in getattr(self, name) or ():
-                # Cut, it would be another id on the device than the one that the host waits for.
+                # A truncated id on the device would differ from the one that the host waits for.
                 if not isinstance(token, Integral):
                     raise ConfigError(f"{name}={token!r}: expected token ids, which are integers")
         for token, bias in (self.logit_bias or {}).items():

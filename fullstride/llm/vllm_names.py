@@ -1,4 +1,4 @@
-"""Names that vLLM gives to settings which mean the same here, and names of before."""
+"""Aliases of settings: vLLM's names that mean the same here, and earlier names."""
 
 ENGINE = {
     "max_model_len": "max_length",
@@ -7,12 +7,12 @@ ENGINE = {
     "enable_prefix_caching": "prefix_cache",
     "num_gpu_blocks_override": "kv_blocks",
 }
-# Settings of vLLM that mean something else here, and what to give instead.
+# Settings of vLLM that mean something else here, and their replacements.
 DIFFERENT = {
-    "gpu_memory_utilization": "it is vLLM's share of the whole GPU, with weights and activations; kv_share is the KV "
+    "gpu_memory_utilization": "it is a share of the whole GPU, including weights and activations; kv_share is the KV "
     "cache's share of the memory that is free once the weights are loaded (default 0.8)",
-    "swap_space": "nothing is swapped to the host; the newest sequences are computed again when blocks run out",
-    "enforce_eager": "every step is compiled; compile_cache=true keeps the programs for the next start",
+    "swap_space": "nothing is swapped to the host; when blocks run out, the newest sequences are recomputed",
+    "enforce_eager": "every step is compiled; compile_cache=true caches the programs for the next start",
 }
 # `SamplingParams` had these names once.
 SAMPLING_BEFORE = {"structured": "structured_outputs", "include_stop": "include_stop_str_in_output"}

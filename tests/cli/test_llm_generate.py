@@ -75,7 +75,7 @@ def test_a_prompt_from_a_closed_stdin_is_refused(generate, monkeypatch):
     monkeypatch.setattr(generate_command, "sys", SimpleNamespace(stdin=None, stderr=sys.stderr))
     result = generate("-", "--raw")
     assert result.exit_code == 2
-    assert result.stderr == "error: PROMPT=-: stdin is closed; expected a text from it, or give the text itself\n"
+    assert result.stderr.startswith("error: PROMPT=-: stdin is closed")
 
 
 def test_a_prompt_without_room_is_refused_before_anything_is_compiled(generate, tiny_llama, monkeypatch):

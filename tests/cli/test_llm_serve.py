@@ -87,15 +87,15 @@ def test_a_wrong_setting_is_one_line(served):
     [
         (["--model", "/nope"], "model=/nope: no such file or folder"),
         (["--api-key", ""], "API key 1 is empty"),
-        (["--name", "x", "--name", ""], "a name is empty: expected what requests call the model"),
+        (["--name", "x", "--name", ""], "a name is empty: expected the model's name"),
         (["--tensor-parallel-size", "64"], "with tensor_parallel_size=64: expected 64 devices, there are"),
         (["--data-parallel-size", "64"], "data_parallel_size=64 with tensor_parallel_size=1: expected 64 devices"),
-        (["--engine", "max_length=100000"], "max_length=100000: the model was made for 256"),
+        (["--engine", "max_length=100000"], "max_length=100000: expected at most 256"),
         (
             ["--engine", "max_tokens_per_step=4", "--engine", "max_sequences=4"],
             "max_tokens_per_step=4: expected more than",
         ),
-        (["--engine", "kv_memory=1000"], "the pool of 1000 bytes holds no block of"),
+        (["--engine", "kv_memory=1000"], "a KV cache of 1000 bytes is too small: expected at least two blocks of"),
         (["--engine", "kernels=token"], "kernels=token: made for a GPU of compute capability 9.0"),
     ],
 )

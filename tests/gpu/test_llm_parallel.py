@@ -73,7 +73,7 @@ def test_fp32_tokens_of_qwen3s_shape_are_those_of_one_gpu():
 def test_auto_takes_paged_attention_and_token_is_refused():
     sizes = (WIDE, "bfloat16", 16, jax.devices()[0])
     assert [choose("auto", *sizes, count).name for count in (1, 2)] == ["token", "paged"]
-    with pytest.raises(ConfigError, match="kernels=token: its one launch"):
+    with pytest.raises(ConfigError, match="kernels=token: its single launch"):
         choose("token", *sizes, 2)
 
 

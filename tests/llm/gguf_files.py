@@ -119,7 +119,7 @@ def _permuted(name: str, value: np.ndarray, config: transformers.PretrainedConfi
 
 
 def _divisors(config: transformers.PretrainedConfig) -> np.ndarray:
-    """What llama3 divides each frequency by, from transformers' own frequencies."""
+    """Return llama3's divisor of each frequency, from transformers' own frequencies."""
     scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
     rope = config.rope_parameters
     plain = rope["rope_theta"] ** -(np.arange(0, config.head_dim, 2) / config.head_dim)

@@ -58,7 +58,7 @@ def mlp(x: np.ndarray, get) -> np.ndarray:
 def logits(
     config: ModelConfig, parameters: Mapping[str, np.ndarray], ids: Sequence[int], dtype: type = np.float64
 ) -> np.ndarray:
-    """Of each position, (positions, vocabulary), with matrices and activations of `dtype`."""
+    """Return the logits of each position, (positions, vocabulary), with matrices and activations of `dtype`."""
     embed = np.asarray(parameters["embed"], dtype)
     x = embed[list(ids)]
     for layer in range(config.layers):

@@ -62,7 +62,7 @@ def test_prompts_as_vllm_wraps_them(llm):
     assert [len(outputs) for outputs in found] == [1] * 6
     assert all(outputs[0].outputs == found[0][0].outputs for outputs in found)
     assert llm.generate([]) == []
-    with pytest.raises(ConfigError, match="a prompt with prompt, multi_modal_data"):
+    with pytest.raises(ConfigError, match="a prompt has the keys prompt, multi_modal_data"):
         llm.generate({"prompt": text, "multi_modal_data": {}})
 
 
@@ -120,7 +120,7 @@ def test_chat_takes_what_openais_clients_send(llm, monkeypatch):
 @pytest.mark.parametrize(
     ("message", "error"),
     [
-        ({"content": [{"type": "image_url"}]}, r"messages.0.content.0={'type': 'image_url'}: expected .*text alone"),
+        ({"content": [{"type": "image_url"}]}, r"messages.0.content.0={'type': 'image_url'}: expected .*text only"),
         ({"tool_calls": [{"function": {}}]}, r"messages.0.tool_calls.0=.*: expected a dict with the name"),
         (
             {"tool_calls": [{"function": {"name": "f", "arguments": "[1]"}}]},
@@ -135,7 +135,7 @@ def test_messages_that_no_template_reads_are_refused(llm, message, error):
     with pytest.raises(ConfigError, match=r"messages.1=.*: expected a dict, such as message.model_dump"):
         plain_messages([{"role": "user", "content": "a"}, object()])
     for wrong in ({"content": "a"}, {"role": None, "content": "a"}, {"role": 7}):
-        with pytest.raises(ConfigError, match=r"messages.0.role=.*: expected whose message it is"):
+        with pytest.raises(ConfigError, match=r"messages.0.role=.*: expected the role"):
             plain_messages([wrong])
 
 

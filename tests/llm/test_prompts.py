@@ -1,4 +1,4 @@
-"""What is asked of a model: what it may be, and that nothing else gets through."""
+"""Forms of prompts that are accepted; all others are rejected."""
 
 import inspect
 
@@ -24,5 +24,5 @@ def test_a_conversation_or_several():
 
 @pytest.mark.parametrize("wrong", [None, 7, {"model": "smollm2"}])
 def test_what_is_no_model_is_refused(wrong):
-    with pytest.raises(ConfigError, match=r"model=.*: expected a path, a name, or what fullstride.llm.weights.load"):
+    with pytest.raises(ConfigError, match=r"model=.*: expected a path, a name, .*fullstride.llm.weights.load"):
         inspect.unwrap(LLM.__init__)(object.__new__(LLM), wrong)

@@ -84,7 +84,7 @@ def test_shapes_are_texts_of_a_known_kind():
     shape = Structured("json_schema", "{}")
     for kind, value, message in (
         ("json", "{}", "structured output=json: expected one of"),
-        ("json_schema", {"type": "object"}, "json_schema is dict: expected a text, such as json.dumps makes"),
+        ("json_schema", {"type": "object"}, "json_schema is dict: expected a text; use json.dumps"),
     ):
         object.__setattr__(shape, "kind", kind)
         object.__setattr__(shape, "value", value)

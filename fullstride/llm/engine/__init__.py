@@ -1,4 +1,4 @@
-"""The engine that runs requests: continuous batching over a paged pool of keys and values."""
+"""The engine that runs requests: continuous batching over a paged KV cache."""
 
 from fullstride.llm.engine.config import EngineConfig
 from fullstride.llm.engine.engine import Engine

@@ -1,4 +1,4 @@
-"""Who has which block of the pool; full blocks are known by what they hold, and shared."""
+"""Allocation of KV cache blocks; full blocks are identified by a hash of their contents, and shared."""
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
@@ -8,12 +8,12 @@ import numpy as np
 
 
 def digest(before: bytes, tokens: Sequence[int]) -> bytes:
-    """Names a full block by its own tokens and, through the block before it, by all that precede them."""
+    """Hash a full block by its tokens and, through the previous block's hash, by all tokens before them."""
     return blake2b(np.asarray(tokens, np.int32).tobytes(), key=before, digest_size=16).digest()
 
 
 def block_hashes(tokens: Sequence[int], size: int) -> list[bytes]:
-    """Names of the full blocks that the tokens are, from the first on."""
+    """Return the hashes of the full blocks of `tokens`, from the first on."""
     names: list[bytes] = []
     for start in range(0, len(tokens) - size + 1, size):
         names.append(digest(names[-1] if names else b"", tokens[start : start + size]))
@@ -28,7 +28,7 @@ class BlockManager:
     """
 
     def __init__(self, count: int, caching: bool = True):
-        """All are free and hold nothing."""
+        """Start with all blocks free and empty."""
         self.count, self.caching = count, caching
         self._users = [0] * (count + 1)
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, count + 1))
@@ -37,11 +37,11 @@ class BlockManager:
 
     @property
     def free(self) -> int:
-        """Blocks that nobody uses."""
+        """Number of blocks that no sequence uses."""
         return len(self._free)
 
     def match(self, names: Iterable[bytes]) -> list[int]:
-        """The blocks that hold the longest known beginning of a sequence."""
+        """Return the cached blocks of the longest known prefix of a sequence."""
         found: list[int] = []
         for name in names:
             if (block := self._found.get(name)) is None:
@@ -50,17 +50,17 @@ class BlockManager:
         return found
 
     def is_free(self, block: int) -> bool:
-        """Whether nobody uses it."""
+        """Return whether no sequence uses `block`."""
         return not self._users[block]
 
     def share(self, blocks: Iterable[int]) -> None:
-        """Use blocks that hold what is wanted."""
+        """Add a user to blocks that hold a wanted prefix."""
         for block in blocks:
             self._users[block] += 1
             self._free.pop(block, None)
 
     def take(self, count: int) -> list[int]:
-        """Use blocks for something new; there must be as many free ones."""
+        """Allocate blocks for new contents; as many must be free."""
         taken = [self._free.popitem(last=False)[0] for _ in range(count)]
         for block in taken:
             self._users[block] = 1
@@ -69,7 +69,7 @@ class BlockManager:
         return taken
 
     def release(self, blocks: Sequence[int]) -> None:
-        """Use them no more; the last is given out first, for a beginning is shared more often than an end."""
+        """Release blocks; the last is reused first, since beginnings are shared more often than ends."""
         for block in reversed(blocks):
             self._users[block] -= 1
             if not self._users[block]:
@@ -78,6 +78,6 @@ class BlockManager:
                     self._free.move_to_end(block, last=False)
 
     def publish(self, block: int, name: bytes) -> None:
-        """A used block is full and holds what is called so; of two that hold the same, the first is found."""
+        """Register a full block under its hash; of two blocks with the same contents, the first is found."""
         if self.caching and name not in self._found and block not in self._names:
             self._names[block], self._found[name] = name, block

@@ -1,4 +1,4 @@
-"""What an engine is made of, from the model, its settings and the devices."""
+"""Construction of an engine's parts from a model, its settings and the devices."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 @runtime_checkable
 class Model(Protocol):
-    """As `fullstride.llm.weights.Loaded`; the tokenizer may be None, and then there is no text."""
+    """Protocol of `fullstride.llm.weights.LoadedModel`; an engine whose tokenizer is None gives no text."""
 
     @property
     def config(self) -> ModelConfig: ...
@@ -34,7 +34,7 @@ class Model(Protocol):
 
 
 class EngineParts(NamedTuple):
-    """Attributes: the devices, the kernels chosen for them, the weights on them, and the shapes to compile."""
+    """Devices of an engine, the kernels chosen for them, the weights on them, and the shapes to compile."""
 
     devices: tuple[Any, ...]
     kernels: Kernels
@@ -45,25 +45,25 @@ class EngineParts(NamedTuple):
 def select_kernels(
     model: ModelConfig, config: EngineConfig, devices: Sequence[Any] | None = None
 ) -> tuple[tuple[Any, ...], str, Kernels]:
-    """What an engine will run on and with; nothing is read, put on a device or compiled.
+    """Choose an engine's devices, dtype and kernels; nothing is read, put on a device or compiled.
 
     Args:
         model: sizes.
         config: settings.
-        devices: of JAX's, `tensor_parallel_size` of them; None for the first ones.
+        devices: JAX devices, `tensor_parallel_size` of them; None for the first ones.
 
     Returns:
         The devices, the dtype of the weights, and the kernels.
 
     Raises:
-        ConfigError: if there are too few devices, or others than so many were given, the model cannot be split among
-            them, or the set of kernels cannot run it on them; and as `fullstride.llm.engine.shapes.check`.
+        ConfigError: if there are too few devices, or another number than that was given; if the model cannot be split
+            among them, or the kernel set cannot run it on them; and as `fullstride.llm.engine.shapes.check`.
 
     """
     count = config.tensor_parallel_size
     found = tuple(jax.devices()[:count] if devices is None else devices)
     if len(found) != count:
-        there = f"there are {len(found)} devices" if devices is None else f"{len(found)} devices are given"
+        there = f"there are {len(found)} devices" if devices is None else f"{len(found)} devices were passed"
         raise ConfigError(f"tensor_parallel_size={count}: {there}; expected as many devices as share the model")
     if (reason := refusal(model, count)) is not None:
         raise ConfigError(f"tensor_parallel_size={count}: {reason}")
@@ -81,7 +81,7 @@ def build_parts(
     Args:
         loaded: the model.
         config: settings.
-        devices: of JAX's, `tensor_parallel_size` of them; None for the first ones.
+        devices: JAX devices, `tensor_parallel_size` of them; None for the first ones.
         loading: called with how many of how many layers are on the devices.
 
     Raises:
@@ -100,12 +100,12 @@ def build_parts(
 
 
 def _say(config: EngineConfig, model: ModelConfig, made: CompiledShapes) -> None:
-    """Say what was chosen: loudly where nobody asked for sequences that are shorter than the model's."""
+    """Log the chosen sizes; warn if sequences are shorter than the model's context without a setting that says so."""
     taken = block_bytes(model, made.pool, made.block) * (made.blocks + 1)
     said = f"max_length={made.max_length}, {made.blocks} blocks of {made.block} tokens, {taken / 1e6:,.0f} MB"
     free = not (config.max_length or config.kv_blocks or config.kv_memory or config.kv_share)
     if free and made.max_length < model.max_position:
-        advice = "kv_memory, kv_share or max_length say otherwise, kv_cache_dtype=fp8 takes less"
-        logger.warning("%s: the model is for %d tokens; %s", said, model.max_position, advice)
+        advice = "set kv_memory, kv_share or max_length to change that; kv_cache_dtype=fp8 needs less memory"
+        logger.warning("%s: the model supports %d tokens; %s", said, model.max_position, advice)
     else:
         logger.info("%s", said)

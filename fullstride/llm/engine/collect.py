@@ -1,4 +1,4 @@
-"""What a step brought, token by token: ends, stop texts, grammars, logprobs."""
+"""Processing of a step's results, token by token: ends, stop texts, grammars, logprobs."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -16,17 +16,17 @@ logger = logging.getLogger(__name__)
 
 
 class DeltaBuilder:
-    """A delta in the making."""
+    """Delta under construction."""
 
     def __init__(self, sequence: Sequence):
-        """Nothing is new yet."""
+        """Start without new tokens."""
         self.sequence, self.tokens, self.text = sequence, [], ""
         self.logprobs: list[tuple[Logprob, ...]] = []
         self.stop: str | int | None = None
         self.error, self.refused = "", False
 
     def end(self, reason: FinishReason, stop: str | int | None = None, error: str = "", refused: bool = False) -> None:
-        """The completion ends here; text that was held back comes out, unless a stop text is what ended it."""
+        """End the completion; text that was held back is emitted unless a stop text ended it."""
         sequence = self.sequence
         if not isinstance(stop, str):
             text, found = sequence.text.flush(reason not in ("abort", "error") and wants_output(sequence))
@@ -38,7 +38,7 @@ class DeltaBuilder:
         self.refused = refused
 
     def delta(self) -> Delta | None:
-        """The delta, or None if there is nothing to say."""
+        """Return the delta, or None if nothing is new."""
         sequence, asked = self.sequence, self.sequence.request.params
         prompt = None
         if (
@@ -65,19 +65,19 @@ class DeltaBuilder:
 
 
 def wants_output(sequence: Sequence) -> bool:
-    """Whether the output is long enough to be ended by a stop text."""
+    """Return whether the output is long enough to be ended by a stop text."""
     return sequence.num_output_tokens >= sequence.request.params.min_tokens
 
 
 def collect(
     flight: InFlightStep, ended: Callable[[Sequence], None], computed: Callable[[Sequence], None]
 ) -> Iterator[Delta]:
-    """Wait for a step and take what it brought; a delta is given out at once, since reading the next one may fail.
+    """Wait for a step and yield its deltas, each at once, since reading the next one may fail.
 
     Args:
-        flight: the oldest that was not read.
-        ended: called with each sequence that ends.
-        computed: called with each that has new tokens with keys and values.
+        flight: oldest dispatched step that was not read.
+        ended: callback for each sequence that ends.
+        computed: callback for each sequence with new tokens in the KV cache.
 
     """
     plan, sampled = flight.plan, flight.out.sampled
@@ -111,7 +111,7 @@ def _take(draft: DeltaBuilder, token: int, values: Any, step: int, row: int) -> 
     if values is not None and request.params.logprobs is not None:
         draft.logprobs.append(logprobs(values, (step, row), request.params.logprobs))
     if token in request.stops:
-        # The model's own end is no news; a token that was asked for is.
+        # The model's own end token is not reported as a stop reason; a requested one is.
         own = token not in (request.params.stop_token_ids or ())
         if request.params.include_stop_str_in_output:
             draft.text += sequence.text.push(token, watch=False)[0]
@@ -126,25 +126,25 @@ def _take(draft: DeltaBuilder, token: int, values: Any, step: int, row: int) -> 
     elif sequence.matcher is not None:
         try:
             if not sequence.matcher.advance(token):
-                raise RuntimeError(f"the grammar does not allow token {token}, which was chosen under its mask")
+                raise RuntimeError(f"token {token} was sampled under the grammar's mask, but the grammar rejects it")
             sequence.mask = sequence.matcher.mask()
         except ConfigError as error:
             logger.warning("%s", error)
             draft.end("error", error=str(error), refused=True)
         except Exception as error:
-            logger.exception("a grammar failed, and its request")
+            logger.exception("a grammar failed; its request ends with an error")
             draft.end("error", error=one_line(error))
 
 
 def logprobs(values: Any, at: tuple[int, int], count: int) -> tuple[Logprob, ...]:
-    """The token's own, then the most probable ones."""
+    """Return the logprob of the token itself, then those of the most probable ones."""
     own = Logprob(int(values.token[at]), float(values.logprob[at]), int(values.rank[at]))
     best = zip(values.top[at][:count].tolist(), values.top_logprobs[at][:count].tolist(), strict=True)
     return (own, *(Logprob(token, value, rank) for rank, (token, value) in enumerate(best, 1) if token >= 0))
 
 
 def _read_prompts(flight: InFlightStep) -> None:
-    """Put the prompts' logprobs in their places; each says what follows a token, so the first token has none."""
+    """Store the logprobs of prompts; each scores the token that follows, so the first token has none."""
     chunks = [
         c for c in flight.plan.chunks if c.sequence.prompt_logprobs is not None and not c.sequence.prompt_logprobs_sent
     ]
@@ -162,5 +162,5 @@ def _read_prompts(flight: InFlightStep) -> None:
 
 
 def _on_host(sampled: Sampled) -> Any:
-    """The same with numpy's arrays."""
+    """Copy a step's samples into NumPy arrays."""
     return sampled._replace(**{name: np.asarray(value) for name, value in sampled._asdict().items()})

@@ -1,4 +1,4 @@
-"""How large an engine is and what it may use."""
+"""Settings of an engine: its size and the memory that it may use."""
 
 from dataclasses import dataclass
 from numbers import Integral
@@ -8,7 +8,7 @@ from fullstride.llm.config import DTYPES
 from fullstride.llm.vllm_names import DIFFERENT, ENGINE
 from fullstride.renamed import accepts
 
-# What keys and values may be kept as; `auto` is the model's dtype.
+# Dtypes of the KV cache; `auto` is the model's dtype.
 KV_CACHE_DTYPES = ("auto", "fp8")
 
 
@@ -22,25 +22,25 @@ class EngineConfig:
     `num_gpu_blocks_override` (`kv_blocks`).
 
     Attributes:
-        max_tokens_per_step: of prompts' chunks and decode rows together; a longer prompt takes several steps.
-        max_sequences: that run at once; others wait.
-        max_length: of prompt and output together; by default what model and pool allow.
-        block_size: tokens of a block of keys and values.
-        kv_blocks: blocks of the pool.
-        kv_memory: bytes of the pool, if `kv_blocks` is not given.
-        kv_share: of the memory that is left once the weights are on the devices, for the pool, if neither is given. By
-            default 0.8 of an accelerator's; on a CPU as much as one sequence of `max_length` takes, 512 MiB or more,
-            and unless that length was asked for a quarter of what is free at most.
-        steps_per_dispatch: decode steps that the device makes before the host looks again.
-        dtype: of weights, and of the pool unless `kv_cache_dtype` says otherwise; by default float32 on a CPU, where
-            XLA's bfloat16 products are slow, and the model's own elsewhere.
-        kv_cache_dtype: `auto` keeps keys and values in `dtype`; `fp8` in e4m3, a byte each, so that a pool of the same
-            bytes has twice as many tokens as one of bfloat16.
-        kernels: `auto`, or a set of `fullstride.llm.kernels`.
-        prefix_cache: blocks with the same beginning are shared, and kept as long as there is room.
-        compile_cache: compiled programs are kept on disk for the next start.
-        tensor_parallel_size: devices that share the model, each with its heads, its part of the MLP and of the
-            vocabulary; the pool is as large as what they have together.
+        max_tokens_per_step: tokens of prompt chunks and decode rows together; a longer prompt takes several steps.
+        max_sequences: number of sequences that run at once; others wait.
+        max_length: tokens of prompt and output together; by default as many as model and KV cache allow.
+        block_size: tokens of a KV cache block.
+        kv_blocks: number of KV cache blocks.
+        kv_memory: bytes of the KV cache, if `kv_blocks` is not given.
+        kv_share: share of the memory that is free once the weights are on the devices, if neither is given. The default
+            is 0.8 on an accelerator. On a CPU it is the memory of one sequence of `max_length`, at least 512 MiB and,
+            unless `max_length` is given, at most a quarter of the free memory.
+        steps_per_dispatch: decode steps that the device runs per dispatch.
+        dtype: dtype of the weights, and of the KV cache unless `kv_cache_dtype` differs; by default float32 on a CPU,
+            because XLA's bfloat16 products are slow there, and the model's own elsewhere.
+        kv_cache_dtype: `auto` stores keys and values in `dtype`; `fp8` in e4m3, a byte each, so that a KV cache of the
+            same bytes holds twice as many tokens as one in bfloat16.
+        kernels: `auto`, or the name of a kernel set of `fullstride.llm.kernels`.
+        prefix_cache: whether prompts with a common prefix share blocks, which stay cached while there is room.
+        compile_cache: whether compiled programs are cached on disk for the next start.
+        tensor_parallel_size: number of devices that share the model; each has its heads and its part of the MLP, the
+            vocabulary and the KV cache.
 
     """
 
@@ -60,7 +60,7 @@ class EngineConfig:
     tensor_parallel_size: int = 1
 
     def __post_init__(self):
-        """Refuse what no engine can be.
+        """Validate the settings that depend on no model.
 
         Raises:
             ConfigError: naming the field.
@@ -79,9 +79,13 @@ class EngineConfig:
             one_of("dtype", self.dtype, DTYPES)
         one_of("kv_cache_dtype", self.kv_cache_dtype, KV_CACHE_DTYPES)
         if self.max_length is not None and self.max_length < 2:
-            raise ConfigError(f"max_length={self.max_length}: expected 2 or more, one token in and one out")
+            raise ConfigError(
+                f"max_length={self.max_length}: expected 2 or more (one prompt token and one output token)"
+            )
         if self.kv_share is not None and not 0 < self.kv_share <= 1:
-            raise ConfigError(f"kv_share={self.kv_share}: expected a part of the free memory, above 0 and at most 1")
+            raise ConfigError(
+                f"kv_share={self.kv_share}: expected a fraction of the free memory, above 0 and at most 1"
+            )
         given = [name for name in ("kv_blocks", "kv_memory", "kv_share") if getattr(self, name) is not None]
         if len(given) > 1:
-            raise ConfigError(f"{' and '.join(given)} are given: give one")
+            raise ConfigError(f"{' and '.join(given)} exclude each other: give one")

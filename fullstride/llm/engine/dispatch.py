@@ -1,4 +1,4 @@
-"""From a plan to the device and back."""
+"""Dispatch of a plan to the device."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -15,20 +15,20 @@ from fullstride.llm.engine.wire import DecodeInput, MixedInput, RowParams
 from fullstride.llm.kernels.interface import SamplingNeeds, needs_full_sampler
 from fullstride.llm.sampling_params import SMALLEST
 
-# Below it the most probable token is all that a temperature leaves, but for logits that fp32 cannot divide by it.
+# Below it a temperature leaves only the most probable token, except for logits that fp32 cannot divide by it.
 COLDEST = 1e-5
 
 
 @dataclass
 class InFlightStep:
-    """A plan that is on its way, and what it will bring."""
+    """Dispatched plan and its pending results."""
 
     plan: StepPlan
     out: StepOutput
 
 
 def dispatch(runner: Runner, plan: StepPlan) -> InFlightStep:
-    """Send a plan off."""
+    """Dispatch a plan."""
     for sequence in plan.admitted:
         if _is_special(sequence):
             bias, prompt = sequence.request.params.logit_bias or {}, sequence.request.prompt
@@ -47,7 +47,7 @@ def dispatch(runner: Runner, plan: StepPlan) -> InFlightStep:
     width = max(len(sequence.blocks) for sequence in plan.sequences)
     width = next(size for size in runner.sizes.widths if size >= width)
     out = _mixed(runner, plan, width) if plan.chunks else _decode(runner, plan, width)
-    # What will be read is on its way to the host as soon as it is there.
+    # The copy to the host begins as soon as the results are there.
     wanted = any(sequence.request.params.logprobs is not None for sequence in plan.sequences)
     for array in out.sampled if wanted else out.sampled[:1]:
         array.copy_to_host_async()
@@ -61,7 +61,7 @@ def _decode(runner: Runner, plan: StepPlan, width: int) -> StepOutput:
     host.head[:] = plan.steps, plan.early
     host.slots[:] = runner.sizes.rows
     _tables(host, plan.sequences, runner.sizes.block)
-    # Steps that no row can need would be made in vain; a step that is one operation costs nothing then.
+    # Do not launch steps that no row can need; if a step is one operation, such a step costs nothing.
     full = runner.is_whole(rows) or any(
         sequence.request.limit >= sequence.max_length_in_flight for sequence in plan.decodes
     )
@@ -91,7 +91,7 @@ def _tables(host: Any, sequences: list[Sequence], block: int) -> None:
 
 
 def _chunk(host: MixedInput, row: int, first: int, chunk: Chunk, sizes: CompiledShapes) -> int:
-    """Write a chunk's row and its tiles from `first` on; returns the next free tile."""
+    """Write a chunk's row and its tiles from `first` on; return the next free tile."""
     sequence, count = chunk.sequence, chunk.count
     tiles = -(-count // sizes.tile)
     host.kinds[row] = wire.LAST_CHUNK if chunk.last else wire.CHUNK
@@ -114,7 +114,7 @@ def _chunk(host: MixedInput, row: int, first: int, chunk: Chunk, sizes: Compiled
 
 
 def params(sequence: Sequence) -> np.ndarray:
-    """The row's words; see `Params`."""
+    """Return the parameters of the row; see `wire.RowParams`."""
     asked, wanted, packed = sequence.request.params, sampling_needs(sequence), np.full(wire.PARAMS.size, -1, np.int32)
     numbers = {
         "temperature": wanted.temperature,
@@ -140,7 +140,7 @@ def params(sequence: Sequence) -> np.ndarray:
 
 
 def sampling_needs(sequence: Sequence) -> SamplingNeeds:
-    """What the choice of its tokens depends on, in the numbers that the device gets; the same for all of its life."""
+    """Return the sampling settings of a sequence as the device gets them; they never change."""
     asked = sequence.request.params
     return SamplingNeeds(
         special=_is_special(sequence),
@@ -154,7 +154,7 @@ def sampling_needs(sequence: Sequence) -> SamplingNeeds:
 
 
 def _asks(sequence: Sequence) -> bool:
-    """Whether it wants more than a temperature, or logprobs of its prompt."""
+    """Return whether a sequence needs more than a temperature, or logprobs of its prompt."""
     return sequence.prompt_logprobs is not None or needs_full_sampler(sampling_needs(sequence))
 
 

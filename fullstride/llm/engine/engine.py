@@ -22,22 +22,22 @@ from fullstride.llm.sampling_params import SamplingParams
 
 logger = logging.getLogger(__name__)
 
-# Steps that may be on their way: one runs while the one before it is read.
+# Steps in flight at most: one runs while the one before it is read.
 DEPTH = 2
 # Tokens of a prompt by whose blocks an engine is chosen where there are several.
 NAMED = 4096
 
 
 class Engine:
-    """Runs requests on one device, or on several that share the model.
+    """Runner of requests on one device, or on several that share the model.
 
     Attributes:
         model: sizes of the model.
-        tokenizer: of the model, or None.
-        sizes: what it is compiled for; `max_length` is what prompt and output may have.
-        kernels: name of the set in use.
-        devices: that it runs on.
-        dead: why nothing can run any more; None while the engine lives.
+        tokenizer: the model's tokenizer, or None.
+        sizes: compiled shapes; `max_length` limits the tokens of prompt and output.
+        kernels: name of the kernel set in use.
+        devices: JAX devices that it runs on.
+        dead: reason why nothing can run any more; None while the engine is alive.
 
     """
 
@@ -53,11 +53,11 @@ class Engine:
         """Put the weights on the devices and compile every program that will run.
 
         Args:
-            loaded: from `fullstride.llm.weights.load`.
-            config: settings.
-            progress: called with how many of how many programs are ready: with 0 at first, then at least every second.
-            devices: of JAX's, `tensor_parallel_size` of them; the first ones unless given.
-            loading: called with how many of how many layers are on the devices.
+            loaded: model, as returned by `fullstride.llm.weights.load`.
+            config: settings of the engine.
+            progress: callback `(ready, total)` for compiled programs: with 0 at first, then at least every second.
+            devices: JAX devices, `tensor_parallel_size` of them; the first ones unless given.
+            loading: callback `(loaded, total)` for layers on the devices.
 
         Raises:
             ConfigError: for settings that the model or the devices cannot meet.
@@ -81,13 +81,13 @@ class Engine:
     def add(
         self, request_id: str, prompt: Sequence[int], params: SamplingParams, *, arrived: float | None = None
     ) -> None:
-        """Take a request in; it runs when `step` is called.
+        """Add a request; it runs when `step` is called.
 
         Args:
-            request_id: a name that no other request under way has.
+            request_id: name that no other running request has.
             prompt: token ids.
-            params: how to choose tokens and when to end.
-            arrived: the caller's clock, kept with the request.
+            params: sampling parameters and stop conditions.
+            arrived: time of arrival by the caller's clock.
 
         Raises:
             ConfigError: if it can never run: too long, more than the pool holds, unknown token ids, more of
@@ -95,9 +95,9 @@ class Engine:
 
         """
         if self.dead is not None:
-            raise ConfigError(f"the engine is dead: {self.dead}; start another one")
+            raise ConfigError(f"the engine has failed: {self.dead}; create a new one")
         if request_id in self._live:
-            raise ConfigError(f"request_id={request_id}: a request of this name is under way")
+            raise ConfigError(f"request_id={request_id}: a request with this id is running")
         request = self._intake.request(request_id, prompt, params, arrived)
         sequences = self._intake.sequences(request)
         self._live[request_id] = sequences
@@ -105,13 +105,13 @@ class Engine:
         self._prompt_tokens += len(request.prompt)
 
     def abort(self, request_id: str) -> None:
-        """End a request now: its blocks are free, and the next step says so; an unknown or ended one is left alone."""
+        """Abort a request: its blocks are freed and the next step reports it; an unknown or ended one is ignored."""
         for sequence in self._live.get(request_id, ()):
             if sequence.finish is None:
                 self._end(sequence, "abort")
 
     def clear(self) -> None:
-        """Forget all requests and the pool: for a caller that was interrupted in the middle of a step.
+        """Drop all requests and the KV cache: for a caller that was interrupted during a step.
 
         No deltas follow. Programs and weights stay.
         """
@@ -123,7 +123,7 @@ class Engine:
             self._restart()
 
     def step(self) -> list[Delta]:
-        """Send the next step off, and read the one before it, if there is one.
+        """Dispatch the next step, and read the previous one, if any.
 
         Returns:
             What is new; every completion gets one delta with a finish reason, whatever happens. A step that fails
@@ -139,20 +139,20 @@ class Engine:
 
     @property
     def started(self) -> list[str]:
-        """Requests that the latest step gave their first place, one name for each completion."""
+        """Requests first admitted by the latest step, one name per completion."""
         return list(self._scheduler.started)
 
     @property
     def grammars(self) -> Any:
-        """The compiler of structured output, which another thread may use before a request is added."""
+        """Compiler of structured output; other threads may use it before they add a request."""
         return self._intake.grammars
 
     def share_grammars(self, other: "Engine") -> None:
-        """Use the compiler of another engine of the same model, so that a shape is compiled once for both."""
+        """Share another engine's grammar compiler (same model), so that a grammar is compiled once for both."""
         self._intake.grammars = other.grammars
 
     def block_hashes(self, prompt: Sequence[int]) -> list[bytes]:
-        """What the first blocks of a prompt are called in the pool of any engine with blocks of this size.
+        """Return the hashes of a prompt's first blocks; engines with the same block size give the same hashes.
 
         At most `NAMED` tokens are looked at, and none without a prefix cache; any thread may ask.
         """
@@ -160,7 +160,7 @@ class Engine:
         return block_hashes(prompt[: min(len(prompt) - 1, NAMED)], size) if self._caching else []
 
     def cached_prefix_blocks(self, names: Sequence[bytes]) -> int:
-        """How many blocks of these names, from the first on, are in the pool; any thread may ask.
+        """Return how many of these blocks, from the first on, are in the KV cache; safe to call from any thread.
 
         By the time when a request comes it may be more or fewer.
         """
@@ -168,7 +168,7 @@ class Engine:
 
     @property
     def busy(self) -> bool:
-        """Whether a step would do anything."""
+        """Return whether a step has work to do."""
         return bool(self._live or self._flights or self._outbox)
 
     def stats(self) -> EngineStats:
@@ -189,7 +189,7 @@ class Engine:
         )
 
     def _dispatch(self) -> bool:
-        """Send the next step off; whether there is one."""
+        """Dispatch the next step; return whether there is one."""
         if (plan := self._scheduler.plan()) is None:
             return False
         try:
@@ -226,9 +226,9 @@ class Engine:
             self._outbox.append(delta)
 
     def _fail(self, plan: StepPlan, error: Exception) -> None:
-        """A step failed, and the state with it: its requests end; the others start over with what they have."""
+        """Recover from a failed step: its requests end; the others start over with the tokens they have."""
         why = one_line(error)
-        logger.exception("a step failed, and the requests in it: %s", why)
+        logger.exception("a step failed, and with it its requests: %s", why)
         plans = [plan, *(flight.plan for flight in self._flights)]
         self._flights.clear()
         for sequence in {id(s): s for plan in plans for s in plan.sequences}.values():
@@ -238,11 +238,11 @@ class Engine:
         try:
             self._restart()
         except Exception as worse:
-            logger.exception("the engine is dead: its state could not be made anew")
+            logger.exception("the engine has failed: its state could not be rebuilt")
             self.dead = one_line(worse)
             for sequence in [sequence for sequences in self._live.values() for sequence in sequences]:
                 if sequence.finish is None:
-                    self._end(sequence, "error", f"the engine is dead: {self.dead}")
+                    self._end(sequence, "error", f"the engine has failed: {self.dead}")
 
     def _restart(self) -> None:
         for sequence in self._scheduler.running[::-1]:

@@ -1,4 +1,4 @@
-"""A burst of decode steps whose rows want a temperature at most, without a condition.
+"""Burst of decode steps for rows that need at most a temperature, without a condition.
 
 A GPU's host reads a condition before it launches what follows: the GPU waits for it, and a dispatch comes back only
 when its last condition is known, so that nothing can be planned meanwhile. Steps whose number is known are launched
@@ -20,7 +20,7 @@ from fullstride.llm.kernels.xla.sampling import drawn
 
 
 class RowState(NamedTuple):
-    """Where the rows of a decode step are: see `State`."""
+    """Progress of the rows of a decode step; see `EngineState`."""
 
     last: Int[Array, " D"]
     length: Int[Array, " D"]
@@ -28,7 +28,7 @@ class RowState(NamedTuple):
 
 
 class BurstCarry(NamedTuple):
-    """How far a burst is, the tokens of its steps, and whether a row has ended."""
+    """Loop state of a burst: steps done, their tokens, and whether a row has ended."""
 
     steps: Int[Array, ""]
     state: EngineState
@@ -38,14 +38,14 @@ class BurstCarry(NamedTuple):
 
 
 class BurstInputs(NamedTuple):
-    """What stays the same while it runs."""
+    """Inputs that stay constant during a burst."""
 
     host: DecodeInput
     params: RowParams
     sampler: Sampler
 
     def live(self, walk: BurstCarry) -> Bool[Array, " D"]:
-        """Rows that make another step."""
+        """Return which rows run another step."""
         steps, early = self.host.head
         going = (walk.steps < steps) & ~((early > 0) & walk.ended)
         return going & walk.now.alive & (walk.now.length < self.host.capacity)
@@ -58,13 +58,13 @@ Scores = Callable[[EngineState, RowState], tuple[Float[Array, "D vocab"], Engine
 def decode_fixed_steps(
     state: EngineState, host: DecodeInput, steps: int, scores: Scores
 ) -> tuple[EngineState, Int[Array, "S D"]]:
-    """Up to `host.head[0]` steps of each row, until it has ended, or one has and `host.head[1]` is set.
+    """Run up to `host.head[0]` steps of each row, until it has ended, or until any has if `host.head[1]` is set.
 
     Args:
-        state: of the engine.
-        host: rows, and how many steps they make.
-        steps: all of which are launched.
-        scores: a step of the model.
+        state: state of the engine.
+        host: rows, and the number of their steps.
+        steps: number of steps to launch.
+        scores: function that runs a step of the model.
 
     Returns:
         The state, and the tokens of each step, -1 for none.
@@ -84,7 +84,7 @@ def decode_fixed_steps(
 
 
 def ended(params: RowParams, token: Int[Array, " D"], length: Int[Array, " D"]) -> Bool[Array, " D"]:
-    """Whether a token is a row's last one, with `length` tokens before it."""
+    """Return whether `token` ends its row; `length` tokens precede it."""
     return jnp.any(params.stops == token[:, None], axis=1) | (length + 1 >= params.limit)
 
 
@@ -99,7 +99,7 @@ def _step(burst: BurstInputs, scores: Scores, _: Int[Array, ""], walk: BurstCarr
 
 
 def _settled(walk: BurstCarry, slots: Int[Array, " D"]) -> EngineState:
-    """The state with its rows where the burst left them."""
+    """Return the state with its rows advanced by the burst."""
     state, now = walk.state, walk.now
     return state._replace(
         last=state.last.at[slots].set(now.last),

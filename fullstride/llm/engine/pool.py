@@ -1,4 +1,4 @@
-"""How large the pool of keys and values is, where the settings do not say how many blocks it has."""
+"""Size of the KV cache, if the settings do not give its number of blocks."""
 
 import operator
 import os
@@ -26,24 +26,24 @@ LIMITS = {
     "": (".", "memory.max", "memory.current", "memory.stat"),
     "memory": ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "memory.stat"),
 }
-# Of what is used: files that were read, which give way.
+# Part of the used memory that is reclaimable: cached files.
 CACHES = ("inactive_file", "total_inactive_file")
 
 
 def block_bytes(model: ModelConfig, dtype: str, block: int) -> int:
-    """Of the keys and values of one block, all layers and heads together."""
+    """Return the bytes of one block's keys and values, over all layers and heads."""
     return 2 * model.layers * model.kv_heads * model.head_dim * block * np.dtype(dtype).itemsize
 
 
 def pool_blocks(config: EngineConfig, model: ModelConfig, dtype: str, devices: Sequence[Any], longest: int) -> int:
-    """Blocks of the pool, but for its spare one; where free memory decides, the weights are on the devices by now.
+    """Return the number of KV cache blocks, without the scratch block; call it once the weights are on the devices.
 
     Args:
-        config: of the engine.
-        model: whose keys and values they are.
-        dtype: of the pool's array.
-        devices: that share it; none are looked at where the settings say how large it is.
-        longest: tokens of a sequence that it should hold.
+        config: settings of the engine.
+        model: configuration of the model.
+        dtype: dtype of the KV cache.
+        devices: devices that share it; unused if the settings give its size.
+        longest: tokens of the longest sequence that it should hold.
 
     Raises:
         ConfigError: if there is no room for a block, or on a CPU not for a sequence of the length that was asked for.
@@ -54,31 +54,32 @@ def pool_blocks(config: EngineConfig, model: ModelConfig, dtype: str, devices: S
     each = block_bytes(model, dtype, config.block_size)
     memory = config.kv_memory or _memory(config, devices, (-(-longest // config.block_size) + 1) * each)
     if (blocks := memory // each - 1) < 1:
-        raise ConfigError(f"the pool of {memory} bytes holds no block of {each} bytes beside its spare one: give more")
+        least = f"two blocks of {each} bytes, one of them for scratch"
+        raise ConfigError(f"a KV cache of {memory} bytes is too small: expected at least {least}")
     return blocks
 
 
 def _memory(config: EngineConfig, devices: Sequence[Any], one: int) -> int:
-    """Bytes, where `one` are what the longest sequence takes."""
+    """Return the bytes of the KV cache; the longest sequence needs `one`."""
     host = devices[0].platform == "cpu"
     free = free_host_memory() if host else _free(devices)
     if free is not None and (config.kv_share or not host):
         return int((config.kv_share or SHARE) * free)
     if config.kv_share or not host:
-        raise ConfigError(f"{devices[0]} does not say how much memory it has left: give kv_blocks or kv_memory")
+        raise ConfigError(f"{devices[0]} does not report its free memory: set kv_blocks or kv_memory")
     wanted = max(CPU_POOL, one)
     if free is None:
         return wanted
     if config.max_length and one > SHARE * free:
         raise ConfigError(
             f"max_length={config.max_length}: its keys and values take {one / 1e9:.1f} GB; {free / 1e9:.1f} GB are"
-            f" free, of which they may take {SHARE:.0%}: ask for less, or take kv_cache_dtype=fp8"
+            f" free, of which they may take {SHARE:.0%}: set a smaller max_length, or kv_cache_dtype=fp8"
         )
     return max(min(wanted, int(CPU_SHARE * free)), one if config.max_length else 0)
 
 
 def _free(devices: Sequence[Any]) -> int | None:
-    """Of accelerators, as much on each as on the fullest; None if one does not say."""
+    """Return the free bytes of accelerators, each counted like the fullest; None if one does not report them."""
     stats = [device.memory_stats() for device in devices]
     if not all(stats):
         return None
@@ -86,7 +87,7 @@ def _free(devices: Sequence[Any]) -> int | None:
 
 
 def free_host_memory() -> int | None:
-    """Bytes; None where the system does not tell."""
+    """Return the free bytes of host memory; None if the system does not report them."""
     return min((*_of_machine(), *_of_container()), default=None)
 
 
@@ -102,9 +103,9 @@ def _of_machine() -> Iterator[int]:
 
 
 def _of_container() -> Iterator[int]:
-    """Of the process's group and of those around it, each of which has a limit of its own."""
+    """Yield the free memory of the process's cgroup and of its parents, each of which has its own limit."""
     for controller, (top, limit, used, statistics) in LIMITS.items():
-        # Where a container sees the host's path, its mount begins at its own group: the rest of the path is not there.
+        # If a container sees the host's path, its mount begins at its own group: the rest of the path is missing.
         for group in accumulate(_own_group(controller).parts, operator.truediv, initial=CGROUPS / top):
             try:
                 most, now = (int((group / name).read_text()) for name in (limit, used))
@@ -116,7 +117,7 @@ def _of_container() -> Iterator[int]:
 
 
 def _own_group(controller: str) -> PurePosixPath:
-    """The process's group, below the top one."""
+    """Return the path of the process's cgroup, below the root group."""
     try:
         paths = {names: path for _, names, path in (line.split(":", 2) for line in MINE.read_text().splitlines())}
     except (OSError, ValueError):  # not Linux

@@ -1,4 +1,4 @@
-"""The two programs of an engine: a mixed step of chunks and decode rows, and a burst of decode steps."""
+"""Programs of an engine: a mixed step of chunks and decode rows, and a burst of decode steps."""
 
 from typing import NamedTuple
 
@@ -19,16 +19,16 @@ from fullstride.llm.models import rope
 from fullstride.llm.models.decoder import hidden_states, logits
 from fullstride.llm.models.parameters import Weights
 
-# Most probable tokens that a step reports where logprobs are wanted, as many as OpenAI's API gives.
+# Most probable tokens that a step reports if logprobs are requested: as many as OpenAI's API returns.
 TOP = 20
 
 
 class StepOutput(NamedTuple):
-    """What the host reads; a token of -1 is none.
+    """Results of a step that the host reads; a token of -1 stands for no token.
 
     Attributes:
-        sampled: with axes step and row.
-        prompt: logprobs of a prompt's own tokens, with axes tile and token; None of a burst.
+        sampled: sampled tokens, with axes step and row.
+        prompt: logprobs of a prompt's own tokens, with axes tile and token; None for a burst.
 
     """
 
@@ -73,7 +73,7 @@ class Programs:
     def quick_decode(
         self, weights: Weights, state: EngineState, packed: Int[Array, " words"], rows: int
     ) -> tuple[EngineState, StepOutput]:
-        """The same for rows that want a temperature at most; see `quick_steps`."""
+        """Decode rows that need at most a temperature; see `fixed_burst`."""
         host = DecodeInput.of(packed, rows)
 
         def scores(state: EngineState, now: RowState) -> tuple[Float[Array, "D vocab"], EngineState]:
@@ -110,7 +110,7 @@ class Programs:
         return state, StepOutput(jax.tree.map(lambda x: x[None], sampled), prompt)
 
     def scratch(self) -> tuple[Array, ...]:
-        """What steps that are one operation start with."""
+        """Allocate the scratch memory of steps that are one operation."""
         whole = self.kernels.fused_step
         return () if whole is None else tuple(whole.scratch(n) for n in self.sizes.row_buckets if n <= whole.rows)
 
@@ -121,7 +121,7 @@ class Programs:
         return self._batch(tokens, positions, _slots(positions[:, None], tables, self.sizes.block)[:, 0], tables, none)
 
     def _tiles(self, batch: StepBatch, host: MixedInput) -> StepBatch:
-        """The same with the chunks' tiles after it."""
+        """Append the chunks' tiles to a batch of rows."""
         offsets = jnp.arange(self.sizes.tile)
         positions = jnp.where(offsets < host.tile_counts[:, None], host.tile_starts[:, None] + offsets, -1)
         tables = host.tables[host.tile_rows]
@@ -141,7 +141,7 @@ class Programs:
     def _scores(
         self, weights: Weights, state: EngineState, batch: StepBatch
     ) -> tuple[Float[Array, "D vocab"], EngineState]:
-        """Of the tokens after those of decode rows."""
+        """Return the logits of the tokens that follow those of decode rows."""
         whole, rows = self.kernels.fused_step, batch.rows.shape[0]
         if whole is None or rows > whole.rows:
             hidden, state = self._forward(weights, state, batch)
@@ -179,7 +179,7 @@ class Programs:
         return state, sampled._replace(token=jnp.where(live, token, -1))
 
     def _prompt(self, weights: Weights, hidden: Array, host: MixedInput) -> Sampled:
-        """Logprobs of the tokens that follow in the prompt, a tile at a time; nothing is computed if none is wanted."""
+        """Compute logprobs of the prompt's next tokens, a tile at a time; nothing is computed if none is requested."""
 
         def tile(pair):
             scores = logits(self.model, self.kernels, weights, pair[0])
@@ -202,7 +202,7 @@ class Programs:
 
 
 def _admit(state: EngineState, host: MixedInput) -> EngineState:
-    """Put the chunks' rows where their chunks end; a row that only begins is not alive yet."""
+    """Advance the chunks' rows to the end of their chunks; a row with prompt left is not alive yet."""
     chunk = (host.kinds == CHUNK) | (host.kinds == LAST_CHUNK)
     to = jnp.where(chunk, host.slots, state.last.shape[0] - 1)
     return state._replace(
@@ -214,7 +214,7 @@ def _admit(state: EngineState, host: MixedInput) -> EngineState:
 
 
 def _slots(positions: Int[Array, "N Q"], tables: Int[Array, "N W"], block: int) -> Int[Array, "N Q"]:
-    """Where keys and values of these positions go; padding goes to block 0."""
+    """Return the KV cache slots of these positions; padding goes to block 0."""
     inside = jnp.maximum(positions, 0)
     found = jnp.take_along_axis(tables, inside // block, axis=1) * block + inside % block
     return jnp.where(positions < 0, 0, found)

@@ -1,4 +1,4 @@
-"""The device's side of an engine: weights, state and compiled programs."""
+"""Device side of an engine: weights, state and compiled programs."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
@@ -21,13 +21,13 @@ from fullstride.llm.progress import OnProgress
 # XLA's estimate of memory counts a donated pool once for each operation that rewrites it, and would then search every
 # program, in vain and for most of the time that compiling takes, for what to compute twice.
 OPTIONS: dict[str, dict[str, int]] = {"gpu": {"xla_gpu_memory_limit_slop_factor": 1000}}
-# Between two calls of `progress` while no further program is ready.
+# Seconds between two calls of `progress` while no further program is ready.
 TICK_SECONDS = 1.0
-# What takes less is compiled anew.
+# Programs that compile in fewer seconds are not cached.
 CACHED_SECONDS = 0.5
 _EVENT = "/jax/core/compile/backend_compile_duration"
 _count = 0
-# A program by what it is for: its kind, rows, tiles, and blocks of a table.
+# Key of a program: its kind, rows, tiles, and blocks of a table.
 Key = tuple[str, int, int, int]
 
 
@@ -40,12 +40,12 @@ jax.monitoring.register_event_duration_secs_listener(_listen)
 
 
 def compiles() -> int:
-    """Programs that were compiled, or taken from the persistent cache, since this module was first imported."""
+    """Return the number of programs compiled or loaded from the persistent cache since this module was imported."""
     return _count
 
 
 def keep() -> None:
-    """Keep compiled programs on disk in fullstride's cache, unless JAX was told already where to keep them."""
+    """Cache compiled programs on disk in fullstride's cache, unless JAX already has a cache folder."""
     if jax.config.values["jax_compilation_cache_dir"] is None:
         from fullstride.step.jax.compile_cache import keep_compiled
 
@@ -55,15 +55,15 @@ def keep() -> None:
 
 
 class Runner:
-    """Runs steps, in the order of the calls; nothing is waited for.
+    """Asynchronous runner of steps, in the order of the calls.
 
-    On several devices each runs the whole step on its share of weights and pool, and has all of the rest of the state.
+    Of several devices, each runs the whole step on its shard of weights and KV cache; the other state is replicated.
     """
 
     def __init__(
         self, programs: Programs, weights: Weights, devices: Sequence[Any], progress: OnProgress | None = None
     ):
-        """Compile everything that will ever run."""
+        """Compile every program that will run."""
         self.programs, self.sizes, self.device = programs, programs.sizes, devices[0]
         self.mesh: Mesh | None = mesh_of(devices) if len(devices) > 1 else None
         self._leaves, self._tree = jax.tree.flatten(weights)
@@ -73,14 +73,14 @@ class Runner:
         self.compiled = self._compile(progress)
 
     def reset(self) -> None:
-        """Start over with an empty pool, after a step that failed took the old one with it."""
+        """Start over with an empty KV cache, after a failed step has consumed the old one."""
         for leaf in jax.tree.leaves(self.state):
             if not leaf.is_deleted():
                 leaf.delete()
         self.state = self._fresh()
 
     def decode(self, packed: np.ndarray, rows: int, width: int, *, quick: bool = False) -> StepOutput:
-        """Dispatch a burst; a quick one is of rows that want a temperature at most, all steps of it."""
+        """Dispatch a burst; a quick one is for rows that need at most a temperature."""
         return self._run(("decode", rows, 0, width), packed, quick)
 
     def mixed(self, packed: np.ndarray, tiles: int, width: int, *, quick: bool = False) -> StepOutput:
@@ -88,7 +88,7 @@ class Runner:
         return self._run(("mixed", self.sizes.rows, tiles, width), packed, quick)
 
     def is_whole(self, rows: int) -> bool:
-        """Whether a decode step of so many rows is one operation."""
+        """Return whether a decode step of `rows` rows is one operation."""
         whole = self.programs.kernels.fused_step
         return whole is not None and rows <= whole.rows
 
@@ -99,11 +99,11 @@ class Runner:
         return out
 
     def set_history(self, packed: np.ndarray) -> None:
-        """See `state.set_history`."""
+        """Set the history of a row; see `state.set_history`."""
         self.state = self.compiled["history", 0, 0, 0](self.state, packed)
 
     def set_mask(self, packed: np.ndarray) -> None:
-        """See `state.set_mask`."""
+        """Set the mask of a row; see `state.set_mask`."""
         self.state = self.compiled["mask", 0, 0, 0](self.state, packed)
 
     def _blank(self) -> EngineState:
@@ -112,12 +112,12 @@ class Runner:
         return EngineState(**zeros, scratch=self.programs.scratch())
 
     def places(self) -> EngineState:
-        """Where each part of the state lies."""
+        """Shardings of the parts of the state."""
         every = jax.tree.map(lambda _: self._whole(), jax.eval_shape(self._blank))
         return every if self.mesh is None else every._replace(pool=NamedSharding(self.mesh, POOL))
 
     def keys(self) -> list[Key]:
-        """Everything that is compiled."""
+        """Keys of all programs to compile."""
         sizes, found = self.sizes, []
         for width in sizes.widths:
             found += [("mixed", sizes.rows, tiles, width) for tiles in sizes.tile_buckets]
@@ -142,7 +142,7 @@ class Runner:
         return found
 
     def lower(self, key: Key) -> Any:
-        """A program, traced for its shapes."""
+        """Trace a program for its shapes."""
         kind, rows, tiles, width = key
         sizes, programs, tree = self.sizes, self.programs, self._tree
         if kind == "history":
@@ -163,12 +163,12 @@ class Runner:
         return self._lower(step, 1, self._leaves, self.state, self._words(words))
 
     def _lower(self, function: Callable[..., Any], state: int, *operands: Any) -> Any:
-        """Trace a function that gives back the state, its operand of that number, in its place."""
+        """Trace a function that updates the state, its operand of that number, in place."""
         if self.mesh is not None:
             specs = jax.tree.map(lambda x: x.sharding.spec, operands)
             out = (specs[state], PartitionSpec()) if state else specs[state]
             name = function.__name__
-            # That all devices leave the same outside the pool is nothing that types could prove.
+            # Types cannot prove that all devices return the same values outside the KV cache.
             function = jax.shard_map(function, mesh=self.mesh, in_specs=specs, out_specs=out, check_vma=False)
             function.__name__ = name
         return jax.jit(function, donate_argnums=state).lower(*operands)
@@ -177,5 +177,5 @@ class Runner:
         return jax.ShapeDtypeStruct((count,), np.int32, sharding=self._whole())
 
     def _whole(self) -> Any:
-        """The same on every device."""
+        """Sharding that replicates an array on every device."""
         return SingleDeviceSharding(self.device) if self.mesh is None else NamedSharding(self.mesh, PartitionSpec())

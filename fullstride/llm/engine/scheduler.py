@@ -1,4 +1,4 @@
-"""Who runs in the next step: decode rows first, then prompts' chunks in what is left of the token budget."""
+"""Scheduler of the next step: decode rows first, then prompt chunks in the rest of the token budget."""
 
 from collections import deque
 from dataclasses import dataclass, field, replace
@@ -10,7 +10,7 @@ from fullstride.llm.engine.shapes import CompiledShapes
 
 @dataclass(frozen=True)
 class Chunk:
-    """A part of a prompt: `count` tokens from `start` on; `last` is followed by the first token of the output."""
+    """Part of a prompt: `count` tokens from `start` on; the first output token follows the `last` one."""
 
     sequence: Sequence
     start: int
@@ -18,20 +18,20 @@ class Chunk:
 
     @property
     def last(self) -> bool:
-        """Whether it ends what is to be computed."""
+        """Return whether this is the sequence's last chunk."""
         return self.start + self.count == len(self.sequence.tokens)
 
 
 @dataclass(frozen=True)
 class StepPlan:
-    """One dispatch.
+    """Plan of one dispatch.
 
     Attributes:
-        decodes: sequences that go on by a token a step.
-        chunks: of prompts; with any there is one step.
-        steps: most decode steps.
+        decodes: sequences that decode one token per step.
+        chunks: prompt chunks; with any there is one step.
+        steps: number of decode steps, at most.
         admitted: sequences whose rows are new.
-        early: someone waits, so end when a row does.
+        early: whether to stop when any row ends, because a request waits.
 
     """
 
@@ -43,13 +43,13 @@ class StepPlan:
 
     @property
     def sequences(self) -> list[Sequence]:
-        """All of them, in the order of their rows."""
+        """Return all sequences of the plan, in the order of their rows."""
         return [*self.decodes, *(chunk.sequence for chunk in self.chunks)]
 
 
 @dataclass
 class Scheduler:
-    """First come, first served; where blocks run out, the newest gives its own back and is computed again later."""
+    """First-come, first-served scheduler; if blocks run out, the newest sequence is preempted and recomputed later."""
 
     sizes: CompiledShapes
     blocks: BlockManager
@@ -63,15 +63,15 @@ class Scheduler:
     _rows: list[int] = field(default_factory=list)
 
     def __post_init__(self):
-        """All rows are free, low ones first."""
+        """Start with all rows free, low ones first."""
         self._rows = list(range(self.sizes.rows))[::-1]
 
     def anew(self, blocks: BlockManager) -> "Scheduler":
-        """One with the same requests waiting and the same counts, for blocks that hold nothing; none may be running."""
+        """Return a scheduler with the same waiting requests and counts, for an empty KV cache; none may be running."""
         return replace(self, blocks=blocks, running=[], started=[])
 
     def plan(self) -> StepPlan | None:
-        """The next dispatch, or None if there is nothing that may run before something is read."""
+        """Return the next plan, or None if nothing can run before a result is read."""
         before = self.preemptions
         decodes = self._decodes()
         admitted: list[Sequence] = []
@@ -89,7 +89,7 @@ class Scheduler:
         return plan
 
     def leave(self, sequence: Sequence) -> None:
-        """Take back what it has: it has ended, or waits again.
+        """Take back the row and blocks of a sequence that has ended or waits again.
 
         Steps that are on their way may still write to its blocks: they run before any that the blocks are given to.
         """
@@ -103,14 +103,14 @@ class Scheduler:
         sequence.blocks, sequence.row, sequence.num_published_blocks = [], None, 0
 
     def preempt(self, sequence: Sequence) -> None:
-        """Back to the head of the queue, without its blocks."""
+        """Preempt a sequence: return it to the head of the queue, without its blocks."""
         self.leave(sequence)
         sequence.computed, sequence.prefilling = 0, True
         self.waiting.appendleft(sequence)
         self.preemptions += 1
 
     def name(self, sequence: Sequence, computed: int) -> None:
-        """Its first `computed` tokens have keys and values: make their full blocks known."""
+        """Register the full blocks of a sequence's first `computed` tokens in the prefix cache."""
         size = self.sizes.block
         names = sequence.digests(size)
         while (sequence.num_published_blocks + 1) * size <= computed and sequence.num_published_blocks < len(names):
@@ -123,14 +123,14 @@ class Scheduler:
             if sequence.row is None or sequence.prefilling or sequence.max_length_in_flight >= sequence.request.limit:
                 continue
             if sequence.matcher is not None and sequence.steps_in_flight:
-                # Its next mask depends on the token that is on its way.
+                # The next mask depends on the token in flight.
                 continue
             if self._room(sequence):
                 ready.append(sequence)
         return ready
 
     def _room(self, sequence: Sequence) -> bool:
-        """Make room for one more token, from the newest if need be; False if that is the sequence itself."""
+        """Make room for one more token, by preempting the newest if necessary; False if that is the sequence itself."""
         while not self._grow(sequence, 1):
             victim = self.running[-1]
             self.preempt(victim)
@@ -139,7 +139,7 @@ class Scheduler:
         return True
 
     def _grow(self, sequence: Sequence, steps: int) -> bool:
-        """Get blocks for that many steps; of a sequence's last token there is no key."""
+        """Allocate blocks for `steps` steps; the last token of a sequence needs no slot."""
         tokens = min(sequence.max_length_in_flight - 1 + steps, sequence.request.limit - 1)
         missing = -(-tokens // self.sizes.block) - len(sequence.blocks)
         if missing > self.blocks.free:
@@ -163,23 +163,23 @@ class Scheduler:
         return chunks
 
     def _prompts(self, admitted: list[Sequence], admit: bool):
-        """Those that are under way, then those that there is room for."""
+        """Return chunks of running prompts, then of waiting ones for which there is room."""
         yield from [sequence for sequence in self.running if sequence.prefilling]
         while admit and self.waiting and self._rows and self._admit(self.waiting[0]):
             admitted.append(self.waiting.popleft())
             yield admitted[-1]
 
     def _admit(self, sequence: Sequence) -> bool:
-        """Give it a row, the blocks that hold its beginning already, and blocks for the rest."""
+        """Admit a sequence: assign a row, the cached blocks of its prefix, and blocks for the rest."""
         if sequence.steps_in_flight:
             return False
         size = self.sizes.block
         wants_prompt = sequence.prompt_logprobs is not None and not sequence.prompt_logprobs_sent
-        # At least the last token is computed anew: its logits are needed.
+        # The last token is always recomputed: its logits are needed.
         names = [] if wants_prompt else sequence.digests(size)[: (len(sequence.tokens) - 1) // size]
         found = self.blocks.match(names)
         fresh = -(-len(sequence.tokens) // size) - len(found)
-        # Room for those that run to grow, lest this one be sent back at once.
+        # Leave room for the running sequences to grow; otherwise this one would be preempted at once.
         if fresh + sum(map(self.blocks.is_free, found)) + len(self.running) > self.blocks.free:
             return False
         self.blocks.share(found)
@@ -190,7 +190,7 @@ class Scheduler:
             self._admissions += 1
             self.started.append(sequence.request.name)
             self.queries, self.hits = self.queries + len(sequence.request.prompt), self.hits + sequence.computed
-        # Among the running ones by age: one that comes back is no newcomer.
+        # Running sequences are ordered by first admission, so a preempted one keeps its place.
         place = next((i for i, other in enumerate(self.running) if other.order > sequence.order), len(self.running))
         self.running.insert(place, sequence)
         return True

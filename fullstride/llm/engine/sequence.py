@@ -1,4 +1,4 @@
-"""A request as the engine sees it: one sequence for each of its n completions, with its text and stop texts."""
+"""State of a request in the engine: one sequence per completion, with its text and stop texts."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -10,19 +10,19 @@ from fullstride.llm.sampling_params import SamplingParams
 
 
 class StopTextBuffer:
-    """Text of one completion; what a stop text may begin with is held back until it is certain."""
+    """Text of one completion; a possible beginning of a stop text is held back until it is decided."""
 
     def __init__(self, detokenizer: Any, stops: Iterable[str] = (), include: bool = False):
-        """Nothing yet; without a `Detokenizer` there is never any text."""
+        """Start without text; without a `Detokenizer` there is never any."""
         self._detokenizer, self._stops, self._include = detokenizer, tuple(stops), include
         self._held = ""
 
     def push(self, token: int, watch: bool) -> tuple[str, str | None]:
-        """Take a token.
+        """Add a token.
 
         Args:
-            token: of the output.
-            watch: whether a stop text ends it by now; one that ends before is passed over.
+            token: token id of the output.
+            watch: whether stop texts apply yet; one that ends earlier is ignored.
 
         Returns:
             Text that is certain, and the stop text that was found, if one was.
@@ -33,7 +33,7 @@ class StopTextBuffer:
         return self._add(self._detokenizer.push([token]), watch)
 
     def flush(self, watch: bool) -> tuple[str, str | None]:
-        """What is left at the end: half characters and what no stop text came of."""
+        """Return the text held back at the end: half characters and incomplete stop texts."""
         if self._detokenizer is None:
             return "", None
         text, found = self._add(self._detokenizer.flush(), watch)
@@ -42,13 +42,13 @@ class StopTextBuffer:
 
     def _add(self, new: str, watch: bool) -> tuple[str, str | None]:
         held, text = len(self._held), self._held + new
-        # A stop text may begin in what was held back, but one that ended there was passed over.
+        # A stop text may begin in the text held back, but one that ended there was ignored.
         ends = [(at, stop) for stop in self._stops if (at := text.find(stop, max(0, held - len(stop) + 1))) >= 0]
         if watch and ends:
             at, stop = min(ends, key=lambda place: (place[0], -len(place[1])))
             self._held = ""
             return text[: at + len(stop) if self._include else at], stop
-        # As much of the text's end as a stop text may begin with.
+        # The longest end of the text that a stop text may begin with.
         sizes = (n for stop in self._stops for n in range(1, len(stop)) if text.endswith(stop[:n]))
         keep = max(sizes, default=0)
         self._held = text[len(text) - keep :]
@@ -57,13 +57,13 @@ class StopTextBuffer:
 
 @dataclass
 class Request:
-    """What was asked for.
+    """Request as the engine accepted it.
 
     Attributes:
         prompt: token ids.
         limit: tokens of prompt and output together.
-        stops: token ids that end it: its own, and the model's unless they are ignored.
-        arrived: by the caller's clock, or None.
+        stops: token ids that end it: its own, and the model's unless `ignore_eos` is set.
+        arrived: time of arrival by the caller's clock, or None.
 
     """
 
@@ -77,24 +77,25 @@ class Request:
 
 @dataclass(eq=False)
 class Sequence:
-    """One completion on its way.
+    """Completion in progress.
 
     Attributes:
-        tokens: of the prompt and of the output so far, as far as the host has read them.
-        computed: tokens that have keys and values once everything dispatched has run, while it is a prompt; what
-            follows is known when it is read.
-        pending: most tokens that dispatched steps may still bring.
-        flights: dispatched steps that it is in.
-        blocks: of its block table, in order.
-        named: how many of them are known by what they hold.
-        names: digests of its full blocks.
-        row: on the device; None while it waits.
-        order: of its first admission; the newest gives way first.
-        prefilling: the prompt, or what a preemption made of it, is not computed whole.
-        matcher: of its grammar; `mask` says what it allows next.
-        finish: why it ended.
-        cached: of the prompt's tokens, how many were found in the cache at first.
-        prompt_logprobs: so far; `told` once they were given out.
+        tokens: tokens of the prompt and of the output, as far as the host has read them.
+        computed: tokens with keys and values once everything dispatched has run, while the prompt is prefilled; after
+            that, tokens are counted when they are read.
+        pending: tokens that dispatched steps may still produce, at most.
+        steps_in_flight: number of dispatched steps that include it.
+        blocks: block table, in order.
+        num_published_blocks: number of blocks registered in the prefix cache.
+        block_hashes: hashes of its full blocks.
+        row: row on the device; None while it waits.
+        order: number of its first admission; the newest is preempted first.
+        prefilling: whether part of the prompt (after a preemption: with the output so far) is still to be computed.
+        matcher: matcher of its grammar; its `mask` has the tokens allowed next.
+        finish: finish reason.
+        num_cached_tokens: prompt tokens found in the prefix cache at its first admission.
+        prompt_logprobs: logprobs of the prompt so far.
+        prompt_logprobs_sent: whether they were emitted.
 
     """
 
@@ -121,27 +122,27 @@ class Sequence:
 
     @property
     def num_output_tokens(self) -> int:
-        """Tokens of the output that the host has read."""
+        """Number of output tokens that the host has read."""
         return len(self.tokens) - len(self.request.prompt)
 
     @property
     def max_length_in_flight(self) -> int:
-        """Tokens that it has at most when everything dispatched has run."""
+        """Number of tokens, at most, once everything dispatched has run."""
         return len(self.tokens) + self.pending
 
     @property
     def row_or_fail(self) -> int:
-        """Its row, while it has one."""
+        """Return its row; it must have one."""
         assert self.row is not None
         return self.row
 
     @property
     def num_cached_prompt_tokens(self) -> int:
-        """Tokens of the prompt that were not computed for it; later completions find what the first one computed."""
+        """Prompt tokens that were not computed for it; later completions reuse those of the first one."""
         return 0 if self.index else self.num_cached_tokens or 0
 
     def digests(self, block: int) -> list[bytes]:
-        """Names of its full blocks."""
+        """Update and return the hashes of its full blocks."""
         while (len(self.block_hashes) + 1) * block <= len(self.tokens):
             start = len(self.block_hashes) * block
             before = self.block_hashes[-1] if self.block_hashes else b""

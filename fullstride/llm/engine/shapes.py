@@ -1,4 +1,4 @@
-"""The fixed grid of shapes that an engine is compiled for, from its settings, the model and the device."""
+"""Fixed grid of shapes that an engine is compiled for, from its settings, the model and the device."""
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -11,7 +11,7 @@ from fullstride.llm.kernels import FP8_POOL, Kernels
 
 
 class BatchLimits(NamedTuple):
-    """Attributes: tokens of a step, sequences, steps a dispatch, tokens of a tile."""
+    """Default limits: tokens per step, sequences, steps per dispatch, tokens per tile."""
 
     budget: int
     rows: int
@@ -27,27 +27,27 @@ DEFAULTS = {
 CPU_ROWS, ROWS, TILES, WIDTHS = 8, 2, 4, 4
 # Tokens of the smallest mixed step.
 LEAST_CHUNK = 64
-# Tokens of the smallest block table that has a program of its own.
+# Tokens of the smallest block table with a separate program.
 LEAST_CONTEXT = 1024
 
 
 @dataclass(frozen=True)
 class CompiledShapes:
-    """Shapes.
+    """Shapes that an engine is compiled for.
 
     Attributes:
-        rows: sequences at once.
-        row_buckets: rows of a decode step.
-        tile: tokens of a tile of a prompt's chunk.
-        tile_buckets: tiles of a mixed step.
-        widths: blocks of a table.
-        budget: tokens of a step.
-        steps: most decode steps of a dispatch.
-        block: tokens of a block.
-        blocks: of the pool, but for block 0, which is nobody's.
-        max_length: of a sequence.
-        dtype: of weights.
-        pool: dtype of the pool's array.
+        rows: number of sequences at once.
+        row_buckets: compiled numbers of rows of a decode step.
+        tile: tokens of a tile of a prompt chunk.
+        tile_buckets: compiled numbers of tiles of a mixed step.
+        widths: compiled numbers of blocks of a block table.
+        budget: tokens per step, at most.
+        steps: decode steps per dispatch, at most.
+        block: tokens of a KV cache block.
+        blocks: number of KV cache blocks, without block 0, which is scratch.
+        max_length: tokens of a sequence, at most.
+        dtype: dtype of the weights.
+        pool: dtype of the KV cache.
 
     """
 
@@ -66,23 +66,23 @@ class CompiledShapes:
 
 
 def dtype_for(config: EngineConfig, platform: str, own: str) -> str:
-    """The dtype of weights."""
+    """Return the dtype of the weights."""
     return config.dtype or ("float32" if platform == "cpu" else own)
 
 
 def pool_for(config: EngineConfig, dtype: str) -> str:
-    """The dtype of the pool's array, given that of the weights."""
+    """Return the dtype of the KV cache, given that of the weights."""
     return FP8_POOL if config.kv_cache_dtype == "fp8" else dtype
 
 
 def check(config: EngineConfig, model: ModelConfig, platform: str, dtype: str) -> None:
-    """See that settings can be, as far as the devices' memory has no say in it.
+    """Check the settings, except those that depend on the devices' memory.
 
     Args:
         config: settings.
         model: sizes.
-        platform: of the devices.
-        dtype: of weights.
+        platform: JAX platform of the devices.
+        dtype: dtype of the weights.
 
     Raises:
         ConfigError: if a step has no token for a prompt, `max_length` is more than the model's, or `kv_memory` holds no
@@ -98,7 +98,7 @@ def check(config: EngineConfig, model: ModelConfig, platform: str, dtype: str) -
 def _batch_limits(config: EngineConfig, platform: str) -> BatchLimits:
     default = DEFAULTS["cpu" if platform == "cpu" else "other"]
     rows = config.max_sequences or default.rows
-    # Where all rows but one decode, that one's prompt needs a token, too.
+    # If all rows but one decode, that one's prompt still needs a token.
     budget = config.max_tokens_per_step or max(default.budget, rows + default.tile)
     if budget <= rows:
         raise ConfigError(f"max_tokens_per_step={budget}: expected more than max_sequences, which is {rows}")
@@ -108,12 +108,14 @@ def _batch_limits(config: EngineConfig, platform: str) -> BatchLimits:
 
 def _longest(config: EngineConfig, model: ModelConfig) -> int:
     if config.max_length and config.max_length > model.max_position:
-        raise ConfigError(f"max_length={config.max_length}: the model was made for {model.max_position}")
+        raise ConfigError(
+            f"max_length={config.max_length}: expected at most {model.max_position}, the model's context length"
+        )
     return config.max_length or model.max_position
 
 
 def choose_shapes(config: EngineConfig, model: ModelConfig, kernels: Kernels, *devices: Any) -> CompiledShapes:
-    """Choose what the settings leave open; the weights are on the devices by now.
+    """Choose the shapes that the settings leave open; call it once the weights are on the devices.
 
     Raises:
         ConfigError: as `check`; or if there is no room for a block, or on a CPU not for a sequence of the length that
@@ -126,7 +128,7 @@ def choose_shapes(config: EngineConfig, model: ModelConfig, kernels: Kernels, *d
     pool = pool_for(config, dtype)
     longest = _longest(config, model)
     blocks = pool_blocks(config, model, pool, devices, longest)
-    # The newest token of a sequence needs no slot.
+    # The newest token of a sequence needs no slot yet.
     holds = blocks * config.block_size + 1
     longest = longest if config.max_length else min(longest, holds)
     widest = -(-longest // config.block_size)

@@ -1,4 +1,4 @@
-"""What stays on the device from step to step; every step takes it and gives it back in the same buffers."""
+"""State that stays on the device; every step receives it and returns it in the same buffers."""
 
 from typing import Any, NamedTuple
 
@@ -14,17 +14,17 @@ from fullstride.llm.kernels.xla.sampling import PROMPT
 
 
 class EngineState(NamedTuple):
-    """Keys and values, and of each row (the last is nobody's, for padding) where it stands.
+    """KV cache, and the progress of each row; the last row is for padding.
 
     Attributes:
-        pool: keys and values of all layers, by slot, perhaps as `FP8_POOL`; block 0 is nobody's.
-        last: the row's newest token, of which there is no key yet.
-        length: tokens that have keys and values.
-        alive: the row has not ended.
-        params: see `Params`.
-        counts: see `Sampler`; of rows with penalties.
-        masks: see `Sampler`; of rows with a grammar.
-        scratch: of steps that are one operation, for each size that a decode step may have; see `Whole`.
+        pool: KV cache of all layers, by slot, possibly as `FP8_POOL`; block 0 is scratch.
+        last: newest token of each row, which has no key yet.
+        length: number of tokens with keys and values.
+        alive: whether the row has not ended.
+        params: parameters of each row; see `wire.RowParams`.
+        counts: token counts of rows with penalties; see `Sampler`.
+        masks: token masks of rows with a grammar; see `Sampler`.
+        scratch: scratch memory of fused steps, for each size of a decode step; see `FusedStep`.
 
     """
 
@@ -41,7 +41,7 @@ class EngineState(NamedTuple):
 
 
 def shapes(model: ModelConfig, sizes: CompiledShapes) -> dict[str, tuple[tuple[int, ...], str]]:
-    """Shape and dtype of what is zero at first, in order."""
+    """Return shape and dtype of the arrays that start as zeros, in order."""
     rows, vocab = sizes.rows + 1, model.vocab_size
     return {
         "pool": ((model.layers, 2, (sizes.blocks + 1) * sizes.block, model.kv_heads, model.head_dim), sizes.pool),
@@ -57,7 +57,7 @@ def shapes(model: ModelConfig, sizes: CompiledShapes) -> dict[str, tuple[tuple[i
 
 
 def sampler(state: EngineState, slots: Int[Array, " D"], position: Int[Array, " D"]) -> Sampler:
-    """What the choice of these rows depends on; the new token will be at `position`."""
+    """Return the sampling inputs of these rows; the new token will be at `position`."""
     own = wire.RowParams.of(state.params[slots])
     numbers = lax.bitcast_convert_type(own.numbers, jnp.float32)
     return Sampler(

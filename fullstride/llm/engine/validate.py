@@ -1,4 +1,4 @@
-"""What an engine takes: everything that could never run is refused before it waits."""
+"""Validation of requests: a request that could never run is rejected before it is queued."""
 
 import operator
 import os
@@ -19,10 +19,10 @@ SEED_BYTES = 16
 
 
 class RequestValidator:
-    """Makes sequences of what is asked for."""
+    """Validator of requests, which turns them into sequences."""
 
     def __init__(self, model: ModelConfig, sizes: CompiledShapes, tokenizer: Any):
-        """For an engine of these sizes; without a tokenizer there is neither text nor grammar."""
+        """Validate for an engine of these sizes; without a tokenizer there is neither text nor grammar."""
         self.model, self.sizes, self.tokenizer = model, sizes, tokenizer
 
     def request(self, name: str, prompt: Iterable[int], params: SamplingParams, arrived: float | None) -> Request:
@@ -38,13 +38,13 @@ class RequestValidator:
         if params.min_tokens > limit - len(tokens):
             raise ConfigError(
                 f"min_tokens={params.min_tokens}: after a prompt of {len(tokens)} tokens there is room for"
-                f" {limit - len(tokens)}; ask for at most so many"
+                f" {limit - len(tokens)}; request at most that many"
             )
         _check_params(params, self.model, self.tokenizer)
         return Request(name, tokens, params, limit, _stops(params, self.model), arrived)
 
     def sequences(self, request: Request) -> list[Sequence]:
-        """One for each completion.
+        """Create a sequence for each completion.
 
         Raises:
             ConfigError: for a grammar that is not understood.
@@ -70,7 +70,7 @@ class RequestValidator:
         return found
 
     def _limit(self, prompt: int, params: SamplingParams) -> int:
-        """Tokens that the sequence may have, which the pool has to hold, too."""
+        """Return the tokens that the sequence may have; the KV cache must hold them, too."""
         wanted = total_length(prompt, params.max_tokens, self.sizes.max_length)
         holds = self.sizes.blocks * self.sizes.block + 1
         if params.max_tokens is None:
@@ -81,7 +81,7 @@ class RequestValidator:
 
     @cached_property
     def grammars(self) -> Any:
-        """Compiles grammars, and keeps some of them.
+        """Compiler of grammars, which caches some of them.
 
         Raises:
             ConfigError: if the tokenizer names no end token.
@@ -95,16 +95,16 @@ class RequestValidator:
 def _check_ids(what: str, ids: Iterable[int], vocab: int) -> None:
     for token in ids:
         if not 0 <= token < vocab:
-            raise ConfigError(f"{what} has the token id {token}: this model's are 0 to {vocab - 1}")
+            raise ConfigError(f"{what} has the token id {token}: this model's ids are 0 to {vocab - 1}")
 
 
 def total_length(prompt: int, max_tokens: int | None, most: int) -> int:
-    """Tokens that a sequence may have.
+    """Return the tokens that a sequence may have.
 
     Args:
-        prompt: tokens of it.
-        max_tokens: that may follow; None for as many as fit.
-        most: tokens of the longest sequence.
+        prompt: number of tokens of the prompt.
+        max_tokens: output tokens, at most; None for as many as fit.
+        most: tokens of the longest possible sequence.
 
     Raises:
         ConfigError: if they are too many, or the prompt has none.
@@ -133,7 +133,7 @@ def _check_params(params: SamplingParams, model: ModelConfig, tokenizer: Any) ->
     }
     for name, (given, limit, unit) in most.items():
         if given > limit:
-            raise ConfigError(f"{name} asks for {given}: expected at most {limit} {unit}")
+            raise ConfigError(f"{name} needs {given}: expected at most {limit} {unit}")
     if tokenizer is None and (params.stop or params.structured_outputs):
         raise ConfigError("stop texts and structured output need a tokenizer, and this engine has none")
 
@@ -145,6 +145,6 @@ def _stops(params: SamplingParams, model: ModelConfig) -> tuple[int, ...]:
 
 
 def key(seed: bytes, index: int) -> tuple[int, int]:
-    """The two words that, with a token's position, make a completion's randomness."""
+    """Return the random key of a completion, two 32-bit integers; a token's position is folded in later."""
     found = blake2b(index.to_bytes(8, "little"), key=seed, digest_size=8).digest()
     return int.from_bytes(found[:4], "little"), int.from_bytes(found[4:], "little")

@@ -1,6 +1,6 @@
-"""What the host tells the device at each step: one small array of int32, whose parts have names on both sides.
+"""Input of a step from the host: one small int32 array, whose fields have names on both sides.
 
-A `Layout` is read by both: its parts are writable views of a numpy array, and values of a traced one.
+Both sides read it by a `Layout`: its fields are writable views of a NumPy array, or values of a traced one.
 """
 
 from typing import Any, NamedTuple
@@ -9,15 +9,15 @@ import numpy as np
 
 
 class Layout:
-    """Consecutive parts of an array's last axis, by name.
+    """Named consecutive fields of an array's last axis.
 
     Attributes:
-        size: words of all of them, without those of an open part.
+        size: integers of all fields, without those of an open field.
 
     """
 
     def __init__(self, *numbers: str, **widths: int | None):
-        """Name what is one number first, then what has so many words; None, for the last one, is all that is left."""
+        """Name fields of one integer first, then those of several; None, for the last one, takes the rest."""
         self._at: dict[str, int | slice] = {name: at for at, name in enumerate(numbers)}
         self.size = len(numbers)
         for name, width in widths.items():
@@ -25,11 +25,11 @@ class Layout:
             self._at[name] = slice(start, None if width is None else self.size)
 
     def of(self, words: Any) -> dict[str, Any]:
-        """The parts of an array."""
+        """Return the fields of an array."""
         return {name: words[..., at] for name, at in self._at.items()}
 
     def put(self, words: np.ndarray, /, **values: Any) -> None:
-        """Write parts of an array."""
+        """Write fields of an array."""
         for name, value in values.items():
             words[..., self._at[name]] = value
 
@@ -39,7 +39,7 @@ STOPS = 16
 # Entries of logit_bias that a request may have, as many as OpenAI's API takes.
 BIASES = 300
 SPECIAL, MASKED, WANTED = 1, 2, 4
-# What a row does in a mixed step.
+# Roles of a row in a mixed step.
 IDLE, DECODE, CHUNK, LAST_CHUNK = range(4)
 # A row's floats, bit by bit.
 NUMBERS = ("temperature", "top_p", "min_p", "repetition", "presence", "frequency")
@@ -52,20 +52,20 @@ MASK = Layout("row", bits=None)
 
 
 def tile_layout(tile: int) -> Layout:
-    """The parts of one of a mixed step's tiles."""
+    """Fields of one tile of a mixed step."""
     return Layout("tile_rows", "tile_starts", "tile_counts", tokens=tile, targets=tile)
 
 
 class RowParams(NamedTuple):
-    """A row's words: integers and, bit by bit, floats, which stay on the device while the row runs.
+    """Parameters of a row: integers and bit-cast floats, which stay on the device while the row runs.
 
     Attributes:
-        limit: tokens that the sequence may have in all.
+        limit: tokens that the sequence may have in total.
         min_until: position before which no stop may be chosen.
-        flags: SPECIAL, MASKED, WANTED.
-        key: two words.
-        numbers: those of `NUMBERS`.
-        stops: ids, -1 for none.
+        flags: bits SPECIAL, MASKED and WANTED.
+        key: random key, two integers.
+        numbers: floats named by `NUMBERS`.
+        stops: stop token ids, -1 for none.
 
     """
 
@@ -79,17 +79,17 @@ class RowParams(NamedTuple):
 
     @classmethod
     def of(cls, words: Any) -> "RowParams":
-        """Parts of an array whose last axis is laid out as `PARAMS`."""
+        """Return the fields of an array whose last axis is laid out as `PARAMS`."""
         return cls(**PARAMS.of(words))
 
 
 class DecodeInput(NamedTuple):
-    """A burst of decode steps.
+    """Input of a burst of decode steps.
 
     Attributes:
-        head: how many steps, and whether to end when a row does.
-        slots: the device's row of each row; the last one is nobody's.
-        capacity: tokens for which the row has blocks.
+        head: number of steps, and whether to stop when a row ends.
+        slots: device row of each row; the last one is for padding.
+        capacity: tokens for which each row has blocks.
         tables: block tables.
 
     """
@@ -101,29 +101,29 @@ class DecodeInput(NamedTuple):
 
     @classmethod
     def of(cls, packed: Any, rows: int) -> "DecodeInput":
-        """Parts of the array."""
+        """Return the fields of the array."""
         return cls(packed[:2], **DECODE_ROW.of(packed[2:].reshape(rows, -1)))
 
     @staticmethod
     def size(rows: int, width: int) -> int:
-        """Words of the array."""
+        """Return the number of integers of the array."""
         return 2 + rows * (DECODE_ROW.size + width)
 
 
 class MixedInput(NamedTuple):
-    """One step of decode rows and of prompts' chunks, cut in tiles.
+    """Input of one step of decode rows and of prompt chunks, cut into tiles.
 
     Attributes:
-        slots: as in `Decode`, and so are `capacity` and `tables`.
-        kinds: IDLE, DECODE, CHUNK or LAST_CHUNK.
-        at: of a chunk, where its last token is in the batch.
-        length: of a chunk, tokens of the sequence that have keys and values after the step.
-        params: of a chunk, the row's.
+        slots: device rows, like `capacity` and `tables` as in `DecodeInput`.
+        kinds: role of each row: IDLE, DECODE, CHUNK or LAST_CHUNK.
+        at: index in the batch of each chunk's last token.
+        length: tokens of each chunk's sequence with keys and values after the step.
+        params: parameters of each chunk's row.
         tile_rows: row of each tile.
-        tile_starts: position of its first token.
-        tile_counts: how many it has.
-        tokens: of the tiles.
-        targets: what follows each token, where its logprob is asked for; else -1.
+        tile_starts: position of each tile's first token.
+        tile_counts: number of tokens of each tile.
+        tokens: tokens of the tiles.
+        targets: token that follows each token, if its logprob is requested; else -1.
 
     """
 
@@ -142,17 +142,17 @@ class MixedInput(NamedTuple):
 
     @classmethod
     def of(cls, packed: Any, rows: int, tiles: int, tile: int) -> "MixedInput":
-        """Parts of the array."""
+        """Return the fields of the array."""
         layout = tile_layout(tile)
         each, body = packed[: tiles * layout.size], packed[tiles * layout.size :]
         return cls(**MIXED_ROW.of(body.reshape(rows, -1)), **layout.of(each.reshape(tiles, -1)))
 
     @staticmethod
     def size(rows: int, tiles: int, tile: int, width: int) -> int:
-        """Words of the array."""
+        """Return the number of integers of the array."""
         return tiles * tile_layout(tile).size + rows * (MIXED_ROW.size + width)
 
 
 def words(*numbers: float) -> np.ndarray:
-    """Floats as the int32 of the same bits."""
+    """Return floats as the int32 of the same bits."""
     return np.asarray(numbers, np.float32).view(np.int32)

@@ -11,7 +11,7 @@ FAMILIES: dict[str, Family] = {"llama": llama.FAMILY, "qwen2": qwen2.FAMILY, "qw
 
 
 def family_of(file: Path, key: str, name: object) -> Family:
-    """The family that a file names under a key.
+    """Return the model family that a file names under a key.
 
     Raises:
         ConfigError: if there is none of that name.

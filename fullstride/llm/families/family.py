@@ -1,4 +1,4 @@
-"""A family's own layers, names and words; all families are pre-norm, RMSNorm, SwiGLU, RoPE, GQA decoders."""
+"""Description of a model family; all are pre-norm, RMSNorm, SwiGLU, RoPE, GQA decoders."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -6,14 +6,14 @@ from typing import Any, NamedTuple
 
 
 class PreTokenizer(NamedTuple):
-    """How a byte-level tokenizer in a GGUF cuts a text, without anything as GPT-2's does.
+    """Pre-tokenizer of a byte-level tokenizer in a GGUF file; by default GPT-2's.
 
     Attributes:
         digits: how many of them go together, as a regular expression counts, in the words of Qwen2 and Llama 3.
-        single_digits: each digit stands alone, in GPT-2's words.
-        ignore_merges: a word of the vocabulary is a token, however it could be merged.
-        begins: the beginning's token goes before a text unless the file says otherwise.
-        composed: a text is brought into Unicode's composed form (NFC) first.
+        single_digits: whether each digit is a word of its own, with GPT-2's other rules.
+        ignore_merges: whether a word of the vocabulary is one token, whatever the merges say.
+        begins: whether a text begins with the begin-of-text token, unless the file says otherwise.
+        composed: whether a text is first normalized to Unicode's composed form (NFC).
 
     """
 
@@ -26,18 +26,18 @@ class PreTokenizer(NamedTuple):
 
 @dataclass(frozen=True)
 class Family:
-    """A row of `FAMILIES`, by the name that config.json and a GGUF give it.
+    """Model family: a row of `FAMILIES`, under the name in config.json and GGUF files.
 
     Attributes:
-        qk_norm: queries and keys are normalised over head_dim before RoPE.
-        qkv_bias: the three projections have biases.
-        interleaved: in a GGUF the two halves of a head's rows of q and k lie interleaved, as llama.cpp rotates them.
+        qk_norm: whether queries and keys are normalized over head_dim before RoPE.
+        qkv_bias: whether the three projections have biases.
+        interleaved: whether a GGUF interleaves the two halves of a head's rows of q and k, as llama.cpp does.
         fixed: keys of config.json that would change the arithmetic, and what they may be if they are there, beside
             those of `fullstride/llm/weights/hf_folder.py`.
-        tensors: our names of a layer's tensors by those of Hugging Face, beside the usual ones.
-        gguf_tensors: the same by those of llama.cpp.
-        words: of its tokenizers, by the names that llama.cpp gives these.
-        ends: marks of its chats and texts that end an answer.
+        tensors: our names of a layer's tensors by those of Hugging Face, in addition to the common ones.
+        gguf_tensors: our names of a layer's tensors by those of llama.cpp.
+        words: pre-tokenizers of its tokenizers, by llama.cpp's names.
+        ends: special tokens that end an answer.
 
     """
 

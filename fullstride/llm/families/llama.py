@@ -1,4 +1,4 @@
-"""Llama, and what has its layers, such as SmolLM2."""
+"""Llama, and models with the same layers, such as SmolLM2."""
 
 from fullstride.llm.families.family import Family, PreTokenizer
 

@@ -1,4 +1,4 @@
-"""The four operations that a step is made of, behind one interface; a named set of them runs or raises."""
+"""Kernel sets: the four operations of a step behind one interface; a named set runs or raises."""
 
 import logging
 from collections.abc import Sequence
@@ -38,8 +38,8 @@ SETS = ("token", "chained", "paged", "plain")
 MOST_WEIGHTS = {"token": 8e9}
 # Why a set cannot be one of several devices' share.
 ALONE = {
-    "token": "its one launch reads all weights of a step on one GPU",
-    "chained": "its one operation has all layers of a step on one GPU",
+    "token": "its single launch reads all weights of a step on one GPU",
+    "chained": "its single operation computes all layers of a step on one GPU",
 }
 # Sets whose attention reads keys and values in the weights' dtype alone.
 UNROUNDED = ("token",)
@@ -48,19 +48,19 @@ UNROUNDED = ("token",)
 def choose(
     name: str, model: ModelConfig, dtype: str, block: int, device: Any, devices: int = 1, pool: str | None = None
 ) -> Kernels:
-    """The set called `name`; `auto` takes the fastest that can run, and `Kernels.name` says which.
+    """Choose the kernel set `name`; `auto` takes the fastest that can run, whose name is in `Kernels.name`.
 
-    Why each faster one was passed over is logged, at the level INFO.
+    The reason for skipping each faster one is logged at the level INFO.
 
     Args:
         name: `plain` is JAX alone; `paged` has CUDA kernels for attention, `chained` also for products of decode steps,
             `token` also one for whole decode steps of few rows.
-        model: to be run.
-        dtype: of weights.
-        block: tokens of a block of the pool.
-        device: one of JAX's.
-        devices: that share the model; all are of the first one's kind.
-        pool: dtype of the pool's array, if it is another: `FP8_POOL`.
+        model: configuration of the model.
+        dtype: dtype of the weights.
+        block: tokens of a KV cache block.
+        device: JAX device.
+        devices: number of devices that share the model; all are of the same kind.
+        pool: dtype of the KV cache, if it differs: `FP8_POOL`.
 
     Raises:
         ConfigError: for an unknown name, or a set that cannot run this model on this device.
@@ -75,13 +75,13 @@ def choose(
         found = _barred(candidate, devices, pool) or _made(candidate, model, dtype, block, device)
         if not isinstance(found, str):
             return found if devices == 1 else found._replace(axis=AXIS)
-        logger.info("kernels=%s: not %s: %s", name, candidate, found)
+        logger.info("kernels=%s was chosen; %s cannot be used: %s", name, candidate, found)
     # The plain set runs everything, so one that was named is what cannot.
     raise ConfigError(f"kernels={name}: {found}; take kernels=auto")
 
 
 def _made(name: str, model: ModelConfig, dtype: str, block: int, device: Any) -> Kernels | str:
-    """A set, or why it cannot run."""
+    """Return a kernel set, or the reason why it cannot run."""
     if name == "plain":
         from fullstride.llm.kernels.xla.kernels import plain
 
@@ -92,7 +92,7 @@ def _made(name: str, model: ModelConfig, dtype: str, block: int, device: Any) ->
 
 
 def shared(kernels: Kernels, devices: Sequence[Any]) -> Kernels:
-    """A set for devices that share a model: the sums of CUDA's sets are its own, too."""
+    """Adapt a kernel set to devices that share a model: CUDA sets bring their own all-reduce."""
     if kernels.axis is None or kernels.name == "plain":
         return kernels
     from fullstride.llm.kernels.cuda.p2p_all_reduce import over
@@ -101,9 +101,9 @@ def shared(kernels: Kernels, devices: Sequence[Any]) -> Kernels:
 
 
 def _barred(name: str, devices: int, pool: str | None) -> str:
-    """Why a set cannot be used, whatever the model; nothing if it can."""
+    """Return why a set cannot be used with any model; empty if it can."""
     if devices > 1 and name in ALONE:
         return f"{ALONE[name]}, and tensor_parallel_size is {devices}"
     if pool == FP8_POOL and name in UNROUNDED:
-        return "its kernels read keys and values as they were computed, and kv_cache_dtype is fp8"
+        return "its kernels cannot read quantized keys and values, and kv_cache_dtype is fp8"
     return ""

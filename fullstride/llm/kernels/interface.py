@@ -1,4 +1,4 @@
-"""What a set of kernels provides; all of it is called inside a traced step."""
+"""Interface of a kernel set; all of it is called inside a traced step."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
@@ -10,12 +10,12 @@ FP8_POOL = "uint8"
 
 
 class AttentionShape(NamedTuple):
-    """What attention has to know beside its operands.
+    """Sizes and constants of attention, in addition to its operands.
 
     Attributes:
         block: tokens of a block.
-        scale: of the scores.
-        eps: of the norms of queries and keys.
+        scale: factor of the scores.
+        eps: epsilon of the norms of queries and keys.
 
     """
 
@@ -43,8 +43,8 @@ class StepBatch(NamedTuple):
         slots: where its key and value go; 0 for padding.
         rows: block table of each of the D rows.
         tiles: block table of each of the N tiles.
-        cos: of the rotary angles.
-        sin: of the rotary angles.
+        cos: cosines of the rotary angles.
+        sin: sines of the rotary angles.
 
     """
 
@@ -58,15 +58,15 @@ class StepBatch(NamedTuple):
 
 
 class Sampler(NamedTuple):
-    """What each row's choice depends on, beside its logits.
+    """Sampling inputs of each row, in addition to its logits.
 
     Attributes:
-        position: of the token to be chosen, which with `key` makes its randomness.
+        position: position of the token to be chosen, which seeds its randomness together with `key`.
         special: whether penalties, biases, a mask or min_tokens apply.
         stops: ids that end the row, -1 for none; not chosen while `position` is below `min_until`.
-        counts: of each id in the output; `kernels.plain.PROMPT` more where the prompt has it.
-        masks: bit i % 32 of word i // 32 allows token i; applies where `masked`.
-        wanted: whether logprobs are asked for.
+        counts: occurrences of each id in the output, plus `kernels.xla.sampling.PROMPT` if the prompt has it.
+        masks: allowed tokens, token i by bit i % 32 of element i // 32; applied to rows that are `masked`.
+        wanted: whether logprobs are requested.
 
     """
 
@@ -102,17 +102,17 @@ class Sampled(NamedTuple):
 
 
 class SamplingNeeds(NamedTuple):
-    """What a row's choice takes, on the host; `Sampler` has fields of the same names, one element a row.
+    """Sampling settings of a row on the host; `Sampler` has fields of the same names, one element a row.
 
-    By one rule the host decides which program runs, and the device what that program leaves out: they have to agree.
+    One rule decides which program the host runs and what that program skips on the device: both must agree.
 
     Attributes:
-        special: penalties, biases, a mask or min_tokens apply.
-        wanted: logprobs are asked for.
-        temperature: 0 is greedy.
-        top_k: 0 keeps all.
-        top_p: 1 keeps all.
-        min_p: 0 keeps all.
+        special: whether penalties, biases, a mask or min_tokens apply.
+        wanted: whether logprobs are requested.
+        temperature: sampling temperature; 0 is greedy.
+        top_k: number of most probable tokens to keep; 0 keeps all.
+        top_p: probability mass to keep; 1 keeps all.
+        min_p: least probability to keep, relative to the most probable token's; 0 keeps all.
 
     """
 
@@ -125,12 +125,12 @@ class SamplingNeeds(NamedTuple):
 
 
 def needs_full_sampler(s: Any) -> Any:
-    """Whether a row wants more than a temperature; of `Wishes`, or elementwise of a `Sampler`."""
+    """Return whether a row needs more than a temperature: from `SamplingNeeds`, or elementwise from a `Sampler`."""
     return s.special | s.wanted | ((s.temperature > 0) & truncates(s))
 
 
 def truncates(s: Any) -> Any:
-    """Whether tokens are left out, if they are drawn at all."""
+    """Return whether top_k, top_p or min_p excludes tokens, if tokens are drawn at all."""
     return (s.top_k > 0) | (s.top_p < 1) | (s.min_p > 0)
 
 
@@ -151,9 +151,9 @@ class Project(Protocol):
 
 
 class Attention(Protocol):
-    """Norms of q and k, RoPE, keys and values into `layer` of the pool, attention of all tokens through the tables.
+    """Normalize q and k, apply RoPE, store keys and values in `layer` of the KV cache, and attend by block tables.
 
-    A pool of `FP8_POOL` gets the nearest e4m3 numbers, at most 448, and each token sees its own key and value so, too.
+    With `FP8_POOL` keys and values are rounded to e4m3, at most 448; each token attends to its own rounded ones, too.
     """
 
     def __call__(
@@ -167,20 +167,20 @@ class Attention(Protocol):
     ) -> tuple[Float[Array, "T out"], Num[Array, "layers 2 slots kv_heads head_dim"]]: ...
 
 
-# Choose a token of each row; so many most probable tokens are reported where logprobs are wanted.
+# Choose a token for each row; report this many most probable tokens if logprobs are requested.
 Sample = Callable[[Float[Array, "D V"], Sampler, int], Sampled]
-# Logprob and rank of given tokens, and so many most probable ones.
+# Return logprob and rank of given tokens, and this many most probable ones.
 Score = Callable[[Float[Array, "D V"], Int[Array, " D"], int], Sampled]
 
 
 class FusedStep(NamedTuple):
-    """A decode step of few rows as one operation.
+    """Decode step of few rows as one operation.
 
     Attributes:
-        rows: most of them.
-        pack: weights in the operation's own order, from the model's.
-        scratch: what the operation keeps from step to step, at first, for a number of rows.
-        logits: of (packed, embed, pool, scratch, batch, block), with the pool and scratch that come after.
+        rows: number of rows, at most.
+        pack: function from the model's weights to the operation's own layout.
+        scratch: function from a number of rows to the initial scratch memory of the operation.
+        logits: function of (packed, embed, pool, scratch, batch, block) to the logits, the new pool and scratch.
 
     """
 
@@ -191,11 +191,11 @@ class FusedStep(NamedTuple):
 
 
 class FusedLayers(NamedTuple):
-    """All layers of a decode step as one operation.
+    """Layers of a decode step as one operation.
 
     Attributes:
-        rows: most of them.
-        run: of (weights, embeddings, pool, batch, block), with what the last layer leaves and the pool.
+        rows: number of rows, at most.
+        run: function of (weights, embeddings, pool, batch, block) to the last layer's output and the new pool.
 
     """
 
@@ -203,21 +203,21 @@ class FusedLayers(NamedTuple):
     run: Callable[[Any, Array, Array, StepBatch, int], tuple[Array, Array]]
 
 
-# Name of that axis.
+# Name of the mesh axis over which the model is sharded.
 AXIS = "tensor"
 
 
 class Kernels(NamedTuple):
-    """A set of implementations.
+    """Kernel set: implementations of the operations of a step.
 
     Attributes:
-        dynamic: the work of a step follows the contexts' lengths at run time, so that one program serves them all.
-        whole: instead of all of them, for decode steps of few rows.
-        layers: instead of `project` and `attention` in the layers of decode steps.
-        quick: bursts of rows that want a temperature at most are programs of their own, since a GPU's host reads each
-            condition of a step before the next operation.
-        axis: of the mesh whose devices each run a share of every layer; None on one device.
-        total: the sum over these devices; XLA's own if None.
+        dynamic: whether the work of a step follows the context lengths at run time, so that one program serves all.
+        fused_step: replacement of all operations in decode steps of few rows.
+        fused_layers: replacement of `project` and `attention` in the layers of decode steps.
+        static_burst: whether bursts of rows that need at most a temperature are separate programs, because a GPU's host
+            reads each condition of a step before the next operation.
+        axis: mesh axis whose devices each run a share of every layer; None on one device.
+        all_reduce: sum over these devices; XLA's own if None.
 
     """
 

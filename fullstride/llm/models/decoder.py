@@ -16,18 +16,18 @@ Pool = Num[Array, "layers 2 slots kv_heads head_dim"]
 def hidden_states(
     config: ModelConfig, kernels: Kernels, weights: Weights, pool: Pool, batch: StepBatch, block: int
 ) -> tuple[Float[Array, "T hidden"], Pool]:
-    """What the last layer leaves, before the last norm, and the pool with the batch's keys and values.
+    """Compute the last layer's output, before the final norm, and the KV cache with the batch's keys and values.
 
-    With `kernels.axis`, weights and pool are a device's share (see `tensor_parallel`), and all devices leave the same:
-    two sums over them a layer (arXiv:1909.08053).
+    With `kernels.axis`, weights and pool are one device's shard (see `tensor_parallel`); all devices return the same,
+    by two all-reduces per layer (arXiv:1909.08053).
 
     Args:
-        config: of the model.
-        kernels: that do the work.
-        weights: on the device.
-        pool: of keys and values, to be updated in place.
-        batch: the tokens; see `Batch`.
-        block: tokens of a block of the pool.
+        config: the model's configuration.
+        kernels: kernel set that computes the step.
+        weights: the model's weights, on the device.
+        pool: KV cache, updated in place.
+        batch: tokens of the step.
+        block: tokens of a KV cache block.
 
     """
     devices = 1 if kernels.axis is None else lax.axis_size(kernels.axis)
@@ -77,7 +77,7 @@ def _layer(
 
 
 def _add(kernels: Kernels, x: Array, weight: Array, residual: Array, gated: bool = False) -> Array:
-    """A projection onto the residual stream; of several devices each has a part of its inputs."""
+    """Add a projection to the residual stream; each of several devices has a part of its inputs."""
     if kernels.axis is None:
         return kernels.project(x, weight, gated=gated, residual=residual)
     part = kernels.project(x, weight, gated=gated)
@@ -87,7 +87,7 @@ def _add(kernels: Kernels, x: Array, weight: Array, residual: Array, gated: bool
 def _look_up(
     table: Float[Array, "part hidden"], tokens: Int[Array, " T"], axis: str | None
 ) -> Float[Array, "T hidden"]:
-    """Embeddings; of several devices each has a part of the vocabulary, and zeros for what others have."""
+    """Look up embeddings; each of several devices has a part of the vocabulary, and zeros for the rest."""
     if axis is None:
         return table[tokens]
     own = tokens - lax.axis_index(axis) * table.shape[0]
@@ -98,7 +98,7 @@ def _look_up(
 def logits(
     config: ModelConfig, kernels: Kernels, weights: Weights, hidden: Float[Array, "D hidden"]
 ) -> Float[Array, "D vocab"]:
-    """Scores of all tokens, fp32; gathered from several devices, so that all have the same to the bit."""
+    """Return the logits of all tokens, fp32; gathered over devices, so that all have bitwise equal values."""
     head = weights.embed if weights.head is None else weights.head
     scores = kernels.project(hidden, head, norm=(weights.norm, config.rms_eps), exact=True)
     if kernels.axis is None:

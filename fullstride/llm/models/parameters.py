@@ -12,7 +12,7 @@ from fullstride.llm.progress import OnProgress
 
 
 class Layer(NamedTuple):
-    """One layer; all matrices are (out, in)."""
+    """Parameters of one layer; all matrices are (out, in)."""
 
     attn_norm: Float[Array, " hidden"]
     qkv: Float[Array, "wide hidden"]
@@ -26,7 +26,7 @@ class Layer(NamedTuple):
 
 
 class Weights(NamedTuple):
-    """A whole model; `head` is None where it is the embedding, `packed` what a set of kernels made of all of it."""
+    """Parameters of a model; `head` is None if it is the embedding, `packed` is a kernel set's own copy."""
 
     embed: Float[Array, "vocab hidden"]
     norm: Float[Array, " hidden"]
@@ -35,7 +35,7 @@ class Weights(NamedTuple):
     packed: Any = None
 
 
-# What is made of several of a layer's parameters, one below the other.
+# Matrices that concatenate several of a layer's parameters.
 FUSED = {"qkv": ("q", "k", "v"), "qkv_bias": ("q_bias", "k_bias", "v_bias"), "gate_up": ("gate", "up")}
 
 
@@ -49,11 +49,11 @@ def put(
     """Put all parameters on a device, one matrix at a time, so that the host never holds the whole model.
 
     Args:
-        config: says which parameters there are.
-        parameters: by the names of `parameter_shapes`.
-        dtype: of the device's copies, by numpy's or ml_dtypes' name.
-        devices: one of JAX's; or several, of which each gets its share (see `shares`) and never holds the whole.
-        loading: called with how many of how many layers are there.
+        config: configuration of the model, which determines its parameters.
+        parameters: arrays by the names of `parameter_shapes`.
+        dtype: dtype on the device, by NumPy's or ml_dtypes' name.
+        devices: one JAX device; or several, each of which gets its shard and never holds the whole.
+        loading: callback `(loaded, total)` for layers on the devices.
 
     Raises:
         ConfigError: if one is missing or has another shape, or float16 cannot hold a value.

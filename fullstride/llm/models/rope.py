@@ -1,4 +1,4 @@
-"""Angles of the rotary embedding (arXiv:2104.09864), and how models for longer sequences scale them."""
+"""Angles of the rotary embedding (arXiv:2104.09864), and their scaling for longer sequences."""
 
 import math
 
@@ -10,7 +10,7 @@ from fullstride.llm.config import LinearRope, Llama3Rope, ModelConfig, YarnRope
 
 
 def frequencies(config: ModelConfig) -> Float[np.ndarray, " half"]:
-    """Radians a position, of each pair of a head's elements: theta^(-2i / head_dim), scaled."""
+    """Return the radians per position of each pair of a head's elements: theta^(-2i / head_dim), scaled."""
     base = config.rope_theta ** -(np.arange(0, config.head_dim, 2) / config.head_dim)
     match config.rope_scaling:
         case Llama3Rope() as scaling:
@@ -23,13 +23,13 @@ def frequencies(config: ModelConfig) -> Float[np.ndarray, " half"]:
 
 
 def magnitude(config: ModelConfig) -> float:
-    """What cosines and sines are multiplied by."""
+    """Return the factor of cosines and sines."""
     scaling = config.rope_scaling
     return scaling.magnitude if isinstance(scaling, YarnRope) else 1.0
 
 
 def _llama3(base: np.ndarray, scaling: Llama3Rope) -> np.ndarray:
-    """Slower by `factor` what turns less than low_freq_factor times in the original length, with a ramp above it."""
+    """Divide by `factor` the frequencies below low_freq_factor turns per original length, with a ramp above."""
     turns = scaling.original_max_position * base / (2 * math.pi)
     span = scaling.high_freq_factor - scaling.low_freq_factor
     kept = np.clip((turns - scaling.low_freq_factor) / span, 0, 1)
@@ -37,11 +37,11 @@ def _llama3(base: np.ndarray, scaling: Llama3Rope) -> np.ndarray:
 
 
 def _yarn(base: np.ndarray, scaling: YarnRope, theta: float) -> np.ndarray:
-    """The ramp of arXiv:2309.00071 as its authors' code has it: linear in the number of the pair."""
+    """Apply the ramp of arXiv:2309.00071 as its authors' code does: linear in the index of the pair."""
     width = 2 * len(base)
 
     def pair(turns: float) -> float:
-        """Which pair turns so often in the original length: theta^(-2i / width) original / 2 pi = turns."""
+        """Return the pair with `turns` turns in the original length: theta^(-2i / width) original / 2 pi = turns."""
         return width * math.log(scaling.original_max_position / (turns * 2 * math.pi)) / (2 * math.log(theta))
 
     low, high = pair(scaling.fast), pair(scaling.slow)

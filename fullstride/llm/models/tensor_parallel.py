@@ -1,4 +1,4 @@
-"""A device's share of a model: heads, the MLP's inner width and the vocabulary are split (arXiv:1909.08053)."""
+"""Tensor-parallel shards: heads, the MLP's inner width and the vocabulary are split (arXiv:1909.08053)."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
@@ -22,20 +22,20 @@ POOL = PartitionSpec(None, None, None, AXIS)
 
 @runtime_checkable
 class ShardedReading(Protocol):
-    """Parameters that can be read in part, as `fullstride.llm.weights.Parameters`."""
+    """Protocol of parameters that can be read in part, such as `fullstride.llm.weights.Parameters`."""
 
     def read(self, name: str, rows: slice | None = None, columns: slice | None = None) -> np.ndarray: ...
 
 
 @runtime_checkable
 class MadeOnDevice(Protocol):
-    """Parameters that are made on the device that is to hold them."""
+    """Protocol of parameters that are created on their device."""
 
     def make(self, name: str, device: Any, rows: slice | None = None, columns: slice | None = None) -> Array: ...
 
 
 def refusal(config: ModelConfig, devices: int) -> str | None:
-    """Why a model cannot be shared by so many devices, or None."""
+    """Return why `count` devices cannot share a model, or None if they can."""
     sizes = {"query heads": config.heads, "key heads": config.kv_heads, "inner width": config.intermediate_size}
     odd = [f"{size} {name}" if "heads" in name else f"{name} {size}" for name, size in sizes.items() if size % devices]
     if not odd:
@@ -45,15 +45,15 @@ def refusal(config: ModelConfig, devices: int) -> str | None:
 
 
 def mesh_of(devices: Sequence[Any]) -> Mesh:
-    """The devices in a row."""
+    """Return a one-dimensional mesh of the devices."""
     return Mesh(np.asarray(devices), (AXIS,))
 
 
 class ShardReader:
-    """Reads what each device holds; the host never has more than one device's part of one matrix."""
+    """Reader of each device's shard; the host never holds more than one device's part of one matrix."""
 
     def __init__(self, config: ModelConfig, parameters: Mapping[str, np.ndarray], dtype: str, devices: Sequence[Any]):
-        """For these devices; see `put` for the rest."""
+        """Read for these devices; see `put` for the other arguments."""
         self._shapes, self._parameters, self._dtype = parameter_shapes(config), parameters, dtype
         self._devices = tuple(devices)
         self._mesh = mesh_of(devices)
@@ -91,9 +91,9 @@ class ShardReader:
         return jax.device_put(parts[0].copy() if len(parts) == 1 else np.concatenate(parts), device)
 
     def _part(self, name: str, index: int) -> Any:
-        """One device's part; the last ones of a vocabulary that does not divide end with rows of zeros."""
+        """Return one device's part; a vocabulary that does not divide evenly is padded with rows of zeros."""
         if name not in self._parameters:
-            raise ConfigError(f"parameter {name} is missing: expected the shape {self._shapes[name]}")
+            raise ConfigError(f"parameter {name} is missing: expected one of shape {self._shapes[name]}")
         shape, axis, count = self._shapes[name], _axis(name), len(self._devices)
         if axis is None or count == 1:
             return self._checked(name, self._read(name, index), shape)

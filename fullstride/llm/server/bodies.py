@@ -79,4 +79,4 @@ def _check_containers(text: str) -> None:
     found = sum(map(outside.count, "[{:"))
     if found > MOST_CONTAINERS:
         message = f"The body has {found} lists, objects and keys; expected at most {MOST_CONTAINERS}."
-        raise BadRequestError(f"{message} Send less at once.", code="too_many_containers")
+        raise BadRequestError(f"{message} Split the request.", code="too_many_containers")

@@ -55,7 +55,9 @@ def _params(body: ChatRequest, server: ServerState, asked: ToolPlan) -> tuple[st
         raise BadRequestError("'top_logprobs' needs 'logprobs' to be true.", param="top_logprobs")
     param, shape = structured(body, server.limits.schema_bytes)
     if shape is not None and asked.shape is not None:
-        raise BadRequestError("A forced tool call has a shape of its own; ask for no other.", param="tool_choice")
+        raise BadRequestError(
+            "A forced tool call already constrains the text; send no other constraint.", param="tool_choice"
+        )
     most = {value for value in (body.max_tokens, body.max_completion_tokens) if value is not None}
     if len(most) > 1:
         message = "max_tokens and max_completion_tokens differ; send the latter only."

@@ -88,7 +88,7 @@ class CompletionAnswer:
         self._held: dict[int, list[Delta]] = {}
 
     def chunks(self, which: int, delta: Delta) -> list[dict[str, Any]]:
-        """What is new; where the prompt's probabilities are asked for, it waits for them."""
+        """Return the chunks of a delta; they wait for the prompt's logprobs if those are requested."""
         if delta.prompt_logprobs is not None:
             self._prompt_logprobs[which] = delta.prompt_logprobs
         held = self._held.setdefault(which, [])

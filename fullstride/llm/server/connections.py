@@ -74,7 +74,7 @@ class BoundedProtocol(H11Protocol):
         if isinstance(error, h11.RemoteProtocolError) and error.error_status_hint == HeaderError.status:
             self._refuse(HeaderError(f"The header has more than {HEADER_BYTES} bytes, this server's limit."))
         else:
-            self._refuse(BadRequestError("The request is no valid HTTP/1.1.", code="invalid_http"))
+            self._refuse(BadRequestError("The request is not valid HTTP/1.1.", code="invalid_http"))
 
     def _watch(self) -> None:
         """Set the time for what is being waited for, once for each."""
@@ -95,7 +95,7 @@ class BoundedProtocol(H11Protocol):
             self._timer = None
 
     def _late(self, seconds: float) -> None:
-        self._refuse(SlowError(f"The request did not come to its end in {seconds:g} s, this server's limit."))
+        self._refuse(SlowError(f"The request was not complete within {seconds:g} s, this server's limit."))
         if self.cycle is not None:
             # Whoever reads the body is told that its client has gone.
             self.cycle.disconnected = True
@@ -124,5 +124,5 @@ def make_room(connections: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
         if most < wanted:
             logger.warning(
-                "%d files may be open, expected %d for %d connections; raise ulimit -n", most, wanted, connections
+                "%d files may be open, but %d are needed for %d connections; raise ulimit -n", most, wanted, connections
             )

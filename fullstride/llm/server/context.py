@@ -1,4 +1,4 @@
-"""What the routes share."""
+"""Context that all routes share."""
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field

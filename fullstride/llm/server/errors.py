@@ -1,4 +1,4 @@
-"""What went wrong, in the shape that OpenAI's clients read: `{"error": {"message", "type", "param", "code"}}`."""
+"""Errors in the shape that OpenAI's clients read: `{"error": {"message", "type", "param", "code"}}`."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -19,16 +19,16 @@ MOST_OF_A_NAME = 64
 # What pydantic calls a body that is absent, something else than an object, or that was not said to be JSON.
 _NO_OBJECT = frozenset(("missing", "model_attributes_type"))
 # FastAPI's 400, of JSON that Python's own reader gives up on.
-UNREADABLE = "The body cannot be read: it is not UTF-8, nested too deep, or has numbers of too many digits; mend it."
+UNREADABLE = "The body cannot be read: it is not UTF-8, nested too deep, or has numbers of too many digits."
 # The official clients try again after 408, 409, 429 and every 5xx unless this header says otherwise.
 FINAL = {"x-should-retry": "false"}
 
 
 class ApiError(Exception):
-    """An answer that is not the one asked for.
+    """Error response to a request.
 
     Attributes:
-        refusal: the request was not accepted, or not understood; others failed later.
+        refusal: whether the request was rejected at once; others failed later.
 
     """
 
@@ -46,7 +46,7 @@ class ApiError(Exception):
         return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
 
     def headers(self) -> dict[str, str]:
-        """Whether and when to try again."""
+        """Header `retry-after`, if trying again makes sense."""
         return {"retry-after": str(self.retry_after)} if self.retry_after else {}
 
     def response(self) -> JSONResponse:
@@ -62,7 +62,7 @@ class BadRequestError(ApiError):
 
 
 def refusing(error: ConfigError, param: str) -> BadRequestError:
-    """What the engine's own checks say of a parameter, in JSON's words."""
+    """Turn an error of the engine's own checks into a response about a parameter, with values as JSON."""
     if not isinstance(error, ParamError):
         return BadRequestError(str(error), param=param)
     value, expected = json.dumps(error.value), error.expected.replace("None", "null")
@@ -75,7 +75,7 @@ class UnauthorizedError(ApiError):
     status, kind, code = 401, "invalid_request_error", "invalid_api_key"
 
     def headers(self) -> dict[str, str]:
-        """What HTTP wants of a 401."""
+        """Header that HTTP requires of a 401 response."""
         return {"www-authenticate": "Bearer"}
 
 
@@ -171,14 +171,14 @@ def install(app: FastAPI, refused: Counter) -> None:
 def _http_error(request: Request, error: HTTPException) -> JSONResponse:
     message, code = {
         404: (f"Unknown request URL: {request.method} {request.url.path}.", "unknown_url"),
-        405: (f"Not allowed to {request.method} on {request.url.path}.", "method_not_supported"),
+        405: (f"Method {request.method} is not allowed on {request.url.path}.", "method_not_supported"),
     }.get(error.status_code, (str(error.detail), "invalid_request"))
     body = {"error": {"message": message, "type": "invalid_request_error", "param": None, "code": code}}
     return JSONResponse(body, error.status_code, error.headers)
 
 
 def described(errors: Sequence[Mapping[str, Any]]) -> BadRequestError:
-    """What pydantic found first, in OpenAI's words; no value of the request is repeated."""
+    """Describe pydantic's first error in OpenAI's form; no value of the request is repeated."""
     # Of a union every type has its errors: that of the type which was meant lies deeper, and is not about types.
     same = [error for error in errors if error["loc"][:2] == errors[0]["loc"][:2]]
     first = min(same, key=lambda error: (error["type"].endswith("_type"), -len(error["loc"])))

@@ -1,4 +1,4 @@
-"""What one HTTP request has running in the engine, as an asynchronous stream of deltas."""
+"""Engine requests of one HTTP request, as one asynchronous stream of deltas."""
 
 import asyncio
 from collections import deque
@@ -52,7 +52,7 @@ class EngineJob:
 
     @property
     def cached_tokens(self) -> int:
-        """Of the prompts, found in the prefix cache."""
+        """Number of prompt tokens found in the prefix cache."""
         return sum(self._cached)
 
     def put(self, delta: Delta) -> None:

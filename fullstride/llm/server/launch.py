@@ -50,7 +50,7 @@ def names_of(host: str, api_keys: Sequence[str]) -> tuple[str, ...]:
 
 
 def name_of(source: str | Path) -> str:
-    """What requests call a model that was given no name: the last part of its path."""
+    """Return the default name of a served model: the last part of its path."""
     return os.path.basename(os.path.abspath(Path(source).expanduser()))  # a link keeps its own name
 
 
@@ -64,7 +64,7 @@ def check_devices(model: ModelConfig, config: EngineConfig, count: int) -> None:
     each, devices = config.tensor_parallel_size, jax.devices()
     if count * each > len(devices):
         wanted = f"data_parallel_size={count} with tensor_parallel_size={each}"
-        raise ConfigError(f"{wanted}: expected {count * each} devices, there are {len(devices)}; give smaller sizes")
+        raise ConfigError(f"{wanted}: expected {count * each} devices, there are {len(devices)}; use smaller sizes")
     select_kernels(model, config, devices[:each])
 
 
@@ -128,7 +128,7 @@ def serve(
     one_of("--generation-config", generation_config, ("auto", "none"))
     check_keys(api_keys)
     if not all(names):
-        raise ConfigError("a name is empty: expected what requests call the model; without any it has its own")
+        raise ConfigError("a name is empty: expected the model's name in requests; omit it for the default name")
     check_free(host, port)
     settings = engine or EngineConfig()
     loaded = load_for_engine(source, settings)
@@ -139,7 +139,7 @@ def serve(
     longest = min(engine.sizes.max_length for engine in engines)
     sampling = loaded.sampling if generation_config == "auto" else {}
     if sampling:
-        told = "%s, for requests that leave it out, as the model suggests; or --generation-config none"
+        told = "sampling defaults from the model's files: %s (--generation-config none ignores them)"
         logger.info(told, in_words(sampling))
     served = ServedModel(names or (name_of(source),), loaded.tokenizer, longest, sampling)
     grammars = engines[0].grammars if loaded.tokenizer.eos else None
@@ -207,7 +207,7 @@ def run(app: FastAPI, *, host: str = "127.0.0.1", port: int = 8000, api_keys: Se
     """
     log_to_stderr()
     if not is_loopback(host) and not api_keys:
-        logger.warning("%s is reachable from other machines, and there is no API key: everybody may use it", host)
+        logger.warning("%s is reachable from other machines, and there is no API key: anyone can use this server", host)
     make_room(app.state.server.limits.connections)
     server = DrainingServer(app, host=host, port=port, log_config=None)
     gc.collect()  # what is garbage now would be kept
@@ -234,14 +234,14 @@ def background(app: FastAPI) -> Iterator[str]:
         try:
             while not server.started:
                 if not thread.is_alive():
-                    raise RuntimeError("the server ended before it served; its log says why")
+                    raise RuntimeError("the server ended before it was ready; see its log")
                 thread.join(0.005)
             yield f"http://127.0.0.1:{listener.getsockname()[1]}"
         finally:
             server.should_exit = True
             thread.join(min(longest, threading.TIMEOUT_MAX))
         if thread.is_alive():
-            raise RuntimeError(f"the server still runs {longest:g} s after it was told to stop")
+            raise RuntimeError(f"the server still runs {longest:g} s after it was asked to stop")
 
 
 def check_free(host: str, port: int) -> None:
@@ -262,7 +262,7 @@ def check_free(host: str, port: int) -> None:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether no other machine reaches it."""
+    """Return whether `host` is reachable from this machine only."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -67,8 +67,8 @@ class ServerLimits:
         for field in fields(self):
             value = getattr(self, field.name)
             if not 0 <= value < float("inf"):
-                expected = "a finite number, 0 or more; give a large one for no limit"
+                expected = "a finite number, 0 or more (use a large one for no limit)"
                 raise ConfigError(f"{field.name}={value}: expected {expected}")
         for name, most in ROOM.items():
             if (value := getattr(self, name)) > most:
-                raise ConfigError(f"{name}={value}: expected at most {most}, which is what this server has room for")
+                raise ConfigError(f"{name}={value}: expected at most {most}, this server's capacity")

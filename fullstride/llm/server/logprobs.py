@@ -23,7 +23,7 @@ def _entry(of: Logprob, token_bytes: TokenBytes) -> dict[str, Any]:
 
 
 def chat_logprobs(places: Sequence[AtToken] | None, token_bytes: TokenBytes) -> dict[str, Any] | None:
-    """Of a chat's tokens, each with the most probable ones at its place."""
+    """Logprobs of a chat's tokens, each with the most probable alternatives at its position."""
     if places is None:
         return None
     content = []
@@ -42,7 +42,7 @@ def token_text(token: bytes) -> str:
 
 
 class CompletionLogprobsWriter:
-    """Of a completion's tokens; offsets count characters from the start of the text."""
+    """Writer of the logprobs of a completion's tokens; offsets count characters from the start of the text."""
 
     def __init__(self, token_bytes: TokenBytes, special: Mapping[int, str], beginning: TextPrefix):
         """Begin at the start of a text.

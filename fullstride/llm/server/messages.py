@@ -70,9 +70,9 @@ def chat_prompt(
 def _check_arguments(kwargs: dict[str, Any], limits: ServerLimits) -> None:
     """Refuse arguments for the template that are too large, replace the server's own, or that Jinja has a use for."""
     if own := {"messages", "tools", "add_generation_prompt"} & kwargs.keys():
-        message = f"chat_template_kwargs: {min(own)} has a parameter of its own."
+        message = f"chat_template_kwargs: send {min(own)} as a parameter of the request instead."
         raise BadRequestError(message, param="chat_template_kwargs")
     if "self" in kwargs:
-        message = "chat_template_kwargs: a template cannot read 'self', which is Jinja's own; use another name."
+        message = "chat_template_kwargs: 'self' is reserved by Jinja; use another name."
         raise BadRequestError(message, param="chat_template_kwargs")
     at_most("chat_template_kwargs", len(json.dumps(kwargs)), limits.schema_bytes, " bytes")

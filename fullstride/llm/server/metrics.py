@@ -1,4 +1,4 @@
-"""What Prometheus reads: counters and histograms of requests here, the engine's own numbers as they were last seen."""
+"""Prometheus metrics: counters and histograms of requests, and the latest statistics of the engines."""
 
 from collections.abc import Iterator
 from time import perf_counter
@@ -14,16 +14,16 @@ PREFIX = "fullstride_llm_"
 # Of an engine: each field of its numbers, by kind, with its name and help.
 _FIELDS: dict[type[GaugeMetricFamily | CounterMetricFamily], dict[str, tuple[str, str]]] = {
     GaugeMetricFamily: {
-        "running": ("requests_running", "Sequences that the engine runs."),
-        "waiting": ("requests_waiting", "Sequences that wait in the engine, preempted ones included."),
-        "blocks": ("kv_blocks", "Blocks of the KV pool."),
-        "free_blocks": ("kv_blocks_free", "Blocks that hold nothing, or only prefixes that may be evicted."),
+        "running": ("requests_running", "Sequences that are running."),
+        "waiting": ("requests_waiting", "Sequences that wait in the engine, including preempted ones."),
+        "blocks": ("kv_blocks", "Blocks of the KV cache."),
+        "free_blocks": ("kv_blocks_free", "Free blocks, including cached prefixes that may be evicted."),
     },
     CounterMetricFamily: {
-        "prefix_queries": ("prefix_cache_queries", "What was looked up in the prefix cache."),
-        "prefix_hits": ("prefix_cache_hits", "What of it was found."),
-        "preemptions": ("preemptions", "Sequences put back because the KV pool ran out."),
-        "compiles": ("compiles", "Programs that XLA compiled; a rise after the start is a fault."),
+        "prefix_queries": ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache."),
+        "prefix_hits": ("prefix_cache_hits", "Prompt tokens found in the prefix cache."),
+        "preemptions": ("preemptions", "Sequences preempted because the KV cache ran out of blocks."),
+        "compiles": ("compiles", "Programs that XLA compiled; an increase after the start is a bug."),
         "steps": ("steps", "Steps of the engine."),
         "prompt_tokens": ("prompt_tokens", "Prompt tokens."),
         "generated_tokens": ("generated_tokens", "Generated tokens."),
@@ -47,19 +47,21 @@ class Metrics:
         def histogram(name: str, text: str, buckets: tuple[float, ...] = _COARSE) -> Histogram:
             return Histogram(PREFIX + name, text, buckets=buckets, registry=registry)
 
-        self.accepted = counter("requests_accepted", "Requests accepted; each ends as one of requests_ended.")
+        self.accepted = counter("requests_accepted", "Accepted requests; each is later counted once in requests_ended.")
         self.outcomes = counter("requests_ended", "Accepted requests, by how they ended.", "outcome")
-        self.refused = counter("requests_refused", "Requests refused, by the code of the error.", "reason")
-        self.aborted = counter("requests_aborted", "Accepted requests that did not finish, by why.", "reason")
+        self.refused = counter("requests_refused", "Rejected requests, by error code.", "reason")
+        self.aborted = counter("requests_aborted", "Accepted requests that did not finish, by reason.", "reason")
         self.finished = counter("completions_finished", "Completions, by finish reason.", "reason")
         self.responses = counter("http_responses", "Responses, by route and status.", "route", "status")
-        self.queue = histogram("queue_seconds", "From arrival to the engine's first step with it.")
-        self.first_token = histogram("time_to_first_token_seconds", "From arrival to the first token.")
-        self.between_tokens = histogram("inter_token_seconds", "From one token of a completion to the next.", _FINE)
-        self.whole = histogram("request_seconds", "From arrival to the last token.")
+        self.queue = histogram("queue_seconds", "Time from arrival to the engine's first step with the request.")
+        self.first_token = histogram("time_to_first_token_seconds", "Time to first token, from arrival.")
+        self.between_tokens = histogram(
+            "inter_token_seconds", "Time from one token of a completion to the next.", _FINE
+        )
+        self.whole = histogram("request_seconds", "Time from arrival to the last token.")
 
     def watch(self, bridge: Any) -> None:
-        """Report the engines behind a `Bridge`, too."""
+        """Report the engines behind a `RequestManager`, too."""
         self.registry.register(_EngineCollector(bridge))
 
     def delta(self, job: EngineJob, delta: Delta, now: float) -> None:
@@ -89,7 +91,7 @@ class Metrics:
 
 
 class _EngineCollector:
-    """The numbers of a `Bridge`'s engines after their latest steps, read when Prometheus asks."""
+    """The numbers of a `RequestManager`'s engines after their latest steps, read when Prometheus asks."""
 
     def __init__(self, bridge: Any):
         self._bridge = bridge
@@ -103,14 +105,14 @@ class _EngineCollector:
             for field, (name, text) in names.items():
                 yield family(PREFIX + name, text, getattr(stats, field))
         used = 1 - stats.free_blocks / max(1, stats.blocks)
-        yield GaugeMetricFamily(PREFIX + "kv_usage_ratio", "Share of the KV pool that is in use.", used)
-        yield GaugeMetricFamily(PREFIX + "engine_up", "1 while an engine lives.", float(any(up)))
+        yield GaugeMetricFamily(PREFIX + "kv_usage_ratio", "Share of the KV cache that is in use.", used)
+        yield GaugeMetricFamily(PREFIX + "engine_up", "1 while at least one engine is alive.", float(any(up)))
         if len(up) > 1:
             yield from self._each(up)
 
     def _each(self, up: list[bool]) -> Iterator[Metric]:
-        """The same of each of several engines."""
-        alive = GaugeMetricFamily(PREFIX + "replica_up", "1 while this engine lives.", labels=["replica"])
+        """Yield the metrics of each of several engines."""
+        alive = GaugeMetricFamily(PREFIX + "replica_up", "1 while this engine is alive.", labels=["replica"])
         for number, lives in enumerate(up):
             alive.add_metric([str(number)], float(lives))
         yield alive

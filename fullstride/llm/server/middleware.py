@@ -41,7 +41,7 @@ class KnownHosts:
         if scope["type"] != "http" or known:
             await self._app(scope, receive, send)
             return
-        message = f"The Host header is none of this server's names, which are {', '.join(self._names)}."
+        message = f"The Host header does not name this server; expected one of {', '.join(self._names)}."
         error = BadRequestError(message, code="unknown_host")
         self._refused.labels(error.code).inc()
         await error.response()(scope, receive, send)
@@ -57,7 +57,9 @@ def check_keys(keys: Sequence[str]) -> None:
     for number, key in enumerate(keys, 1):
         if not key or any(map(str.isspace, key)):
             what = "has spaces" if key else "is empty"
-            raise ConfigError(f"API key {number} {what}: expected visible characters; without any key all may come in")
+            raise ConfigError(
+                f"API key {number} {what}: expected visible characters; omit all keys to let every client in"
+            )
 
 
 class ApiKeys:
@@ -106,7 +108,7 @@ class BodyLimit:
         async def counted() -> Message:
             nonlocal seen
             if encoding.strip().lower() not in ("", "identity"):
-                told = f"The body is encoded, as {encoding[:64]!r}; send it as it is, without Content-Encoding."
+                told = f"The body has the encoding {encoding[:64]!r}; send it unencoded, without Content-Encoding."
                 raise HTTPException(EncodedError.status, told)
             message = {} if said > self._most else await receive()
             seen += len(message.get("body", b""))
@@ -145,7 +147,7 @@ class RequestLog:
         except Exception:
             logger.exception("request %s failed", request_id)
             if status == 0:
-                await ApiError("The server failed; its log says why.").response()(scope, receive, with_id)
+                await ApiError("The server failed; see its log.").response()(scope, receive, with_id)
         finally:
             # The route's pattern, not the path: a path can be anything, and would make a series of its own.
             route, status = getattr(scope.get("route"), "path", "unknown"), status or 499

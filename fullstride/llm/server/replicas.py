@@ -22,7 +22,7 @@ SLACK = 0.25
 
 @runtime_checkable
 class SteppingEngine(Protocol):
-    """What of `fullstride.llm.engine.Engine` is used; but for the last two, from one thread alone."""
+    """Protocol of the engine; all but its last two methods are called from one thread only."""
 
     @property
     def dead(self) -> str | None: ...
@@ -95,7 +95,7 @@ class EngineThread:
                 if self._engine.dead is not None:
                     raise RuntimeError(self._engine.dead)
         except BaseException as error:
-            logger.critical("the engine died and serves no more", exc_info=True)
+            logger.critical("the engine failed and no longer serves requests", exc_info=True)
             self._on_death(error)
 
     def _obey(self) -> bool:
@@ -118,8 +118,8 @@ class EngineThread:
                 refusal = BadRequestError(str(error), code="cannot_be_served")
             except Exception:
                 # A fault in taking one request is that request's; a fault in a step is everybody's.
-                logger.exception("the engine could not take %s", request_id)
-                refusal = EngineFailedError("The engine could not take this request.")
+                logger.exception("the engine could not accept %s", request_id)
+                refusal = EngineFailedError("The engine could not accept this request.")
             for other in requests:
                 self._engine.abort(other)
             self._on_refused(request_id, refusal)
@@ -154,7 +154,7 @@ class Replica:
         self._coming: Counter[bytes] = Counter()
 
     def up(self, stall_seconds: float) -> bool:
-        """Whether it lives and moves."""
+        """Return whether the engine is alive and not stuck in a step."""
         return self.death is None and self.thread.step_seconds() < stall_seconds
 
     def known(self, names: Sequence[bytes]) -> int:
@@ -192,7 +192,7 @@ class Router:
         self._turn = 0
 
     def names(self, prompt: EnginePrompt) -> list[bytes]:
-        """What a prompt is known by; nothing where there is no choice."""
+        """Return the block hashes of a prompt; none if there is only one engine."""
         return self._replicas[0].engine.block_hashes(prompt.token_ids) if len(self._replicas) > 1 else []
 
     def choose(self, names: Sequence[bytes]) -> Replica:

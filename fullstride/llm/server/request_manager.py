@@ -70,11 +70,11 @@ class RequestManager:
         self._end_all(UnavailableError("The server is stopping."), "drain")
         stops = [asyncio.to_thread(replica.thread.stop, self.limits.drain_seconds) for replica in self.replicas]
         if not all(await asyncio.gather(*stops)):
-            logger.error("the engine's step did not end in %g s; leaving it", self.limits.drain_seconds)
+            logger.error("the engine's step did not end within %g s; exiting without it", self.limits.drain_seconds)
 
     @property
     def stats(self) -> EngineStats:
-        """Of all engines together."""
+        """Statistics of all engines together."""
         return total(self.replicas)
 
     @property
@@ -89,15 +89,15 @@ class RequestManager:
         return self._concurrent * sum(replica.death is None for replica in self.replicas) + self.limits.queue
 
     def up(self) -> list[bool]:
-        """Of each engine, whether it lives and moves."""
+        """Return for each engine whether it is alive and not stuck in a step."""
         return [replica.up(self.limits.stall_seconds) for replica in self.replicas]
 
     def healthy(self) -> bool:
-        """Whether an engine lives and moves."""
+        """Return whether at least one engine is alive and not stuck in a step."""
         return any(self.up())
 
     def ready(self) -> bool:
-        """Whether a request would be accepted."""
+        """Return whether a new request would be accepted."""
         return self.healthy() and not self.draining and self._open < self.capacity
 
     def submit(self, prompts: Sequence[EnginePrompt]) -> EngineJob:
@@ -134,14 +134,14 @@ class RequestManager:
 
     def _admit(self, completions: int) -> None:
         if self.death is not None:
-            raise RefusedError("The engine is dead; restart the server.", code="engine_dead")
+            raise RefusedError("The engine has failed; restart the server.", code="engine_dead")
         if self.draining:
             raise RefusedError("The server is stopping.", code="draining", retry_after=1)
         if completions > self.capacity:
-            message = f"{completions} completions: expected at most {self.capacity}, all that may wait here."
+            message = f"{completions} completions: expected at most {self.capacity}, this server's capacity."
             raise BadRequestError(message, param="n", code="too_many_completions")
         if self._open + completions > self.capacity:
-            message = f"{self._open} completions are running or waiting, {self.capacity} may; try again later."
+            message = f"{self._open} completions are running or waiting, at most {self.capacity} may; try again later."
             raise OverloadedError(message, retry_after=self._wait_seconds())
 
     def _wait_seconds(self) -> int:
@@ -150,7 +150,7 @@ class RequestManager:
     def close(self, job: EngineJob) -> None:
         """Give a job back: what of it still runs is aborted, because nobody waits for it."""
         if not job.ended:
-            self._abandon(job, UnavailableError("The client has gone."), "disconnect")
+            self._abandon(job, UnavailableError("The client disconnected."), "disconnect")
 
     def _abandon(self, job: EngineJob, error: ApiError, reason: str) -> None:
         job.fail(error)
@@ -173,7 +173,7 @@ class RequestManager:
     def _out_of_time(self, job: EngineJob, reason: str) -> None:
         if reason == "total_timeout":
             seconds = self.limits.total_seconds
-            self._abandon(job, TimedOutError(f"Not done in {seconds:g} s, this server's limit."), reason)
+            self._abandon(job, TimedOutError(f"Not finished within {seconds:g} s, this server's limit."), reason)
             return
         message = f"Waited {self.limits.queue_seconds:g} s in the queue, this server's limit; try again later."
         self._abandon(job, UnavailableError(message, code=reason, retry_after=self._wait_seconds()), reason)
@@ -199,7 +199,7 @@ class RequestManager:
             self._abandon(job, BadRequestError(delta.error, code="too_costly"), "refused")
             return
         if delta.finish_reason in ("error", "abort"):
-            message = "The engine could not go on with this request." + f" {delta.error}" * bool(delta.error)
+            message = "The engine could not continue this request." + f" {delta.error}" * bool(delta.error)
             self._abandon(job, EngineFailedError(message), f"engine_{delta.finish_reason}")
             return
         self.metrics.delta(job, delta, now)
@@ -215,10 +215,10 @@ class RequestManager:
     def _die(self, replica: Replica, error: BaseException) -> None:
         replica.death = error
         if len(self.replicas) > 1:
-            logger.critical("engine %d of %d is dead: %s", replica.number, len(self.replicas), error)
+            logger.critical("engine %d of %d has failed: %s", replica.number, len(self.replicas), error)
         lost = [self._jobs[request_id] for request_id, (owner, *_) in self._placed.items() if owner is replica]
         for job in dict.fromkeys(lost):
-            self._abandon(job, EngineFailedError("The engine died while it served this request."), "engine_death")
+            self._abandon(job, EngineFailedError("The engine failed during this request."), "engine_death")
 
     def _end_all(self, error: ApiError, reason: str) -> None:
         for job in dict.fromkeys(self._jobs.values()):
@@ -230,4 +230,6 @@ class RequestManager:
         try:
             await asyncio.wait_for(self._idle.wait(), self.limits.drain_seconds)
         except TimeoutError:
-            self._end_all(UnavailableError("The server stopped before this was done.", code="stopped"), "drain")
+            self._end_all(
+                UnavailableError("The server stopped before this request was finished.", code="stopped"), "drain"
+            )

@@ -111,7 +111,7 @@ async def health(request: Request) -> Status:
 async def ready(request: Request) -> Status:
     """Answer 200 while a request would be accepted; needs no key."""
     if not server_of(request).bridge.ready():
-        raise UnavailableError("Stopping, full, or dead.", code="not_ready", retry_after=1)
+        raise UnavailableError("The server is stopping, full, or failed.", code="not_ready", retry_after=1)
     return Status(status="ready")
 
 

@@ -22,7 +22,7 @@ def at_most(param: str, value: int | None, most: int, what: str = "") -> None:
 
     """
     if value is not None and value > most:
-        message = f"Invalid '{param}': {value}{what}; this server takes at most {most}."
+        message = f"Invalid '{param}': {value}{what}; expected at most {most}, this server's limit."
         raise BadRequestError(message, param=param, code="above_limit")
 
 
@@ -61,7 +61,9 @@ def sampling_params(
     given: dict[str, Any] = served.sampling | asked
     bias = request.logit_bias or {}
     if not all(key.isascii() and key.isdigit() and len(key) < 10 for key in bias):
-        raise BadRequestError("Invalid 'logit_bias': its keys are token ids, written in digits.", param="logit_bias")
+        raise BadRequestError(
+            "Invalid 'logit_bias': expected token ids, written in digits, as keys.", param="logit_bias"
+        )
     try:
         return SamplingParams(
             **given,

@@ -10,7 +10,7 @@ from fullstride.llm.text.utf8_stream import TextPrefix
 
 @runtime_checkable
 class TokenizerLike(Protocol):
-    """What of `fullstride.llm.text.tokenizer.Tokenizer` is used."""
+    """Protocol of the tokenizer methods that the server uses."""
 
     vocab_size: int
 
@@ -80,7 +80,7 @@ class ServedModel:
         return self.fitting(self.tokenizer.encode(text, special), param)
 
     def known(self, ids: list[int], param: str) -> list[int]:
-        """The same ids.
+        """Return `ids` unchanged if the model has all of them.
 
         Raises:
             BadRequestError: if the model does not have one of them.
@@ -92,7 +92,7 @@ class ServedModel:
         return ids
 
     def fitting(self, ids: list[int], param: str, completion: int = 1) -> list[int]:
-        """The same ids.
+        """Return `ids` unchanged if a completion fits after them.
 
         Raises:
             BadRequestError: if there are none, or too many for a completion of so many tokens to follow.
@@ -107,5 +107,7 @@ class ServedModel:
     def _too_long(self, tokens: str, param: str) -> BadRequestError:
         message = f"This model's maximum context length is {self.max_length} tokens; '{param}' and the completion have"
         return BadRequestError(
-            f"{message} {tokens}. Send or ask for less.", param=param, code="context_length_exceeded"
+            f"{message} {tokens}. Shorten the prompt or request fewer tokens.",
+            param=param,
+            code="context_length_exceeded",
         )

@@ -44,7 +44,7 @@ def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
 
 
 GENERATING = errors(400, 404, 413, 415, 429, 500, 503, 504)
-STREAM = {"description": "The answer; with `stream`, its pieces as server-sent events.", "content": {}}
+STREAM = {"description": "Response, or with `stream` its chunks as server-sent events.", "content": {}}
 STREAM["content"] = {"text/event-stream": {}}  # without a schema: it would be taken for that of an event
 GENERATING[200] = STREAM
 

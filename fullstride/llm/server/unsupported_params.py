@@ -4,7 +4,7 @@ with what to do instead. A value that asks for nothing is taken.
 
 from typing import Any
 
-_NOTHING = "this server has nothing of the kind"
+_NOTHING = "this server does not support it"
 # What to do instead, and values by which a client says that it does not want the thing, of which None is one unless
 # there are none at all.
 _KNOWN: dict[str, tuple[str, tuple[Any, ...] | None]] = {
@@ -16,15 +16,15 @@ _KNOWN: dict[str, tuple[str, tuple[Any, ...] | None]] = {
     "chat_template": ("the model's own template is used; chat_template_kwargs are passed to it", None),
     "continue_final_message": (_NOTHING, (False,)),
     "documents": (_NOTHING, ()),
-    "early_stopping": ("there is no beam search", (False,)),
-    "echo": ("/v1/completions has it", (False,)),
+    "early_stopping": ("beam search is not supported", (False,)),
+    "echo": ("use it with /v1/completions", (False,)),
     "function_call": ("use tool_choice", ("none",)),
     "functions": ("use tools", ([],)),
     "guided_choice": ("use structured_outputs.choice", None),
     "guided_grammar": ("use grammar", None),
     "guided_json": ("use response_format", None),
     "guided_regex": ("use regex", None),
-    "length_penalty": ("there is no beam search", (1, 1.0)),
+    "length_penalty": ("beam search is not supported", (1, 1.0)),
     "modalities": ("this server generates text only", (["text"],)),
     "moderation": (_NOTHING, ()),
     "prediction": (_NOTHING, ()),
@@ -32,16 +32,16 @@ _KNOWN: dict[str, tuple[str, tuple[Any, ...] | None]] = {
     "prompt_cache_options": (_NOTHING, ()),
     "prompt_cache_retention": (_NOTHING, ("in_memory",)),
     "prompt_logprobs": ("send echo and logprobs to /v1/completions", ()),
-    "reasoning_effort": ("pass what the model's template knows, such as enable_thinking, as chat_template_kwargs", ()),
+    "reasoning_effort": ("pass the template's own variables, such as enable_thinking, in chat_template_kwargs", ()),
     "return_token_ids": (_NOTHING, (False,)),
     "return_tokens_as_token_ids": (_NOTHING, (False,)),
-    "service_tier": ("there is one tier", ("auto", "default")),
-    "skip_special_tokens": ("marks are left out of texts; /detokenize shows them", (True,)),
+    "service_tier": ("there is only one service tier", ("auto", "default")),
+    "skip_special_tokens": ("special tokens are left out of texts; /detokenize shows them", (True,)),
     "spaces_between_special_tokens": (_NOTHING, (True,)),
     "store": ("nothing is stored", (False,)),
-    "suffix": ("the models served here do not fill in the middle", ("",)),
+    "suffix": ("fill-in-the-middle is not supported", ("",)),
     "top_a": (_NOTHING, (0,)),
-    "truncate_prompt_tokens": ("shorten the prompt yourself; /tokenize counts its tokens", ()),
+    "truncate_prompt_tokens": ("shorten the prompt before you send it; /tokenize counts its tokens", ()),
     "use_beam_search": ("ask for n completions and choose one yourself", (False,)),
     "verbosity": (_NOTHING, ("medium",)),
     "web_search_options": (_NOTHING, ()),

@@ -63,7 +63,7 @@ class ChatTemplate:
             for each in dict.fromkeys((text, self._with_tools)):
                 _rendered((each, None))
         except ConfigError as error:
-            raise ConfigError(f"the chat template is no valid Jinja: {error}") from None
+            raise ConfigError(f"the chat template is not valid Jinja: {error}") from None
         self.forms = {
             bool(tools): CallForm.of(lambda each, t=tools: self._text(each, t, False)) for tools in (None, TOOLS)
         }

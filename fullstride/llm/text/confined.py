@@ -131,7 +131,7 @@ class IsolatedFunction:
             connection.recv_bytes()
         except (EOFError, OSError):
             _end(process, connection)
-            raise RuntimeError("a process for work of strangers did not start; stderr says why") from None
+            raise RuntimeError("the process for untrusted templates and grammars did not start; see stderr") from None
         return process, connection
 
 
@@ -157,7 +157,7 @@ def _done(work: Callable[[Any], Any], request: bytes) -> tuple[str, Any]:
     try:
         return MADE, work(pickle.loads(request))
     except MemoryError:
-        return COSTLY, "too costly: more memory than such work may have"
+        return COSTLY, "too costly: it needs more memory than is allowed"
     except TooCostlyError as error:
         return COSTLY, str(error)
     except BaseException as error:

@@ -46,7 +46,7 @@ class Compiler:
 
         """
         if not tokenizer.eos:
-            raise ConfigError("structured output needs an end token, and this model's tokenizer names none")
+            raise ConfigError("structured output needs an end token, and this model's tokenizer has none")
         self._tokenizer, self._lock = tokenizer, Lock()
         self.words = GrammarVocabulary(tokenizer)
         self._sorted = self.words.sorted()
@@ -176,7 +176,7 @@ def compiled(tokenizer: llguidance.LLTokenizer, structured: Structured) -> llgui
         first.try_consume_tokens([int(np.unpackbits(mask, bitorder="little").argmax())])
     if first.is_error():
         reason = _reason(first)
-        reason = "there is no text that conforms to it" if reason == NO_TEXT else reason
+        reason = "no text conforms to it" if reason == NO_TEXT else reason
         raise ConfigError(f"{structured.kind} is not accepted: {reason}")
     return made
 
@@ -206,7 +206,7 @@ def _from_schema(text: str) -> str:
     try:
         schema = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"json_schema is no JSON: {error}") from error
+        raise ConfigError(f"json_schema is not valid JSON: {error}") from error
     if not isinstance(schema, dict):
         raise ConfigError(f"json_schema is {type(schema).__name__}: expected a JSON object")
     try:
@@ -216,18 +216,18 @@ def _from_schema(text: str) -> str:
             return llguidance.LLMatcher.grammar_from_json_schema(text, overrides=GUIDANCE)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"json_schema is not accepted: {_one_line(str(error))}") from error
-    raise ConfigError("json_schema is not accepted: there is no text that conforms to it")
+    raise ConfigError("json_schema is not accepted: no text conforms to it")
 
 
 def _from_regex(text: str) -> str:
-    """As Rust's regex crate reads it, but that a digit is one of 0 to 9 and not any of Unicode's.
+    """Compile a regex in the syntax of Rust's regex crate, except that a digit is 0 to 9 and not any of Unicode's.
 
     Raises:
         ConfigError: for a backslash at its end, which llguidance would drop.
 
     """
     if (len(text) - len(text.rstrip("\\"))) % 2:
-        raise ConfigError("regex is not accepted: it ends in a backslash, expected a character that it escapes")
+        raise ConfigError("regex is not accepted: it ends in a backslash; expected a character after it")
     return llguidance.LLMatcher.grammar_from_lark(f"start: /{llguidance.regex_to_lark(text, 'd')}/")
 
 

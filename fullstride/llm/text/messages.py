@@ -43,7 +43,7 @@ def _message(param: str, message: Any) -> dict[str, Any]:
         raise MessageError(param, message, "a dict, such as message.model_dump() of an OpenAI client's")
     made = {key: value for key, value in message.items() if value is not None}
     if not isinstance(made.get("role"), str):
-        raise MessageError(f"{param}.role", made.get("role"), "whose message it is, such as 'user'")
+        raise MessageError(f"{param}.role", made.get("role"), "the role of the message's author, such as 'user'")
     if made.get("role") == "developer":
         made["role"] = "system"
     made["content"] = _text(f"{param}.content", made.get("content"))
@@ -57,7 +57,7 @@ def _text(param: str, content: Any) -> Any:
         return content
     for j, part in enumerate(content):
         if not (isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str)):
-            raise MessageError(f"{param}.{j}", part, '{"type": "text", "text": ...}: the model reads text alone')
+            raise MessageError(f"{param}.{j}", part, '{"type": "text", "text": ...}: the model supports text only')
     return "\n".join(part["text"] for part in content)
 
 

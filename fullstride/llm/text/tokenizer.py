@@ -65,7 +65,7 @@ class Tokenizer:
         return cls(backend, **settings)
 
     def of_model(self, vocab_size: int, eos: Iterable[int]) -> "Tokenizer":
-        """The same for a model that has this many ids and these ends.
+        """Return this tokenizer for a model with `vocab_size` ids and the end tokens `eos`.
 
         Raises:
             ConfigError: if the tokenizer has ids that the model has not.
@@ -73,7 +73,9 @@ class Tokenizer:
         """
         if self.vocab_size > vocab_size:
             last = self.vocab_size - 1
-            raise ConfigError(f"the tokenizer has ids up to {last}, the model {vocab_size} rows: not made together")
+            raise ConfigError(
+                f"the tokenizer has ids up to {last}, the model only {vocab_size} rows: they do not belong together"
+            )
         return Tokenizer(self.backend, eos=eos, bos=self.bos, template=self.template, vocab_size=vocab_size)
 
     def encode(self, text: str, special: bool = True) -> list[int]:
@@ -92,8 +94,8 @@ class Tokenizer:
             # Of several, since of one `tokenizers` holds Python's lock, and a server's other threads, for seconds.
             return self.backend.encode_batch_fast([text], add_special_tokens=special)[0].ids
         except (TypeError, UnicodeError):
-            halves = "half a surrogate pair, or a byte that was no UTF-8"
-            raise ConfigError(f"the text has {halves}: expected a text of whole characters; mend it") from None
+            halves = "half a surrogate pair, or a byte that is not UTF-8"
+            raise ConfigError(f"the text has {halves}: expected a text of whole characters") from None
 
     def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
         """The text of token ids; bytes that are no UTF-8 become U+FFFD, and so do ids that are no token's."""
@@ -101,7 +103,7 @@ class Tokenizer:
         return detokenizer.push(ids) + detokenizer.flush()
 
     def token_bytes(self, token: int) -> bytes:
-        """What a token adds to the text, in UTF-8 of which it may hold a part; empty for ids that only pad.
+        """Return the UTF-8 bytes that a token adds to the text, possibly part of a character; empty for padding ids.
 
         Raises:
             IndexError: for an id that the model does not have.
@@ -140,7 +142,7 @@ class Tokenizer:
 
         """
         if self.template is None:
-            raise ConfigError("this model has no chat template: give it text instead of messages")
+            raise ConfigError("this model has no chat template: pass a text instead of messages")
         text = self.template.render(messages, tools, add_generation_prompt, **kwargs)
         if tools and text == self.template.render(messages, None, add_generation_prompt, **kwargs):
             raise NoPlaceForToolsError(
@@ -199,7 +201,7 @@ class Tokenizer:
 
     @cached_property
     def _strips(self) -> bool:
-        """Whether decoding takes away a text's first space, which SentencePiece puts there."""
+        """Return whether decoding removes a text's first space, which SentencePiece adds."""
         steps = (each for each in self._decoders if each["type"] == "Strip")
         return any(each["content"] == " " and each["start"] for each in steps)
 
@@ -230,7 +232,7 @@ class Detokenizer:
         return self._cut(self._characters.push(b"".join(map(self._bytes_of, ids))))
 
     def flush(self) -> str:
-        """What was held back, at the end: U+FFFD for half a character."""
+        """Return the text held back at the end; half a character becomes U+FFFD."""
         return self._cut(self._characters.flush())
 
     def _bytes_of(self, token: int) -> bytes:

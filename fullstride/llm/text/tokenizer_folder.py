@@ -22,7 +22,7 @@ def read_json(file: Path) -> dict[str, Any]:
     try:
         value = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{file}: no valid JSON ({error})") from error
+        raise ConfigError(f"{file}: not valid JSON ({error})") from error
     if not isinstance(value, dict):
         raise ConfigError(f"{file}: expected a JSON object, got {type(value).__name__}")
     return value
@@ -43,7 +43,7 @@ def read_folder(folder: Path) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
         if isinstance(error, ConfigError):
             raise
         reason = f"{type(error).__name__}: {one_line(error)}"
-        message = f"{file}: its tokens or template are not as transformers writes them ({reason})"
+        message = f"{file}: its tokens or template do not have transformers' format ({reason})"
         raise ConfigError(message) from error
 
 
@@ -65,11 +65,11 @@ def _settings(backend: tokenizers.Tokenizer, folder: Path, config: dict[str, Any
 
 def _backend(file: Path) -> tokenizers.Tokenizer:
     if not file.is_file():
-        raise ConfigError(f"{file}: not there; a tokenizer is read from this file alone (save it as a fast tokenizer)")
+        raise ConfigError(f"{file}: not found; a tokenizer is read from this file only (save it as a fast tokenizer)")
     try:
         backend = tokenizers.Tokenizer.from_file(str(file))
     except Exception as error:  # what `tokenizers` raises has no class of its own
-        raise ConfigError(f"{file}: no tokenizer ({one_line(error)})") from error
+        raise ConfigError(f"{file}: not a tokenizer ({one_line(error)})") from error
     backend.no_padding()
     backend.no_truncation()
     return backend

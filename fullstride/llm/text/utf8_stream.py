@@ -28,7 +28,7 @@ class Utf8Decoder:
         return self._decoder.decode(said)
 
     def flush(self) -> str:
-        """What was held back, at the end."""
+        """Return the text held back at the end."""
         return self._decoder.decode(b"", final=True)
 
     @property
@@ -38,7 +38,7 @@ class Utf8Decoder:
 
 
 def goes_on(said: bytes) -> bool:
-    """Whether the first byte is none that a character begins with."""
+    """Return whether the first byte continues a character."""
     return said[:1] != b"" and said[0] & 0xC0 == 0x80
 
 

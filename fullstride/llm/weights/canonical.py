@@ -1,4 +1,4 @@
-"""Whatever a file calls its tensors, under our names, and checked to be the whole model."""
+"""Canonical names of a file's tensors, and the check that the model is complete."""
 
 import re
 from collections.abc import Mapping
@@ -12,13 +12,13 @@ SHOWN = 5
 
 
 def canonical(name: str, layers: re.Pattern[str], inner: Mapping[str, str], outer: Mapping[str, str]) -> str:
-    """Our name of a tensor; its own where we have none.
+    """Return the canonical name of a tensor; its own name if it has none.
 
     Args:
-        name: the file's.
-        layers: matches a tensor of a layer: the layer's number, and the rest of the name.
-        inner: our names by that rest.
-        outer: our names of what is in no layer.
+        name: name in the file.
+        layers: pattern of a layer's tensors, with the layer's number and the rest of the name as groups.
+        inner: canonical names by that rest.
+        outer: canonical names of tensors outside the layers.
 
     """
     layer = layers.fullmatch(name)
@@ -26,14 +26,14 @@ def canonical(name: str, layers: re.Pattern[str], inner: Mapping[str, str], oute
 
 
 def in_order(path: Path, config: ModelConfig, found: Mapping[str, StoredParameter]) -> dict[str, StoredParameter]:
-    """The parameters that the model has, all of them and no others, in the order of `parameter_shapes`.
+    """Return exactly the model's parameters, in the order of `parameter_shapes`.
 
     Raises:
         ConfigError: listing what is missing, unexpected or of another shape.
 
     """
     if config.layers > len(found):
-        raise ConfigError(f"{path}: {config.layers} layers are configured, and only {len(found)} tensors are there")
+        raise ConfigError(f"{path}: {config.layers} layers are configured, but the file has only {len(found)} tensors")
     shapes = parameter_shapes(config)
     wrong = {
         "missing": [name for name in shapes if name not in found],
@@ -51,13 +51,13 @@ def in_order(path: Path, config: ModelConfig, found: Mapping[str, StoredParamete
 
 
 def listed(names: list[str]) -> str:
-    """The first few of them, and how many more."""
+    """Format the first few names, and the number of the others."""
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     return f"{', '.join(names[:SHOWN])}{more}"
 
 
 def check_heads(path: Path, config: ModelConfig) -> None:
-    """Query heads share the key heads evenly, a head has two halves, and positions have numbers.
+    """Check that query heads share key heads evenly, that heads have an even size, and the context length.
 
     Raises:
         ConfigError: if they do not.
@@ -68,4 +68,4 @@ def check_heads(path: Path, config: ModelConfig) -> None:
     if config.max_position >= FAR:
         raise ConfigError(f"{path}: its context, scaled, has {config.max_position} tokens or more: expected below 2^31")
     if config.head_dim % 2:
-        raise ConfigError(f"{path}: heads of {config.head_dim} have no two halves to rotate")
+        raise ConfigError(f"{path}: head_dim is {config.head_dim}, expected an even number for RoPE")

@@ -1,4 +1,4 @@
-"""ggml's packed numbers to floats, a block at a time for many blocks at once.
+"""Dequantization of ggml's packed numbers, vectorized over blocks.
 
 Each function takes blocks as a structured array and a float32 array (blocks, numbers) to fill; the arithmetic, and so
 the last bit, is that of ggml's reference code (ggml-quants.c): scales are halves, products and sums are in float32.
@@ -15,16 +15,16 @@ from fullstride.llm.weights.parameters import PLAIN
 
 # Blocks that fit the cache together with what is made of them.
 NUMBERS_AT_ONCE = 1 << 17
-# Where two bits of a byte begin, one row a pair.
+# Offsets of the two-bit fields of a byte, one row per field.
 PAIRS = np.array([[0], [2], [4], [6]], np.uint8)
-# What the sixteen codes of the IQ4 kinds stand for: closer together where weights are most.
+# Values of the sixteen codes of the IQ4 types: closer together near zero, as weights are.
 IQ4 = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float32)
 
 
 def dequantize(
     kind: PackedFormat, data: UInt8[np.ndarray, "rows bytes"], dtype: np.dtype
 ) -> Float[np.ndarray, "rows numbers"]:
-    """Rows of packed bytes as rows of `dtype`; a view, if they are just that."""
+    """Return rows of packed bytes as rows of `dtype`; a view if they already are."""
     if kind.name in PLAIN:
         return data.view(PLAIN[kind.name]).astype(dtype, copy=False)
     layout, unpack = PACKED[kind.name]
@@ -44,7 +44,7 @@ def _column(values: np.ndarray) -> np.ndarray:
 
 
 def _nibbles(packed: np.ndarray, out: np.ndarray) -> None:
-    """The low halves of all bytes, then the high halves."""
+    """Write the low halves of all bytes, then the high halves."""
     half = packed.shape[-1]
     np.bitwise_and(packed, 15, out=out[..., :half], casting="unsafe")
     np.right_shift(packed, 4, out=out[..., half:], casting="unsafe")
@@ -88,7 +88,7 @@ def _q3_k(blocks: np.ndarray, out: np.ndarray) -> None:
 
 
 def _q4_k(blocks: np.ndarray, out: np.ndarray) -> None:
-    """Of Q5_K, too, which has a fifth bit of each number."""
+    """Dequantize Q4_K, and Q5_K, which has a fifth bit per number."""
     _nibbles(blocks["q"], out.reshape(-1, 4, 64))
     groups = out.reshape(-1, 8, 32)
     if "h" in (blocks.dtype.fields or {}):
@@ -123,7 +123,7 @@ def _iq4_xs(blocks: np.ndarray, out: np.ndarray) -> None:
     groups *= _column(_column(blocks["d"]) * ((low | high << 4).astype(np.float32) - 32))
 
 
-# How the blocks of a kind lie in a file, and what unpacks them.
+# Layout of the blocks of each type in a file, and the function that unpacks them.
 PACKED: dict[str, tuple[list[tuple[Any, ...]], Callable[[np.ndarray, np.ndarray], None]]] = {
     "Q4_0": ([("d", "<f2"), ("q", "u1", 16)], _halves),
     "Q4_1": ([("d", "<f2"), ("m", "<f2"), ("q", "u1", 16)], _halves),

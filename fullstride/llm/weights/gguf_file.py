@@ -1,4 +1,4 @@
-"""The GGUF container: metadata and tensors of one file, mapped.
+"""GGUF container: metadata and tensors of one memory-mapped file.
 
 Read here and not by the `gguf` package, which takes seconds for a vocabulary because it makes an array of each text.
 The format is specified in ggml's docs/gguf.md.
@@ -21,7 +21,7 @@ MOST_DIMENSIONS = 4
 
 
 class PackedFormat(NamedTuple):
-    """How numbers are packed: so many to a block of so many bytes."""
+    """Packing of numbers: numbers per block, and bytes per block."""
 
     name: str
     numbers: int
@@ -46,7 +46,7 @@ KINDS = {
     30: PackedFormat("BF16", 1, 2),
 }
 
-# By ggml's numbers, for messages alone.
+# Type names by ggml's numbers, for messages only.
 NOT_SUPPORTED = {
     9: "Q8_1", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 21: "IQ3_S", 22: "IQ2_S",
     24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4",
@@ -56,7 +56,7 @@ NOT_SUPPORTED = {
 
 @dataclass(frozen=True)
 class PackedTensor:
-    """A tensor as it lies in the file; its shape has the slowest axis first, as numpy has it."""
+    """Tensor as stored in the file; its shape has the slowest axis first, as in NumPy."""
 
     name: str
     kind: PackedFormat
@@ -66,7 +66,7 @@ class PackedTensor:
 
 @dataclass(frozen=True)
 class GgufFile:
-    """What a file holds."""
+    """Metadata and tensors of a GGUF file."""
 
     path: Path
     metadata: dict[str, Any]
@@ -103,12 +103,12 @@ def _parse(path: Path, data: np.ndarray) -> GgufFile:
     start = math.ceil(cursor.at / alignment) * alignment
     packed = {entry[0]: _packed(path, data, start, *entry) for entry in entries}
     if len(packed) < tensors or len(metadata) < pairs:
-        raise ConfigError(f"{path}: damaged: a tensor or a key is there twice")
+        raise ConfigError(f"{path}: damaged: a tensor or a key occurs twice")
     return GgufFile(path, metadata, packed)
 
 
 class _Cursor:
-    """Reads values one after another; past the end each read raises."""
+    """Sequential reader of values; reading past the end raises."""
 
     def __init__(self, data: np.ndarray, at: int):
         self.view, self.at = data.data, at
@@ -145,7 +145,7 @@ class _Cursor:
         if kind != ARRAY:
             raise IndexError(kind)
         kind, count = self.number("I"), self.number("Q")
-        # Each item takes a byte or more: a count that is noise must not fill the memory.
+        # Each item takes at least a byte: a corrupt count must not exhaust the memory.
         if count > len(self.view) - self.at:
             raise IndexError(count)
         if kind == STRING:
@@ -167,13 +167,15 @@ def _packed(
     if kind not in KINDS:
         supported = ", ".join(known.name for known in KINDS.values())
         found = NOT_SUPPORTED.get(kind, f"number {kind}, which this version does not know")
-        raise ConfigError(f"{path}: {name} is of GGUF type {found}; supported are {supported}: get a file of those")
+        raise ConfigError(
+            f"{path}: {name} is of GGUF type {found}; supported are {supported}: use a file of one of these types"
+        )
     packing = KINDS[kind]
     width = shape[-1] if shape else 1
     if width % packing.numbers or 0 in shape:
-        raise ConfigError(f"{path}: damaged: {name} of {list(shape)} is no whole rows of {packing.name}")
+        raise ConfigError(f"{path}: damaged: {name} of {list(shape)} does not consist of whole rows of {packing.name}")
     size = math.prod(shape) // packing.numbers * packing.size
     if start + at + size > len(data):
-        raise ConfigError(f"{path}: cut short: {name} ends at byte {start + at + size} of {len(data)} that there are")
+        raise ConfigError(f"{path}: cut short: {name} ends at byte {start + at + size}, but the file has {len(data)}")
     row = width // packing.numbers * packing.size
     return PackedTensor(name, packing, shape, data[start + at : start + at + size].reshape(-1, row))

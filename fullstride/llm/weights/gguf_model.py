@@ -1,4 +1,4 @@
-"""A GGUF file as a configuration, canonical parameters and a tokenizer."""
+"""Loading of a GGUF file: configuration, canonical parameters and tokenizer."""
 
 import math
 import re
@@ -47,10 +47,10 @@ LAYERS = re.compile(r"blk\.(\d+)\.(.+)")
 
 @dataclass(frozen=True)
 class PackedRows:
-    """A tensor of a GGUF, unpacked where it is read.
+    """Tensor of a GGUF file, dequantized when it is read.
 
     Attributes:
-        order: for each row the row of the file that holds it; None where they are the same.
+        order: for each row, its row in the file; None if they are the same.
 
     """
 
@@ -59,12 +59,12 @@ class PackedRows:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the whole."""
+        """Shape of the whole tensor."""
         return self.packed.shape
 
     @property
     def kind(self) -> str:
-        """How its numbers are packed."""
+        """Type of its packed numbers."""
         return self.packed.kind.name
 
     def read(self, rows: slice, columns: slice, dtype: np.dtype) -> Values:
@@ -80,7 +80,7 @@ class PackedRows:
 
 
 def load_gguf(path: Path) -> tuple[ModelConfig, dict[str, StoredParameter], Tokenizer, dict[str, int | float]]:
-    """A GGUF's configuration, mapped parameters, tokenizer and suggested sampling.
+    """Load a GGUF file's configuration, mapped parameters, tokenizer and suggested sampling.
 
     Raises:
         ConfigError: if it is damaged, or of a model that the engine does not run.
@@ -152,23 +152,25 @@ def read_config(file: GgufFile) -> ModelConfig:
 
 
 class _Sizes(CheckedSettings):
-    """The keys that start with the architecture's name."""
+    """Settings whose keys start with the architecture's name."""
 
     def __init__(self, file: GgufFile):
         name = file.metadata.get("general.architecture", "")
         self.family = family_of(file.path, "general.architecture", name)
-        # What was joined has a count of 0.
+        # A joined file has a count of 0.
         parts = file.metadata.get("split.count", 0)
         if not isinstance(parts, int) or isinstance(parts, bool):
             raise ConfigError(f"{file.path}: split.count={shortened(parts)}: expected a whole number")
         if parts > 1:
-            raise ConfigError(f"{file.path}: one part of several; join them with llama.cpp's llama-gguf-split --merge")
+            raise ConfigError(
+                f"{file.path}: one part of a split model; join the parts with llama.cpp's llama-gguf-split --merge"
+            )
         self.architecture, prefix = name, f"{name}."
         own = {key: value for key, value in file.metadata.items() if key.startswith(prefix)}
         super().__init__(file.path, {key.removeprefix(prefix): value for key, value in own.items()}, prefix)
 
     def decimal(self, key: str, default: float | None = None) -> float:
-        """Of what the file holds in float32."""
+        """Return the shortest decimal of a number that the file stores as float32."""
         return shortest(super().decimal(key, default))
 
 
@@ -190,7 +192,7 @@ def _check(sizes: _Sizes, head_dim: int) -> None:
 
 
 def _scaling(file: GgufFile, sizes: _Sizes, theta: float, head_dim: int) -> RopeScaling | None:
-    """As the metadata say it; Llama 3's is a tensor instead, of what each frequency is divided by."""
+    """Read the RoPE scaling from the metadata; Llama 3's is a tensor of divisors of the frequencies instead."""
     old, key = "rope.scale_linear", "rope.scaling.factor"
     key = old if old in sizes.raw and key not in sizes.raw else key
     kind, factor = sizes.raw.get("rope.scaling.type"), sizes.raw.get(key)

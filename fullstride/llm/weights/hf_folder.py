@@ -1,4 +1,4 @@
-"""Folders as Hugging Face lays them out: config.json, tokenizer.json, one or several safetensors files."""
+"""Model folders in Hugging Face's layout: config.json, tokenizer.json, one or several safetensors files."""
 
 import re
 from collections.abc import Callable
@@ -56,7 +56,7 @@ FIXED: dict[str, tuple[Any, ...]] = {
 
 
 def load_folder(folder: Path) -> tuple[ModelConfig, dict[str, StoredParameter], Tokenizer, dict[str, int | float]]:
-    """A folder's configuration, mapped parameters, tokenizer and suggested sampling.
+    """Load a folder's configuration, mapped parameters, tokenizer and suggested sampling.
 
     Raises:
         ConfigError: if a file is missing, damaged, or of a model that the engine does not run.
@@ -86,14 +86,14 @@ def _files(folder: Path) -> list[Path]:
         files = [folder / name for name in dict.fromkeys(names.values()) if _is_within(index, name)]
     missing = [file.name for file in files if not file.is_file()]
     if missing:
-        raise ConfigError(f"{folder}: {INDEX} names {listed(missing)}, not there")
+        raise ConfigError(f"{folder}: {INDEX} names {listed(missing)}, which the folder does not have")
     if not files:
-        raise ConfigError(f"{folder}: no *.safetensors; weights in other formats have to be saved as that, or as GGUF")
+        raise ConfigError(f"{folder}: no *.safetensors; convert weights of other formats to safetensors or GGUF")
     return files
 
 
 def _is_within(index: Path, name: str) -> bool:
-    """See that a name is of a file in the folder, which may be a link, as all are in Hugging Face's cache."""
+    """Check that a name is that of a file in the folder; it may be a link, as in Hugging Face's cache."""
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or not path.parts or "\0" in name or len(name) > MOST_NAME:
         raise ConfigError(f"{index}: weight_map names {shortened(repr(name))}: expected a file in its folder")
@@ -145,7 +145,7 @@ def read_config(folder: Path) -> ModelConfig:
 
 
 def _rope(settings: CheckedSettings) -> tuple[float, RopeScaling | None]:
-    """The base theta, and how frequencies are scaled."""
+    """Read the base theta and the RoPE scaling."""
     new, old = settings.inner("rope_parameters"), settings.inner("rope_scaling")
     length = settings.size("max_position_embeddings")
     theta = new.decimal("rope_theta", old.decimal("rope_theta", settings.decimal("rope_theta", 10_000.0)))
@@ -153,7 +153,7 @@ def _rope(settings: CheckedSettings) -> tuple[float, RopeScaling | None]:
     if new.raw and old.raw and (theta, scaling) != (old.decimal("rope_theta", theta), _scaling(old, length)):
         raise ConfigError(
             f"{settings.file}: rope_parameters={shortened(new.raw)} and rope_scaling={shortened(old.raw)}: expected one"
-            " of them, or two that say the same: keep the one that is meant"
+            " of them, or two that agree: keep the one that is meant"
         )
     return theta, scaling
 

@@ -1,4 +1,4 @@
-"""What a model's files hold, as tables."""
+"""Tables of the contents of a model's files."""
 
 from dataclasses import asdict
 

@@ -1,4 +1,4 @@
-"""A model from whatever its user has: a name, a folder as Hugging Face lays it out, or a GGUF file."""
+"""Loading of a model from a name, a folder in Hugging Face's layout, or a GGUF file."""
 
 import re
 from collections.abc import Mapping
@@ -23,14 +23,14 @@ HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model that is ready to be put on devices.
+    """Model that is ready to be put on devices.
 
     Attributes:
         config: its `dtype` is that of the parameters.
-        parameters: read lazily, see `Parameters`.
-        tokenizer: knows as many ids as the model, and the same ends.
-        path: the file or folder that it is from.
-        sampling: fields of `SamplingParams` as its makers would have them, where its files say so.
+        parameters: lazily read parameters, see `Parameters`.
+        tokenizer: tokenizer with the model's number of ids and end tokens.
+        path: file or folder that it was loaded from.
+        sampling: fields of `SamplingParams` that its files suggest.
 
     """
 
@@ -42,13 +42,13 @@ class LoadedModel:
 
 
 def load(source: str | Path, *, dtype: str | None = None) -> LoadedModel:
-    """Open a model; the parameters themselves are read when they are asked for.
+    """Open a model; its parameters are read when they are accessed.
 
     Args:
         source: a folder with config.json, tokenizer.json and safetensors; a GGUF file, or a folder that holds one;
             or a name of `MODELS`, which is fetched once and cached.
-        dtype: float32, bfloat16 or float16; by default what the folder or file was written in, and bfloat16 for
-            quantised weights.
+        dtype: float32, bfloat16 or float16; by default the dtype of the folder or file, and bfloat16 for
+            quantized weights.
 
     Raises:
         ConfigError: if there is no such model, it is damaged, or it is of a kind that the engine does not run; the

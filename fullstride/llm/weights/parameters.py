@@ -1,4 +1,4 @@
-"""A model's parameters as they lie in its files: read when they are asked for, whole or a part at a time."""
+"""Parameters of a model, read from its files when they are accessed, whole or in parts."""
 
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -21,14 +21,14 @@ Values = Float[np.ndarray, "..."]
 
 @runtime_checkable
 class StoredParameter(Protocol):
-    """One parameter in a file: its shape, and how the file packs its numbers, such as F32, BF16 or Q4_K."""
+    """Parameter in a file: its shape, and the type of its numbers, such as F32, BF16 or Q4_K."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
     @property
     def kind(self) -> str: ...
     def read(self, rows: slice, columns: slice, dtype: np.dtype) -> Values:
-        """A part of it as `dtype`; a vector has rows alone."""
+        """Return a part of it as `dtype`; a vector has rows only."""
         ...
 
 
@@ -40,16 +40,16 @@ class Parameters(Mapping[str, np.ndarray]):
     """
 
     def __init__(self, stored: Mapping[str, StoredParameter], dtype: str):
-        """Parameters in files, to be read as `dtype`, by numpy's or ml_dtypes' name."""
+        """Read parameters in files as `dtype`, by NumPy's or ml_dtypes' name."""
         self._stored, self.dtype = stored, np.dtype(dtype)
 
     def read(self, name: str, rows: slice | None = None, columns: slice | None = None) -> Values:
-        """A parameter, or the part of it that one of several devices holds.
+        """Return a parameter, or the part of it that one of several devices holds.
 
         Args:
-            name: as in `parameter_shapes`.
-            rows: of the first axis, a projection's outputs; a step other than 1 is an error.
-            columns: of the second axis, a projection's inputs.
+            name: name in `parameter_shapes`.
+            rows: slice of the first axis, a projection's outputs; a step other than 1 is an error.
+            columns: slice of the second axis, a projection's inputs.
 
         Raises:
             KeyError: for a name that the model does not have.
@@ -65,10 +65,10 @@ class Parameters(Mapping[str, np.ndarray]):
         return part
 
     def stream(self, threads: int | None = None) -> Iterator[tuple[str, Values]]:
-        """All parameters in order, unpacked by several threads a few ahead of the one that is given out.
+        """Yield all parameters in order, unpacked by several threads a few ahead.
 
         Args:
-            threads: by default the processor's cores, at most 8.
+            threads: number of threads; by default the processor's cores, at most 8.
 
         """
         threads = threads or min(cores(), MOST_THREADS)
@@ -85,37 +85,37 @@ class Parameters(Mapping[str, np.ndarray]):
                 yield name, value.result()
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """A parameter's shape; nothing is read."""
+        """Return a parameter's shape; nothing is read."""
         return self._stored[name].shape
 
     def kind(self, name: str) -> str:
-        """How the file packs a parameter's numbers."""
+        """Return the type of a parameter's numbers in the file."""
         return self._stored[name].kind
 
     @property
     def nbytes(self) -> int:
-        """Of all parameters once they are read."""
+        """Bytes of all parameters once they are read."""
         return sum(int(np.prod(self.shape(name))) for name in self) * self.dtype.itemsize
 
     def __getitem__(self, name: str) -> Values:
-        """A whole parameter."""
+        """Return a whole parameter."""
         return self.read(name)
 
     def __iter__(self) -> Iterator[str]:
-        """The names, in the order of `parameter_shapes`."""
+        """Iterate over the names, in the order of `parameter_shapes`."""
         return iter(self._stored)
 
     def __contains__(self, name: object) -> bool:
-        """Whether the model has it; nothing is read."""
+        """Return whether the model has a parameter `name`; nothing is read."""
         return name in self._stored
 
     def __len__(self) -> int:
-        """How many there are."""
+        """Return the number of parameters."""
         return len(self._stored)
 
 
 def _whole(part: slice | None, size: int) -> slice:
     start, stop, step = (part or slice(None)).indices(size)
     if step != 1:
-        raise ValueError(f"a part of a parameter is contiguous; got the step {step}")
+        raise ValueError(f"expected a contiguous part of a parameter; got the step {step}")
     return slice(start, max(start, stop))

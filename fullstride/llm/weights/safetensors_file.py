@@ -1,4 +1,4 @@
-"""Safetensors files, mapped: a tensor is a view of the file, and its bytes are read when they are used."""
+"""Memory-mapped safetensors files: a tensor is a view of the file, whose bytes are read on first use."""
 
 import json
 import math
@@ -26,7 +26,7 @@ class MappedTensor:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the whole."""
+        """Shape of the whole tensor."""
         return self.values.shape
 
     def read(self, rows: slice, columns: slice, dtype: np.dtype) -> Values:
@@ -36,7 +36,7 @@ class MappedTensor:
 
 
 def open_safetensors(file: Path) -> dict[str, MappedTensor]:
-    """All tensors of a file by name.
+    """Map all tensors of a file, by name.
 
     Raises:
         ConfigError: if the file is damaged or cut short, or a tensor is not of floats.
@@ -58,9 +58,9 @@ def _header(file: Path, data: np.ndarray) -> tuple[dict[str, Any], int]:
     try:
         header = json.loads(data[8 : 8 + size].tobytes())
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{file}: not safetensors: its header is no JSON ({error})") from error
+        raise ConfigError(f"{file}: not safetensors: its header is not JSON ({error})") from error
     if not isinstance(header, dict):
-        raise ConfigError(f"{file}: not safetensors: its header is no JSON object")
+        raise ConfigError(f"{file}: not safetensors: its header is not a JSON object")
     return header, 8 + size
 
 
@@ -71,12 +71,12 @@ def _tensor(file: Path, data: np.ndarray, name: str, entry: Any) -> np.ndarray:
         if not all(type(number) is int for number in (*shape, start, stop)) or len(shape) > MOST_DIMENSIONS:
             raise ValueError(shape)
     except (TypeError, KeyError, ValueError) as error:
-        raise ConfigError(f"{file}: not safetensors: what its header says of {name} is not understood") from error
+        raise ConfigError(f"{file}: not safetensors: its header has an invalid entry for {name}") from error
     if kind not in PLAIN:
-        raise ConfigError(f"{file}: {name} is of {kind}; supported are {', '.join(PLAIN)}, not quantised weights")
+        raise ConfigError(f"{file}: {name} is of {kind}; supported are {', '.join(PLAIN)}, not quantized weights")
     dtype = np.dtype(PLAIN[kind])
     if stop > len(data):
-        raise ConfigError(f"{file}: cut short: {name} ends at byte {stop} of {len(data)} that there are")
+        raise ConfigError(f"{file}: cut short: {name} ends at byte {stop}, but the file has {len(data)}")
     if not 0 <= start <= stop or min(shape, default=0) < 0 or stop - start != math.prod(shape) * dtype.itemsize:
         raise ConfigError(f"{file}: damaged: {name} of {kind}{list(shape)} cannot be bytes {start} to {stop}")
     return data[start:stop].view(dtype).reshape(shape)

@@ -23,25 +23,25 @@ class CheckedSettings:
     """Values of one object in a file; every reader raises ConfigError, naming the file, the key and what is there."""
 
     def __init__(self, file: Path, raw: dict[str, Any], prefix: str = ""):
-        """Read these values, whose keys are shown after `prefix`."""
+        """Read these values; messages show their keys after `prefix`."""
         self.file, self.raw, self._prefix = file, raw, prefix
 
     def size(self, key: str, default: int | None = None) -> int:
-        """A positive whole number below 2^31; null and nothing are the default."""
+        """Return a positive whole number below 2^31; the default if it is null or absent."""
         value = self._get(key, default)
         if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= LARGEST:
             raise self._refused(key, value, "a positive whole number below 2^31")
         return value
 
     def decimal(self, key: str, default: float | None = None) -> float:
-        """A positive number; null and nothing are the default."""
+        """Return a positive number; the default if it is null or absent."""
         value = self._get(key, default)
         if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= sys.float_info.max:
             raise self._refused(key, value, "a positive number")
         return float(value)
 
     def ids(self, key: str) -> tuple[int, ...]:
-        """Token ids, as a list, as one number, or none."""
+        """Return token ids, given as a list, as one number, or absent."""
         value = self.raw.get(key)
         found = value if isinstance(value, list) else () if value is None else (value,)
         if not all(isinstance(each, int) and not isinstance(each, bool) and each >= 0 for each in found):
@@ -49,7 +49,7 @@ class CheckedSettings:
         return tuple(found)
 
     def inner(self, key: str) -> "CheckedSettings":
-        """The object under a key; null and nothing are an empty one."""
+        """Return the object under a key; an empty one if it is null or absent."""
         value = self._get(key, {})
         if not isinstance(value, dict):
             raise self._refused(key, value, "an object")
@@ -64,12 +64,12 @@ class CheckedSettings:
 
 
 def shortest(value: float) -> float:
-    """The shortest number that float32, which a file holds, rounds to: 1e-5 and not 9.999999747e-6."""
+    """Return the shortest decimal of a float32 value: 1e-5 and not 9.999999747e-6."""
     return float(str(np.float32(value)))
 
 
 def shortened(value: Any) -> str:
-    """A value as a text that fits a line."""
+    """Format a value as a text that fits a line."""
     text = str(value)
     return text if len(text) < 80 else f"{text[:77]}..."
 
@@ -91,7 +91,7 @@ def gguf_sampling(path: Path, metadata: dict[str, Any]) -> dict[str, int | float
 
 
 def in_words(sampling: Mapping[str, int | float]) -> str:
-    """As in `temperature=0.6, top_k=20`."""
+    """Format sampling parameters as `temperature=0.6, top_k=20`."""
     return ", ".join(f"{name}={value:g}" for name, value in sampling.items())
 
 

@@ -1,4 +1,4 @@
-"""What rows ask for, by the host's numbers and by the device's arrays."""
+"""Sampling needs of rows, from the host's numbers and from the device's arrays."""
 
 import random
 from types import SimpleNamespace

@@ -17,7 +17,7 @@ from tests.llm.engine.test_engine import greedy, prompt
 
 
 class Difference(NamedTuple):
-    """Of the logprobs of one text's tokens, each after all that stands before it."""
+    """Differences between the logprobs of one text's tokens, each given all tokens before it."""
 
     mean: float
     largest: float
@@ -47,7 +47,7 @@ def rng(seed) -> np.random.Generator:
 
 
 def test_the_same_tokens_however_a_request_is_run(codes, rng):
-    """What decoding wrote and what a chunk writes are the same codes: alone, together, preempted, cached."""
+    """Decoding and prefilling write the same codes: alone, together, preempted, cached."""
     shared = prompt(rng, 21)
     prompts = [shared + prompt(rng, 8), shared + prompt(rng, 30), prompt(rng, 50), prompt(rng, 3), prompt(rng, 40)]
     alone = [run(codes, (ids, greedy(30)))[0].tokens for ids in prompts]

@@ -84,7 +84,9 @@ def test_a_named_set_runs_or_says_why_not():
 
 
 def test_a_pool_of_fp8_is_refused_by_name():
-    with pytest.raises(ConfigError, match="kernels=token: its kernels read .*kv_cache_dtype is fp8; take kernels=auto"):
+    with pytest.raises(
+        ConfigError, match="kernels=token: its kernels cannot read .*kv_cache_dtype is fp8; take kernels=auto"
+    ):
         choose("token", MODEL, "bfloat16", 16, HOPPER, 1, FP8_POOL)
     assert choose("auto", MODEL, "bfloat16", 16, HOPPER, 1, FP8_POOL).name == "chained"
     assert choose("auto", MODEL, "bfloat16", 16, HOPPER, 2, FP8_POOL).name == "paged"

@@ -72,15 +72,15 @@ def test_a_share_of_what_is_free(free):
 
 def test_a_device_that_does_not_say_what_it_has():
     silent = SimpleNamespace(platform="gpu", memory_stats=lambda: None)
-    with pytest.raises(ConfigError, match="does not say how much memory it has left: give kv_blocks or kv_memory"):
+    with pytest.raises(ConfigError, match="does not report its free memory: set kv_blocks or kv_memory"):
         made(device=silent)
     assert made(device=silent, kv_memory=1 << 30).blocks > 0
 
 
 def test_settings_of_the_pool_exclude_each_other():
-    with pytest.raises(ConfigError, match="kv_blocks and kv_share are given: give one"):
+    with pytest.raises(ConfigError, match="kv_blocks and kv_share exclude each other"):
         EngineConfig(kv_blocks=1, kv_share=0.5)
-    with pytest.raises(ConfigError, match="kv_share=1.5: expected a part of the free memory"):
+    with pytest.raises(ConfigError, match="kv_share=1.5: expected a fraction of the free memory"):
         EngineConfig(kv_share=1.5)
 
 
@@ -103,11 +103,14 @@ def test_what_no_engine_can_be_is_refused_by_name(name, value, message):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"max_length": 257}, "max_length=257: the model was made for 256"),
+        ({"max_length": 257}, "max_length=257: expected at most 256"),
         ({"max_sequences": 300, "max_tokens_per_step": 300}, "max_tokens_per_step=300: expected more than max_seq"),
         # Of a block in fp32: keys and values of 2 layers, 2 heads of 16 numbers, 16 tokens; a pool has two or more.
-        ({"kv_memory": 16_383}, "the pool of 16383 bytes holds no block of 8192 bytes beside its spare one"),
-        ({"kv_memory": 4095, "kv_cache_dtype": "fp8"}, "the pool of 4095 bytes holds no block of 2048 bytes"),
+        ({"kv_memory": 16_383}, "a KV cache of 16383 bytes is too small: expected at least two blocks of 8192 bytes"),
+        (
+            {"kv_memory": 4095, "kv_cache_dtype": "fp8"},
+            "a KV cache of 4095 bytes is too small: expected at least two blocks of 2048 bytes",
+        ),
     ],
 )
 def test_what_the_model_rules_out_is_refused_before_weights_are_on_a_device(qwen3, monkeypatch, settings, message):
@@ -127,7 +130,9 @@ def test_the_engine_says_what_it_chose(qwen3, free, caplog):
     told, cut = caplog.records
     assert (told.levelname, told.getMessage()) == ("INFO", "max_length=256, 16 blocks of 16 tokens, 0 MB")
     assert cut.levelname == "WARNING"
-    assert cut.getMessage().startswith("max_length=225, 14 blocks of 16 tokens, 0 MB: the model is for 256 tokens; kv_")
+    assert cut.getMessage().startswith(
+        "max_length=225, 14 blocks of 16 tokens, 0 MB: the model supports 256 tokens; set kv_"
+    )
 
 
 V2 = ("memory.max", "memory.current", "inactive_file")

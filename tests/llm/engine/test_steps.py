@@ -1,4 +1,4 @@
-"""What goes to the device, how often, and in which order."""
+"""Transfers to the device: their contents, number and order."""
 
 import jax
 import numpy as np

@@ -38,7 +38,7 @@ _running = threading.Lock()
 
 
 class EmulationError(RuntimeError):
-    """What the emulated kernel did wrong."""
+    """Fault of an emulated kernel."""
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""What a chain asks of CUDA's driver, before a driver of ours that notes it."""
+"""Calls that a chain makes to CUDA's driver, recorded by a fake driver."""
 
 import ctypes
 import threading
@@ -91,7 +91,7 @@ def test_links_get_the_buffers_of_their_call_in_order(noted, monkeypatch):
     monkeypatch.setattr(chain, "_made", {"a": links})
     chain._execute(call("a", 1000, 2000, 3000))
     assert [(kernel, values) for _, kernel, values, _ in noted.launched] == [(43, [1000, 3008]), (44, [3000, 2004])]
-    with pytest.raises(KeyError, match="was not made in this process"):
+    with pytest.raises(KeyError, match="was not created in this process"):
         chain._execute(call("b", 1))
 
 

@@ -65,7 +65,7 @@ class Case:
         return int(table[position // self.shape.block]) * self.shape.block + position % self.shape.block
 
     def run(self, norms: bool, layer: int = 1, pick: list[int] | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """Of all, or of some of the rows alone."""
+        """Compute attention for all rows and tiles, or for the rows in `pick` alone."""
         every = np.arange(len(self.tables)) if pick is None else np.array(pick)
         rows, tiles = (self.rows, self.tiles) if pick is None else (self.rows[pick], self.tiles[:0])
         integers = (self.positions[every], self.positions[every], self.slots[every], rows, tiles)

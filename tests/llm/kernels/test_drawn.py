@@ -30,7 +30,7 @@ def step(scores, s):
 
 
 def draws(rng: np.random.Generator, logits: np.ndarray, count: int, **wishes) -> np.ndarray:
-    """Of one row's logits: some by rows with keys of their own, the others by one key at many positions."""
+    """Draw tokens from one row's logits: half with a key per row, half with one key at many positions."""
     rows, size = count // 16, logits.size
     scores = jnp.tile(jnp.asarray(logits, jnp.float32), (rows, 1))
     given = {name: np.full(rows, value) for name, value in wishes.items()}

@@ -38,7 +38,7 @@ def test_a_conversion_is_the_nearest_and_ends_at_the_largest(dtype):
 
 
 class Fp8Case(Case):
-    """The same in a pool of codes; its keys and values, and the batch's, reach beyond what e4m3 has."""
+    """Case with an fp8 KV cache; its keys and values, and the batch's, exceed the range of e4m3."""
 
     def __init__(self, *arguments):
         super().__init__(*arguments)

@@ -22,14 +22,14 @@ BIASED = ModelConfig("qwen2", 200, 128, 192, 1, 4, 2, 64, 512, qkv_bias=True)
 
 
 def step(config, kernels, parameters, dtype, pool, batch):
-    """What the last layer leaves, and the pool after it."""
+    """Return the last layer's output and the KV cache after it."""
     weights = put(config, parameters, dtype, jax.devices()[0])
     run = jax.jit(hidden_states, static_argnums=(0, 1, 5))
     return tuple(np.asarray(x, np.float32) for x in run(config, kernels, weights, pool.astype(dtype), batch, BLOCK))
 
 
 def check(config, lengths, width=12, seed=0):
-    """As near to fp32 as the plain step in bf16, and nothing but the rows' own keys and values is written."""
+    """Check that the step is as near to fp32 as the plain step in bf16 and writes the rows' keys and values only."""
     chosen = made("chained", config, None)
     assert not isinstance(chosen, str), chosen
     parameters, batch = RandomParameters(config, "bfloat16"), rows_of(config, lengths, width)
@@ -60,4 +60,4 @@ def test_what_cannot_be_divided_is_refused():
     assert most_rows(QWEN) == 128
     odd = replace(QWEN, hidden_size=200)
     assert most_rows(odd) == 0
-    assert made("chained", odd, None) == "its projections cannot be divided among blocks"
+    assert made("chained", odd, None) == "its projections cannot be divided"

@@ -1,4 +1,4 @@
-"""What is compiled once is kept, before a compiler of ours that counts."""
+"""Caching of compiled kernels, tested with a fake compiler that counts."""
 
 import ctypes
 
@@ -39,7 +39,7 @@ class Compiler(ctypes.CDLL):
 
 @pytest.fixture
 def process(monkeypatch, tmp_path):
-    """As a new process begins, with a compiler."""
+    """Start as a new process would, with the given compiler."""
     monkeypatch.setenv("FULLSTRIDE_CACHE", str(tmp_path / "cache"))
 
     def begin(compiler: Compiler) -> Compiler:
@@ -79,4 +79,4 @@ def test_a_folder_that_cannot_be_written_is_told_of(process, tmp_path, capsys):
     assert nvrtc.ptx("kernel a", "a.cu") == "KERNEL A"
     assert compiler.compiled == 1
     said = capsys.readouterr()
-    assert "compiled kernels are not kept" in said.out + said.err
+    assert "compiled kernels are not cached" in said.out + said.err

@@ -46,7 +46,7 @@ def few(monkeypatch, tmp_path):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(("ranks", "seed"), [(2, 0), (2, 1), (3, 2), (8, 3)])
 def test_every_device_has_the_same_sum_again_and_again(few, dtype, ranks, seed):
-    """Of other sizes, too, in memory that nobody clears."""
+    """Sums of several sizes follow one another in memory that is never cleared."""
     draw = np.random.default_rng()
     numbers = np.zeros((ranks, device_sum.BLOCKS), np.uint32)
     lines = np.zeros((ranks, device_sum.memory_bytes(ranks)), np.uint8)
@@ -140,5 +140,5 @@ def test_each_device_gets_everyones_memory_and_its_own_rank(monkeypatch):
     # Another engine's on the same GPUs.
     device_sum._execute(FfiCall("c", [71, 81], lambda: 5))
     assert noted.launched[2] == (5, [71, 81, 7001, 5001, 6003, *nothing, 0])
-    with pytest.raises(KeyError, match="was not made in this process"):
+    with pytest.raises(KeyError, match="was not created in this process"):
         device_sum._execute(FfiCall("b", [1, 2], lambda: 5))

@@ -59,4 +59,4 @@ def test_a_cpu_has_no_stream():
     xla_ffi.register(TARGET + "_stream", "cpu", ask)
     shape = jax.ShapeDtypeStruct((1,), jnp.float32)
     jax.block_until_ready(jax.jit(lambda x: jax.ffi.ffi_call(TARGET + "_stream", shape)(x, name="x"))(jnp.ones(1)))
-    assert caught == ["XLA gave no stream"]
+    assert caught == ["XLA provided no CUDA stream"]

@@ -23,7 +23,7 @@ ERROR, OWN = 2e-5, 4.0
 
 
 def all_logits(loaded, ids: list[int]) -> np.ndarray:
-    """Of every position: one row's whole prompt as a single tile."""
+    """Return the logits of every position: one row's whole prompt as a single tile."""
     config, count = loaded.config, len(ids)
     weights = put(config, loaded.parameters, "float32", jax.devices()[0])
     table = 1 + np.random.default_rng(0).permutation(-(-count // BLOCK))
@@ -89,7 +89,7 @@ def test_a_missing_or_misshapen_parameter_is_named(tiny_qwen3):
 
 
 def test_values_that_float16_cannot_hold(tiny_llama):
-    """Of parameters that were opened in another dtype than the engine's."""
+    """Parameters opened in another dtype than the engine's are checked, too."""
     loaded = load(tiny_llama)
     parameters = dict(loaded.parameters) | {"layers.1.k": 1e6 * loaded.parameters["layers.1.k"]}
     with pytest.raises(ConfigError, match=r"layers\.1\.k has values that float16 cannot hold"):

@@ -68,7 +68,7 @@ def random_model(config: ModelConfig) -> Any:
 
 
 def all_logits(loaded: Any, ids: list[int]) -> np.ndarray:
-    """Of every position: one row's whole prompt as a single tile, on two devices."""
+    """Return the logits of every position: one row's whole prompt as a single tile, on two devices."""
     config, count = loaded.config, len(ids)
     table = 1 + np.arange(-(-count // BLOCK), dtype=np.int32)[::-1]
     positions = jnp.arange(count, dtype=jnp.int32)
@@ -266,7 +266,7 @@ def test_a_model_that_does_not_divide_says_what_would(qwen3):
     with pytest.raises(ConfigError, match=r"3 query heads, 3 key heads cannot be split evenly"):
         serving.check_devices(odd.config, EngineConfig(tensor_parallel_size=2), 1)
     serving.check_devices(qwen3.config, EngineConfig(), 2)
-    with pytest.raises(ConfigError, match="1 devices are given"):
+    with pytest.raises(ConfigError, match="1 devices were passed"):
         Engine(odd, EngineConfig(tensor_parallel_size=2), devices=jax.devices()[:1])
 
 

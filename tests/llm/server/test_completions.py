@@ -162,7 +162,7 @@ def test_texts_are_repeated_as_they_were_given(client, stream):
 
 
 def test_an_event_is_one_line_to_every_client(http):
-    """Of the separators that JSON leaves alone, Python's lines, for one, end at all."""
+    """Line separators that JSON does not escape, but at which Python's `splitlines` breaks, stay in one event."""
     text = "a\u2028b\u2029c\x85d"
     with http.stream("POST", "/v1/completions", json={"prompt": text, "stream": True, "max_tokens": 99}) as answer:
         events = [line.removeprefix("data: ") for line in answer.iter_lines() if line]

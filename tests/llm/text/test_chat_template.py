@@ -162,7 +162,7 @@ def test_a_template_reaches_nothing_but_its_messages(attack):
 
 
 def test_what_is_no_template():
-    with pytest.raises(ConfigError, match="no valid Jinja"):
+    with pytest.raises(ConfigError, match="not valid Jinja"):
         ChatTemplate("{% for x in %}", {})
     with pytest.raises(ConfigError, match="has no chat template"):
         Tokenizer(make_tokenizer()).chat(TALKS["question"])

@@ -57,8 +57,8 @@ def test_results_come_back_from_one_process_of_its_own(confined, seed):
     ("name", "value", "why"),
     [
         ("busy", None, "more than 0.3 s of computing"),
-        ("bytes", 1 << 40, "more memory than such work may have"),
-        ("bytes", 65 << 20, "more memory than such work may have"),
+        ("bytes", 1 << 40, "more memory than is allowed"),
+        ("bytes", 65 << 20, "more memory than is allowed"),
         ("abort", None, "more than 64 MiB of memory"),
         ("crash", None, "more than 64 MiB of memory"),
     ],

@@ -328,18 +328,18 @@ def test_a_token_that_is_too_costly_says_why(monkeypatch):
 @pytest.mark.parametrize(
     ("structured", "message"),
     [
-        (Structured("json_schema", '{"type":'), "json_schema is no JSON"),
+        (Structured("json_schema", '{"type":'), "json_schema is not valid JSON"),
         (Structured("json_schema", "[1]"), "json_schema is list: expected a JSON object"),
         (Structured("json_schema", '{"type": "nothing"}'), "json_schema is not accepted: Invalid type: nothing"),
         (
             Structured("json_schema", '{"type": "object", "properties": {"a": {"not": {}}}, "required": ["a"]}'),
             "Unsatisfiable schema",
         ),
-        (Structured("json_schema", '{"not": {}}'), "json_schema is not accepted: there is no text that conforms to it"),
+        (Structured("json_schema", '{"not": {}}'), "json_schema is not accepted: no text conforms to it"),
         (Structured("json_schema", '{"type": "string", "minLength": 5, "maxLength": 2}'), "Unsatisfiable schema"),
         (Structured("json_schema", "[" * 60_000), "json_schema"),
-        (Structured("regex", "\\"), "regex is not accepted: it ends in a backslash, expected a character"),
-        (Structured("regex", r"a\\" + "\\"), "regex is not accepted: it ends in a backslash, expected a character"),
+        (Structured("regex", "\\"), "regex is not accepted: it ends in a backslash; expected a character"),
+        (Structured("regex", r"a\\" + "\\"), "regex is not accepted: it ends in a backslash; expected a character"),
         (Structured("regex", "(ab"), "regex is not accepted: .*unclosed group"),
         (Structured("regex", "a" * 70_000), "regex of 70000 bytes: expected at most 65536"),
         (
@@ -351,9 +351,9 @@ def test_a_token_that_is_too_costly_says_why(monkeypatch):
             "grammar is not accepted: .*6002 it",
         ),
         (Structured("grammar", "start: nowhere"), "grammar is not accepted: .*unknown name"),
-        (Structured("grammar", "start: start"), "grammar is not accepted: there is no text that conforms to it"),
-        (Structured("regex", r"[^\s\S]"), "regex is not accepted: there is no text"),
-        (Structured("json_schema", '{"$ref": "#"}'), "json_schema is not accepted: there is no text"),
+        (Structured("grammar", "start: start"), "grammar is not accepted: no text conforms to it"),
+        (Structured("regex", r"[^\s\S]"), "regex is not accepted: no text conforms"),
+        (Structured("json_schema", '{"$ref": "#"}'), "json_schema is not accepted: no text conforms"),
     ],
 )
 def test_what_is_refused(compiler, structured, message):

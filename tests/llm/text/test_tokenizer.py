@@ -183,11 +183,11 @@ def test_what_is_no_tokenizer(tiny_llama, tmp_path):
     with pytest.raises(ConfigError, match="tokenizer.json: not there"):
         Tokenizer.from_folder(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(ConfigError, match="tokenizer.json: no tokenizer"):
+    with pytest.raises(ConfigError, match="tokenizer.json: not a tokenizer"):
         Tokenizer.from_folder(tmp_path)
     shutil.copy(tiny_llama / "tokenizer.json", tmp_path)
     (tmp_path / "tokenizer_config.json").write_text("[")
-    with pytest.raises(ConfigError, match="no valid JSON"):
+    with pytest.raises(ConfigError, match="not valid JSON"):
         Tokenizer.from_folder(tmp_path)
     (tmp_path / "tokenizer_config.json").write_text("[]")
     with pytest.raises(ConfigError, match="expected a JSON object, got list"):

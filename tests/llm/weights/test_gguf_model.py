@@ -31,7 +31,7 @@ BLOCKS = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4}
 
 @pytest.fixture(params=KINDS)
 def both(request, tiny_model, tmp_path):
-    """The same random model as a folder and as a GGUF."""
+    """One random model, as a folder and as a GGUF file."""
     kind, settings = KINDS[request.param]
     folder = tiny_model(kind, **settings)
     model = transformers.AutoModelForCausalLM.from_pretrained(folder)
@@ -111,7 +111,7 @@ def _with(path, tensors=(), **overrides):
         ),
         ({"llama.attention.head_count": 2, "llama.expert_count": 8}, "llama.expert_count=8"),
         ({"llama.attention.head_count": 2, "llama.rope.dimension_count": 2}, "rope.dimension_count=2"),
-        ({"llama.attention.head_count": 2, "split.count": 3}, "one part of several"),
+        ({"llama.attention.head_count": 2, "split.count": 3}, "one part of a split model"),
         ({"split.count": "x"}, "split.count=x: expected a whole number"),
         ({"split.count": True}, "split.count=True: expected a whole number"),
         ({"arch": "two\nlines"}, "general.architecture=two lines: expected one of"),

@@ -48,7 +48,7 @@ def theirs(smollm2) -> transformers.LlamaForCausalLM:
 
 
 def test_greedy_says_paris(loaded, parameters):
-    """Of every token of the answer and of its end: the most probable one after those before it."""
+    """Every token of the answer, and its end, is the most probable one after the tokens before it."""
     ids = loaded.tokenizer.encode(loaded.tokenizer.chat(QUESTION), special=False)
     answer = loaded.tokenizer.encode("The capital of France is Paris.", special=False)
     scores = reference.logits(loaded.config, parameters, ids + answer, np.float32)

@@ -28,7 +28,7 @@ def refusal(heads: int, kv_heads: int, head_dim: int, block: int, dtype: str) ->
     if head_dim not in HEAD_DIMS:
         return f"head_dim {head_dim}: expected one of {HEAD_DIMS}"
     if heads // kv_heads > MOST_SHARE:
-        return f"{heads // kv_heads} query heads a key head: expected at most {MOST_SHARE}"
+        return f"{heads // kv_heads} query heads per key head: expected at most {MOST_SHARE}"
     if block % 8:
         return f"blocks of {block} tokens: expected a multiple of 8"
     return None
@@ -50,7 +50,7 @@ def attention(
     """
     reason = refusal(shape.heads, shape.kv_heads, shape.head_dim, shape.block, str(qkv.dtype))
     if reason:
-        raise ValueError(f"the cuda kernels cannot serve {reason}; take the set plain")
+        raise ValueError(f"the CUDA kernels do not support {reason}; set kernels=plain")
     rows, (tiles, _) = batch.rows.shape[0], batch.tiles.shape
     # A model without such norms has no weights for the kernels to leave alone.
     weights = norms or QKNorm(jnp.zeros(0, qkv.dtype), jnp.zeros(0, qkv.dtype))

@@ -69,7 +69,7 @@ _launching = threading.Lock()
 
 def _execute(call: xla_ffi.FfiCall) -> None:
     if call.name not in _made:
-        raise KeyError(f"chain {call.name} was not made in this process: trace the program here, and compile it")
+        raise KeyError(f"chain {call.name} was not created in this process: trace and compile the program here")
     stream = call.stream()
     with _launching:
         for launch, pointers in _made[call.name]:
@@ -78,7 +78,7 @@ def _execute(call: xla_ffi.FfiCall) -> None:
 
 @functools.cache
 def _name(links: tuple[ChainLaunch, ...]) -> str:
-    """Of what they do: a program from a cache of compiled ones finds the same chain."""
+    """Return a hash of the launches as their name, so that a cached program finds the same chain."""
     kernels = list(dict.fromkeys(link.kernel for link in links))
     told = [kernel.ptx for kernel in kernels]
     told += [f"{kernels.index(link.kernel)} {link.kernel} {link.grid} {link.pointers}" for link in links]

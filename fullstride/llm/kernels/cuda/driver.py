@@ -38,7 +38,7 @@ def library() -> ctypes.CDLL:
     try:
         return ctypes.CDLL("libcuda.so.1")
     except OSError:
-        raise ConfigError("libcuda.so.1 was not found: an NVIDIA driver brings it") from None
+        raise ConfigError("libcuda.so.1 was not found: install an NVIDIA driver") from None
 
 
 @functools.cache
@@ -51,14 +51,14 @@ def function(ptx: str, name: str) -> ctypes.c_void_p:
 
 
 def device() -> int:
-    """Of the present context."""
+    """Return the device ordinal of the current CUDA context."""
     found = ctypes.c_int()
     _check(library().cuCtxGetDevice(ctypes.byref(found)))
     return found.value
 
 
 def reach_each_other(ordinals: Sequence[int]) -> bool:
-    """Whether each of these GPUs can write into the others' memory; from then on it may."""
+    """Enable peer access between these GPUs; return whether every pair supports it."""
     for own in ordinals:
         for other in ordinals:
             can = ctypes.c_int(1)

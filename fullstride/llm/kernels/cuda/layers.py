@@ -24,7 +24,7 @@ _Places = dict[str, tuple[int, int]]
 
 
 def products(config: ModelConfig, rows: int) -> dict[str, Product]:
-    """Of a layer."""
+    """Return the matrix products of a layer, by name."""
     hidden, inner, mixed = config.hidden_size, config.intermediate_size, config.heads * config.head_dim
     wide = mixed + 2 * config.kv_heads * config.head_dim
     return {
@@ -44,15 +44,15 @@ def most_rows(config: ModelConfig) -> int:
 def run(
     config: ModelConfig, weights: Weights, x: BFloat16[Array, "D hidden"], pool: Pool, batch: StepBatch, block: int
 ) -> tuple[BFloat16[Array, "D hidden"], Pool]:
-    """What the last layer leaves of rows of one token each, and the pool with their keys and values.
+    """Compute the last layer's output for rows of one token each, and the KV cache with their keys and values.
 
     Args:
-        config: of the model; see `most_rows`.
-        weights: as they are.
-        x: embeddings.
-        pool: of keys and values, replaced in place.
-        batch: of decode rows alone.
-        block: tokens of a block of the pool.
+        config: the model's configuration; see `most_rows`.
+        weights: all of the model's weights.
+        x: embeddings of the rows' tokens.
+        pool: KV cache, updated in place.
+        batch: step batch with decode rows only.
+        block: tokens of a KV cache block.
 
     """
     rows = x.shape[0]
@@ -103,7 +103,7 @@ def _links(
     made: dict[str, tuple[Kernel, tuple[int, int, int]]] = {}
     for name, each in products(config, rows).items():
         if (division := sizes(each)) is None:
-            raise ValueError(f"no division of {each} fits a block's shared memory; take the set paged")
+            raise ValueError(f"no division of {each} fits a block's shared memory; set kernels=paged")
         made[name] = kernel(each, division)
     attention = decode_kernel(rows, table, pool.shape[2], shape, config.qk_norm, slabs(rows), pool.dtype == FP8_POOL)
 

@@ -34,7 +34,7 @@ def library() -> ctypes.CDLL:
             return ctypes.CDLL(str(path))
         except OSError:
             continue
-    raise ConfigError("NVRTC, which compiles the kernels, was not found: pip install 'jax[cuda13]' brings it")
+    raise ConfigError("NVRTC, which compiles the kernels, was not found: run pip install 'jax[cuda13]'")
 
 
 @functools.cache
@@ -61,7 +61,7 @@ def ptx(source: str, name: str) -> str:
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, compiled)
     except OSError as error:
-        note(f"{path.parent}: compiled kernels are not kept ({error}); set FULLSTRIDE_CACHE to a folder of yours")
+        note(f"{path.parent}: compiled kernels are not cached ({error}); set FULLSTRIDE_CACHE to a writable folder")
     return compiled
 
 

@@ -59,7 +59,7 @@ def over(devices: Sequence[Any], axis: str) -> Callable[[Float[Array, "T hidden"
 
 
 def kernel(dtype: str, count: int, ranks: int) -> Kernel:
-    """Of so many bytes on each of some GPUs.
+    """Return the kernel that sums `count` bytes over `ranks` GPUs.
 
     Its parameters: x, out, numbers, each GPU's memory (eight, in their order), rank.
     """
@@ -69,7 +69,7 @@ def kernel(dtype: str, count: int, ranks: int) -> Kernel:
 
 
 def memory_bytes(ranks: int) -> int:
-    """Of a GPU's memory for what comes from the others: two turns of lines of every rank."""
+    """Return the bytes of a GPU's receive buffer: two turns of lines from every rank."""
     return 2 * ranks * LARGEST // 8 * LINE
 
 
@@ -82,7 +82,7 @@ def _memory(ordinals: tuple[int, ...], user: int) -> tuple[list[int], list[int]]
 
 def _execute(call: xla_ffi.FfiCall) -> None:
     if call.name not in _made:
-        raise KeyError(f"sum {call.name} was not made in this process: trace the program here, and compile it")
+        raise KeyError(f"sum {call.name} was not created in this process: trace and compile the program here")
     ordinals, user, made = _made[call.name]
     with _making:
         (lines, numbers), rank = _memory(ordinals, user), ordinals.index(driver.device())

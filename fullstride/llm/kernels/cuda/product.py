@@ -15,16 +15,16 @@ TILES, CLUSTERS, CHUNK, SQUARES = (192, 128, 96, 64), (1, 2, 4, 8), 64, 64
 
 
 class Product(NamedTuple):
-    """What one does.
+    """Sizes and options of one matrix product.
 
     Attributes:
-        rows: of the input.
-        inputs: of the matrix.
-        outputs: of the matrix.
-        eps: of the RMSNorm before it, whose weights x has been multiplied by; None where there is none.
-        gated: outputs are gates and as many others, and SwiGLU of them is the result.
-        bias: is added.
-        residual: the result is added to what it replaces.
+        rows: rows of the input.
+        inputs: input features of the matrix.
+        outputs: output features of the matrix.
+        eps: epsilon of the RMSNorm before it, whose weights x is already multiplied by; None without a norm.
+        gated: whether half of the outputs are gates, and the result is their SwiGLU.
+        bias: whether a bias is added.
+        residual: whether the result is added to the values that it replaces.
 
     """
 

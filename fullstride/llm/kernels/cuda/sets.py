@@ -42,7 +42,7 @@ def made(name: str, model: ModelConfig, device: Any) -> Kernels | str:
     """
     chain = layers.layers(model) if name != "paged" else None
     if name == "chained" and chain is None:
-        return "its projections cannot be divided among blocks"
+        return "its projections cannot be divided among thread blocks"
     whole = token.fused_step(model, device.core_count) if name == "token" else None
     return Kernels(
         name, False, project, attention, sample, score, fused_step=whole, fused_layers=chain, static_burst=True

@@ -49,12 +49,12 @@ class PackedWeights(NamedTuple):
 
 
 class TokenSizes(NamedTuple):
-    """What the kernel is compiled for, beside the model.
+    """Sizes that the kernel is compiled for, in addition to the model's.
 
     Attributes:
-        rows: 1 to 8, or 16.
-        slots: of the pool.
-        blocks: of threads, all of which must be on the GPU at once.
+        rows: decode rows of a step, 1 to 8 or 16.
+        slots: token slots of the KV cache.
+        blocks: thread blocks, all of which must be resident on the GPU at once.
 
     """
 
@@ -70,11 +70,11 @@ def refusal(config: ModelConfig) -> str | None:
     if any(size % 256 for size in inner):
         return f"hidden size, heads and intermediate size {inner} are not all multiples of 256"
     if config.head_dim not in (64, 128):
-        return f"heads of {config.head_dim}, not 64 or 128"
+        return f"head_dim is {config.head_dim}, expected 64 or 128"
     if config.heads % config.kv_heads or config.heads // config.kv_heads > 7:
-        return f"{config.heads} heads share {config.kv_heads} keys; up to 7 each are possible"
+        return f"{config.heads} query heads share {config.kv_heads} key heads; expected at most 7 per key head"
     if config.vocab_size % UNIT:
-        return f"a vocabulary of {config.vocab_size}, not a multiple of {UNIT}"
+        return f"vocab_size is {config.vocab_size}, expected a multiple of {UNIT}"
     return None
 
 

@@ -15,11 +15,11 @@ EXECUTE, METADATA, RECORDABLE, INTERNAL = 3, 1, 1, 13
 
 
 class FfiCall(NamedTuple):
-    """What XLA asks for.
+    """Arguments of a call from XLA's foreign function interface.
 
     Attributes:
-        name: of the call site, its attribute `name`.
-        pointers: to the operands and then to the results.
+        name: attribute `name` of the call site.
+        pointers: addresses of the operands, then of the results.
         stream: handle of the device's stream; a function, as a CPU has none.
 
     """
@@ -119,7 +119,7 @@ def _call(frame: Any) -> FfiCall:
         if error:
             gone = _Destroy(_Head(ctypes.sizeof(_Destroy), None), error)
             _FROM_STRUCT(api.error_destroy)(ctypes.addressof(gone))
-            raise RuntimeError("XLA gave no stream")
+            raise RuntimeError("XLA provided no CUDA stream")
         return asked.stream or 0
 
     return FfiCall(name, pointers, stream)

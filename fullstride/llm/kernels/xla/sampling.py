@@ -57,7 +57,7 @@ def _sample_asked(logits: Float[Array, "D V"], s: Sampler, top: int) -> Sampled:
     cut = truncates(s) & (s.temperature > 0)
 
     def left() -> Float[Array, "D V"]:
-        """What the filters keep at each row's temperature."""
+        """Scores with the tokens masked that the filters exclude at each row's temperature."""
         passed = filtered((scores - scores.max(-1, keepdims=True)) / _heat(s), s) > -jnp.inf
         return jnp.where(cut[:, None] & ~passed, -jnp.inf, scores)
 
@@ -67,7 +67,7 @@ def _sample_asked(logits: Float[Array, "D V"], s: Sampler, top: int) -> Sampled:
 
 
 def _heat(s: Sampler) -> Float[Array, "D 1"]:
-    """What differences of logits are divided by; any number will do for rows without a temperature."""
+    """Return the divisor of logit differences; it has no effect on rows without a temperature."""
     return jnp.where(s.temperature > 0, s.temperature, 1)[:, None]
 
 
@@ -148,7 +148,7 @@ def race(weights: Float[Array, "D n"], words: UInt32[Array, "D n"]) -> Float[Arr
 
 
 def random_words(key: UInt32[Array, "D 2"], position: Int[Array, " D"], size: int) -> UInt32[Array, "D {size}"]:
-    """Of each row from its own key and its token's position alone: what else runs changes nothing."""
+    """Random bits of each row, from its own key and its token's position alone: other rows change nothing."""
 
     def row(words, place):
         own = jax.random.fold_in(jax.random.wrap_key_data(words, impl="threefry2x32"), place)
@@ -170,7 +170,7 @@ def score(logits: Float[Array, "D V"], tokens: Int[Array, " D"], top: int) -> Sa
 
 
 def unscored(tokens: Int[Array, " D"], top: int) -> Sampled:
-    """Of tokens whose logprobs nobody asked for."""
+    """Wrap tokens without logprobs."""
     rows = tokens.shape[0]
     zeros = jnp.zeros(rows, jnp.float32)
     return Sampled(

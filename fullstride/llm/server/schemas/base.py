@@ -1,4 +1,4 @@
-"""What all bodies share: nothing is coerced, nothing unknown is taken."""
+"""Base of all request bodies: no value is coerced, no unknown key is accepted."""
 
 from collections.abc import Callable, Iterable
 from typing import Annotated, Any, TypeVar
@@ -73,11 +73,11 @@ def _check_texts(body: Any) -> None:
     level = [body]
     for _ in range(DEEPEST):
         if not all(_is_text(value) for value in level if isinstance(value, str)):
-            raise ValueError("a text holds an unpaired surrogate; send whole characters")
+            raise ValueError("a text contains an unpaired surrogate; send whole characters")
         level = [inner for value in level for inner in _inside(value)]
         if not level:
             return
-    raise ValueError(f"it is nested more than {DEEPEST} deep; send less")
+    raise ValueError(f"it is nested more than {DEEPEST} levels deep; flatten it")
 
 
 def _inside(value: Any) -> Iterable[Any]:
@@ -103,13 +103,13 @@ class Request(Body):
 
 
 class StreamOptions(Body):
-    """Of a streamed response."""
+    """Options of a streamed response."""
 
-    include_usage: bool = Field(default=False, description="A last chunk without choices has the token counts.")
+    include_usage: bool = Field(default=False, description="Send a last chunk, without choices, with the token counts.")
     continuous_usage_stats: bool = Field(
-        default=False, description="vLLM's, with include_usage: every chunk has the counts so far."
+        default=False, description="Extension of vLLM: with include_usage, every chunk has the token counts so far."
     )
-    include_obfuscation: bool = Field(default=False, description="Taken, without effect: chunks are not padded.")
+    include_obfuscation: bool = Field(default=False, description="Accepted without effect: chunks are not padded.")
 
     @model_validator(mode="after")
     def _together(self) -> "StreamOptions":
@@ -127,15 +127,17 @@ class StructuredOutputs(Body):
     json_object: bool | None = None
     regex: str | None = None
     choice: Some[Text] | None = None
-    grammar: str | None = Field(None, description="Lark, as llguidance reads it.")
+    grammar: str | None = Field(None, description="Grammar in llguidance's dialect of Lark.")
 
 
 class SamplingRequest(Request):
-    """What the two generating routes share. Defaults are OpenAI's; the second half are vLLM's extensions."""
+    """Parameters of both generating routes. Defaults are OpenAI's; the second half are vLLM's extensions."""
 
-    model: str | None = Field(None, description="One of /v1/models; the served one if absent.")
+    model: str | None = Field(None, description="Name listed by /v1/models; the served model if absent.")
     n: int | None = Field(None, ge=1, le=INT32)
-    temperature: float | None = Field(None, ge=0, description="0 is greedy; if absent as the model suggests, or 1.")
+    temperature: float | None = Field(
+        None, ge=0, description="Sampling temperature; 0 is greedy. Default: the model's suggestion, or 1."
+    )
     top_p: float | None = Field(None, gt=0, le=1)
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
@@ -145,7 +147,7 @@ class SamplingRequest(Request):
     max_tokens: Count | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    user: str | None = Field(None, description="Taken, without effect.")
+    user: str | None = Field(None, description="Accepted without effect.")
 
     top_k: int | None = Field(None, ge=-1, le=INT32)
     min_p: float | None = Field(None, ge=0, le=1)
@@ -154,8 +156,8 @@ class SamplingRequest(Request):
     ignore_eos: bool | None = None
     min_tokens: Count | None = None
     include_stop_str_in_output: bool | None = None
-    regex: str | None = Field(None, description="The text matches this regular expression.")
-    grammar: str | None = Field(None, description="The text is of this Lark grammar.")
+    regex: str | None = Field(None, description="Regular expression that the text must match.")
+    grammar: str | None = Field(None, description="Lark grammar that the text must conform to.")
     structured_outputs: StructuredOutputs | None = None
 
     @field_validator("stream_options")
@@ -172,9 +174,9 @@ class SamplingRequest(Request):
 
 
 class PromptTokensDetails(BaseModel):
-    """Of the prompt's tokens."""
+    """Details of the prompt's tokens."""
 
-    cached_tokens: int = Field(description="Found in the prefix cache.")
+    cached_tokens: int = Field(description="Prompt tokens found in the prefix cache.")
 
 
 class Usage(BaseModel):

@@ -9,7 +9,7 @@ from fullstride.llm.server.schemas.messages import Message
 
 
 class Function(Body):
-    """What the model may call; `parameters` is a JSON schema of its arguments."""
+    """Function that the model may call; `parameters` is a JSON schema of its arguments."""
 
     name: str = Field(min_length=1, max_length=256)
     description: str | None = None
@@ -25,7 +25,7 @@ class Tool(Body):
 
 
 class FunctionName(Body):
-    """Of a tool."""
+    """Name of a function to call."""
 
     name: str
 
@@ -79,11 +79,13 @@ class ChatRequest(SamplingRequest):
     tools: Listed[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = Field(None, description="Handed to the model's chat template.")
+    chat_template_kwargs: dict[str, Any] | None = Field(
+        None, description="Variables passed to the model's chat template."
+    )
     add_generation_prompt: bool = True
-    metadata: Keyed[str] | None = Field(None, description="Taken, without effect.")
-    safety_identifier: str | None = Field(None, description="Taken, without effect.")
-    prompt_cache_key: str | None = Field(None, description="Taken, without effect: every prefix is cached.")
+    metadata: Keyed[str] | None = Field(None, description="Accepted without effect.")
+    safety_identifier: str | None = Field(None, description="Accepted without effect.")
+    prompt_cache_key: str | None = Field(None, description="Accepted without effect: every prefix is cached.")
 
     @property
     def no_tokens(self) -> bool:
@@ -113,7 +115,7 @@ class ChatLogprobs(BaseModel):
 
 
 class CallOfFunction(BaseModel):
-    """What is called, with a JSON object as text."""
+    """Called function, with its arguments as a JSON object in text."""
 
     name: str
     arguments: str
@@ -128,7 +130,7 @@ class ToolCallMade(BaseModel):
 
 
 class AnswerMessage(BaseModel):
-    """What the model says."""
+    """Message that the model generated."""
 
     role: Literal["assistant"]
     content: str | None
@@ -143,8 +145,10 @@ class ChatChoice(BaseModel):
     message: AnswerMessage
     logprobs: ChatLogprobs | None
     finish_reason: Literal["stop", "length", "tool_calls"]
-    stop_reason: str | int | None = Field(description="The stop text or token id that ended it.")
-    schema_errors: list[str] | None = Field(None, description="Where a text breaks what no grammar holds; else absent.")
+    stop_reason: str | int | None = Field(description="Stop text or token id that ended the completion.")
+    schema_errors: list[str] | None = Field(
+        None, description="Violation of the schema that the grammar cannot enforce; absent if there is none."
+    )
 
 
 class ChatCompletion(BaseModel):

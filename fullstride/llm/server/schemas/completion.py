@@ -29,8 +29,14 @@ class CompletionRequest(SamplingRequest):
 
     prompt: Prompt
     echo: bool | None = Field(None, description="Repeat the prompt before the completion.")
-    logprobs: int | None = Field(None, ge=0, description="Of this many most probable tokens, and of the chosen one.")
-    add_special_tokens: bool = Field(True, description="The model's first token before a text, if it has one.")
+    logprobs: int | None = Field(
+        None,
+        ge=0,
+        description="Number of most probable tokens whose logprobs to return, in addition to the chosen token's.",
+    )
+    add_special_tokens: bool = Field(
+        True, description="Put the model's begin-of-text token, if it has one, before a text."
+    )
 
 
 class CompletionLogprobs(BaseModel):
@@ -49,8 +55,10 @@ class CompletionChoice(BaseModel):
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: Literal["stop", "length"] | None
-    stop_reason: str | int | None = Field(description="The stop text or token id that ended it.")
-    schema_errors: list[str] | None = Field(None, description="Where a text breaks what no grammar holds; else absent.")
+    stop_reason: str | int | None = Field(description="Stop text or token id that ended the completion.")
+    schema_errors: list[str] | None = Field(
+        None, description="Violation of the schema that the grammar cannot enforce; absent if there is none."
+    )
 
 
 class Completion(BaseModel):

@@ -37,7 +37,7 @@ class _Message(Body):
         parts = message.get("content")
         for part in parts if isinstance(parts, list) else ():
             if isinstance(part, dict) and part.get("type", "text") != "text":
-                raise PydanticCustomError("unsupported_content", "this server reads text parts only")
+                raise PydanticCustomError("unsupported_content", "this server supports text parts only")
         nothing = {key for key, empty in _EMPTY_IN_ANSWERS.items() if message.get(key) in (None, empty)}
         return {key: value for key, value in message.items() if key not in nothing}
 
@@ -51,7 +51,7 @@ class SystemMessage(_Message):
 
 
 class UserMessage(_Message):
-    """What the user says."""
+    """Message of the user."""
 
     role: Literal["user"]
     content: Content
@@ -63,7 +63,7 @@ class CalledFunction(Body):
 
     name: str
     arguments: str
-    parsed_arguments: Any = Field(None, description="Of the official client's `parse`. Taken, without effect.")
+    parsed_arguments: Any = Field(None, description="Field of the official client's `parse`. Accepted without effect.")
 
 
 class ToolCall(Body):
@@ -72,22 +72,22 @@ class ToolCall(Body):
     id: str
     type: Literal["function"] = "function"
     function: CalledFunction
-    index: int | None = Field(None, description="Of a call that was streamed. Taken, without effect.")
+    index: int | None = Field(None, description="Index of a streamed call. Accepted without effect.")
 
 
 class AssistantMessage(_Message):
-    """What the model said."""
+    """Earlier message of the model."""
 
     role: Literal["assistant"]
     content: Content | None = None
     name: str | None = None
     tool_calls: Few[ToolCall] | None = None
-    reasoning_content: str | None = Field(None, description="What it thought, for templates that show it again.")
-    parsed: Any = Field(None, description="Of the official client's `parse`. Taken, without effect.")
+    reasoning_content: str | None = Field(None, description="Reasoning of the model, for templates that include it.")
+    parsed: Any = Field(None, description="Field of the official client's `parse`. Accepted without effect.")
 
 
 class ToolMessage(_Message):
-    """What a called function returned."""
+    """Result of a called function."""
 
     role: Literal["tool"]
     content: Content

@@ -15,7 +15,9 @@ class TokenizeRequest(Request):
     model: str | None = None
     prompt: str | None = None
     messages: Few[Message] | None = None
-    add_special_tokens: bool | None = Field(None, description="True for a text if absent; a chat's template adds them.")
+    add_special_tokens: bool | None = Field(
+        None, description="Default: true for a text, false for a chat, whose template adds them."
+    )
     add_generation_prompt: bool = True
     tools: Listed[Tool] | None = None
     chat_template_kwargs: dict[str, Any] | None = None

@@ -55,7 +55,7 @@ def _check(schema: Any) -> Check | None:
             schema, validate_formats=False, retriever=_refuse, pattern_options=options
         )
     except (ValueError, jsonschema_rs.ReferencingError) as error:
-        raise ConfigError(f"it is no JSON schema: {_line(str(error).partition('Failed validating')[0])}") from error
+        raise ConfigError(f"it is not a JSON schema: {_line(str(error).partition('Failed validating')[0])}") from error
 
     def check(text: str) -> list[str]:
         try:
@@ -108,7 +108,7 @@ def refused(
             reason = str(why).removeprefix("json_schema is not accepted: ")
             return BadRequestError(f"Invalid '{param}': {where}{': ' * bool(where)}{reason}", param=param)
     if shape.kind == "grammar" and tools:
-        message = f"Invalid '{param}': the schemas of {len(tools)} tools are too much for one grammar; send fewer."
+        message = f"Invalid '{param}': the schemas of {len(tools)} tools are too large for one grammar; send fewer."
         return BadRequestError(message, param=param)
     return refusing(error, param)
 

@@ -34,7 +34,7 @@ class ForcedTool(ToolParser):
     """All text is the arguments of one function."""
 
     def __init__(self, name: str):
-        """Of this one."""
+        """Read the arguments of the function `name`."""
         self._name, self._begun = name, False
 
     def read(self, text: str, last: bool) -> Pieces:
@@ -49,7 +49,7 @@ class RequiredTool(ToolParser):
     """All text is one call; if it was cut off, it is content."""
 
     def __init__(self, names: Collection[str]):
-        """Of one of these functions."""
+        """Read a call of one of the functions `names`."""
         self._names, self._text, self._called = names, "", False
 
     def read(self, text: str, last: bool) -> Pieces:

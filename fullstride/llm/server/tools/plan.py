@@ -24,7 +24,7 @@ from fullstride.llm.text.json_schema import supported
 
 @dataclass(frozen=True)
 class ToolPlan:
-    """What a chat asks for.
+    """Tools, shape and reader that a chat request needs.
 
     Attributes:
         shown: to the model's template.
@@ -56,7 +56,7 @@ class ToolPlan:
         if isinstance(body.tool_choice, NamedTool):
             name = body.tool_choice.function.name
             if name not in schemas:
-                raise BadRequestError(f"Tool '{name}' is none of 'tools'.", param="tool_choice")
+                raise BadRequestError(f"Tool '{name}' is not in 'tools'.", param="tool_choice")
             return cls(tools, json_schema(schemas[name]), lambda _: ForcedTool(name), {name: schemas[name]})
         if body.tool_choice == "required":
             return cls(tools, _one_of(tools), lambda _: RequiredTool(names), schemas)
@@ -69,7 +69,7 @@ def _check(body: ChatRequest, tools: list[Tool], limits: ServerLimits) -> None:
     at_most("tools", size, limits.schema_bytes, " bytes of parameters")
     names = [tool.function.name for tool in tools]
     if twice := next((name for i, name in enumerate(names) if name in names[:i]), None):
-        raise BadRequestError(f"Two of 'tools' are named '{twice}'; give each a name of its own.", param="tools")
+        raise BadRequestError(f"Two of 'tools' have the name '{twice}'; give each a unique name.", param="tools")
     if body.tool_choice not in (None, "none") and not tools:
         raise BadRequestError("'tool_choice' is only allowed when 'tools' are given.", param="tool_choice")
 

@@ -53,7 +53,7 @@ class SchemaCompiler:
                 alone = anyio.CapacityLimiter(1)
                 await anyio.to_thread.run_sync(work, abandon_on_cancel=True, limiter=alone)
         except TimeoutError:
-            message = "The shapes of other requests took too long to compile; try again later."
+            message = "Compiling the grammars of other requests took too long; try again later."
             raise UnavailableError(message, code="queue_timeout", retry_after=1) from None
         finally:
             gone.set()

@@ -105,7 +105,7 @@ def test_checks(schema, text, right):
     ],
 )
 def test_what_cannot_be_checked_is_refused_before(schema, why):
-    with pytest.raises(ConfigError, match=f"it is no JSON schema: .*{why}"):
+    with pytest.raises(ConfigError, match=f"it is not a JSON schema: .*{why}"):
         check_of(Structured("json_schema", json.dumps(schema)), {})
 
 
@@ -133,7 +133,7 @@ def test_a_refusal_names_the_part():
 def test_a_tool_that_nothing_satisfies():
     compiler, tools = Compiler(TOKENIZER), {"read": TOOLS["read"], "none": {"type": "object", "not": {}}}
     error = refused(ConfigError("start: grammar"), "tools", Structured("grammar", "x"), tools, compiler.matcher)
-    assert error.message == "Invalid 'tools': tool 'none': there is no text that conforms to it"
+    assert error.message == "Invalid 'tools': tool 'none': no text conforms to it"
 
 
 @pytest.mark.parametrize("text", ["{bad", "null", "[1]", '{"items":' * 300 + "{}" + "}" * 300, '{"$ref": "#"}'])
@@ -150,7 +150,7 @@ def test_what_is_no_schema_is_refused_in_a_line(text):
 def test_many_tools_that_are_fine_alone_are_too_many_together():
     shape = Structured("grammar", "start: x")
     error = refused(ConfigError("start: grammar"), "tools", shape, {"read": TOOLS["read"]}, lambda shape: None)
-    assert error.message == "Invalid 'tools': the schemas of 1 tools are too much for one grammar; send fewer."
+    assert error.message == "Invalid 'tools': the schemas of 1 tools are too large for one grammar; send fewer."
 
 
 def test_a_servers_refusal_names_the_tool_and_the_field():

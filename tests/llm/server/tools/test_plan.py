@@ -145,7 +145,7 @@ def test_a_required_call_that_was_cut_off_is_content(says):
 
 
 def test_tools_have_names_of_their_own(client):
-    with pytest.raises(openai.BadRequestError, match="Two of 'tools' are named 'time'") as refused:
+    with pytest.raises(openai.BadRequestError, match="Two of 'tools' have the name 'time'") as refused:
         client.chat.completions.create(model="fake", messages=HELLO, tools=[*TOOLS, _tool("time")])
     assert refused.value.param == "tools"
 
