@@ -1,4 +1,4 @@
-"""What each area of the package needs, which of that is not installed, and the extra that brings it."""
+"""Requirements of each area of the package, those that are not installed, and the extra that provides them."""
 
 import itertools
 from functools import cache
@@ -19,7 +19,7 @@ def version(package: str) -> str | None:
 
 
 def how_to_install(extra: str) -> str:
-    """What to do about packages of an extra that are missing.
+    """Return a command that installs the missing packages of an extra.
 
     It names a folder, not the project: an index of packages may have somebody else's under that name.
     """

@@ -52,14 +52,14 @@ def _memory() -> str:
 
 @dataclass(frozen=True)
 class JaxDevice:
-    """What JAX computes on unless told: its platform ("cpu", "gpu"), and of a GPU its capability and what it is."""
+    """Default device of JAX: its platform ("cpu", "gpu"), and for a GPU its compute capability and kind."""
 
     platform: str
     capability: str = ""
     kind: str = ""
 
     def __str__(self) -> str:
-        """As in `gpu (NVIDIA H100, capability 9.0)`."""
+        """Return a short text, such as `gpu (NVIDIA H100, capability 9.0)`."""
         return f"{self.platform} ({self.kind}, capability {self.capability})" if self.capability else self.platform
 
 
@@ -108,7 +108,7 @@ class AreaReport:
 
     @property
     def remedy(self) -> str | None:
-        """What to do about the obstacle."""
+        """Remedy of the obstacle."""
         return self.obstacle.partition("; ")[2] if self.obstacle else None
 
     def as_dict(self) -> dict[str, Any]:
@@ -192,7 +192,7 @@ def _no_kernels(jax: JaxDevice | None) -> str | None:
 
 
 def abilities(jax: JaxDevice | None) -> list[AreaReport]:
-    """What there is to run, each with its obstacle here."""
+    """List the areas that can run here, each with its obstacle if it cannot."""
     return [
         _ability("jvp", "fullstride.jvp"),
         _ability("step (PyTorch)", "fullstride.step.torch"),

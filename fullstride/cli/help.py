@@ -70,7 +70,7 @@ class _Page:
     sections: ClassVar[Mapping[str, str]] = {}
 
     def collect_usage_pieces(self: Any, ctx: Any) -> list[str]:
-        """What follows the command's own name."""
+        """Return the words that follow the command's own name."""
         arguments = [_name(each, each.required) for each in self.get_params(ctx) if _is_argument(each)]
         return ["[OPTIONS]", *arguments, *(["COMMAND [ARGS]..."] if hasattr(self, "commands") else [])]
 

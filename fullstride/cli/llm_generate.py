@@ -91,7 +91,7 @@ def generate(
 
 
 def _read() -> str:
-    """What comes from stdin.
+    """Read the prompt from stdin.
 
     Raises:
         ConfigError: if it is closed.

@@ -194,13 +194,24 @@ def sample(
 
     A class-conditional run gets a grid of its classes, too; a run on latents leaves latents.safetensors.
     """
-    options = dict(locals())
     from fullstride.meanflow.sampling.generate import sample_command
 
     announce(device)
-    if steps is None and sampler == "meanflow":
-        options["steps"] = 1
-    sample_command(**options)
+    sample_command(
+        checkpoint,
+        sampler=sampler,
+        steps=1 if steps is None and sampler == "meanflow" else steps,
+        num=num,
+        seed=seed,
+        label=label,
+        out=out,
+        batch_size=batch_size,
+        device=device,
+        precision=precision,
+        backend=backend,
+        ema=ema,
+        vae=vae,
+    )
 
 
 def _add_scoring(name: str, about: str, **fixed: bool) -> None:

@@ -27,11 +27,22 @@ def encode(
 
     Their moments go to train/ and test/ in --out, in shards.
     """
-    options = dict(locals())
     from fullstride.meanflow.sampling.encode import encode_command
 
     announce(device)
-    encode_command(**options)
+    encode_command(
+        pictures,
+        vae=vae,
+        out=out,
+        image_size=image_size,
+        flip=flip,
+        half=half,
+        batch_size=batch_size,
+        workers=workers,
+        holdout=holdout,
+        shard_size=shard_size,
+        device=device,
+    )
 
 
 def export(

@@ -1,4 +1,4 @@
-"""What `fullstride meanflow keys` and `presets` show, and what a shell completes after `fullstride meanflow train`."""
+"""Tables of `fullstride meanflow keys` and `presets`, and shell completions of `fullstride meanflow train`."""
 
 import typer
 
@@ -43,7 +43,12 @@ def show_presets() -> None:
 
 
 def preset_lines(name: str) -> list[str]:
-    """Lines about one recipe: where it is from, and its settings, one a line."""
+    """Return lines about one recipe: its source and its settings, one a line.
+
+    Raises:
+        ConfigError: for an unknown name.
+
+    """
     one_of("preset", name, RECIPES)
     recipe = RECIPES[name]
     return [f"preset={name}", f"source: {recipe.source}", *(f"  {k}={v}" for k, v in recipe.settings.items())]

@@ -15,7 +15,12 @@ Results = Annotated[Path, typer.Option(help="Folder for the JSON of this run.")]
 
 
 def announce(device: str) -> None:
-    """Say what `auto` chooses; a named device that is absent is refused here, before anything else runs."""
+    """Print the device that `auto` chooses, and check that a named device exists before anything else runs.
+
+    Raises:
+        ConfigError: see `resolve_device`.
+
+    """
     chosen = resolve_device(device)
     if device == "auto" and torchrun.rank() == 0:
         typer.echo(f"device=auto: {describe(chosen)}")

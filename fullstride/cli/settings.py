@@ -74,7 +74,12 @@ def print_table(table: "Table") -> None:
 
 
 def show_settings(settings: Sequence[Setting], text: str) -> None:
-    """Print the settings that have `text` in their key; none is a ConfigError."""
+    """Print the settings that have `text` in their key.
+
+    Raises:
+        ConfigError: if there are none.
+
+    """
     shown = [setting for setting in settings if text in setting.key]
     if not shown:
         raise ConfigError(f"{text}: no key has this in its name; without it all are listed")

@@ -51,7 +51,7 @@ class Outcome:
 
     @property
     def again(self) -> bool:
-        """Whether another attempt can end otherwise."""
+        """True if another attempt may end differently."""
         return not self.told and (self.late or self.code not in exit_codes.FINAL)
 
 
@@ -86,7 +86,7 @@ class Attempt:
 
     @property
     def has_ended(self) -> bool:
-        """Whether it has; `wait` returns at once then."""
+        """True once the process has ended; `wait` returns at once then."""
         try:
             return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
         except ChildProcessError:

@@ -1,4 +1,4 @@
-"""What runs in a container of Modal's; imported there, and nothing of it here needs Modal's package."""
+"""Function that runs in a Modal container; imported there, and independent of Modal's package."""
 
 import os
 from pathlib import Path

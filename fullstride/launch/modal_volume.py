@@ -1,4 +1,4 @@
-"""What lies on Modal's volumes: checkpoints listed, runs and their tracking fetched."""
+"""Modal volumes: list checkpoints, fetch runs and their tracking files."""
 
 import os
 import re
@@ -39,7 +39,12 @@ class Checkpoint:
 
 
 def files_of(volume: modal.Volume, run: str | None) -> list[VolumeFile]:
-    """Every file of a volume, or of one run there; nothing hidden, which is unfinished or nobody else's business."""
+    """List the files of a volume, or of one run there; hidden ones are unfinished and left out.
+
+    Raises:
+        ConfigError: if there is no such volume or run.
+
+    """
     with refusals():
         entries = list(volume.iterdir(f"/{run or ''}", recursive=True))
     found = [

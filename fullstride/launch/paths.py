@@ -1,4 +1,4 @@
-"""What a command reads and writes in a container: whether it is there, and whether it stays."""
+"""Paths that a command reads and writes in a container: whether they exist, and whether they persist."""
 
 import json
 import posixpath
@@ -78,7 +78,12 @@ def _of_command(words: Words) -> Iterator[Place]:
 
 @cache
 def _of_benchmarks(words: tuple[str, ...]) -> list[Place]:
-    """Ask them: nothing of the library imports them. Raise a ConfigError without a clone, or in their words."""
+    """Ask the benchmarks for their places in a process of their own: the library never imports them.
+
+    Raises:
+        ConfigError: without a clone, or with the benchmarks' message.
+
+    """
     root = sources(list(words))[BENCHMARKS].parent
     command = [sys.executable, "-m", BENCHMARKS, "outputs", *words[1:]]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True)

@@ -9,7 +9,7 @@ from fullstride.launch.words import BENCHMARKS, Words, shared_out
 
 
 def single_command(words: Words, python: str = sys.executable) -> list[str]:
-    """One process."""
+    """Command line of one process."""
     return [python, "-m", *_module(words)]
 
 
@@ -18,7 +18,12 @@ def _module(words: Words) -> Words:
 
 
 def sources(words: Words) -> dict[str, Path]:
-    """The folders of code that a command needs elsewhere, by their packages; benchmarks without a clone are refused."""
+    """Folders of code that a command needs elsewhere, by package.
+
+    Raises:
+        ConfigError: for benchmarks without a clone, in which they lie next to the library.
+
+    """
     package = Path(fullstride.__file__).parent
     if words[0] != BENCHMARKS:
         return {"fullstride": package}

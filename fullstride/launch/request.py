@@ -13,7 +13,7 @@ from fullstride.errors import ConfigError
 
 @dataclass(frozen=True)
 class LaunchPlan:
-    """A launch before it happens: exactly what would be submitted, and what does it and returns the exit code."""
+    """Launch before it happens: the text of what would be submitted, and a function that submits it."""
 
     text: str
     submit: Callable[[], int]
@@ -24,7 +24,12 @@ HOURS = "Hours of an attempt; 0 is without a limit."
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """Options of every backend; a value that cannot be is a ConfigError."""
+    """Options of every backend.
+
+    Raises:
+        ConfigError: for an invalid value.
+
+    """
 
     backend: ClassVar[str]
     heading: ClassVar[str] = "Job"

@@ -1,4 +1,4 @@
-"""What a container has to install: this package's requirements, in the versions that are installed here."""
+"""Requirements that a container has to install: this package's, in the versions that are installed here."""
 
 import re
 from importlib.metadata import PackageNotFoundError
@@ -31,7 +31,12 @@ def extras_of(words: Words) -> tuple[str, ...]:
 
 
 def requirements(words: Words) -> list[str]:
-    """pip's words for everything that a command imports, sorted; refused if this package is only imported here."""
+    """List pip requirements for everything that a command imports, sorted.
+
+    Raises:
+        ConfigError: if this package is only imported here, not installed, so that its requirements are unknown.
+
+    """
     try:
         return sorted(set(map(_pinned, extras.requirements(*extras_of(words)))), key=str.lower)
     except PackageNotFoundError:

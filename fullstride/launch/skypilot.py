@@ -90,7 +90,12 @@ def _run(request: SkyPilotRequest, words: Words, launch: str) -> str:
 
 
 def validated(task: dict[str, Any]) -> str:
-    """What SkyPilot says of a task, where it is installed; raise a ConfigError with its words if it refuses."""
+    """Check a task with SkyPilot, if it is installed, and return a line that says whether it was.
+
+    Raises:
+        ConfigError: with SkyPilot's message, if it refuses the task.
+
+    """
     if importlib.util.find_spec("sky") is None:
         return "not checked by SkyPilot, which is not installed here"
     sky = importlib.import_module("sky")
@@ -116,7 +121,12 @@ def _dumped(task: dict[str, Any]) -> str:
 
 
 def plan(request: SkyPilotRequest, words: Words) -> LaunchPlan:
-    """A file for each run, to be launched by `sky jobs launch`; what SkyPilot refuses is a ConfigError."""
+    """Write a file for each run, to be launched by `sky jobs launch`.
+
+    Raises:
+        ConfigError: for what SkyPilot refuses.
+
+    """
     tasks = []
     for i, run in enumerate(runs := runs_of(words)):
         launch = f"{value_of(run, 'run_name') or request.name}-{secrets.token_hex(4)}"

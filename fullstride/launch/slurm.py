@@ -43,7 +43,7 @@ SLURMS = ("gpu", "cpus", "memory", "partition", "account", "qos", "constraint", 
 
 
 class SlurmJob:
-    """What runs on each machine of a job; picklable, and submitted anew by submitit when its time is up."""
+    """Job that runs on each machine; picklable, and submitted anew by submitit when its time is up."""
 
     def __init__(self, words: Words, request: SlurmRequest, *, again: bool = False):
         """Take a command; `again` if an earlier job has begun it."""
@@ -123,7 +123,7 @@ class _WithoutSlurm(submitit.SlurmExecutor):
 
 
 def parameters(request: SlurmRequest) -> dict[str, Any]:
-    """What submitit's executor is told."""
+    """Return the parameters of submitit's executor."""
     gpus, minutes = request.gpus, math.ceil(60 * request.time)
     if not request.is_submitted:
         return {"timeout_min": minutes, "gpus_per_node": gpus, "nodes": request.nodes, "signal_delay_s": WARNING}
@@ -161,7 +161,12 @@ def _flags(given: tuple[str, ...]) -> dict[str, Any]:
 
 
 def plan(request: SlurmRequest, words: Words) -> LaunchPlan:
-    """One job for a command, a job array for a sweep; what no job can be asked for is a ConfigError."""
+    """Plan one job for a command, a job array for a sweep.
+
+    Raises:
+        ConfigError: for a request that no job can meet, or a command that its processes cannot share.
+
+    """
     one_of("--cluster", request.cluster, EXECUTORS)
     if not request.is_submitted:
         if unused := [f"--{name}" for name in SLURMS if getattr(request, name)]:

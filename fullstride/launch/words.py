@@ -21,7 +21,7 @@ def renamed(words: Words) -> Words:
 
 
 def value_of(words: Words, key: str) -> str | None:
-    """What the command gives for a setting, or None."""
+    """Return the value that the command gives to a setting, or None."""
     return next((word.partition("=")[2] for word in words if word.startswith(f"{key}=")), None)
 
 
@@ -33,7 +33,12 @@ def resumed(words: Words) -> Words:
 
 
 def shared_out(words: Words, processes: int) -> Words:
-    """The command for each of several processes that train one run; others than these can share are refused."""
+    """Return the command for each of several processes that train one run.
+
+    Raises:
+        ConfigError: if several processes cannot share the command, or its settings are those of one process.
+
+    """
     if processes == 1:
         return words
     if words[:2] in SHARED:
@@ -81,7 +86,12 @@ def _can_compose() -> bool:
 
 
 def runs_of(words: Words) -> list[Words]:
-    """The command of each run of a sweep: `--multirun` is every combination, one job each; else the command itself."""
+    """Return the command of each run of a sweep (`--multirun`: every combination), or the command itself.
+
+    Raises:
+        ConfigError: if a sweep names no values, or if PyTorch, which reads them, is not installed here.
+
+    """
     flags = {"--multirun", "-m"}
     if words[:2] != ["meanflow", "train"] or not flags & set(words):
         return [words]

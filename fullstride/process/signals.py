@@ -34,7 +34,7 @@ def _say(line: str) -> None:
 
 
 def _is_dropped(frame: FrameType | None) -> bool:
-    """Whether what is raised there is in a callback of the garbage collector."""
+    """Return whether an exception raised in this frame would be lost in a callback of the garbage collector."""
     callbacks = {getattr(callback, "__code__", None) for callback in gc.callbacks}
     while frame is not None:
         if frame.f_code in callbacks:
@@ -160,9 +160,9 @@ class StopSignal:
             signal.signal(number, self._handle)
 
     def unless_stopped(self, act: Callable[[], T]) -> T | None:
-        """What `act` returns; None if a signal came before or meanwhile, which ends it at once.
+        """Return `act()`, or None if a signal came before or during it; a signal ends it at once.
 
-        For what changes nothing of the run that would be missed.
+        Use it for work that leaves the run unchanged.
         """
         self._block = block = _Block()
         try:
@@ -191,11 +191,11 @@ class StopSignal:
 
 
 def run_or_stop(act: Callable[[], T], what: str) -> T:
-    """What `act` returns; a stop signal ends it at once, since it changes nothing that would have to be saved.
+    """Return `act()`; a stop signal ends it at once, since it changes nothing that would have to be saved.
 
     Args:
-        act: what is done; it may not return None.
-        what: names it.
+        act: the work; it may not return None.
+        what: its name in messages.
 
     Raises:
         Preempted, KeyboardInterrupt: if SIGTERM or SIGINT came.

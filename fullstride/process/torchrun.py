@@ -1,4 +1,4 @@
-"""What torchrun tells each process that it starts; one that is started by hand is the only one."""
+"""Environment that torchrun gives to each process; a process started by hand is the only one."""
 
 import os
 
@@ -19,7 +19,7 @@ def local_rank() -> int:
 
 
 def by_torchrun() -> bool:
-    """Whether there is somebody to meet the other processes through."""
+    """Return whether the environment gives an address at which the processes meet."""
     return all(name in os.environ for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))
 
 

@@ -84,7 +84,7 @@ class WatchdogClocks:
 
     @property
     def awaited(self) -> str:
-        """What is being waited for."""
+        """Event that is awaited, for messages."""
         return f"step {self._step + 1}" if self._training else self._what
 
     def train(self) -> None:

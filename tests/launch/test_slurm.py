@@ -85,7 +85,7 @@ def test_submitits_local_executor_runs_the_command(tmp_path, capfd):
 
 
 def start(home: Path) -> subprocess.Popen:
-    """What Slurm does with a script that was submitted."""
+    """Start a submitted script as Slurm does."""
     given = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "1", "SLURM_JOB_NUM_NODES": "1", "SLURM_NODEID": "0"}
     given |= {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_JOB_NODELIST": "here"}
     return subprocess.Popen(["bash", str(home / "submitted")], env=os.environ | given)

@@ -97,7 +97,7 @@ def _destroy():
 
 @pytest.fixture(params=[gc.collect, _destroy], ids=["callback", "destructor"])
 def met(request, monkeypatch):
-    """What a signal meets, where it cannot end anything, and what Python has dropped."""
+    """Signal that comes where it cannot end anything, and the exceptions that Python has dropped."""
     dropped, came = [], []
 
     def called(phase, _):

@@ -77,7 +77,7 @@ class Batched:
         return [StackedLeaf(x, lanes[0].index) for x in results] if lanes else results
 
     def _apart(self, equation: Any, values: list[Any]) -> bool:
-        """Whether an equation has to be evaluated on leaves."""
+        """Return whether an equation has to be evaluated leaf by leaf."""
         lanes = [x for x in values if isinstance(x, StackedLeaf)]
         if equation.effects or len({(x.index, len(x.stack)) for x in lanes}) > 1:
             return True
@@ -111,7 +111,7 @@ def _stacked(function: Callable[..., list[Any]], values: list[Any]) -> list[Any]
 
 
 def _key(equation: Any, inputs: list[Any]) -> Any:
-    """What two equations have in common that differ in their lane alone."""
+    """Return a key that two equations share if they differ only in the index of their leaf."""
     params = tuple(sorted(equation.params.items()))
     try:
         hash(params)

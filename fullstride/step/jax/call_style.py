@@ -74,7 +74,7 @@ class Optimizer(eqx.Module):
 
 
 class CallStyleStep:
-    """What `make_train_step` returns.
+    """Train step that `make_train_step` returns.
 
     Attributes:
         loss: of the last call, on the device; None before the first.

@@ -132,7 +132,7 @@ def _plain_kind(x: Any) -> Any:
 
 
 def _keyed(x: Any, kind: Any) -> Any:
-    """What was kept of a leaf of this kind, None for nothing, as that leaf."""
+    """Convert a stored leaf to the given kind: a random key from its data, zeros if nothing was stored (None)."""
     if x is None:
         like = _plain_kind(kind)
         x = jnp.zeros(like.shape, like.dtype)

@@ -54,7 +54,7 @@ class GroupedLeaves:
         return tuple(map(Batched().leaf, self.lanes(self.groups, buffers)))
 
     def unpack_eagerly(self, buffers: Sequence[Any]) -> tuple[Any, ...]:
-        """The same outside of one."""
+        """Unpack the buffers outside of a trace."""
         return tuple(buffers) if self.is_flat else _unpacked(self, tuple(buffers))
 
     def update(self, function: Update, buffers: Sequence[Any], grads: Sequence[Any], loss: Any) -> Any:
@@ -82,7 +82,7 @@ class GroupedLeaves:
 
     @staticmethod
     def lanes(groups: Groups, buffers: Sequence[Any]) -> list[Any]:
-        """What stands for each leaf, by its number."""
+        """Return each leaf's buffer, or its `StackedLeaf`, in the leaves' order."""
         placed = {
             leaf: StackedLeaf(buffer, i) if len(group) > 1 else buffer
             for group, buffer in zip(groups, buffers, strict=True)
@@ -186,7 +186,7 @@ def _split(
 
 
 def _treatment(new: Any, position: int) -> Any:
-    """The same for members of a group that stay in place, or that all get one value; else one's own."""
+    """Return a key that is equal for members of a group that move alike; any other member has its own."""
     if not isinstance(new, StackedLeaf):
         return id(new)
     return id(new.stack), new.index - position

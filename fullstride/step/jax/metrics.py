@@ -1,4 +1,4 @@
-"""What a step measured, read a step late so that nothing waits for the step that was just sent off."""
+"""Metrics of a step, read one step late so that nothing waits for the step just dispatched."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -55,7 +55,12 @@ NOTHING_YET = Metrics(0, {})
 
 
 def gathered(loss: Any, aux: Any, report: dict[str, Any]) -> dict[str, Any]:
-    """Loss, report and aux, a dict's entries by their names; a name that is taken and what is no array are refused."""
+    """Merge loss, report and aux by name; the entries of a dict keep their names.
+
+    Raises:
+        ConfigError: if a name is taken, or a value is not an array.
+
+    """
     named = {} if aux is None else aux if isinstance(aux, dict) else {"aux": aux}
     known = {"loss": loss} | report
     if taken := sorted(known.keys() & named.keys()):

@@ -40,7 +40,7 @@ class ScaleState(NamedTuple):
 
 @dataclass(frozen=True)
 class Precision:
-    """What a step computes in.
+    """Numeric formats of a step.
 
     Attributes:
         compute: the dtype that floating parameters and batches are cast to for the loss; None leaves them.
@@ -60,7 +60,12 @@ class Precision:
             raise ConfigError(f"precision.loss_scale={self.loss_scale}: expected a number above 0")
 
     def cast(self, tree: Any) -> Any:
-        """The tree with its real floating arrays in `compute`; fp64 is refused where JAX would take fp32 for it."""
+        """Return the tree with its real floating arrays cast to `compute`.
+
+        Raises:
+            ConfigError: for fp64 if JAX has it switched off and would use fp32 instead.
+
+        """
         if self.compute == "float64" and jax.dtypes.canonicalize_dtype("float64") != jnp.float64:
             raise ConfigError(
                 "precision.compute=float64: JAX has fp64 switched off; run jax.config.update('jax_enable_x64', True)"
@@ -75,7 +80,7 @@ class Precision:
         return self.loss_scale if isinstance(self.loss_scale, LossScale) else None
 
     def factor(self, state: ScaleState | None) -> Float[Array, ""] | float:
-        """What the loss is multiplied by in this step."""
+        """Return the factor that this step multiplies the loss by."""
         if state is not None:
             return state.scale
         return 1.0 if self.loss_scale is None or isinstance(self.loss_scale, LossScale) else float(self.loss_scale)
@@ -99,7 +104,12 @@ NAMED = {
 
 
 def precision_of(given: str | Precision) -> Precision:
-    """A precision by name: `fp32` (every array as it is), `bf16`, or `fp16` with dynamic loss scaling."""
+    """Return a precision by name: `fp32` (every array as it is), `bf16`, or `fp16` with dynamic loss scaling.
+
+    Raises:
+        ConfigError: for another name.
+
+    """
     if isinstance(given, Precision):
         return given
     one_of("precision", given, NAMED)
@@ -107,7 +117,7 @@ def precision_of(given: str | Precision) -> Precision:
 
 
 def is_floating(leaf: Any) -> bool:
-    """Whether a leaf is an array of real floating numbers; keys of random numbers are not."""
+    """Return whether a leaf is an array of real floating numbers; random keys are not."""
     return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jnp.floating)
 
 
@@ -117,6 +127,6 @@ def wide(dtype: Any) -> Any:
 
 
 def all_finite(tree: Any) -> Bool[Array, ""]:
-    """Whether every element of every floating array is finite."""
+    """Return whether every element of every floating array is finite."""
     checks = [jnp.isfinite(x).all() for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.inexact)]
     return jnp.stack(checks).all() if checks else jnp.asarray(True)

@@ -25,7 +25,7 @@ LAYOUTS = ("flat", "grouped")
 
 @dataclass(frozen=True)
 class CompileReport:
-    """What XLA made of a step.
+    """Cost and memory of a compiled step, as XLA reports them.
 
     Attributes:
         trace_s: seconds to trace and lower it.

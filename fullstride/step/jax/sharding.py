@@ -42,7 +42,12 @@ class Sharding:
         return NamedSharding(self.mesh, PartitionSpec())
 
     def put(self, batch: Any, axis: int = 0) -> Any:
-        """The batch on the devices, divided along one axis, or refused; scalars are copied to all."""
+        """Put the batch on the devices, divided along one axis; scalars are copied to all.
+
+        Raises:
+            ConfigError: if the devices do not divide a leaf; the message names it.
+
+        """
         return jax.device_put(batch, jax.tree_util.tree_map_with_path(lambda p, x: self._of_batch(p, x, axis), batch))
 
     def kinds(self, batch: Any, axis: int = 0) -> Any:

@@ -18,7 +18,7 @@ Buffers = tuple[Any, ...]
 
 @dataclass(eq=False, slots=True)
 class Blueprint:
-    """What all states of one step share; compared by identity, so that looking one up costs nothing.
+    """Structures that all states of one step share; compared by identity, so that a lookup costs nothing.
 
     Attributes:
         model: structure of the model; its groups are the trainable arrays and the fixed ones.
@@ -38,13 +38,13 @@ class Blueprint:
         return self.model.build((None,) * self.trainable, fixed)
 
     def same_as(self, other: "Blueprint") -> bool:
-        """Whether states of one can be used with the other."""
+        """Return whether states of one blueprint can be used with the other."""
         return self.model is other.model and self.carry is other.carry and self.layout == other.layout
 
 
 @jtu.register_pytree_node_class
 class State:
-    """What a step hands on to the next one: a pytree whose leaves are the buffers themselves.
+    """Training state that a step takes and returns: a pytree whose leaves are the buffers themselves.
 
     Where the step donates, a state may be used once: the buffers go into the next state.
 
@@ -74,7 +74,12 @@ class State:
 
     @property
     def carry(self) -> StepCarry:
-        """The trees that the step works on, built at the first look; those of a donated state are refused."""
+        """Trees that the step works on, built on first access.
+
+        Raises:
+            ConfigError: if the state was donated.
+
+        """
         if is_deleted(self.buffers):
             raise self.donated()
         if self._carry is None:
@@ -87,7 +92,7 @@ class State:
         self.buffers, self.fresh = settled(buffers, self.fixed, given), False
 
     def donated(self) -> ConfigError:
-        """What to say where its buffers are gone."""
+        """Return the error for a state whose buffers were donated."""
         return ConfigError(
             f"state: that of step {self._count} was donated to an earlier call; use the state which that call "
             "returned, or build the step with donate=False"

@@ -1,4 +1,4 @@
-"""What of a model is trained, and whether two takings-apart agree."""
+"""Selection of the trainable part of a model, and checks that two states have the same structure."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -78,7 +78,12 @@ def _chosen(model: Any, wrt: Any) -> Any:
 def checked_like(
     structure: Structure, leaves: Sequence[Any], expected: Structure, like: Sequence[Any], what: str = "the optimizer"
 ) -> None:
-    """Raise a ConfigError unless a step's state has the structure, shapes and dtypes it had before."""
+    """Check that a step's state has the structure, shapes and dtypes it had before.
+
+    Raises:
+        ConfigError: if it has not; the message names the leaf.
+
+    """
     if structure is not expected:
         raise ConfigError(f"{what} changed the structure of its state or of the parameters; a step must keep both")
     for name, new, old in zip(expected.names(), leaves, like, strict=True):

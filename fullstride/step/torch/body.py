@@ -113,7 +113,7 @@ class Body:
 
     @property
     def trained(self) -> dict[str, nn.Parameter]:
-        """What ends up with gradients on this process, by name: the model's, and what else the optimizer has."""
+        """Parameters with gradients on this process, by name: the model's, and any others in the optimizer."""
         if self.shards is not None:
             return self.shards.named()
         own = dict(self.model.named_parameters())
@@ -153,7 +153,12 @@ class Body:
         return total if self.reducer is None else self.reducer.metrics(total)
 
     def forward(self, part: Any) -> tuple[Tensor, Metrics]:
-        """The loss of a micro-batch with fresh random numbers, and its metrics."""
+        """Compute the loss of a micro-batch with fresh random numbers, and its metrics.
+
+        Raises:
+            ValueError: if `check_loss` or `check_metrics` refuses them.
+
+        """
         if self.draw is not None:
             part = self.draw(part, self.generator)
         with nullcontext() if self.precision == "fp32" else autocast(self.precision, self.device):
@@ -178,7 +183,12 @@ class Body:
                 group["lr"].fill_(float(rate))  # a copy from the host would wait for the device
 
     def clipped(self) -> Tensor:
-        """The gradient's norm, which is scaled to the longest where it is longer; a sparse gradient is refused."""
+        """Return the gradient's norm; a longer gradient than the clip length is scaled down to it.
+
+        Raises:
+            ValueError: for a sparse gradient.
+
+        """
         parameters = [p for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
         try:
             norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])

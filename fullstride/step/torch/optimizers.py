@@ -1,4 +1,4 @@
-"""What a step needs of an optimizer, of torch's and of others."""
+"""Requirements of a step on its optimizer, torch's or another."""
 
 import inspect
 from typing import Any
@@ -39,7 +39,12 @@ def layers(optimizer: torch.optim.Optimizer) -> list[torch.optim.Optimizer]:
 
 
 def call_when_loaded(optimizer: torch.optim.Optimizer, act: Any) -> None:
-    """Call `act` when the optimizer has loaded a state; some wrappers have no hooks, and load by what they wrap."""
+    """Call `act` when the optimizer has loaded a state; a wrapper without hooks is followed to the optimizer it wraps.
+
+    Raises:
+        ConfigError: for an optimizer without hooks.
+
+    """
     if not (hooked := [each for each in layers(optimizer) if hasattr(each, "_optimizer_load_state_dict_post_hooks")]):
         raise ConfigError(
             f"{type(optimizer).__name__} has no hooks of torch.optim.Optimizer, expected one whose __init__ calls "

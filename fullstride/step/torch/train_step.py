@@ -159,7 +159,7 @@ class TrainStep:
 
     @property
     def backend(self) -> str:
-        """What the next step runs by."""
+        """Backend of the next step."""
         return self._runner.backend
 
     @property

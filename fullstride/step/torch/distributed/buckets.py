@@ -51,7 +51,7 @@ class BucketLayout:
         return [flat.as_strided(shape, strides, start) for shape, strides, start, _ in self._places]
 
     def gaps(self, flat: Tensor) -> list[Tensor]:
-        """What lies between them and behind the last one."""
+        """Return the slices between the gradients and after the last one."""
         ends = [start + count for *_, start, count in self._places]
         starts = [*(start for _, _, start, _ in self._places[1:]), self.size]
         return [flat[a:b] for a, b in zip(ends, starts, strict=True) if b > a]
@@ -61,7 +61,7 @@ class Bucket:
     """Gradients of `parameters` that become their means over the processes."""
 
     def __init__(self, parameters: list[nn.Parameter], processes: Processes):
-        """Of parameters of one dtype; collective."""
+        """Allocate a bucket for parameters of one dtype; collective."""
         self.parameters = parameters
         self._layout = BucketLayout(parameters, processes.size)
         self._memory = processes.transfer.shared(parameters[0].detach(), self._layout.size)

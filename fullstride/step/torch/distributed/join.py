@@ -70,7 +70,12 @@ def join_processes(device: str = "cpu", transfers: str = "auto") -> Iterator[Pro
 
 
 def of_ranks(ranks: Iterable[int], device: str, transfers: str = "auto") -> Processes:
-    """Some of the processes that have joined, as a group of their own; collective for all of them."""
+    """Make a group of some of the joined processes; collective for all of them.
+
+    Raises:
+        ConfigError: as `join_processes`.
+
+    """
     ranks = list(ranks)
     patient = dist.new_group(ranks, timeout=PATIENCE, backend="gloo")
     devices = None

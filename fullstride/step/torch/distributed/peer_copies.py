@@ -33,7 +33,7 @@ def reason(error: Exception) -> str:
 
 
 def atomics_reach(own: int, other: int) -> bool:
-    """Whether a GPU's atomic operations work on another's memory; True where the driver does not say."""
+    """Return whether a GPU's atomic operations work on another's memory; True if the driver does not say."""
     found = ctypes.c_int(1)
     try:
         ask = ctypes.CDLL("libcuda.so.1").cuDeviceGetP2PAttribute
@@ -99,7 +99,7 @@ class SymmetricMemory:
         return own
 
     def _agreed(self, act: Callable[[], T]) -> T:
-        """What `act` returns here, once it has returned everywhere."""
+        """Return `act()` once it has returned on every process."""
         made, failed = list[T](), ""
         try:
             made.append(act())
@@ -164,7 +164,7 @@ class PeerCopies:
 
     @property
     def bytes(self) -> int:
-        """Of memory that is shared, which PyTorch's statistics do not count."""
+        """Bytes of shared memory, which PyTorch's statistics do not count."""
         return sum(x.own.nbytes for x in (*self._given, *self._kept))
 
     def shared(self, like: Tensor, size: int) -> SharedBuffers:

@@ -67,7 +67,7 @@ class Processes:
 
     @property
     def leads(self) -> bool:
-        """Whether this is the one that writes and speaks for all."""
+        """True on the process that writes files and logs for all."""
         return self.rank == 0
 
     def largest(self, value: int) -> int:
@@ -98,7 +98,7 @@ class Processes:
         return found or []
 
     def agreed(self, act: Callable[[], T]) -> T:
-        """What `act` returns here, once it has returned everywhere; collective, which `act` must not be.
+        """Return `act()` once it has returned on every process; collective, which `act` must not be.
 
         Raises:
             PeerError: where it went well, with the reason, if it raises an exception elsewhere.
@@ -124,7 +124,7 @@ class Processes:
         return range(count * self.rank // self.size, count * (self.rank + 1) // self.size)
 
     def led(self, act: Callable[[], T]) -> T:
-        """What `act` returns on the first process, which alone runs it while the others wait; collective.
+        """Run `act` on the first process alone while the others wait, and return its result; collective.
 
         Raises:
             PeerError: on the others, with the reason, if it raises an exception there.

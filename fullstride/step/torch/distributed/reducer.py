@@ -71,7 +71,12 @@ class BackwardPass:
         self.give(parameter, gradient)
 
     def give(self, parameter: nn.Parameter, gradient: Tensor) -> None:
-        """Send a gradient with its bucket; that of a parameter that had none in the first step is refused."""
+        """Send a gradient with its bucket.
+
+        Raises:
+            ValueError: for a parameter that had no gradient in the first step.
+
+        """
         if parameter not in self._bucket_of:
             raise ValueError(
                 f"{self._names[parameter]} has a gradient and had none in the first step; expected the same parameters "
@@ -86,7 +91,12 @@ class BackwardPass:
             self._sent += 1
 
     def finish(self) -> None:
-        """Wait for the means and put them in the gradients' place; raise a ValueError if a gradient has not come."""
+        """Wait for the means and write them in place of the gradients.
+
+        Raises:
+            ValueError: if a gradient has not come.
+
+        """
         if self._sent < len(self._buckets):
             late = [self._names[p] for p in self._buckets[self._sent].parameters if p not in self._waiting]
             raise ValueError(

@@ -38,7 +38,12 @@ class Transfer:
     """
 
     def __init__(self, group: dist.ProcessGroup | None, devices: dist.ProcessGroup | None):
-        """Take a group of gloo's, and one of NCCL's over the same processes where their tensors are on GPUs."""
+        """Take a gloo group, and an NCCL group over the same processes if their tensors are on GPUs.
+
+        Raises:
+            ConfigError: for a group of another backend, whose collectives have not been checked.
+
+        """
         for given, backend in ((group, "gloo"), (devices, "nccl")):
             if given is not None and (found := dist.get_backend(given)) != backend:
                 raise ConfigError(f"a process group of {found}, expected one of {backend}: no other has been checked")
@@ -116,7 +121,7 @@ class Transfer:
         return values
 
     def _mean(self, values: Tensor) -> tuple[Tensor, Any]:
-        """What to reduce, and how, for a mean: gloo has none of its own."""
+        """Return the tensor and the operation to reduce for a mean; gloo has no mean of its own."""
         if values.is_cuda:
             return values, dist.ReduceOp.AVG
         return values.div_(dist.get_world_size(self._group)), dist.ReduceOp.SUM

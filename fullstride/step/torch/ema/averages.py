@@ -152,11 +152,11 @@ class Averages(Generic[M]):
             self.models[decay].load_state_dict(state)
 
     def tensors(self, decay: float) -> list[Tensor]:
-        """What follows the weights on this process."""
+        """Return the averaged tensors on this process."""
         return self._shared[decay].own if self._shared else list(self.models[decay].parameters())
 
     def due(self, step: int) -> bool:
-        """Whether optimizer step `step` (from 1) ends a period, and there is an average to move."""
+        """Return whether optimizer step `step` (from 1) ends a period, and there is an average to update."""
         return bool(self.models) and step % self.period == 0
 
     def get_ready(self, device: torch.device) -> None:
@@ -182,7 +182,12 @@ class Averages(Generic[M]):
 
     @torch.no_grad()
     def follow(self, step: Tensor) -> None:
-        """Follow the weights at a step that ends a period; nothing waits for the device where `step` lies on it."""
+        """Update the averages at a step that ends a period; without waiting for the device if `step` lies on it.
+
+        Raises:
+            ConfigError: if the network's weights are no longer those that were there at the beginning.
+
+        """
         self._require_the_same_weights()
         moved = self.moved(step)
         if step.is_cuda:
@@ -197,7 +202,7 @@ class Averages(Generic[M]):
                 average.copy_(buffer)
 
     def _require_the_same_weights(self) -> None:
-        """As `model.to(...)` gives it others, which an average of the old ones would never hear of."""
+        """Check that the model still has its first weights, since `model.to(...)` replaces them."""
         if self._shared:
             return
         kept, now = self._weights, list(self._model.parameters())

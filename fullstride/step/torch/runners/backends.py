@@ -28,7 +28,12 @@ UNCOUNTED, COUNTED = WARM + 3, 8
 
 
 def check_backend(name: str, device: torch.device, optimizer: torch.optim.Optimizer) -> None:
-    """Raise a ConfigError, with the reason and the remedy, unless the backend can run here."""
+    """Check that the backend can run here.
+
+    Raises:
+        ConfigError: if it cannot, with the reason and the remedy.
+
+    """
     one_of("backend", name, BACKENDS)
     if "graph" not in name:
         return

@@ -66,7 +66,7 @@ def plain(body: Body) -> Iterator[Body]:
 
 
 def reference(body: Body, batch: Any, change: Change | None = None) -> ReferenceStep:
-    """What eager fp32 makes of a batch; see `on_copies`."""
+    """Return the loss and gradients that eager fp32 computes for a batch; see `on_copies`."""
     with plain(body) as exact:
         return on_copies(exact, batch, change)
 
@@ -175,7 +175,7 @@ def compare(body: Body, expected: ReferenceStep, loss: Tensor, gradients: Gradie
 
 
 def _sensitivity(body: Body, expected: ReferenceStep) -> float:
-    """What a loss changes by, to first order, if each weight does by as much as it is: sum |g w|.
+    """Return the first-order change of the loss if each weight changes by its own magnitude: sum |g w|.
 
     A loss that cancels to next to nothing, as PPO's first, is off by rounding of the terms and not of their sum.
     """

@@ -60,7 +60,7 @@ def _items(x: dict[Any, Any] | list[Any], names: set[str]) -> list[tuple[str, Ca
 
 
 def shapes(batch: Any) -> list[Any]:
-    """What a compiled or captured step is made for: names in their order, shapes, dtypes, and whatever is no tensor."""
+    """Return the key that a step is specialised to: names in order, shapes, dtypes, and values that are not tensors."""
     leaves, structure = flattened(batch)
     return [structure, *map(_kind, leaves)]
 

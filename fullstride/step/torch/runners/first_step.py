@@ -99,7 +99,7 @@ class FirstSteps:
         return step(look=look)
 
     def _compares(self, body: Body, compiles: bool) -> bool:
-        """Whether a step that is not recorded is anything else than eager fp32 of one process."""
+        """Return whether a step that is not captured differs from eager fp32 on one process."""
         return self._gate and (body.precision != "fp32" or body.reducer is not None or compiles)
 
     def compile_kernels(self, body: Body, batch: Any, *, compiles: bool) -> None:

@@ -35,7 +35,7 @@ def prepared(optimizer: torch.optim.Optimizer, device: torch.device) -> list[Ten
 
 
 def settings(optimizer: torch.optim.Optimizer) -> list[Any]:
-    """What a record has of an optimizer's groups as it was, without the rates, which it reads; nothing waits."""
+    """Return the optimizer settings that a captured graph has fixed; it reads learning rates anew. Nothing waits."""
     told = lambda value: id(value) if isinstance(value, Tensor) else value  # noqa: E731
     return [
         (
@@ -97,7 +97,7 @@ class GraphRunner(Runner):
         self._step = self._behind = None
 
     def form(self, expected: bool) -> str:
-        """As it is, and recorded; other shapes than the usual apart."""
+        """Name of the form: eager or captured, with the expected shapes or others."""
         recorded = expected and self._warm == WARM
         return f"backend={self.backend}, {RECORDED}" if recorded else super().form(expected)
 
@@ -116,7 +116,12 @@ class GraphRunner(Runner):
                 group["lr"] = rate.copy_(given) if isinstance(given, Tensor) else rate.fill_(given)
 
     def __call__(self, batch: Any, made: int, *, expected: bool, look: Look | None = None) -> Metrics:
-        """One step; raise a StepError for a network or a loss that cannot be recorded."""
+        """Make one step.
+
+        Raises:
+            StepError: for a network or a loss that cannot be captured.
+
+        """
         self._look_at_groups()
         if not expected:
             return self._run(self.eager, batch, made, look)
@@ -143,7 +148,7 @@ class GraphRunner(Runner):
         return [x * scale if x is not None and id(p) in stepped else x for p, x in given]
 
     def _run_in_place(self, batch: Any, made: int, look: Look | None) -> Metrics:
-        """As it is; a record would read every time what a buffer was when it was made."""
+        """Run one step uncaptured and check its buffers: a captured graph reads them where they lay at capture."""
         before = self._buffers()
         metrics = self._run(self.body, without_gaps(batch), made, look)
         if moved := [name for name, place in self._buffers().items() if before.get(name, place) != place]:

@@ -58,7 +58,7 @@ class IsolatedBody:
             raise CannotCopyError(f"{name} cannot be copied ({type(error).__name__}: {error})") from error
 
     def has(self, parameter: Tensor) -> bool:
-        """Whether a parameter was copied."""
+        """Return whether a parameter was copied."""
         return id(parameter) in self._memo
 
     def gradient(self, parameter: Tensor) -> Tensor | None:
