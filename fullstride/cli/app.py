@@ -49,7 +49,7 @@ def root(
 
 
 @app.command("doctor")
-def show_doctor(as_json: Annotated[bool, typer.Option("--json", help="As JSON, for programs.")] = False) -> None:
+def show_doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False) -> None:
     """Show versions, devices and what can run here."""
     from fullstride.cli.doctor import doctor, report
 

@@ -23,7 +23,7 @@ from fullstride.launch.gpus import count_gpus
 
 # What other packages bring, and much depends on.
 BROUGHT = ("jaxlib", "triton")
-UNKNOWN = "fullstride is imported but not installed, so what it needs is not known"
+UNKNOWN = "fullstride is imported but not installed, so its requirements are not known"
 
 # In a process of its own, which holds no GPU's memory and may hang: JAX finds its devices once, and takes most of one.
 _JAX_DEVICE = """
@@ -141,7 +141,7 @@ def _ability(name: str, module: str, find: Callable[[], str | None] = lambda: No
     if missing:
         return AreaReport(name, f"{', '.join(missing)} not installed; {how_to_install(area.extra)}", missing)
     if area.extra == "torch" and imported_torch() is None:
-        return AreaReport(name, "torch does not import; reinstall it")
+        return AreaReport(name, "torch cannot be imported; reinstall it")
     return AreaReport(name, find())
 
 
@@ -171,7 +171,7 @@ def _no_tf32() -> str | None:
 
 def _no_jax_gpu(jax: JaxDevice | None) -> str | None:
     if jax is None:
-        return f"jax finds no device; see what this says: {sys.executable} -c 'import jax; jax.devices()'"
+        return f"jax finds no device; its error is shown by: {sys.executable} -c 'import jax; jax.devices()'"
     if jax.platform == "gpu":
         return None
     if not count_gpus():

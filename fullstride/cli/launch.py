@@ -43,18 +43,16 @@ app = App(
     cls=BackendByOption,
 )
 
-RunName = Annotated[str | None, typer.Option("--run", help="One run alone; all unless given.")]
-Volume = Annotated[str, typer.Option(help="Modal's volume of runs.")]
+RunName = Annotated[str | None, typer.Option("--run", help="Name of one run; all by default.")]
+Volume = Annotated[str, typer.Option(help="Name of the Modal volume of runs.")]
 
 
 def _launch(
     request: Request,
     words: Annotated[
-        list[str], typer.Argument(metavar="-- COMMAND", help="As after `fullstride`: meanflow train epochs=20.")
+        list[str], typer.Argument(metavar="-- COMMAND", help="Command as after `fullstride`: meanflow train epochs=20.")
     ],
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show what would be submitted, and submit nothing.")
-    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the job without submitting it.")] = False,
 ) -> None:
     new = renamed(words)
     if new != words:
@@ -84,10 +82,10 @@ def sync(
     volume: Volume = "fullstride-runs",
     out: Annotated[Path, typer.Option(help="Folder for the runs.")] = Path("runs"),
     tracking: Annotated[
-        Path | None, typer.Option(help="Also the trackers' files, into this folder, which TRACKIO_DIR may name.")
+        Path | None, typer.Option(help="Folder to fetch the trackers' files into, such as TRACKIO_DIR's.")
     ] = None,
     tracking_volume: Annotated[
-        str, typer.Option(help="Modal's volume of the trackers' files.")
+        str, typer.Option(help="Name of the Modal volume of the trackers' files.")
     ] = "fullstride-tracking",
 ) -> None:
     """Fetch runs from Modal: checkpoints, metrics, ends; only what is new."""

@@ -25,9 +25,7 @@ def _moved(context: typer.Context) -> None:
     new = f"python -m {' '.join(words)}"
     root = Path(fullstride.__file__).parents[1]
     if not (root / "benchmarks" / "__main__.py").is_file():
-        raise ConfigError(
-            f"fullstride {context.info_name} is now {new}, beside the library: run it from a clone's root"
-        )
+        raise ConfigError(f"fullstride {context.info_name} is now {new}; run it from the root of a clone")
     typer.echo(f"fullstride {context.info_name} is now: {new}", err=True)
     path = os.pathsep.join([str(root), *filter(None, [os.environ.get("PYTHONPATH")])])
     # In this one's place, so that signals and the exit code are its own.

@@ -9,9 +9,9 @@ from fullstride.device.select import describe, resolve_device
 from fullstride.process import torchrun
 
 Device = Annotated[
-    str, typer.Option(metavar="auto|cuda|mps|cpu", help="auto takes the first of the others that is there.")
+    str, typer.Option(metavar="auto|cuda|mps|cpu", help="Device; auto takes the first of the others that exists.")
 ]
-Results = Annotated[Path, typer.Option(help="Folder for the JSON of this run.")]
+Results = Annotated[Path, typer.Option(help="Folder for the JSON results of this run.")]
 
 
 def announce(device: str) -> None:

@@ -71,7 +71,7 @@ class OneLineErrors(HelpGroup):
             if not is_out_of_memory(error):
                 raise
             reason = one_line(error)[:600]  # XLA adds what lies where, for pages
-            _stop(f"error: out of memory, smaller batches need less: {reason}", exit_codes.OUT_OF_MEMORY)
+            _stop(f"error: out of memory; use smaller batches: {reason}", exit_codes.OUT_OF_MEMORY)
 
 
 class _Descriptor(io.FileIO):

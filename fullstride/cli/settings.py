@@ -82,7 +82,7 @@ def show_settings(settings: Sequence[Setting], text: str) -> None:
     """
     shown = [setting for setting in settings if text in setting.key]
     if not shown:
-        raise ConfigError(f"{text}: no key has this in its name; without it all are listed")
+        raise ConfigError(f"{text}: no key has this in its name; leave it out to list all")
     from rich.markup import escape
 
     table = plain_table("key", "default", "meaning")

@@ -23,12 +23,12 @@ POLL = 0.1
 REASONS = {
     exit_codes.DONE: "done",
     exit_codes.FAILED: "failed; its last lines say why",
-    exit_codes.SETTINGS: "a setting that cannot be",
+    exit_codes.SETTINGS: "an invalid setting",
     exit_codes.OUT_OF_MEMORY: "out of memory: the same settings will not fit either",
     exit_codes.UNREAD: "data that could not be read",
     exit_codes.STUCK: "stuck, and ended by its watchdog",
     exit_codes.INTERRUPTED: "interrupted",
-    -signal.SIGKILL: "killed (SIGKILL), most often by the system for want of memory",
+    -signal.SIGKILL: "killed (SIGKILL), most often by the system because memory ran out",
 }
 
 
@@ -113,7 +113,9 @@ class Attempt:
             self._late = True
             self.end()
         code = self._process.wait()
-        why = f"its {seconds / 3600:g} h are over" if self._late else REASONS.get(code, f"exit code {code}")
+        why = (
+            f"its time limit of {seconds / 3600:g} h is over" if self._late else REASONS.get(code, f"exit code {code}")
+        )
         return Outcome(code, why, self._told, self._late)
 
     def end(self, seconds: float = SAVING, *, told: bool = False) -> None:
@@ -185,9 +187,9 @@ def attempt_all(
         note(f"launch: attempt {attempt} of {retries + 1} ended with exit code {ended.code}: {ended.why}")
         if attempt > retries:
             return ended
-        note(f"launch: the next one goes on in {delay:g} s")
+        note(f"launch: next attempt in {delay:g} s")
         if not _waits(delay):
-            note("launch: SIGTERM: no other attempt is made; the same command with resume=true goes on")
+            note("launch: SIGTERM: no further attempt; to continue, run the same command with resume=true")
             return replace(ended, told=True)
 
 

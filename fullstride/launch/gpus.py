@@ -57,7 +57,7 @@ def gpus_of(text: str, shared: bool = False) -> list[str]:
     if not all(found):
         raise ConfigError(f"--gpus {text}: expected numbers of GPUs, as in 0,1")
     if not shared and len(set(found)) < len(found):
-        raise ConfigError(f"--gpus {text}: expected each GPU once, since what runs here is given so many minutes of it")
+        raise ConfigError(f"--gpus {text}: expected each GPU once, since the command gets its minutes on one GPU alone")
     _check_there(list(dict.fromkeys(found)), text)
     return found
 

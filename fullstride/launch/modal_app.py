@@ -116,7 +116,7 @@ def _volumes(request: ModalRequest) -> dict[str, str]:
     for given in request.volume:
         name, colon, path = given.partition(":")
         if not (name and colon and path.startswith("/")) or path in volumes:
-            raise ConfigError(f"--volume {given}: expected NAME:/PATH, a path of its own")
+            raise ConfigError(f"--volume {given}: expected NAME:/PATH, with a path that no other volume has")
         volumes[path] = name
     return volumes
 

@@ -121,7 +121,7 @@ def _claim(folders: set[Path], name: str) -> None:
     for folder in folders:
         mark = folder / SYNCED
         if folder.exists() and not (mark.is_file() and mark.read_text().strip() == name):
-            raise ConfigError(f"{folder} is here already and was not fetched from {name}; choose another folder")
+            raise ConfigError(f"{folder} exists and was not fetched from {name}; choose another folder")
     for folder in folders:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / SYNCED).write_text(f"{name}\n")
@@ -150,7 +150,7 @@ def _fetch(volume: modal.Volume, file: VolumeFile, out: Path) -> bool:
         os.utime(part, (file.mtime, file.mtime))
         os.replace(part, path)
     except FileNotFoundError:
-        note(f"{file.path}: gone meanwhile")
+        note(f"{file.path}: removed meanwhile")
         return False
     finally:
         Path(part).unlink(missing_ok=True)

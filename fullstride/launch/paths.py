@@ -38,7 +38,7 @@ def check_inputs(words: Words, remedy: str) -> None:
         if not path or path in names or (key == "data.path" and value_of(words, "data") == "hf_dataset"):
             continue
         if not path.startswith("/") and posixpath.normpath(path).split("/")[0] != "runs":
-            raise ConfigError(f"{key}={path}: a path of this machine is not there; {remedy}")
+            raise ConfigError(f"{key}={path}: a path of this machine does not exist there; {remedy}")
 
 
 def check_output(words: Words, kept: list[str]) -> None:

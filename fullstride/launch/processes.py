@@ -29,7 +29,7 @@ def sources(words: Words) -> dict[str, Path]:
         return {"fullstride": package}
     beside = package.parent / BENCHMARKS
     if not (beside / "__main__.py").is_file():
-        raise ConfigError(f"launch: {BENCHMARKS} lie beside the library in a clone, and {beside} is not there")
+        raise ConfigError(f"launch: {BENCHMARKS} lie next to the library in a clone, but {beside} does not exist")
     return {"fullstride": package, BENCHMARKS: beside}
 
 

@@ -97,7 +97,7 @@ def validated(task: dict[str, Any]) -> str:
 
     """
     if importlib.util.find_spec("sky") is None:
-        return "not checked by SkyPilot, which is not installed here"
+        return "not checked: SkyPilot is not installed here"
     sky = importlib.import_module("sky")
     try:
         sky.Task.from_yaml_config(deepcopy(task))  # it takes apart what it reads

@@ -154,7 +154,7 @@ def _flags(given: tuple[str, ...]) -> dict[str, Any]:
             raise ConfigError(f"--sbatch {flag}: expected KEY=VALUE or KEY, a flag of sbatch without --")
         if key.replace("_", "-") in OWN:
             raise ConfigError(
-                f"--sbatch {flag}: expected another flag; {key} is an option's, or one that the job relies on"
+                f"--sbatch {flag}: expected another flag; {key} is set by an option of launch, or the job relies on it"
             )
         flags[key] = value if equals else True
     return flags
@@ -178,7 +178,7 @@ def plan(request: SlurmRequest, words: Words) -> LaunchPlan:
     if math.ceil(60 * request.time) < LEAST:
         raise ConfigError(
             f"--time {request.time:g}: expected {LEAST / 60:.2g} hours or more, as a job is told to save {WARNING} s "
-            "before its end, and would be requeued again and again without a step"
+            "before its end; a shorter one would be requeued without a step"
         )
     jobs = [SlurmJob(run, request) for run in runs_of(words)]
     folder = Path(request.folder) / request.name
@@ -200,7 +200,9 @@ def _submit(request: SlurmRequest, folder: Path, jobs: list[SlurmJob]) -> int:
     try:
         executor = EXECUTORS[request.cluster](folder, max_num_timeout=request.retries)
     except RuntimeError as error:
-        raise ConfigError(f"launch slurm: {error} Submit from a login node, or look at --dry-run") from None
+        raise ConfigError(
+            f"launch slurm: {error} Submit from a login node, or inspect the job with --dry-run"
+        ) from None
     executor.update_parameters(**parameters(request))
     try:
         # What sbatch says is in the error, too.
@@ -209,8 +211,8 @@ def _submit(request: SlurmRequest, folder: Path, jobs: list[SlurmJob]) -> int:
     except FailedJobError as error:
         lines = [line.removeprefix("sbatch: ").removeprefix("error: ") for line in str(error).splitlines() if line]
         raise ConfigError(
-            f"launch slurm: sbatch refused the job ({'; '.join(dict.fromkeys(lines)) or 'without a word'}); expected a "
-            "--partition, --account, --qos and sizes that this cluster has: sinfo and sacctmgr show assoc list them"
+            f"launch slurm: sbatch refused the job ({'; '.join(dict.fromkeys(lines)) or 'without a message'}); expected "
+            "a --partition, --account, --qos and sizes that this cluster has: sinfo and sacctmgr show assoc list them"
         ) from None
     for job in submitted:
         note(f"job {job.job_id}: {job.paths.stdout}")
@@ -240,10 +242,10 @@ def _leave(code: int) -> NoReturn:
     shown = _scontrol("show", "job", "--oneliner", environment.job_id) if environment.global_rank == 0 else ""
     fields = dict(re.findall(r"(\S+?)=(\S*)", shown))
     if fields.get("JobState") == "RUNNING" and fields.get("PreemptTime", "None") not in ("None", "Unknown"):
-        note("launch: preempted: the job is requeued, and goes on with resume=true")
+        note("launch: preempted: the job is requeued and resumes")
         _scontrol("requeue", environment.job_id)
     else:
-        note("launch: told to stop; the same command with resume=true goes on")
+        note("launch: stopped by a signal; to continue, run the same command with resume=true")
     # Not 0, or jobs that wait for this one would begin.
     raise SystemExit(code or exit_codes.FAILED)
 

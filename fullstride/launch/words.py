@@ -70,7 +70,7 @@ def check_command(words: Words, processes: int = 1) -> None:
     if not words:
         raise ConfigError("launch: no command; expected one after --, as in: launch --backend local -- meanflow train")
     if words[0] in ("launch", "fullstride"):
-        raise ConfigError(f"launch: {words[0]}: expected a command without it, such as: meanflow train epochs=20")
+        raise ConfigError(f"launch: expected a command without {words[0]}, such as: meanflow train epochs=20")
     if words[:2] == ["meanflow", "train"] and not {"--help", "-h"} & set(words) and _can_compose():
         # They import PyTorch, which need not be installed to launch.
         from fullstride.meanflow.config.overrides import compose
@@ -96,7 +96,7 @@ def runs_of(words: Words) -> list[Words]:
     if words[:2] != ["meanflow", "train"] or not flags & set(words):
         return [words]
     if not _can_compose():
-        raise ConfigError(f"--multirun: a sweep is spread out here, which needs PyTorch; {how_to_install('torch')}")
+        raise ConfigError(f"--multirun: PyTorch is needed to expand a sweep on this machine; {how_to_install('torch')}")
     from fullstride.meanflow.config.overrides import sweep
 
     return [[*words[:2], *run] for run in sweep([word for word in words[2:] if word not in flags])]

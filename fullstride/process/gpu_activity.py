@@ -51,7 +51,7 @@ class GpuActivity:
         self._found, self._time = False, -STALE
         self._ended = threading.Event()
         if ways and self._way is None:
-            note("the GPU's idleness is not watched: pip install nvidia-ml-py, or bring nvidia-smi onto PATH")
+            note("GPU activity is not watched; pip install nvidia-ml-py, or put nvidia-smi on PATH")
 
     def busy(self) -> bool | None:
         """Return whether a kernel ran at the last query; None if unknown."""

@@ -30,7 +30,7 @@ def end_with_launcher() -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
     # It may have gone before it could be asked for.
     if os.getppid() != parent or (launcher is not None and not _lives(launcher)):
-        note("whoever launched this command is gone; nothing was begun")
+        note("the launcher of this command has ended; nothing was started")
         raise SystemExit(0)
 
 

@@ -86,7 +86,7 @@ def _leave(_: int, frame: FrameType | None) -> None:
     if block.failing:
         # torchrun tells the others when one has died, of which they fail as well. The error is what has to be seen.
         block.failing = False
-        _say("SIGTERM: an error has ended this already")
+        _say("SIGTERM: already ending after an error")
     elif block.ends_by_raising(frame):
         _say("stopped with nothing to save")
         raise SystemExit(0)

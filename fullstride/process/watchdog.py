@@ -161,7 +161,10 @@ def end_process(verdict: Verdict, step: int, tell: Tell) -> None:
 
     def say() -> None:
         tell(verdict, step)
-        line = f"watchdog: {verdict.message}; ending with exit code {STUCK}, resume=true goes on; every thread is here:"
+        line = (
+            f"watchdog: {verdict.message}; ending with exit code {STUCK}, continue with resume=true; "
+            "stacks of all threads:"
+        )
         os.write(2, f"{line}\n".encode())
         faulthandler.dump_traceback(2)
 
@@ -224,7 +227,7 @@ class Watchdog(WatchdogClocks):
         late = bool(self.limits.shown) and self.silent >= self.limits.shown
         if late and not self._shown:
             stream = sys.__stderr__ or sys.stderr
-            told = f"no progress for {span(self.limits.shown)}, waiting for {self.awaited}; every thread is here:"
+            told = f"no progress for {span(self.limits.shown)}, waiting for {self.awaited}; stacks of all threads:"
             stream.write(f"{told}\n")
             stream.flush()
             faulthandler.dump_traceback(stream)

@@ -70,7 +70,7 @@ def test_what_no_job_can_be_asked_for(tmp_path):
 
 def test_without_slurm_nothing_is_submitted_and_the_remedy_is_named(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(ConfigError, match="srun.* Submit from a login node, or look at --dry-run"):
+    with pytest.raises(ConfigError, match="srun.* Submit from a login node, or inspect the job with --dry-run"):
         plan(SlurmRequest(folder=str(tmp_path / "jobs")), TRAIN).submit()
 
 
@@ -81,7 +81,7 @@ def test_submitits_local_executor_runs_the_command(tmp_path, capfd):
     assert "cifar10_paper" in log.read_text()
     assert str(log) in capfd.readouterr().err
     assert plan(request, ["bert", "fill", "nothing"]).submit() == 2
-    assert "ended with exit code 2: a setting that cannot be" in capfd.readouterr().err
+    assert "ended with exit code 2: an invalid setting" in capfd.readouterr().err
 
 
 def start(home: Path) -> subprocess.Popen:

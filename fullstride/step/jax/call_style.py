@@ -128,8 +128,8 @@ class CallStyleStep:
                 raise earlier from None
             if "deleted" in str(error) and is_deleted(jax.tree.leaves(given[2].groups)):
                 raise ConfigError(
-                    "model or optimizer: its arrays were donated to an earlier call; use what that call returned, or "
-                    "make_train_step(..., donate=False)"
+                    "model or optimizer: its arrays were donated to an earlier call; use the model and optimizer "
+                    "that it returned, or make_train_step(..., donate=False)"
                 ) from None
             raise translated(error, f" (step {self._calls})") from None
 

@@ -20,8 +20,8 @@ def check_optimizer(optimizer: torch.optim.Optimizer, *, guarded: bool) -> None:
     closure = inspect.signature(optimizer.step).parameters.get("closure")
     if closure is not None and closure.default is closure.empty:
         raise ConfigError(
-            f"{type(optimizer).__name__} evaluates the loss itself, by a closure that a step has not; expected an "
-            "optimizer that steps by gradients, such as torch.optim.AdamW"
+            f"{type(optimizer).__name__} evaluates the loss itself, by a closure, which a step does not provide; expected "
+            "an optimizer that steps by gradients, such as torch.optim.AdamW"
         )
     if guarded and not getattr(optimizer, "_step_supports_amp_scaling", False):
         raise ConfigError(
@@ -48,7 +48,7 @@ def call_when_loaded(optimizer: torch.optim.Optimizer, act: Any) -> None:
     if not (hooked := [each for each in layers(optimizer) if hasattr(each, "_optimizer_load_state_dict_post_hooks")]):
         raise ConfigError(
             f"{type(optimizer).__name__} has no hooks of torch.optim.Optimizer, expected one whose __init__ calls "
-            "torch.optim.Optimizer.__init__, or a wrapper around such a one"
+            "torch.optim.Optimizer.__init__, or a wrapper around one"
         )
     hooked[-1].register_load_state_dict_post_hook(act)
 
@@ -63,7 +63,7 @@ def set_initial_rates(optimizer: torch.optim.Optimizer) -> None:
     for group in optimizer.param_groups:
         if group["lr"] is None:
             raise ConfigError(
-                f"schedule: {type(optimizer).__name__} has lr=None and finds its own rate, expected a number; leave "
-                "schedule out, or give it a rate"
+                f"schedule: {type(optimizer).__name__} has lr=None and chooses its own rate, expected a number; "
+                "leave schedule out, or set lr"
             )
         group.setdefault("initial_lr", float(group["lr"]))

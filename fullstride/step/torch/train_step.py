@@ -246,10 +246,8 @@ class TrainStep:
         self._forget()
         self._first.made.clear()
         numbers = self._tracker.differing
-        what = (
-            f"the loss reads other numbers, {numbers}" if numbers else "batches have other shapes than the first ones"
-        )
-        self._log(f"backend={self._asked}: {what}; from here on steps are made for these")
+        what = f"the loss reads other numbers, {numbers}" if numbers else "batches differ in shape from the first ones"
+        self._log(f"backend={self._asked}: {what}; from here on steps are specialised to these")
 
     def _tell_lost(self) -> None:
         told = (

@@ -720,7 +720,7 @@ def test_a_number_as_a_metric_is_not_recorded(seed):
     given = batches(seed, count=4, last=6)
     for batch in given[:3]:
         step(batch)
-    with pytest.raises(StepError, match="a recorded step: the metric size is a Python number"):
+    with pytest.raises(StepError, match="a captured step: the metric size is a Python number"):
         step(given[3])
 
 

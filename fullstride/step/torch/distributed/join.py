@@ -45,8 +45,8 @@ def join_processes(device: str = "cpu", transfers: str = "auto") -> Iterator[Pro
     one_of("transfers", transfers, TRANSFERS)
     if not launched.by_torchrun():
         raise ConfigError(
-            "distributed=ddp or fsdp: this process is alone; start it with torchrun --nproc-per-node N -m fullstride "
-            "..."
+            "distributed=ddp or fsdp: expected several processes, got one; start them with torchrun "
+            "--nproc-per-node N -m fullstride ..."
         )
     if device == "cuda":
         torch.cuda.set_device(_own_gpu())

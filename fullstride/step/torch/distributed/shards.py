@@ -112,8 +112,8 @@ class Shards:
         if type(optimizer) not in ELEMENTWISE:
             names = ", ".join(kind.__name__ for kind in ELEMENTWISE)
             raise ConfigError(
-                f"distributed=fsdp with {type(optimizer).__name__}: expected one of {names}, whose update of a number "
-                "depends on that number alone; use distributed=ddp"
+                f"distributed=fsdp with {type(optimizer).__name__}: expected one of {names}, whose update is "
+                "elementwise; use distributed=ddp"
             )
         self._names = {p: name for name, p in model.named_parameters() if p.requires_grad}
         self._check(optimizer)

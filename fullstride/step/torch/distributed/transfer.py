@@ -66,7 +66,7 @@ class Transfer:
         if self._group is not None and tensor.is_cuda and self._devices is None:
             raise ConfigError(
                 f"a tensor on {tensor.device} among {dist.get_world_size(self._group)} processes without NCCL: "
-                "expected processes joined for GPUs; use joined('cuda'), or the CPU"
+                "expected processes joined for GPUs; use join_processes('cuda'), or the CPU"
             )
         return self._devices if tensor.is_cuda else self._group
 

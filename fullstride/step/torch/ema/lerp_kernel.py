@@ -65,7 +65,7 @@ def _kind(dtype: torch.dtype) -> Any:
 def _check(group: tuple[Tensor, ...], averaged: torch.dtype) -> None:
     weight, *averages = group
     if any(x.stride() != weight.stride() for x in averages):
-        raise ValueError(f"strides are {[x.stride() for x in group]}, expected an average to lie as its weight does")
+        raise ValueError(f"strides are {[x.stride() for x in group]}, expected the strides of the weight")
     if averaged.itemsize < 4 or any(x.dtype != averaged for x in averages):
         raise ValueError(
             f"averages of {weight.dtype} are {[x.dtype for x in averages]}, expected one format for all of these "

@@ -188,6 +188,6 @@ def _require(what: str, error: float, size: float, allowed: float) -> None:
         share = error / size if size else math.inf
         raise StepError(
             f"{what}: relative error {share:.2e}, expected at most {allowed:.2g}. Not trained: use backend=eager or "
-            "precision=fp32, or, if the loss draws random numbers of its own, draw them in `draw`; gate=False compares "
-            "nothing"
+            "precision=fp32, or, if the loss draws random numbers of its own, draw them in `draw`; "
+            "check_first_step=False compares nothing"
         )

@@ -54,7 +54,7 @@ def _recordable(loss: Loss) -> Loss:
         metrics = result[1] if isinstance(result, tuple) and len(result) == 2 else {}
         if fixed := [name for name, value in metrics.items() if isinstance(value, Real)]:
             raise StepError(
-                f"a recorded step: the metric {fixed[0]} is a Python number, which a replay does not compute again; "
+                f"a captured step: the metric {fixed[0]} is a Python number, which a replay does not recompute; "
                 "expected a tensor; return one, or use backend=eager or compile"
             )
         return result
@@ -106,7 +106,7 @@ class GraphRunner(Runner):
         if self._groups != settings(self.body.optimizer):
             if self._warm and self._step is None and not self._told:
                 note(
-                    "a recorded step: the optimizer's groups changed again before it could be recorded; as long as "
+                    "a captured step: the optimizer's groups changed again before it could be captured; as long as "
                     "they do at every step, as by OneCycleLR(cycle_momentum=True), steps run as they are"
                 )
                 self._told = True
@@ -153,7 +153,7 @@ class GraphRunner(Runner):
         metrics = self._run(self.body, without_gaps(batch), made, look)
         if moved := [name for name, place in self._buffers().items() if before.get(name, place) != place]:
             raise StepError(
-                f"a recorded step: the forward pass puts new tensors in the place of the buffers {', '.join(moved)}, "
+                f"a captured step: the forward pass puts new tensors in the place of the buffers {', '.join(moved)}, "
                 "expected that it writes into them, as in self.NAME.copy_(value); or use backend=eager or compile"
             )
         return metrics

@@ -71,6 +71,6 @@ class LateMetrics:
 
         """
         if self._sent is None:
-            raise ValueError("no metrics were given yet, expected a call first")
+            raise ValueError("no metrics yet; call it with a step's metrics first")
         found = dict(zip(sorted(self._names), self._sent.arrived().tolist(), strict=True))
         return {name: found[name] for name in self._names}
