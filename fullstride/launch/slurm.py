@@ -211,8 +211,8 @@ def _submit(request: SlurmRequest, folder: Path, jobs: list[SlurmJob]) -> int:
     except FailedJobError as error:
         lines = [line.removeprefix("sbatch: ").removeprefix("error: ") for line in str(error).splitlines() if line]
         raise ConfigError(
-            f"launch slurm: sbatch refused the job ({'; '.join(dict.fromkeys(lines)) or 'without a message'}); expected "
-            "a --partition, --account, --qos and sizes that this cluster has: sinfo and sacctmgr show assoc list them"
+            f"launch slurm: sbatch refused the job ({'; '.join(dict.fromkeys(lines)) or 'without a message'}); "
+            "expected --partition, --account, --qos and sizes of this cluster: sinfo and sacctmgr show assoc list them"
         ) from None
     for job in submitted:
         note(f"job {job.job_id}: {job.paths.stdout}")

@@ -271,9 +271,7 @@ def test_what_sbatch_refuses_is_one_line(tmp_path, monkeypatch, capfd):
     home = install(tmp_path, monkeypatch)
     said = "sbatch: error: invalid partition specified: nope\nsbatch: error: Batch job submission failed: Invalid name"
     (home / "sbatch").write_text(f"#!/bin/sh\ncat >&2 <<'END'\n{said}\nEND\nexit 1\n")
-    match = (
-        r"sbatch refused the job \(invalid partition specified: nope; Batch job .* Invalid name\); expected a --part"
-    )
+    match = r"sbatch refused the job \(invalid partition specified: nope; Batch job .* Invalid name\); expected --part"
     with pytest.raises(ConfigError, match=match) as refused:
         plan(SlurmRequest(partition="nope", folder=str(tmp_path / "jobs")), TRAIN).submit()
     assert "\n" not in str(refused.value)

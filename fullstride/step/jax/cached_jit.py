@@ -112,7 +112,7 @@ class CompiledCore:
 
 
 class CachedJit:
-    """A function wrapped by `cached_filter_jit`."""
+    """Function wrapped by `cached_filter_jit`."""
 
     def __init__(self, fun: Callable[..., Any], core: CompiledCore):
         """Take the function apart, once."""
@@ -146,7 +146,7 @@ class CachedJit:
         return self._own, read(args[:1]), read((args[1:], kwargs))
 
     def lower(self, /, *args: Any, **kwargs: Any) -> "LoweredCall":
-        """The call as it would be compiled, for a look at it or to compile it ahead of time."""
+        """Lower the call, to inspect it or to compile it ahead of time."""
         return LoweredCall(self, self._core.jitted.lower(*self._core.prepared(self._given(args, kwargs))))
 
     def __get__(self, instance: Any, owner: Any) -> Any:
@@ -162,7 +162,7 @@ class LoweredCall:
     lowered: Any
 
     def as_text(self) -> str:
-        """The program as StableHLO."""
+        """Return the program as StableHLO."""
         return self.lowered.as_text()
 
     def compile(self, compiler_options: dict[str, Any] | None = None) -> "CompiledCall":

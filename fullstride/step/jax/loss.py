@@ -1,4 +1,4 @@
-"""The loss of a batch and its gradients: scalar and floating or refused, in micro-batches where asked.
+"""Loss of a batch and its gradients, in micro-batches if requested; the loss must be a floating scalar.
 
 A `Mean` says what it is a mean over, so that it stays exact where a batch is divided.
 """
@@ -62,7 +62,7 @@ def is_mean(x: Any) -> bool:
 
 
 def values(tree: Any) -> Any:
-    """The tree with the value of each `Mean` in its place."""
+    """Return the tree with each `Mean` replaced by its value."""
     return jax.tree.map(lambda x: x.value if is_mean(x) else x, tree, is_leaf=is_mean)
 
 
@@ -106,14 +106,14 @@ def _checked_weight(weight: Any) -> Any:
 
 
 def describe(x: Any) -> str:
-    """`float32[4,3]` for an array, `a dict` for the rest."""
+    """Describe a value: `float32[4,3]` for an array, `a dict` for the rest."""
     if hasattr(x, "dtype") and hasattr(x, "shape"):
         return f"{x.dtype.name}[{','.join(map(str, x.shape))}]"
     return f"a {type(x).__name__}"
 
 
 def gradients(objective: Callable[..., Any], params: Any, *args: Any) -> tuple[Any, Any, Any]:
-    """Gradients with respect to `params`, the loss in fp32 or better, and aux.
+    """Compute gradients with respect to `params`, the loss in fp32 or better, and aux.
 
     `objective(params, *args)` returns what is differentiated, the loss to report, and aux.
     """

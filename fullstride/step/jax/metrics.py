@@ -11,7 +11,7 @@ from fullstride.step.jax.watch import translated
 
 
 class Metrics(Mapping[str, Any]):
-    """Names to values; a value is fetched from the device when it is first read.
+    """Mapping of names to values; a value is fetched from the device when it is first read.
 
     Attributes:
         step: the step they belong to, counted from 1; 0 for the empty metrics that the first call returns.
@@ -26,7 +26,7 @@ class Metrics(Mapping[str, Any]):
         self._values: dict[str, Any] = {}
 
     def __getitem__(self, name: str) -> Any:
-        """The value on the host; waits for its step if that is still running.
+        """Return the value on the host; waits for its step if that is still running.
 
         Raises:
             EquinoxRuntimeError: what `equinox.error_if` found in that step, with its message.
@@ -43,7 +43,7 @@ class Metrics(Mapping[str, Any]):
         return iter(self.arrays)
 
     def __len__(self) -> int:
-        """How many names; 0 before any step is done."""
+        """Return the number of names; 0 before any step is done."""
         return len(self.arrays)
 
     def __repr__(self) -> str:

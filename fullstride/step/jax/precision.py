@@ -76,7 +76,7 @@ class Precision:
 
     @property
     def dynamic(self) -> LossScale | None:
-        """The dynamic scaling, where it is asked for."""
+        """Dynamic scaling, if requested."""
         return self.loss_scale if isinstance(self.loss_scale, LossScale) else None
 
     def factor(self, state: ScaleState | None) -> Float[Array, ""] | float:
@@ -86,7 +86,7 @@ class Precision:
         return 1.0 if self.loss_scale is None or isinstance(self.loss_scale, LossScale) else float(self.loss_scale)
 
     def next_scale(self, state: ScaleState, finite: Bool[Array, ""]) -> ScaleState:
-        """The scale of the next step, by whether this one's gradients were finite."""
+        """Return the scale of the next step, given whether this one's gradients were finite."""
         dynamic = self.dynamic or LossScale()
         count = jnp.where(finite, state.finite + 1, 0)
         # Of what underflows in bf16 any scale is small enough, until it is infinite, half of which is as much.
@@ -122,7 +122,7 @@ def is_floating(leaf: Any) -> bool:
 
 
 def wide(dtype: Any) -> Any:
-    """The dtype to add up in: fp32 for shorter floating numbers, else the dtype itself."""
+    """Return the dtype to accumulate in: fp32 for shorter floating numbers, else the dtype itself."""
     return jnp.dtype(jnp.float32) if jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize < 4 else dtype
 
 

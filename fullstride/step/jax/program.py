@@ -1,4 +1,4 @@
-"""The compiled side of a TrainStep: what it reads, what it writes, how it is made, and what XLA says of it."""
+"""Compiled side of a TrainStep: its inputs and outputs, its compilation, and XLA's analyses of it."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -68,7 +68,7 @@ class CompileReport:
 
     @property
     def hlo(self) -> str:
-        """The optimised program, as text."""
+        """Return the optimised program as text."""
         return self.executable.as_text()
 
     @property
@@ -150,7 +150,12 @@ class StepProgram:
         return tuple(placed)
 
     def start(self, model: Any) -> State:
-        """A state before the first step, of copies; a model of another structure, shape or dtype is refused."""
+        """Return a state before the first step, made of copies.
+
+        Raises:
+            ConfigError: for a model of another structure, shape or dtype than the program's.
+
+        """
         structure, params, fixed = partitioned(model, self.wrt)
         self._check_model(structure, [*jax.tree.leaves(params), *fixed])
         shape, (leaves,) = split(self.recipe.start(params), eqx.is_array)
@@ -168,7 +173,7 @@ class StepProgram:
                 raise ConfigError(f"model{name} is {describe(x)}; this step was built for {describe(kind)}")
 
     def state(self, leaves: Any, fixed: tuple[Any, ...], count: int | None) -> State:
-        """A state of these leaves, which it takes over, put where they belong."""
+        """Return a state that takes over these leaves, placed on their devices."""
         if self.sharding is None:
             return State(self.blueprint.layout.pack(leaves), fixed, self.blueprint, count, fresh=True)
         leaves = [jax.device_put(x, kind.sharding) for x, kind in zip(leaves, self.leaves, strict=True)]

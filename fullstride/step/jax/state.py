@@ -1,4 +1,4 @@
-"""The state of a training step: its leaves in one flat tuple, its trees built when they are looked at."""
+"""State of a training step: its leaves in one flat tuple, its trees built on first access."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -100,7 +100,7 @@ class State:
 
     @property
     def model(self) -> Any:
-        """The model with its current parameters; a step that donates takes them along, so copy what shall stay."""
+        """Model with its current parameters; a donating step invalidates them, so copy those you keep."""
         carry = self.carry
         if self._model is None:
             self._model = self._with(carry.params)
@@ -108,7 +108,7 @@ class State:
 
     @property
     def ema_model(self) -> Any:
-        """The model with the averaged parameters, in the parameters' dtypes; None where the step keeps no average."""
+        """Model with the averaged parameters, in the parameters' dtypes; None if the step keeps no average."""
         carry = self.carry
         if carry.ema is None:
             return None
@@ -116,12 +116,12 @@ class State:
 
     @property
     def opt_state(self) -> Any:
-        """The optimizer's state, as optax has it."""
+        """State of the optimizer, in optax's structure."""
         return self.carry.opt_state
 
     @property
     def step(self) -> int:
-        """Steps taken; waits for the device only where the state was made by hand."""
+        """Number of steps taken; waits for the device only if the state was made by hand."""
         if self._count is None:
             self._count = int(self.carry.taken)
         return self._count
@@ -137,6 +137,6 @@ class State:
         return cls(*children, blueprint, fresh=True)
 
     def __repr__(self) -> str:
-        """Its size, without looking at values."""
+        """Show its size, without reading values."""
         size = sum(getattr(x, "nbytes", 0) for x in (*self.buffers, *self.fixed))
         return f"State({len(self.buffers)} buffers, {len(self.fixed)} fixed arrays, {size / 2**20:.1f} MiB)"

@@ -56,7 +56,12 @@ class StepRecipe:
     sharding: Sharding | None = None
 
     def __post_init__(self) -> None:
-        """Raise a ConfigError for what cannot be with any model."""
+        """Check the settings that do not depend on a model.
+
+        Raises:
+            ConfigError: with the name of the argument.
+
+        """
         if not callable(self.loss_fn):
             raise ConfigError(f"loss_fn is {describe(self.loss_fn)}; expected a function of (model, batch, key)")
         if not all(callable(getattr(self.optimizer, name, None)) for name in ("init", "update")):

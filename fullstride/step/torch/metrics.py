@@ -54,7 +54,7 @@ def checked_metrics(metrics: Any, loss: Tensor) -> Metrics:
 
 
 def reported(value: Tensor) -> Tensor:
-    """A metric in fp32, or fp64 if it is."""
+    """Return a metric in fp32, or in fp64 if it has that."""
     return value.detach() if value.dtype == torch.float64 else value.detach().float()
 
 
@@ -64,7 +64,7 @@ def _kind(tensor: Tensor) -> str:
 
 
 def stacked(metrics: Metrics) -> Tensor:
-    """Metrics in the order of their names as one tensor, in fp64 if one of them is."""
+    """Stack metrics by name into one tensor, in fp64 if one of them is."""
     wide = torch.float64 if any(value.dtype == torch.float64 for value in metrics.values()) else torch.float32
     return torch.stack([metrics[name].detach().to(wide) for name in sorted(metrics)])
 

@@ -9,19 +9,18 @@ from fullstride.errors import ConfigError
 
 
 def check_optimizer(optimizer: torch.optim.Optimizer, *, guarded: bool) -> None:
-    """Raise for an optimizer that a step cannot use.
+    """Check that a step can use an optimizer.
 
     Raises:
         ConfigError: for one that evaluates the loss itself, as L-BFGS does, by a closure: a step has done so once; and
-            for a guard, for one that does not skip a step where it is told so on the device: it would pass over that
-            without a word.
+            for a guard, for one that honours no skip flag on the device: it would ignore the flag silently.
 
     """
     closure = inspect.signature(optimizer.step).parameters.get("closure")
     if closure is not None and closure.default is closure.empty:
         raise ConfigError(
-            f"{type(optimizer).__name__} evaluates the loss itself, by a closure, which a step does not provide; expected "
-            "an optimizer that steps by gradients, such as torch.optim.AdamW"
+            f"{type(optimizer).__name__} evaluates the loss itself, by a closure, which a step does not provide; "
+            "expected an optimizer that steps by gradients, such as torch.optim.AdamW"
         )
     if guarded and not getattr(optimizer, "_step_supports_amp_scaling", False):
         raise ConfigError(
@@ -31,7 +30,7 @@ def check_optimizer(optimizer: torch.optim.Optimizer, *, guarded: bool) -> None:
 
 
 def layers(optimizer: torch.optim.Optimizer) -> list[torch.optim.Optimizer]:
-    """An optimizer and those that it wraps, the innermost last."""
+    """Return an optimizer and those that it wraps, the innermost last."""
     found = [optimizer]
     while inner := [x for x in vars(found[-1]).values() if isinstance(x, torch.optim.Optimizer) and x not in found]:
         found.append(inner[0])
@@ -54,7 +53,7 @@ def call_when_loaded(optimizer: torch.optim.Optimizer, act: Any) -> None:
 
 
 def set_initial_rates(optimizer: torch.optim.Optimizer) -> None:
-    """Note the first rate of each group, of which a schedule is a factor, as `initial_lr`, torch's own name of it.
+    """Store the first rate of each group as `initial_lr`, torch's own name of it; schedules are factors of it.
 
     Raises:
         ConfigError: for an optimizer that has no rate, as it finds its own.

@@ -90,7 +90,12 @@ class _Part(NamedTuple):
 
 
 class RebuildPlan:
-    """How to make the trees of one structure: a module's, with its arrays in the only group; others are refused."""
+    """Plan for building trees of one structure: a module's, with its arrays in the only group.
+
+    Raises:
+        UnplannableError: for another kind of tree.
+
+    """
 
     def __init__(self, structure: Structure):
         self.makers: list[Callable[[Sequence[Any]], Any]] = []

@@ -8,7 +8,7 @@ from fullstride.step.torch.distributed import early_gradients as early
 
 
 class MarkReady(CustomGraphPass):
-    """Adds `ready` behind each result of a backward graph; leaves other graphs alone."""
+    """Inductor pass that adds `ready` after each result of a backward graph; leaves other graphs alone."""
 
     def __call__(self, graph: fx.Graph) -> None:
         if not any(node.op == "placeholder" and node.name.startswith("tangents") for node in graph.nodes):

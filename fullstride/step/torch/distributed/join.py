@@ -1,4 +1,4 @@
-"""How the processes that torchrun has started come together."""
+"""Rendezvous of the processes that torchrun has started."""
 
 import socket
 from collections.abc import Iterable, Iterator
@@ -29,7 +29,7 @@ MEETING, PATIENCE, COMPILING = timedelta(minutes=5), timedelta(hours=24), timede
 
 @contextmanager
 def join_processes(device: str = "cpu", transfers: str = "auto") -> Iterator[Processes]:
-    """All processes that torchrun has started.
+    """Join all processes that torchrun has started.
 
     Args:
         device: the type of the device that they train on. On `cuda` each takes the GPU of its number on its machine,
@@ -93,7 +93,7 @@ def of_ranks(ranks: Iterable[int], device: str, transfers: str = "auto") -> Proc
 
 
 def _peers(processes: Processes, group: dist.ProcessGroup, transfers: str) -> PeerCopies | None:
-    """Processes whose GPUs reach each other's memory; None, said by the first of them, where one does not."""
+    """Return the processes whose GPUs reach each other's memory; None, logged by the first process, if one does not."""
     device = torch.device("cuda", torch.cuda.current_device())
     places = processes.gather((socket.gethostname(), device.index))
     # One that cannot must keep the others from waiting for it.
@@ -111,7 +111,7 @@ def _peers(processes: Processes, group: dist.ProcessGroup, transfers: str) -> Pe
 
 
 def _hindrance(places: list[tuple[str, int]], device: torch.device, transfers: str) -> str:
-    """Why this process should not share memory with those at these places; empty if it may be able to."""
+    """Return why this process should not share memory with those at these places; empty if it may be able to."""
     try:
         if apart := _apart(places):
             return apart
@@ -128,7 +128,7 @@ def _hindrance(places: list[tuple[str, int]], device: torch.device, transfers: s
 
 
 def _apart(places: list[tuple[str, int]]) -> str:
-    """Why processes on these machines' GPUs cannot write into each other's memory; empty if they may be able to."""
+    """Return why processes on these machines' GPUs cannot write into each other's memory; empty if they may."""
     if launched.machines() > 1 or len({host for host, _ in places}) > 1:
         return "the processes are on several machines"
     own = torch.cuda.current_device()

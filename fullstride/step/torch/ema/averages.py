@@ -20,12 +20,12 @@ HALF = (torch.bfloat16, torch.float16)
 
 
 def _followed_in(dtype: torch.dtype) -> torch.dtype:
-    """The format in which an average of such weights is kept."""
+    """Return the format in which an average of such weights is stored."""
     return torch.float32 if dtype in HALF else dtype
 
 
 def _copied(model: M) -> M:
-    """The network in eval mode, without gradients, its 16-bit numbers in fp32."""
+    """Copy the network in eval mode, without gradients, its 16-bit numbers in fp32."""
     average = copy.deepcopy(model).eval().requires_grad_(False)
     if any(x.dtype in HALF for x in (*average.parameters(), *average.buffers())):
         average._apply(lambda x: x.to(_followed_in(x.dtype)))
@@ -121,22 +121,22 @@ class Averages(Generic[M]):
 
     @property
     def first(self) -> float:
-        """The first decay."""
+        """Decay of the first average."""
         return next(iter(self.models))
 
     @property
     def model(self) -> M:
-        """The average of the first decay."""
+        """Network with the first average."""
         return self.models[self.first]
 
     def share(self, part: Callable[[M], SharedAverage], weights: list[Tensor]) -> None:
-        """Keep of each network only what `part` keeps of it, and follow these parts of the weights."""
+        """Keep only the shard that `part` returns of each network, and average these parts of the weights."""
         self._shared = {decay: part(model) for decay, model in self.models.items()}
         self._weights, self._kernel = weights, None
 
     @contextmanager
     def whole(self, decay: float) -> Iterator[M]:
-        """The averaged network with all of its weights; collective where it is shared out."""
+        """Return the averaged network with all of its weights; collective if it is sharded."""
         if not self._shared:
             yield self.models[decay]
             return
@@ -160,14 +160,14 @@ class Averages(Generic[M]):
         return bool(self.models) and step % self.period == 0
 
     def get_ready(self, device: torch.device) -> None:
-        """Put what `follow` needs on the device: a step that is being recorded can neither copy nor load a kernel."""
+        """Put the inputs of `follow` on the device: a step under capture can neither copy nor load a kernel."""
         if device not in self._decays:
             self._decays[device] = torch.tensor(list(self.models), dtype=torch.float64).to(device)
             if device.type == "cuda":
                 self._fused()(torch.zeros_like(self._decays[device]))  # goes nowhere
 
     def moved(self, step: Tensor) -> Tensor:
-        """How far each average goes towards the weights at a step: (averages,), in fp64."""
+        """Return how far each average moves towards the weights at a step: (averages,), in fp64."""
         self.get_ready(step.device)
         decays = self._decays[step.device]
         if self.warmup:
@@ -176,7 +176,7 @@ class Averages(Generic[M]):
 
     @torch.no_grad()
     def update(self, step: int) -> None:
-        """Follow the weights, if optimizer step `step` (from 1) ends a period."""
+        """Update the averages, if optimizer step `step` (from 1) ends a period."""
         if self.due(step):
             self.follow(torch.tensor(step))
 

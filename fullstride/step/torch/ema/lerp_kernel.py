@@ -50,7 +50,7 @@ class LerpTable:
         self._kept_alive = list(weights), [list(own) for own in averages]
 
     def __call__(self, moved: Tensor) -> None:
-        """Each average goes the share `moved` (averages,), on the device, of its way to the weight."""
+        """Move each average the share `moved` (averages,), on the device, towards the weight."""
         kernel: Any = lerp_kernel
         for dtype, averaged, table, sizes, blocks in self._launches:
             options = {"COUNT": self._count, "BLOCK": BLOCK, "TYPE": dtype, "AVERAGED": averaged}
@@ -58,7 +58,7 @@ class LerpTable:
 
 
 def _kind(dtype: torch.dtype) -> Any:
-    """Triton's name of a format."""
+    """Return Triton's name of a format."""
     return getattr(tl, str(dtype).removeprefix("torch."))
 
 

@@ -1,4 +1,4 @@
-"""The gate in front of training: a step that disagrees with eager fp32 is refused."""
+"""Gate before training: a step that disagrees with eager fp32 is refused."""
 
 import contextlib
 import math
@@ -24,7 +24,7 @@ WORST_OVER_ALL = 8.0  # a single parameter's error may exceed that of all togeth
 
 
 class StepError(ValueError):
-    """A step is wrong; the message names what is off and by how much."""
+    """Wrong step; the message names the deviating value and by how much it is off."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def compile_kernels(body: Body, batch: Any) -> None:
 
 
 def rehearsed(body: Body, batch: Any) -> str:
-    """Why this process cannot compute its own gradients, "" if it can; nothing stays, and no other is waited for."""
+    """Return why this process cannot compute its own gradients, or ""; leaves no trace and waits for no other."""
     try:
         isolated = IsolatedBody(body, batch)
         with isolated.entered():
@@ -60,7 +60,7 @@ def rehearsed(body: Body, batch: Any) -> str:
 
 @contextlib.contextmanager
 def plain(body: Body) -> Iterator[Body]:
-    """The body in fp32, where convolutions are those that cuDNN knows of."""
+    """Yield the body in fp32, with cuDNN's default convolutions."""
     with exact_fp32(body.device), unsearched_convolutions():
         yield replace(body, precision="fp32")
 
@@ -72,7 +72,7 @@ def reference(body: Body, batch: Any, change: Change | None = None) -> Reference
 
 
 def on_copies(body: Body, batch: Any, change: Change | None = None) -> ReferenceStep:
-    """Loss and gradients by a pass on copies; collective where several processes train.
+    """Compute loss and gradients by a pass on copies; collective if several processes train.
 
     Args:
         body: of the step.
@@ -118,7 +118,7 @@ def _formats(loss: Any) -> set[torch.dtype]:
 
 
 def _all_isolated(body: Body, batch: Any) -> IsolatedBody:
-    """Copies on all processes or on none: one that went on alone would be waited for."""
+    """Make copies on all processes or on none: a process that went on alone would wait for the others."""
     try:
         isolated, why = IsolatedBody(body, batch), ""
     except CannotCopyError as error:
@@ -130,7 +130,7 @@ def _all_isolated(body: Body, batch: Any) -> IsolatedBody:
 
 
 def _exact(tensor: Tensor) -> Tensor:
-    """In fp64, complex numbers as such."""
+    """Convert to fp64; complex numbers stay complex."""
     return tensor.to(torch.complex128 if tensor.is_complex() else torch.float64)
 
 

@@ -1,4 +1,4 @@
-"""A step as one launch: recorded in a CUDA graph after a few real steps, and replayed."""
+"""Step as one launch: captured in a CUDA graph after a few eager steps, and replayed."""
 
 from dataclasses import replace
 from numbers import Real
@@ -47,7 +47,7 @@ def settings(optimizer: torch.optim.Optimizer) -> list[Any]:
 
 
 def _recordable(loss: Loss) -> Loss:
-    """A loss that raises for metrics that are numbers, which would stay as they were when the step was recorded."""
+    """Wrap a loss to refuse metrics that are Python numbers: a replay would not recompute them."""
 
     def checked(model: nn.Module, batch: Any) -> Any:
         result = loss(model, batch)
@@ -63,12 +63,12 @@ def _recordable(loss: Loss) -> Loss:
 
 
 class GraphRunner(Runner):
-    """Runs the body a few times, records it, and replays it from then on.
+    """Runner that makes a few eager steps, captures one, and replays it from then on.
 
     A step is one launch: its inputs are copied to where the record reads them, random numbers go on from the
     generator's state, and metrics are copied from where it leaves them. Batches of other shapes run as they are. A
     learning rate that is set is written to where the record reads it; after any other change of the optimizer's groups
-    the step is recorded anew.
+    the step is captured anew.
     """
 
     def __init__(self, backend: str, body: Body, eager: Body, record: Any = CudaGraph):
@@ -81,7 +81,7 @@ class GraphRunner(Runner):
         self.forget()
 
     def forget(self) -> None:
-        """Record anew, as after a checkpoint was loaded."""
+        """Capture anew, as after a checkpoint was loaded."""
         self._rates = prepared(self.body.optimizer, self._made.device)
         self._groups = settings(self.body.optimizer)
         self._warm = 0
@@ -93,7 +93,7 @@ class GraphRunner(Runner):
         self._lent: list[tuple[Tensor, Tensor]] = []
 
     def end(self) -> None:
-        """Let go of what is recorded, without a word to the device, which may be waiting for a process that is gone."""
+        """Release the graph without synchronising the device, which may be waiting for a process that is gone."""
         self._step = self._behind = None
 
     def form(self, expected: bool) -> str:
@@ -162,7 +162,7 @@ class GraphRunner(Runner):
         return {name: buffer.data_ptr() for name, buffer in self.body.model.named_buffers()}
 
     def _run(self, body: Body, batch: Any, made: int, look: Look | None) -> Metrics:
-        """On the stream of the capture, so that what libraries keep a stream is there."""
+        """Run on the capture's stream, so that per-stream workspaces of libraries exist."""
         with on_stream(self._stream):
             self._made.fill_(made)
             metrics = body(batch, self._made, look)
