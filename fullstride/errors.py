@@ -1,4 +1,4 @@
-"""The errors that the command line shows as a single line, and how it finds the nearest name."""
+"""Errors that the command line shows as a single line, and the search for the nearest name."""
 
 import difflib
 import sys
@@ -22,7 +22,7 @@ class Damaged(ConfigError):  # noqa: N818, it is a state of a file
 
 
 class OutOfMemory(RuntimeError):  # noqa: N818, as PyTorch and MPI call it
-    """A step did not fit: its message says what it took and what would fit."""
+    """Step that did not fit in memory; the message gives its size and what would fit."""
 
 
 class ReadError(OSError):

@@ -1,4 +1,4 @@
-"""The command line: one Typer app, whose commands import their own area only when they run."""
+"""Command line: one Typer app, whose commands import their own area only when they run."""
 
 import json
 from typing import Annotated

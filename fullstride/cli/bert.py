@@ -17,7 +17,7 @@ app = App("Train BERT on masked language modelling, use it.", {"Commands": "trai
 
 
 def choices() -> Mapping[str, Sequence[str]]:
-    """Values to offer for each key: its choices, else the default."""
+    """Return the values to offer for each key: its choices, else the default."""
     offered = offers(TrainSettings())
     return offered | {short: offered[key] for short, key in SHORT.items()}
 
@@ -78,7 +78,7 @@ def fill(
     ] = None,
     top: Annotated[int, typer.Option(min=1, help="Number of candidates for each [MASK].")] = 5,
 ) -> None:
-    """Show what a model would put in the place of [MASK]."""
+    """Predict the words at [MASK]."""
     folder = run or weights
     if folder is None or (run and weights):
         raise ConfigError("fill: expected either --run FOLDER or --weights FOLDER")
@@ -95,7 +95,7 @@ def fill(
 def evaluate(folder: Folder, overrides: Overrides = None) -> None:
     """Score held-out text: masked loss, accuracy, bits per byte.
 
-    A run is scored on its own held-out text unless told, weights on that of the given data.
+    By default a run is scored on its own held-out text, weights on that of the given data.
     """
     from fullstride.bert.training.runs import evaluate_command
 

@@ -31,7 +31,7 @@ def show() -> None:
 
 
 def _lines(found: "list[Entry]") -> Iterator[str]:
-    """A line for each entry, and the total; no table, which would cut names where the terminal is narrow."""
+    """Format a line for each entry, and the total; a table would cut names in a narrow terminal."""
     from fullstride.assets.cache import age
 
     rows = [(entry.name, decimal(entry.size), age(entry.changed), entry.what) for entry in found]

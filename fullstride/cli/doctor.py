@@ -35,7 +35,7 @@ PATIENCE = 60.0  # seconds
 
 
 def imported_torch() -> ModuleType | None:
-    """PyTorch; None if it cannot be imported."""
+    """Return PyTorch, or None if it cannot be imported."""
     try:
         import torch
     except (ImportError, OSError):  # the latter where a library of CUDA's is gone
@@ -64,7 +64,7 @@ class JaxDevice:
 
 
 def jax_device() -> JaxDevice | None:
-    """The first that JAX finds; None where it is not installed, finds none or does not answer."""
+    """Return JAX's first device; None if it is not installed, finds none or does not answer."""
     if version("jax") is None:
         return None
     environment = os.environ | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
@@ -77,7 +77,7 @@ def jax_device() -> JaxDevice | None:
 
 
 def devices(jax: JaxDevice | None) -> Iterator[tuple[str, str]]:
-    """Name and description of each device, and what each framework takes."""
+    """Return name and description of each device, and the default device of each framework."""
     yield "CPU", f"{platform.machine()}, {cores()} cores, {_memory()} RAM"
     if jax is not None:
         yield "JAX", str(jax)
@@ -93,11 +93,11 @@ def devices(jax: JaxDevice | None) -> Iterator[tuple[str, str]]:
 
 @dataclass(frozen=True)
 class AreaReport:
-    """Something to run here.
+    """Report about one area.
 
     Attributes:
-        name: of an area, with a device or a setting where these matter.
-        obstacle: why it cannot run, a semicolon, and the remedy; None if it can.
+        name: area, with a device or a setting if these matter.
+        obstacle: reason why it cannot run, a semicolon, and the remedy; None if it can.
         missing: packages that it needs and that are not installed.
 
     """
@@ -123,7 +123,7 @@ class AreaReport:
 
 
 def packages() -> dict[str, str | None]:
-    """The installed version of each package that training and serving need, None for one that is missing."""
+    """Return the installed version of each package that training and serving need, None if it is missing."""
     try:
         names = [need.name for need in requirements("torch", "serve")]
     except PackageNotFoundError:
@@ -132,7 +132,7 @@ def packages() -> dict[str, str | None]:
 
 
 def _ability(name: str, module: str, find: Callable[[], str | None] = lambda: None) -> AreaReport:
-    """An area's ability: its obstacle is packages that are missing, or else what `find` finds."""
+    """Report an area: its obstacle is missing packages, or else what `find` returns."""
     area = area_of(module)
     try:
         missing = tuple(area.missing())
@@ -216,7 +216,7 @@ def abilities(jax: JaxDevice | None) -> list[AreaReport]:
 
 
 def explained(found: Sequence[AreaReport]) -> Iterator[tuple[str, str]]:
-    """Name of each ability and why it cannot run; a reason that was given before is a reference to its row."""
+    """Return each ability's name and why it cannot run; a repeated reason refers to the earlier row."""
     for i, ability in enumerate(found):
         # Whatever is in the way of such another one is in the way of this one, too.
         earlier = [
@@ -236,7 +236,7 @@ def explained(found: Sequence[AreaReport]) -> Iterator[tuple[str, str]]:
 
 
 def report() -> dict[str, Any]:
-    """Everything that the machine has and can run, for JSON."""
+    """Return everything that the machine has and can run, for JSON."""
     jax = jax_device()
     return {
         "fullstride": __version__,

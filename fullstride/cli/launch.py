@@ -1,4 +1,4 @@
-"""`fullstride launch`: a command of this package on another machine, and what it has left on Modal's volumes."""
+"""Commands `fullstride launch`: run a command on another machine, and fetch its results from Modal's volumes."""
 
 import importlib
 from pathlib import Path
@@ -14,7 +14,7 @@ from fullstride.launch.words import check_command, renamed
 
 
 class BackendByOption(HelpGroup):
-    """A group whose commands may be named by `--backend NAME`, as they were once."""
+    """Group whose commands may also be named by the older `--backend NAME`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Put the backend's name first, and say so."""

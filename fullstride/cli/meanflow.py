@@ -203,7 +203,7 @@ def sample(
 ) -> None:
     """Generate images: PNG files and grids.
 
-    A class-conditional run gets a grid of its classes, too; a run on latents leaves latents.safetensors.
+    A class-conditional run also gets a grid of its classes; a run on latents leaves latents.safetensors.
     """
     from fullstride.meanflow.sampling.generate import sample_command
 
@@ -279,7 +279,7 @@ def demo(
 ) -> None:
     """Train on digits, compare with solvers.
 
-    On the CPU in minutes; leaves pictures, metrics.json and a checkpoint. Stopped, the same command continues.
+    Takes minutes on the CPU; writes pictures, metrics.json and a checkpoint. Stopped, the same command continues.
     """
     with leaving_on_sigterm():
         from fullstride.meanflow.demo import run_demo

@@ -58,7 +58,7 @@ def export(
 ) -> None:
     """Write a trained sampler to one file.
 
-    PyTorch alone loads it: torch.export.load(FILE).module()(noise), or (noise, label) where the run has classes.
+    PyTorch alone loads it: torch.export.load(FILE).module()(noise), or (noise, label) if the run has classes.
     """
     from fullstride.meanflow.sampling.export import export_command
 

@@ -99,7 +99,7 @@ def _plans(
 
 
 def _config(overrides: list[str]) -> "TrainConfig":
-    """A configuration whose data need not be there, as a plan does not read what is known of them."""
+    """Return a configuration whose data need not exist, as a plan does not read them."""
     from fullstride.meanflow.config.datasets import row_of
     from fullstride.meanflow.config.overrides import read, validate
 
@@ -112,7 +112,7 @@ def _config(overrides: list[str]) -> "TrainConfig":
 
 
 def published() -> "dict[str, RunPlan]":
-    """The papers' runs on one GPU of the machine that the factors were fitted on."""
+    """Plan the papers' runs on one GPU of the machine that the factors were fitted on."""
     from fullstride.meanflow.planning.fit import fitted
 
     kept = fitted()
@@ -120,7 +120,7 @@ def published() -> "dict[str, RunPlan]":
 
 
 def cells(name: str, plan: "RunPlan") -> tuple[str, ...]:
-    """A row of the table: `COLUMNS`, of which GiB are of one GPU."""
+    """Return a row of the table: `COLUMNS`; GiB are per GPU."""
     s = plan.step
     batch = f"{s.accumulate} x {s.batch * plan.gpus}" if s.accumulate > 1 else str(s.batch * plan.gpus)
     return (

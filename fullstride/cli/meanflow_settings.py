@@ -12,7 +12,7 @@ CHOICES = {group: list(choices) for group, choices in PRESETS.items() if "defaul
 
 
 def settings() -> list[Setting]:
-    """Every key, its default, what it means; a key of several networks has the default of the first one."""
+    """Return every key, its default, its meaning; a key of several networks has the default of the first one."""
     found: dict[str, Setting] = {}
     for model in MODELS:
         for setting in settings_in(chosen({"model": model})):
@@ -22,7 +22,7 @@ def settings() -> list[Setting]:
 
 
 def choices() -> dict[str, list[str]]:
-    """Values to offer for each key: the choices of a group, its names, else the default."""
+    """Return the values to offer for each key: the choices of a group, its names, else the default."""
     found = {key: values for model in reversed(MODELS) for key, values in offers(chosen({"model": model})).items()}
     return {key: found[key] for key in KEYS} | CHOICES | {"preset": list(RECIPES)}
 

@@ -1,4 +1,4 @@
-"""Commands that are not the library's any more: they say their new name and run it, from a clone."""
+"""Commands that moved out of the library: they print their new name and run it, from a clone."""
 
 import os
 import sys
@@ -14,7 +14,7 @@ ANYTHING = {"allow_extra_args": True, "ignore_unknown_options": True, "help_opti
 
 
 def add_moved(app: typer.Typer) -> None:
-    """Register them, out of the list of commands."""
+    """Register them, hidden from the list of commands."""
     for name, words in OLD.items():
         about = f"Now: python -m {' '.join(words)}"
         app.command(name, hidden=True, context_settings=ANYTHING, help=about)(_moved)

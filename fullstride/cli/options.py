@@ -1,4 +1,4 @@
-"""The options `--device` and `--out` of the commands that have them."""
+"""Options `--device` and `--out`, shared by several commands."""
 
 from pathlib import Path
 from typing import Annotated

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Setting(NamedTuple):
-    """One row of a listing."""
+    """Row of a listing."""
 
     key: str
     default: str
@@ -27,7 +27,7 @@ class Setting(NamedTuple):
 
 
 def settings_in(config: Any) -> list[Setting]:
-    """Settings of a dataclass and of those in it, each with its names and the comment on its line or above it."""
+    """Return the settings of a dataclass and of those in it, each with its names and its comment."""
     found = []
     for key in walk(config):
         group, _, name = key.name.rpartition(".")
@@ -38,7 +38,7 @@ def settings_in(config: Any) -> list[Setting]:
 
 
 def offers(config: Any) -> dict[str, list[str]]:
-    """Values that a shell offers for each key: its names, or its default."""
+    """Return the values that a shell offers for each key: its names, or its default."""
     booleans = sorted(BOOLEANS)
     return {
         key.name: booleans if key.kind is bool else key.names or list(filter(None, [written(key.value)]))

@@ -1,4 +1,4 @@
-"""A launch inside a container, which may begin again on another machine: what stays says whether it began before."""
+"""Launch inside a container, which may restart on another machine; persistent files show whether it began before."""
 
 import argparse
 import sys
@@ -16,7 +16,7 @@ BEGUN = ".launches"
 
 
 def begin(runs: Path, launch: str) -> bool:
-    """Leave a note that a launch has begun; whether there was one, so that a run must go on instead of begin."""
+    """Leave a note that a launch has begun; return whether there was one, so that a run must be resumed."""
     note = runs / BEGUN / launch
     note.parent.mkdir(parents=True, exist_ok=True)
     again = note.exists()
@@ -25,7 +25,7 @@ def begin(runs: Path, launch: str) -> bool:
 
 
 def main(arguments: list[str]) -> int:
-    """`python -m fullstride.launch.container OPTIONS -- COMMAND`, as SkyPilot's tasks run it; returns the exit code."""
+    """Run `python -m fullstride.launch.container OPTIONS -- COMMAND`, as SkyPilot's tasks do; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--launch", required=True, help="name of this launch, the same on every machine")
     parser.add_argument("--runs", type=Path, required=True, help="folder of runs, which outlives the machine")

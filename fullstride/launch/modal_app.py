@@ -1,4 +1,4 @@
-"""Modal through its own client: an app with one function, which Modal attempts again until the run is done."""
+"""Launches on Modal by its own client: an app with one function, which Modal retries until the run is done."""
 
 import secrets
 import shlex
@@ -122,7 +122,7 @@ def _volumes(request: ModalRequest) -> dict[str, str]:
 
 
 def image_of(spec: Spec) -> modal.Image:
-    """The container's image: this package as it lies here, and what it needs."""
+    """Return the container's image: this package as it is here, and its requirements."""
     parts = spec.image
     if parts["from"] == "debian_slim":
         image = modal.Image.debian_slim(python_version=parts["python"])

@@ -21,16 +21,16 @@ NAMED: dict[str, tuple[str, ...]] = {"data.path": (), "data.tokenizer": ("minilm
 
 
 def check_inputs(words: Words, remedy: str) -> None:
-    """Check that a command reads nothing of this machine, by paths that are relative to where it is given.
+    """Check that a command's relative input paths do not name files that exist only on this machine.
 
     Relative ones in `runs`, which is there, too, pass, and so does the name of a data set of Hugging Face.
 
     Args:
-        words: the command.
-        remedy: how such a folder comes to the other machine.
+        words: words of the command.
+        remedy: way to bring such a folder to the other machine, for the message.
 
     Raises:
-        ConfigError: for a setting that names what is not there.
+        ConfigError: for a setting that names a path that does not exist there.
 
     """
     for key, names in NAMED.items():
@@ -42,11 +42,11 @@ def check_inputs(words: Words, remedy: str) -> None:
 
 
 def check_output(words: Words, kept: list[str]) -> None:
-    """Check that what a command makes lands where it outlives its container.
+    """Check that a command's output survives its container.
 
     Args:
-        words: the command; relative paths in it are of the folder where commands run.
-        kept: absolute folders that stay; the first is where `runs` lies.
+        words: words of the command; its relative paths start at the folder in which commands run.
+        kept: absolute folders that persist; the first contains `runs`.
 
     Raises:
         ConfigError: for an output_dir, an option or an option's default that lies anywhere else.

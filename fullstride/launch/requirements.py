@@ -24,7 +24,7 @@ AREAS = {
 
 
 def extras_of(words: Words) -> tuple[str, ...]:
-    """The extras that a command needs."""
+    """Return the extras that a command needs."""
     tracked = ("track",) if value_of(words, "track") == "trackio" else ()
     area = AREAS.get(" ".join(words[:2])) or AREAS.get(words[0], ("torch",))
     return (*area, *tracked)
@@ -44,6 +44,6 @@ def requirements(words: Words) -> list[str]:
 
 
 def _pinned(need: "Requirement") -> str:
-    """The version that is installed here; a build's own mark, as in 2.13.0+cpu, is another machine's business."""
+    """Pin the version that is installed here, without a build's suffix such as in 2.13.0+cpu."""
     here = extras.version(need.name)
     return f"{need.name}=={re.sub(r'[+].*', '', here)}" if here else f"{need.name}{need.specifier}"

@@ -1,4 +1,4 @@
-"""SkyPilot: a task's YAML, for `sky jobs launch`; machines that are taken away are replaced, and the run goes on."""
+"""SkyPilot tasks as YAML, for `sky jobs launch`; preempted machines are replaced, and the run continues."""
 
 import importlib
 import importlib.util
@@ -25,12 +25,12 @@ PYTHON = f"{WORK}/venv/bin/python"
 
 
 def task_of(request: SkyPilotRequest, words: Words, launch: str) -> dict[str, Any]:
-    """A task as SkyPilot's YAML has it.
+    """Return a task in the structure of SkyPilot's YAML.
 
     Args:
-        request: what was asked for.
-        words: the command.
-        launch: the same on every machine that the task is begun on.
+        request: options of the launch.
+        words: words of the command.
+        launch: name of the launch, the same on every machine.
 
     Raises:
         ConfigError: for a command that several processes cannot share, or a run that would be lost.

@@ -1,4 +1,4 @@
-"""Slurm through submitit: one job a run, or a job array for a sweep; requeued with resume=true when its time is up."""
+"""Slurm through submitit: one job per run, or a job array for a sweep; requeued with resume=true at its time limit."""
 
 import io
 import math
@@ -27,7 +27,7 @@ EXECUTORS: dict[str, type] = {
     "slurm": submitit.SlurmExecutor,
     "local": submitit.LocalExecutor,  # jobs of this machine, which end with it
 }
-WARNING = 240  # seconds before the end of its time that a job is told to save
+WARNING = 240  # seconds before the end of its time at which a job is asked to save
 SAVING = 150.0
 PATIENCE = 60.0  # seconds for an answer of Slurm's controller
 LEAST = 8  # minutes; of fewer most would lie behind the warning, which may come a minute early
@@ -51,11 +51,11 @@ class SlurmJob:
         self._attempt: Attempt | None = None
 
     def __call__(self) -> int:
-        """Make attempts until one ends in a way that another cannot better; its exit code.
+        """Make attempts until one ends in a way that another cannot better; return its exit code.
 
         Raises:
-            RuntimeError: if it was no good end and Slurm has the job, so that the job's state says so.
-            SystemExit: likewise if it was told to stop, after it saved; one that Slurm preempts is requeued first.
+            RuntimeError: if it failed and Slurm runs the job, so that the job's state says so.
+            SystemExit: if it was asked to stop, after it saved; a job that Slurm preempts is requeued first.
 
         """
         request = self.request
@@ -79,7 +79,7 @@ class SlurmJob:
         return ended.code
 
     def line(self, words: Words) -> list[str]:
-        """The command line of this machine of the job."""
+        """Return the command line of this machine of the job."""
         if self.request.all_processes == 1:
             return single_command(words)
         environment = submitit.JobEnvironment()
@@ -88,7 +88,12 @@ class SlurmJob:
         return self._line(words, meeting, environment.job_id)
 
     def shown(self) -> str:
-        """The command line of each machine's first attempt, for a shell; capitals stand for what Slurm chooses."""
+        """Return the first attempt's command line on each machine, for a shell; capitals stand for Slurm's values.
+
+        Raises:
+            ConfigError: for a command that several processes cannot share.
+
+        """
         return shlex.join(self._line(self.words, "FIRST_HOST:PORT", "JOB_ID"))
 
     def _line(self, words: Words, meeting: str, job: str) -> list[str]:
@@ -102,7 +107,7 @@ class SlurmJob:
         return self._attempt
 
     def checkpoint(self) -> DelayedSubmission:
-        """Called by submitit shortly before the end: let the run save; what goes on with it is requeued."""
+        """Let the run save and requeue the rest; submitit calls this shortly before the time limit."""
         if self._attempt:
             # Told, as the error by which submitit ends a job for good is lost if a handler of logging's catches it.
             self._attempt.end(SAVING, told=True)
@@ -112,7 +117,7 @@ class SlurmJob:
 
 
 class _WithoutSlurm(submitit.SlurmExecutor):
-    """Writes the script that would be submitted where there is no Slurm."""
+    """Executor that writes the script to submit on a machine without Slurm."""
 
     @classmethod
     def affinity(cls) -> int:
@@ -220,7 +225,7 @@ def _submit(request: SlurmRequest, folder: Path, jobs: list[SlurmJob]) -> int:
 
 
 def _end_of(submitted: list[Any]) -> int:
-    """Wait for jobs that end with this process; the exit code of the first that failed."""
+    """Wait for jobs that end with this process; return the exit code of the first that failed."""
     codes = []
     for job in submitted:
         if error := job.exception():  # of submitit itself, or a job that was killed
@@ -233,7 +238,7 @@ def _end_of(submitted: list[Any]) -> int:
 
 
 def _leave(code: int) -> NoReturn:
-    """End a job that was told to stop.
+    """End a job that was asked to stop.
 
     One that Slurm preempts is requeued here: Slurm requeues only what is still there at the end of its grace time.
     """
@@ -251,7 +256,7 @@ def _leave(code: int) -> NoReturn:
 
 
 def _scontrol(*words: str) -> str:
-    """Return scontrol's output; nothing if it fails, which it says itself."""
+    """Return scontrol's output, or "" if it fails, after a note."""
     try:
         done = subprocess.run(["scontrol", *words], stdout=subprocess.PIPE, text=True, timeout=PATIENCE, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:

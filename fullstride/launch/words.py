@@ -1,4 +1,4 @@
-"""The command that is launched, as words: what a retry changes of it, and what another machine needs."""
+"""Words of the launched command: what a retry changes, and what another machine needs."""
 
 import importlib.util
 
@@ -7,16 +7,16 @@ from fullstride.extras import how_to_install
 
 Words = list[str]
 BENCHMARKS = "benchmarks"
-# What is called by its old name.
+# Commands by their old names.
 OLD = {"bench": [BENCHMARKS], "experiment": [BENCHMARKS], "report": [BENCHMARKS, "report"]}
-# What takes `resume=true` and goes on where it was.
+# Commands that take `resume=true`.
 RESUMABLE = (["meanflow", "train"], ["bert", "train"])
-# What several processes share besides a training run.
+# Commands that several processes can share besides a training run.
 SHARED = (["meanflow", "sample"], ["meanflow", "evaluate"], ["meanflow", "consistency"])
 
 
 def renamed(words: Words) -> Words:
-    """The command by its present name: `bench`, `experiment` and `report` are commands of the benchmarks."""
+    """Return the command by its present name: `bench`, `experiment` and `report` are commands of the benchmarks."""
     return [*OLD[words[0]], *words[1:]] if words and words[0] in OLD else words
 
 
@@ -26,7 +26,7 @@ def value_of(words: Words, key: str) -> str | None:
 
 
 def resumed(words: Words) -> Words:
-    """The command of a second attempt: it goes on with the run of the first, whatever the first was told about one."""
+    """Return the command of a second attempt: it resumes the run of the first, whatever the first did about one."""
     if words[:2] not in RESUMABLE:
         return words
     return [word for word in words if word.partition("=")[0] not in ("resume", "overwrite")] + ["resume=true"]
@@ -59,8 +59,8 @@ def check_command(words: Words, processes: int = 1) -> None:
     """Check a command before any machine is asked for.
 
     Args:
-        words: the command.
-        processes: on all machines together, that will share it.
+        words: words of the command.
+        processes: number of processes that will share it, on all machines together.
 
     Raises:
         ConfigError: if there is none, if it launches something itself, or if the settings of `meanflow train` cannot be

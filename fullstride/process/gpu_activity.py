@@ -16,7 +16,7 @@ EVERY, STALE = 5.0, 20.0  # seconds between queries; seconds after which an answ
 
 
 def utilization_probes(device: "torch.device") -> list[Callable[[], int]]:
-    """Functions that return the share of the last moment, in percent, in which a kernel ran on the GPU."""
+    """Return functions that give the GPU's recent utilisation in percent."""
     import torch
 
     index = device.index or 0
@@ -69,5 +69,5 @@ class GpuActivity:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Ask no more; a question that hangs is not waited for."""
+        """Stop polling; a query that hangs is not waited for."""
         self._ended.set()

@@ -174,7 +174,7 @@ def make_train_step(
 ) -> CallStyleStep:
     """Make a step `model, optimizer, aux = train_step(model, optimizer, batch, key)` for an `Optimizer`.
 
-    aux is what loss_fn returned beside the loss, or the loss itself, which is also `train_step.loss`. Donated models
+    aux is the second result of loss_fn, or the loss itself, which is also `train_step.loss`. Donated models
     and optimizers cannot be used again, and are refilled unless someone else holds them.
 
     Args:

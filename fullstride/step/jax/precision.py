@@ -44,7 +44,7 @@ class Precision:
 
     Attributes:
         compute: the dtype that floating parameters and batches are cast to for the loss; None leaves them.
-        loss_scale: what the loss is multiplied by before it is differentiated: a number, a `LossScale`, or None.
+        loss_scale: factor of the loss before it is differentiated: a number, a `LossScale`, or None.
         cast_batch: whether floating leaves of the batch are cast too.
 
     """

@@ -29,13 +29,13 @@ class CompileReport:
 
     Attributes:
         trace_s: seconds to trace and lower it.
-        compile_s: seconds to compile it; little where the persistent cache knew it.
-        flops: floating-point operations of one call, as XLA counts them; None where it does not.
+        compile_s: seconds to compile it; few if the persistent cache had it.
+        flops: floating-point operations of one call, as XLA counts them; None if it does not.
         bytes_accessed: bytes of all its operations' operands and results, an upper bound of the memory traffic.
-        argument_bytes: state, batch and key.
-        output_bytes: new state and metrics.
-        aliased_bytes: of the outputs, what lies in donated buffers.
-        temporary_bytes: what it needs while it runs.
+        argument_bytes: bytes of state, batch and key.
+        output_bytes: bytes of new state and metrics.
+        aliased_bytes: bytes of outputs that lie in donated buffers.
+        temporary_bytes: bytes that it needs while it runs.
         executable: JAX's own object.
 
     """
@@ -88,7 +88,7 @@ class StepProgram:
     """One model's step: pure functions of flat buffers, compiled by `jax.jit`.
 
     Attributes:
-        blueprint: what its states share.
+        blueprint: structures that its states share.
         leaves: shapes, dtypes and shardings of a state's leaves.
         jitted: the compiled function of (buffers, fixed, batch, key).
 

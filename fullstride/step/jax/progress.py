@@ -15,7 +15,7 @@ class MetricsBar:
     """Display of late metrics as they come.
 
     Attributes:
-        line: what it shows beside the bar.
+        line: text next to the bar.
 
     """
 

@@ -23,7 +23,7 @@ class Sharding:
 
     Attributes:
         mesh: the devices; the batch is divided along the mesh's axis `data`.
-        rule: how each leaf of the state is divided.
+        rule: division of each leaf of the state.
         gather: whether parameters are put together before the loss uses them, cast to what it computes in.
 
     """

@@ -22,9 +22,9 @@ class Blueprint:
 
     Attributes:
         model: structure of the model; its groups are the trainable arrays and the fixed ones.
-        carry: structure of the `Carry`, whose first leaves are the trainable arrays.
-        layout: how the carry's leaves lie in buffers.
-        trainable: how many trainable arrays there are.
+        carry: structure of the `StepCarry`, whose first leaves are the trainable arrays.
+        layout: layout of the carry's leaves in buffers.
+        trainable: number of trainable arrays.
 
     """
 
@@ -46,7 +46,7 @@ class Blueprint:
 class State:
     """Training state that a step takes and returns: a pytree whose leaves are the buffers themselves.
 
-    Where the step donates, a state may be used once: the buffers go into the next state.
+    If the step donates, a state may be used once: the buffers go into the next state.
 
     Attributes:
         buffers: the arrays that a step rewrites, as the layout has them.

@@ -52,7 +52,7 @@ def _expect_no_statistics(params: Any) -> None:
     if any(is_state(node) and jtu.tree_leaves(node) for node in nodes):
         raise ConfigError(
             "wrt takes an equinox.nn.State, such as BatchNorm's statistics, which no optimizer trains; hand it to the "
-            "loss beside the batch of a make_train_step, or, where it stays as it is, leave it out of wrt"
+            "loss with the batch of a make_train_step, or, if it is constant, exclude it from wrt"
         )
 
 

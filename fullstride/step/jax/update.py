@@ -164,7 +164,7 @@ def _explained(error: Exception, opt_state: Any, loss: Any) -> Exception:
     if any(isinstance(x, optax.LookaheadState) for x in nodes):
         return ConfigError(
             "optimizer: optax.lookahead trains a pair of fast and slow parameters (optax.LookaheadParams), of which a "
-            "model is one; expected an optimizer of the model's own parameters: ema= keeps slow ones beside them, and "
+            "model is one; expected an optimizer of the model's own parameters: ema= averages them, and "
             "lookahead itself needs a step of your own, under cached_filter_jit"
         )
     if "pytree structure error" in text:

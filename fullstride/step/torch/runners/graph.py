@@ -72,7 +72,7 @@ class GraphRunner(Runner):
     """
 
     def __init__(self, backend: str, body: Body, eager: Body, record: Any = CudaGraph):
-        """Take a body, the one for other shapes, and what records."""
+        """Take a body, the one for other shapes, and the function that captures."""
         super().__init__(backend, body, eager)
         self._record = record
         self._made = torch.zeros((), dtype=torch.int64, device=body.device)
