@@ -43,7 +43,7 @@ Folder = Annotated[Path, typer.Argument(metavar="RUN_OR_WEIGHTS", help="Folder o
 def train(overrides: Overrides = None) -> None:
     """Train a run; without settings in minutes on a CPU, on the docstrings of the Python that runs it.
 
-    It lives in output_dir/run_name; stopped, it saves, and resume=true goes on with its own settings.
+    The run is stored in output_dir/run_name. When stopped it saves; resume=true continues it with its own settings.
     """
     with leaving_on_sigterm():
         from fullstride.bert.training.runs import settings_to_train

@@ -52,7 +52,7 @@ def clear(
 ) -> None:
     """Remove entries of the cache.
 
-    What is needed again is fetched or computed again.
+    Removed files are fetched or computed again when needed.
     """
     from fullstride.assets.cache import clear as remove
     from fullstride.assets.cache import entries

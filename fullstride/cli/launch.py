@@ -72,7 +72,7 @@ for _name, (_options, _) in LAUNCHERS.items():
         _name,
         context_settings={"allow_interspersed_args": False},
         sections=_sections | {"Job": f"dry_run {_sections['Job']}"},
-        epilog="The next attempt goes on where one ended (resume=true); exit codes say whether there is one.",
+        epilog="Each further attempt resumes the run (resume=true); exit codes decide whether there is one.",
     )(command_from(_launch, _options))
 
 

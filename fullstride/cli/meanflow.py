@@ -104,7 +104,7 @@ def train(
 ) -> None:
     """Train a run.
 
-    It lives in output_dir/run_name; stopped, it saves, and resume=true goes on.
+    The run is stored in output_dir/run_name. When stopped it saves; resume=true continues it.
     """
     with leaving_on_sigterm():
         from fullstride.meanflow.config.overrides import read, sweep
@@ -279,7 +279,7 @@ def demo(
 ) -> None:
     """Train on digits, compare with solvers.
 
-    Takes minutes on the CPU; writes pictures, metrics.json and a checkpoint. Stopped, the same command continues.
+    Takes minutes on the CPU; writes pictures, metrics.json and a checkpoint. If stopped, the same command continues it.
     """
     with leaving_on_sigterm():
         from fullstride.meanflow.demo import run_demo

@@ -155,7 +155,7 @@ def test_several_processes_of_a_machine_without_a_gpu_share_a_run_and_have_a_cor
     assert "torch.distributed.run --nproc-per-node=3 --max-restarts=5 --standalone" in text
     assert text.endswith("distributed=ddp")
     for gpus in (1, 4):
-        with pytest.raises(ConfigError, match="--processes 3: expected --gpus 0 beside it"):
+        with pytest.raises(ConfigError, match="--processes 3: expected --gpus 0 with it"):
             SlurmRequest(gpus=gpus, processes=3)
 
 

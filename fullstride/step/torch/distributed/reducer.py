@@ -143,7 +143,7 @@ class Reducer:
 
         """
         if not self._hooks:
-            raise RuntimeError("this step has ended, as its processes have parted; make a new one to go on")
+            raise RuntimeError("this step has ended, as its processes have separated; build a new one to continue")
         self._pass = self._begun() if self._buckets else None
         try:
             with listening(self._heard):
