@@ -1,4 +1,4 @@
-"""The errors that the command line shows as a single line, and how it finds the nearest name."""
+"""Errors that the command line shows as a single line, and the search for the nearest name."""
 
 import difflib
 import sys
@@ -14,31 +14,31 @@ NO_MEMORY = ("can't allocate memory", "not enough memory", "RESOURCE_EXHAUSTED")
 
 
 class ConfigError(ValueError):
-    """A setting that cannot be: its message is one line with what was received, what was expected, what to do."""
+    """Invalid setting; the message is one line: what was received, what was expected, what to do."""
 
 
 class Damaged(ConfigError):  # noqa: N818, it is a state of a file
-    """A record that is there and cannot be decoded."""
+    """Record that exists but cannot be decoded."""
 
 
 class OutOfMemory(RuntimeError):  # noqa: N818, as PyTorch and MPI call it
-    """A step did not fit: its message says what it took and what would fit."""
+    """Step that did not fit in memory; the message gives its size and what would fit."""
 
 
 class ReadError(OSError):
-    """Data that could not be read, though another attempt may: what they lie on is away, or a worker has died."""
+    """Data that could not be read, though another attempt may succeed: storage is away, or a worker has died."""
 
 
 class Preempted(Exception):  # noqa: N818, it is no error
-    """The run was told to end (SIGTERM) and has saved; the command line exits with 0."""
+    """Request to end (SIGTERM), after the run has saved; the command line exits with 0."""
 
 
 class PeerError(RuntimeError):
-    """Another of the processes that train together has failed; the message says what is known of it."""
+    """Failure of another of the processes that train together; the message gives what is known of it."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error means that memory ran out: Python's, PyTorch's or XLA's, on a GPU or a CPU."""
+    """Return whether an error means that memory ran out: Python's, PyTorch's or XLA's, on a GPU or a CPU."""
     if isinstance(error, MemoryError):
         return True
     torch = sys.modules.get("torch")
@@ -48,18 +48,18 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def one_line(error: BaseException) -> str:
-    """What an error says, on one line; its kind if it says nothing."""
+    """Return an error's message on one line; its class name if it has none."""
     return " ".join(str(error).split()) or type(error).__name__
 
 
 def shortened(text: str, most: int) -> str:
-    """A text that strangers had a part in, as one line of at most so many characters: what is too much in its midst."""
+    """Return untrusted text as one printable line of at most `most` characters, cut in the middle."""
     plain = "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
     return plain if len(plain) <= most else f"{plain[: most // 2 - 2]}...{plain[-(most // 2 - 1) :]}"
 
 
 def similarity(a: str, b: str) -> float:
-    """How alike two names are, from 0 to 1 (Ratcliff and Obershelp's measure)."""
+    """Return how alike two names are, from 0 to 1 (Ratcliff and Obershelp's measure)."""
     return difflib.SequenceMatcher(None, a, b, autojunk=False).ratio()
 
 

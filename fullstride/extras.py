@@ -1,4 +1,4 @@
-"""What each area of the package needs, which of that is not installed, and the extra that brings it."""
+"""Requirements of each area of the package, those that are not installed, and the extra that provides them."""
 
 import itertools
 from functools import cache
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def version(package: str) -> str | None:
-    """The installed version of a package, without importing it."""
+    """Return the installed version of a package, without importing it; None if it is not installed."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -19,7 +19,7 @@ def version(package: str) -> str | None:
 
 
 def how_to_install(extra: str) -> str:
-    """What to do about packages of an extra that are missing.
+    """Return a command that installs the missing packages of an extra.
 
     It names a folder, not the project: an index of packages may have somebody else's under that name.
     """
@@ -28,7 +28,7 @@ def how_to_install(extra: str) -> str:
 
 @cache
 def requirements(*extras: str) -> "list[Requirement]":
-    """The requirements of this package and of some of its extras, from its own metadata.
+    """Return the requirements of this package and of some of its extras, from its own metadata.
 
     Raises:
         PackageNotFoundError: if this package is not installed, only imported.
@@ -45,7 +45,7 @@ def requirements(*extras: str) -> "list[Requirement]":
 
 
 class Area(NamedTuple):
-    """Modules that need the same packages.
+    """Area of modules that need the same packages.
 
     Attributes:
         module: how their names begin.
@@ -59,7 +59,7 @@ class Area(NamedTuple):
     part: tuple[str, ...] = ()
 
     def missing(self) -> list[str]:
-        """The needed packages that are not installed, by the names under which they are distributed.
+        """Return the needed packages that are not installed, by their distribution names.
 
         Raises:
             PackageNotFoundError: if fullstride is not installed, only imported: nobody knows what it needs.
@@ -98,7 +98,7 @@ SHARED = AREAS[-2:]
 
 
 def area_of(module: str) -> Area:
-    """The area that a module of this package belongs to; a command's is that of what it runs."""
+    """Return the area that a module of this package belongs to; a command has the area of the module it runs."""
     if module == "fullstride.cli.llm_serve":
         module = "fullstride.llm.server"
     module = module.replace("fullstride.cli.", "fullstride.", 1)
@@ -106,7 +106,7 @@ def area_of(module: str) -> Area:
 
 
 def advice(error: ModuleNotFoundError) -> str | None:
-    """Everything that the area of a failed import lacks, and what to do.
+    """Describe what the area of a failed import lacks, and what to do.
 
     Returns:
         One line; None if the import is of a module that a user named, or no extra would bring what is lacking.
@@ -128,12 +128,12 @@ def advice(error: ModuleNotFoundError) -> str | None:
 
 
 def extra_for(error: ModuleNotFoundError) -> str:
-    """The extra of the area that an import failed in."""
+    """Return the extra of the area that an import failed in."""
     return _areas(_modules(error))[0].extra
 
 
 def _modules(error: BaseException) -> list[str]:
-    """Names of the modules that an error passed through, from the outermost to that which raised it."""
+    """Return the modules that an error passed through, from the outermost to the one that raised it."""
     return [str(frame.f_globals.get("__name__")) for frame, _ in walk_tb(error.__traceback__)]
 
 
@@ -142,6 +142,6 @@ def _is_own(module: str) -> bool:
 
 
 def _areas(modules: list[str]) -> list[Area]:
-    """The areas of this package's own modules, in their order; those of modules which several share come last."""
+    """Return the areas of this package's own modules, in their order; areas that others share come last."""
     found = dict.fromkeys(area_of(module) for module in modules if _is_own(module))
     return [*(area for area in found if area not in SHARED), *(area for area in SHARED if area in found), SHARED[-1]]

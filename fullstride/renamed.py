@@ -98,7 +98,7 @@ def own_names(
     found: dict[str, Any] = {}
     for name, value in given.items():
         if different and name in different:
-            raise ConfigError(f"{name}={value!r} is not taken: {different[name]}")
+            raise ConfigError(f"{name}={value!r} is not accepted: {different[name]}")
         own = aliases.get(name, name)
         if own in found or (own != name and own in given):
             raise ConfigError(f"{own} and {name} are the same setting: give one of them")

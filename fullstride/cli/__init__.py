@@ -1,4 +1,4 @@
-"""The command line: every command and option."""
+"""Commands and options of the command line."""
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""The command line: one Typer app, whose commands import their own area only when they run."""
+"""Command line: one Typer app, whose commands import their own area only when they run."""
 
 import json
 from typing import Annotated
@@ -49,7 +49,7 @@ def root(
 
 
 @app.command("doctor")
-def show_doctor(as_json: Annotated[bool, typer.Option("--json", help="As JSON, for programs.")] = False) -> None:
+def show_doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False) -> None:
     """Show versions, devices and what can run here."""
     from fullstride.cli.doctor import doctor, report
 

@@ -17,7 +17,7 @@ app = App("Train BERT on masked language modelling, use it.", {"Commands": "trai
 
 
 def choices() -> Mapping[str, Sequence[str]]:
-    """Values to offer for each key: its choices, else the default."""
+    """Return the values to offer for each key: its choices, else the default."""
     offered = offers(TrainSettings())
     return offered | {short: offered[key] for short, key in SHORT.items()}
 
@@ -25,8 +25,8 @@ def choices() -> Mapping[str, Sequence[str]]:
 EPILOG = (
     "Data and sizes\n"
     + "\n".join(f"{short}=  {', '.join(offers(TrainSettings())[key])}" for short, key in SHORT.items())
-    + "\n\ndevice=cpu|gpu; cuda is gpu. `fullstride bert keys` lists every key. An unknown key is answered with the "
-    "nearest."
+    + "\n\ndevice=cpu|gpu; cuda is gpu. `fullstride bert keys` lists every key. For an unknown key the nearest "
+    "one is suggested."
 )
 Overrides = Annotated[
     list[str] | None,
@@ -36,14 +36,14 @@ Overrides = Annotated[
         help="Settings, e.g. model=mini data=text_files data.path='books/*.txt'.",
     ),
 ]
-Folder = Annotated[Path, typer.Argument(metavar="RUN_OR_WEIGHTS", help="A run's folder, or one of weights.")]
+Folder = Annotated[Path, typer.Argument(metavar="RUN_OR_WEIGHTS", help="Folder of a run, or of weights.")]
 
 
 @app.command(epilog=EPILOG)
 def train(overrides: Overrides = None) -> None:
     """Train a run; without settings in minutes on a CPU, on the docstrings of the Python that runs it.
 
-    It lives in output_dir/run_name; stopped, it saves, and resume=true goes on with its own settings.
+    The run is stored in output_dir/run_name. When stopped it saves; resume=true continues it with its own settings.
     """
     with leaving_on_sigterm():
         from fullstride.bert.training.runs import settings_to_train
@@ -54,7 +54,7 @@ def train(overrides: Overrides = None) -> None:
         show_next_steps(
             {run / "checkpoints": "the weights", run / "metrics.jsonl": "loss and evaluations"},
             {
-                command("bert", "fill", "Return the [MASK] of the list.", "--run", run): "see what it has learned",
+                command("bert", "fill", "Return the [MASK] of the list.", "--run", run): "predict a masked word",
                 command("bert", "evaluate", run): "score held-out text",
                 command("bert", "export", run, "weights"): "weights that transformers reads",
             },
@@ -71,14 +71,14 @@ def keys(
 
 @app.command()
 def fill(
-    text: Annotated[str, typer.Argument(help="With one [MASK] or more: 'Paris is the [MASK] of France.'")],
+    text: Annotated[str, typer.Argument(help="Text with one [MASK] or more: 'Paris is the [MASK] of France.'")],
     run: Annotated[Path | None, typer.Option(help="Folder of a run.")] = None,
     weights: Annotated[
-        Path | None, typer.Option(help="Folder of config.json, model.safetensors, a vocabulary.")
+        Path | None, typer.Option(help="Folder with config.json, model.safetensors and a vocabulary.")
     ] = None,
-    top: Annotated[int, typer.Option(min=1, help="Candidates for each place.")] = 5,
+    top: Annotated[int, typer.Option(min=1, help="Number of candidates for each [MASK].")] = 5,
 ) -> None:
-    """Show what a model would put in the place of [MASK]."""
+    """Predict the words at [MASK]."""
     folder = run or weights
     if folder is None or (run and weights):
         raise ConfigError("fill: expected either --run FOLDER or --weights FOLDER")
@@ -95,7 +95,7 @@ def fill(
 def evaluate(folder: Folder, overrides: Overrides = None) -> None:
     """Score held-out text: masked loss, accuracy, bits per byte.
 
-    A run is scored on its own held-out text unless told, weights on that of the given data.
+    By default a run is scored on its own held-out text, weights on that of the given data.
     """
     from fullstride.bert.training.runs import evaluate_command
 

@@ -11,9 +11,9 @@ from fullstride.cli.help import App
 if TYPE_CHECKING:
     from fullstride.assets.cache import Entry
 
-app = App("List or clear what was fetched and computed.", {"Commands": "list clear"})
+app = App("List or clear fetched files and computed results.", {"Commands": "list clear"})
 
-Names = Annotated[list[str] | None, typer.Argument(metavar="ENTRY", help="As `list` names it; all if absent.")]
+Names = Annotated[list[str] | None, typer.Argument(metavar="ENTRY", help="Name as shown by `list`; all if absent.")]
 
 
 @app.command("list")
@@ -23,7 +23,7 @@ def show() -> None:
     from fullstride.assets.fetch import cache_folder
 
     found = entries()
-    typer.echo(f"{cache_folder()}{'' if found else ': nothing of fullstride is there'}")
+    typer.echo(f"{cache_folder()}{'' if found else ': no entries of fullstride'}")
     for line in _lines(found):
         typer.echo(line)
     if names := foreign():
@@ -31,7 +31,7 @@ def show() -> None:
 
 
 def _lines(found: "list[Entry]") -> Iterator[str]:
-    """A line for each entry, and the total; no table, which would cut names where the terminal is narrow."""
+    """Format a line for each entry, and the total; a table would cut names in a narrow terminal."""
     from fullstride.assets.cache import age
 
     rows = [(entry.name, decimal(entry.size), age(entry.changed), entry.what) for entry in found]
@@ -52,7 +52,7 @@ def clear(
 ) -> None:
     """Remove entries of the cache.
 
-    What is needed again is fetched or computed again.
+    Removed files are fetched or computed again when needed.
     """
     from fullstride.assets.cache import clear as remove
     from fullstride.assets.cache import entries

@@ -23,7 +23,7 @@ from fullstride.launch.gpus import count_gpus
 
 # What other packages bring, and much depends on.
 BROUGHT = ("jaxlib", "triton")
-UNKNOWN = "fullstride is imported but not installed, so what it needs is not known"
+UNKNOWN = "fullstride is imported but not installed, so its requirements are not known"
 
 # In a process of its own, which holds no GPU's memory and may hang: JAX finds its devices once, and takes most of one.
 _JAX_DEVICE = """
@@ -35,7 +35,7 @@ PATIENCE = 60.0  # seconds
 
 
 def imported_torch() -> ModuleType | None:
-    """PyTorch; None if it cannot be imported."""
+    """Return PyTorch, or None if it cannot be imported."""
     try:
         import torch
     except (ImportError, OSError):  # the latter where a library of CUDA's is gone
@@ -52,19 +52,19 @@ def _memory() -> str:
 
 @dataclass(frozen=True)
 class JaxDevice:
-    """What JAX computes on unless told: its platform ("cpu", "gpu"), and of a GPU its capability and what it is."""
+    """Default device of JAX: its platform ("cpu", "gpu"), and for a GPU its compute capability and kind."""
 
     platform: str
     capability: str = ""
     kind: str = ""
 
     def __str__(self) -> str:
-        """As in `gpu (NVIDIA H100, capability 9.0)`."""
+        """Return a short text, such as `gpu (NVIDIA H100, capability 9.0)`."""
         return f"{self.platform} ({self.kind}, capability {self.capability})" if self.capability else self.platform
 
 
 def jax_device() -> JaxDevice | None:
-    """The first that JAX finds; None where it is not installed, finds none or does not answer."""
+    """Return JAX's first device; None if it is not installed, finds none or does not answer."""
     if version("jax") is None:
         return None
     environment = os.environ | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
@@ -77,7 +77,7 @@ def jax_device() -> JaxDevice | None:
 
 
 def devices(jax: JaxDevice | None) -> Iterator[tuple[str, str]]:
-    """Name and description of each device, and what each framework takes."""
+    """Return name and description of each device, and the default device of each framework."""
     yield "CPU", f"{platform.machine()}, {cores()} cores, {_memory()} RAM"
     if jax is not None:
         yield "JAX", str(jax)
@@ -93,11 +93,11 @@ def devices(jax: JaxDevice | None) -> Iterator[tuple[str, str]]:
 
 @dataclass(frozen=True)
 class AreaReport:
-    """Something to run here.
+    """Report about one area.
 
     Attributes:
-        name: of an area, with a device or a setting where these matter.
-        obstacle: why it cannot run, a semicolon, and the remedy; None if it can.
+        name: area, with a device or a setting if these matter.
+        obstacle: reason why it cannot run, a semicolon, and the remedy; None if it can.
         missing: packages that it needs and that are not installed.
 
     """
@@ -108,7 +108,7 @@ class AreaReport:
 
     @property
     def remedy(self) -> str | None:
-        """What to do about the obstacle."""
+        """Remedy of the obstacle."""
         return self.obstacle.partition("; ")[2] if self.obstacle else None
 
     def as_dict(self) -> dict[str, Any]:
@@ -123,7 +123,7 @@ class AreaReport:
 
 
 def packages() -> dict[str, str | None]:
-    """The installed version of each package that training and serving need, None for one that is missing."""
+    """Return the installed version of each package that training and serving need, None if it is missing."""
     try:
         names = [need.name for need in requirements("torch", "serve")]
     except PackageNotFoundError:
@@ -132,7 +132,7 @@ def packages() -> dict[str, str | None]:
 
 
 def _ability(name: str, module: str, find: Callable[[], str | None] = lambda: None) -> AreaReport:
-    """An area's ability: its obstacle is packages that are missing, or else what `find` finds."""
+    """Report an area: its obstacle is missing packages, or else what `find` returns."""
     area = area_of(module)
     try:
         missing = tuple(area.missing())
@@ -141,7 +141,7 @@ def _ability(name: str, module: str, find: Callable[[], str | None] = lambda: No
     if missing:
         return AreaReport(name, f"{', '.join(missing)} not installed; {how_to_install(area.extra)}", missing)
     if area.extra == "torch" and imported_torch() is None:
-        return AreaReport(name, "torch does not import; reinstall it")
+        return AreaReport(name, "torch cannot be imported; reinstall it")
     return AreaReport(name, find())
 
 
@@ -171,7 +171,7 @@ def _no_tf32() -> str | None:
 
 def _no_jax_gpu(jax: JaxDevice | None) -> str | None:
     if jax is None:
-        return f"jax finds no device; see what this says: {sys.executable} -c 'import jax; jax.devices()'"
+        return f"jax finds no device; its error is shown by: {sys.executable} -c 'import jax; jax.devices()'"
     if jax.platform == "gpu":
         return None
     if not count_gpus():
@@ -192,7 +192,7 @@ def _no_kernels(jax: JaxDevice | None) -> str | None:
 
 
 def abilities(jax: JaxDevice | None) -> list[AreaReport]:
-    """What there is to run, each with its obstacle here."""
+    """List the areas that can run here, each with its obstacle if it cannot."""
     return [
         _ability("jvp", "fullstride.jvp"),
         _ability("step (PyTorch)", "fullstride.step.torch"),
@@ -216,7 +216,7 @@ def abilities(jax: JaxDevice | None) -> list[AreaReport]:
 
 
 def explained(found: Sequence[AreaReport]) -> Iterator[tuple[str, str]]:
-    """Name of each ability and why it cannot run; a reason that was given before is a reference to its row."""
+    """Return each ability's name and why it cannot run; a repeated reason refers to the earlier row."""
     for i, ability in enumerate(found):
         # Whatever is in the way of such another one is in the way of this one, too.
         earlier = [
@@ -236,7 +236,7 @@ def explained(found: Sequence[AreaReport]) -> Iterator[tuple[str, str]]:
 
 
 def report() -> dict[str, Any]:
-    """Everything that the machine has and can run, for JSON."""
+    """Return everything that the machine has and can run, for JSON."""
     jax = jax_device()
     return {
         "fullstride": __version__,

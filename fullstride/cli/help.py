@@ -19,7 +19,7 @@ Rows = list[tuple[str, str]]
 
 
 class _Wrapper(textwrap.TextWrapper):
-    """Breaks at spaces and after the `|` between choices, nowhere else."""
+    """Text wrapper that breaks at spaces and after the `|` between choices, nowhere else."""
 
     wordsep_simple_re = re.compile(r"([ \t\n]+)|(?<=\|)(?=\S)")
 
@@ -32,7 +32,7 @@ def wrapped(text: str, width: int, indent: str = "", hanging: str = "") -> list[
 
 
 def listed(heading: str, rows: Rows, width: int) -> Iterator[str]:
-    """Lines of a section: names on the left, what they mean on the right."""
+    """Format lines of a section: names on the left, their meaning on the right."""
     most = NAMES if width > 70 else NAMES // 2
     column = max((len(name) for name, _ in rows if len(name) <= most), default=most)
     yield from ("", f"{heading}:")
@@ -59,7 +59,7 @@ def _written(text: str, width: int) -> Iterator[str]:
 
 
 class _Page:
-    """The help of a command or of a group of them.
+    """Help page of a command or of a group of them.
 
     Attributes:
         sections: names of options and commands, separated by spaces, under their headings, in the order in which they
@@ -70,7 +70,7 @@ class _Page:
     sections: ClassVar[Mapping[str, str]] = {}
 
     def collect_usage_pieces(self: Any, ctx: Any) -> list[str]:
-        """What follows the command's own name."""
+        """Return the words that follow the command's own name."""
         arguments = [_name(each, each.required) for each in self.get_params(ctx) if _is_argument(each)]
         return ["[OPTIONS]", *arguments, *(["COMMAND [ARGS]..."] if hasattr(self, "commands") else [])]
 
@@ -112,14 +112,14 @@ def _name(argument: Any, required: bool = True) -> str:
 
 
 class HelpCommand(_Page, TyperCommand):
-    """A command with such a page."""
+    """Command with such a page."""
 
 
 class HelpGroup(_Page, TyperGroup):
-    """A group of commands with such a page."""
+    """Group of commands with such a page."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Names of the commands in the order of the sections."""
+        """Return the names of the commands in the order of the sections."""
         found = list(super().list_commands(ctx))
         ordered = [name for names in self.sections.values() for name in names.split() if name in found]
         return ordered + [name for name in found if name not in ordered]
@@ -130,12 +130,12 @@ def _with(sections: Mapping[str, str] | None, cls: type) -> type:
 
 
 class App(typer.Typer):
-    """A Typer app whose help pages are these."""
+    """Typer app with these help pages."""
 
     def __init__(
         self, about: str, sections: Mapping[str, str] | None = None, cls: type[HelpGroup] = HelpGroup, **settings: Any
     ):
-        """Make a group of commands, which shows its help when it is called without any."""
+        """Make a group of commands, which shows its help if it is called without any."""
         common: Any = {"no_args_is_help": True, "rich_markup_mode": None, "pretty_exceptions_enable": False}
         super().__init__(help=about, cls=_with(sections, cls), **common, **settings)
 

@@ -1,4 +1,4 @@
-"""`fullstride launch`: a command of this package on another machine, and what it has left on Modal's volumes."""
+"""Commands `fullstride launch`: run a command on another machine, and fetch its results from Modal's volumes."""
 
 import importlib
 from pathlib import Path
@@ -14,7 +14,7 @@ from fullstride.launch.words import check_command, renamed
 
 
 class BackendByOption(HelpGroup):
-    """A group whose commands may be named by `--backend NAME`, as they were once."""
+    """Group whose commands may also be named by the older `--backend NAME`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Put the backend's name first, and say so."""
@@ -43,18 +43,16 @@ app = App(
     cls=BackendByOption,
 )
 
-RunName = Annotated[str | None, typer.Option("--run", help="One run alone; all unless given.")]
-Volume = Annotated[str, typer.Option(help="Modal's volume of runs.")]
+RunName = Annotated[str | None, typer.Option("--run", help="Name of one run; all by default.")]
+Volume = Annotated[str, typer.Option(help="Name of the Modal volume of runs.")]
 
 
 def _launch(
     request: Request,
     words: Annotated[
-        list[str], typer.Argument(metavar="-- COMMAND", help="As after `fullstride`: meanflow train epochs=20.")
+        list[str], typer.Argument(metavar="-- COMMAND", help="Command as after `fullstride`: meanflow train epochs=20.")
     ],
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show what would be submitted, and submit nothing.")
-    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the job without submitting it.")] = False,
 ) -> None:
     new = renamed(words)
     if new != words:
@@ -74,7 +72,7 @@ for _name, (_options, _) in LAUNCHERS.items():
         _name,
         context_settings={"allow_interspersed_args": False},
         sections=_sections | {"Job": f"dry_run {_sections['Job']}"},
-        epilog="The next attempt goes on where one ended (resume=true); exit codes say whether there is one.",
+        epilog="Each further attempt resumes the run (resume=true); exit codes decide whether there is one.",
     )(command_from(_launch, _options))
 
 
@@ -84,10 +82,10 @@ def sync(
     volume: Volume = "fullstride-runs",
     out: Annotated[Path, typer.Option(help="Folder for the runs.")] = Path("runs"),
     tracking: Annotated[
-        Path | None, typer.Option(help="Also the trackers' files, into this folder, which TRACKIO_DIR may name.")
+        Path | None, typer.Option(help="Folder to fetch the trackers' files into, such as TRACKIO_DIR's.")
     ] = None,
     tracking_volume: Annotated[
-        str, typer.Option(help="Modal's volume of the trackers' files.")
+        str, typer.Option(help="Name of the Modal volume of the trackers' files.")
     ] = "fullstride-tracking",
 ) -> None:
     """Fetch runs from Modal: checkpoints, metrics, ends; only what is new."""

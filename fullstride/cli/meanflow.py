@@ -35,35 +35,42 @@ EPILOG = (
 
 Checkpoint = Annotated[
     Path,
-    typer.Argument(metavar="RUN_OR_CHECKPOINT", help="A run's folder (its newest checkpoint) or a checkpoint's."),
+    typer.Argument(metavar="RUN_OR_CHECKPOINT", help="Folder of a run (its newest checkpoint) or of a checkpoint."),
 ]
 NumSamples = Annotated[
-    int, typer.Option(min=0, help="Images to generate; 0 is the configured number, or as many as were held out.")
+    int, typer.Option(min=0, help="Number of images to generate; 0 means as configured, or as many as were held out.")
 ]
 AverageDecay = Annotated[
-    float | None, typer.Option("--ema", help="Decay of the averaged weights to use; the run's first unless given.")
+    float | None, typer.Option("--ema", help="Decay of the averaged weights to use; by default the run's first.")
 ]
 FeatureNames = Annotated[
     list[str] | None,
-    typer.Option("--features", help="classifier, efficientnet_lite0 or inception, once each; as configured if absent."),
+    typer.Option(
+        "--features",
+        help="Feature network: classifier, efficientnet_lite0 or inception; may be repeated; by default as configured.",
+    ),
 ]
 InceptionWeights = Annotated[
-    Path | None, typer.Option(help="File of Inception's weights, for --features inception; as configured if absent.")
+    Path | None, typer.Option(help="File of Inception's weights, for --features inception; by default as configured.")
 ]
 ScoredPrecision = Annotated[
     str | None,
     typer.Option(
-        "--precision", metavar="fp32|tf32|bf16", help="Of the generating network's products; as configured if absent."
+        "--precision",
+        metavar="fp32|tf32|bf16",
+        help="Precision of the network's matrix products; by default as configured.",
     ),
 ]
 ScoredBackend = Annotated[
     str | None,
-    typer.Option("--backend", metavar="auto|eager|graph", help="How the network runs; as configured if absent."),
+    typer.Option(
+        "--backend", metavar="auto|eager|graph", help="Backend that runs the network; by default as configured."
+    ),
 ]
 ScoredBatch = Annotated[
-    int | None, typer.Option("--batch-size", min=1, help="Images of one forward pass; as configured if absent.")
+    int | None, typer.Option("--batch-size", min=1, help="Number of images per forward pass; by default as configured.")
 ]
-DataPath = Annotated[str, typer.Option(help="Where the data are, if they were moved since the run.")]
+DataPath = Annotated[str, typer.Option(help="Path of the data, if they were moved since the run.")]
 
 SCORING = {
     "Scores": "num_samples features inception_weights data_path ema",
@@ -97,7 +104,7 @@ def train(
 ) -> None:
     """Train a run.
 
-    It lives in output_dir/run_name; stopped, it saves, and resume=true goes on.
+    The run is stored in output_dir/run_name. When stopped it saves; resume=true continues it.
     """
     with leaving_on_sigterm():
         from fullstride.meanflow.config.overrides import read, sweep
@@ -158,49 +165,64 @@ def keys(
 def sample(
     checkpoint: Checkpoint,
     sampler: Annotated[
-        str, typer.Option(metavar="meanflow|euler|midpoint|heun|rk4|dopri5", help="How to get from noise to images.")
+        str,
+        typer.Option(metavar="meanflow|euler|midpoint|heun|rk4|dopri5", help="Sampler that turns noise into images."),
     ] = "meanflow",
     steps: Annotated[
         int | None,
-        typer.Option(
-            min=1, help="Steps of the sampler; 1 for meanflow unless given, none for dopri5, which chooses its own."
-        ),
+        typer.Option(min=1, help="Number of sampler steps; by default 1 for meanflow; dopri5 chooses its own."),
     ] = None,
     num: Annotated[int, typer.Option(min=1, help="Number of images.")] = 64,
-    seed: Annotated[int, typer.Option(help="Image i depends on the seed and i alone.")] = 0,
-    label: Annotated[int | None, typer.Option(help="One class for all images; all classes unless given.")] = None,
+    seed: Annotated[int, typer.Option(help="Random seed; image i depends on the seed and i alone.")] = 0,
+    label: Annotated[int | None, typer.Option(help="Class of all images; by default all classes.")] = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="Folder for the PNG files; one in the run's folder, under samples, unless given."),
+        typer.Option(help="Folder for the PNG files; by default in the run's folder, under samples."),
     ] = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Images of one forward pass; changes no image.")] = 512,
+    batch_size: Annotated[
+        int, typer.Option(min=1, help="Number of images per forward pass; does not change the images.")
+    ] = 512,
     device: Device = "auto",
     precision: Annotated[
-        str, typer.Option(metavar="fp32|tf32|bf16", help="Of the network's products; the latter two are faster.")
+        str,
+        typer.Option(
+            metavar="fp32|tf32|bf16", help="Precision of the network's matrix products; tf32 and bf16 are faster."
+        ),
     ] = "fp32",
     backend: Annotated[
         str,
         typer.Option(
             metavar="auto|eager|graph",
-            help="How the network runs; graph: one launch an evaluation; auto: graph on CUDA.",
+            help="Backend that runs the network; graph: one launch per evaluation; auto: graph on CUDA.",
         ),
     ] = "auto",
     ema: AverageDecay = None,
     vae: Annotated[
-        Path | None, typer.Option(help="Folder of a diffusers AutoencoderKL, to turn latents into pictures.")
+        Path | None, typer.Option(help="Folder of a diffusers AutoencoderKL that decodes latents to images.")
     ] = None,
 ) -> None:
     """Generate images: PNG files and grids.
 
-    A class-conditional run gets a grid of its classes, too; a run on latents leaves latents.safetensors.
+    A class-conditional run also gets a grid of its classes; a run on latents leaves latents.safetensors.
     """
-    options = dict(locals())
     from fullstride.meanflow.sampling.generate import sample_command
 
     announce(device)
-    if steps is None and sampler == "meanflow":
-        options["steps"] = 1
-    sample_command(**options)
+    sample_command(
+        checkpoint,
+        sampler=sampler,
+        steps=1 if steps is None and sampler == "meanflow" else steps,
+        num=num,
+        seed=seed,
+        label=label,
+        out=out,
+        batch_size=batch_size,
+        device=device,
+        precision=precision,
+        backend=backend,
+        ema=ema,
+        vae=vae,
+    )
 
 
 def _add_scoring(name: str, about: str, **fixed: bool) -> None:
@@ -237,11 +259,11 @@ def _add_scoring(name: str, about: str, **fixed: bool) -> None:
     app.command(name, sections=SCORING)(score)
 
 
-_add_scoring("evaluate", "Score MeanFlow samples beside the floor.")
+_add_scoring("evaluate", "Score MeanFlow samples next to held-out images.")
 _add_scoring(
     "consistency",
-    "Score one step beside the ODE solvers.\n\nEuler and RK4 solve with the same weights: does one MeanFlow step land "
-    "where they do?",
+    "Compare one-step samples with ODE solvers.\n\nEuler and RK4 solve with the same weights: does one MeanFlow step "
+    "land where they do?",
     consistency=True,
 )
 
@@ -250,14 +272,14 @@ _add_scoring(
 def demo(
     epochs: Annotated[
         int | None,
-        typer.Option(min=1, help="Passes over the data; 130, three minutes on two CPU cores, unless given."),
+        typer.Option(min=1, help="Number of passes over the data; by default 130, three minutes on two CPU cores."),
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder for pictures, metrics.json and checkpoint.")] = Path("runs/demo"),
-    seed: Annotated[int, typer.Option(min=0, help="Of weights, data order, noise and times.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Random seed of weights, data order, noise and times.")] = 0,
 ) -> None:
     """Train on digits, compare with solvers.
 
-    On the CPU in minutes; leaves pictures, metrics.json and a checkpoint. Stopped, the same command continues.
+    Takes minutes on the CPU; writes pictures, metrics.json and a checkpoint. If stopped, the same command continues it.
     """
     with leaving_on_sigterm():
         from fullstride.meanflow.demo import run_demo

@@ -21,7 +21,7 @@ PUBLISHED = {
     "ImageNet 256, DiT-B/4": (["preset=imagenet256_b4", "precision=bf16"], None),
     "ImageNet 256, DiT-XL/2": (["preset=imagenet256_xl2", "precision=bf16"], None),
 }
-ROW_MAJOR = "  planned with channels_last=true, as all measured convolutions ran; without it steps are slower"
+ROW_MAJOR = "  planned with channels_last=true, like all measured convolutions; without it steps are slower"
 WIDTH = 140  # that no name is cut short where the output is a file
 COLUMNS = ("run", "weights", "batch", "GPUs", "ms a step", "images/s", "GiB", "steps", "epoch", "first save", "in all")
 
@@ -29,21 +29,28 @@ COLUMNS = ("run", "weights", "batch", "GPUs", "ms a step", "images/s", "GiB", "s
 def plan(
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(metavar="KEY=VALUE", help="As for train, e.g. preset=cifar10_v1; the papers' runs if absent."),
+        typer.Argument(
+            metavar="KEY=VALUE", help="Settings as for train, e.g. preset=cifar10_v1; by default the papers' runs."
+        ),
     ] = None,
-    gpus: Annotated[int, typer.Option(min=1, help="That share each step.")] = 1,
+    gpus: Annotated[int, typer.Option(min=1, help="Number of GPUs that share each step.")] = 1,
     link_gbs: Annotated[
-        float, typer.Option(min=0, help="GB a second that a GPU sends and receives at once; for several GPUs.")
+        float, typer.Option(min=0, help="Link bandwidth in GB/s, sending and receiving at once; for several GPUs.")
     ] = 0.0,
     tflops: Annotated[
-        float, typer.Option(min=0, help="Of a large matrix product in the run's precision; an H200's unless given.")
+        float,
+        typer.Option(min=0, help="TFLOP/s of a large matrix product in the run's precision; by default an H200's."),
     ] = 0.0,
-    tbs: Annotated[float, typer.Option(min=0, help="TB a second of a large copy, read plus written; likewise.")] = 0.0,
-    memory_gib: Annotated[float, typer.Option(min=0, help="Of one GPU; likewise.")] = 0.0,
-    steps: Annotated[int | None, typer.Option(min=1, help="Optimizer steps; those of the epochs unless given.")] = None,
-    records: Annotated[int | None, typer.Option(min=1, help="Of the training half, where it is another.")] = None,
+    tbs: Annotated[
+        float, typer.Option(min=0, help="TB/s of a large copy, read plus written; by default an H200's.")
+    ] = 0.0,
+    memory_gib: Annotated[float, typer.Option(min=0, help="Memory of one GPU; by default an H200's.")] = 0.0,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="Number of optimizer steps; by default those of the epochs.")
+    ] = None,
+    records: Annotated[int | None, typer.Option(min=1, help="Size of the training half, if it differs.")] = None,
     fit: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Fit the factors anew to these results, and keep them.")
+        Path | None, typer.Option(metavar="FOLDER", help="Refit the factors to these results, and store them.")
     ] = None,
 ) -> None:
     """Predict a run: a step's time and memory, and the run's times, from counted work and measured rates."""
@@ -60,7 +67,7 @@ def plan(
     console.width = max(console.width, WIDTH)
     console.print(_table(plans, machine))
     for name, made in plans.items():
-        every = made.parts | ({"sum of gradients": made.reduce_ms} if made.reduce_ms else {})
+        every = made.parts | ({"all-reduce": made.reduce_ms} if made.reduce_ms else {})
         parts = ", ".join(f"{kind} {ms:.1f} ms" for kind, ms in every.items() if ms >= 0.05)
         console.print(f"{name}: {parts}", highlight=False, markup=False, soft_wrap=True)
         if made.config.model.convolutional and not made.config.channels_last:
@@ -74,7 +81,7 @@ def _machine(kept: "FittedCosts", gpus: int, link: float, tflops: float, tbs: fl
     from fullstride.meanflow.planning.plan import Machine
 
     if bool(tflops) != bool(tbs):
-        raise ConfigError("--tflops and --tbs: one is given, expected both or neither; a bench measures them")
+        raise ConfigError("--tflops and --tbs: one is given, expected both or neither; a benchmark measures them")
     rates = {p: Rates(tflops * 1e12, tbs * 1e12) for p in kept.rates} if tflops else kept.rates
     return Machine(rates, int(memory * 2**30) or kept.memory_bytes, gpus, link * 1e9)
 
@@ -92,7 +99,7 @@ def _plans(
 
 
 def _config(overrides: list[str]) -> "TrainConfig":
-    """A configuration whose data need not be there, as a plan does not read what is known of them."""
+    """Return a configuration whose data need not exist, as a plan does not read them."""
     from fullstride.meanflow.config.datasets import row_of
     from fullstride.meanflow.config.overrides import read, validate
 
@@ -105,7 +112,7 @@ def _config(overrides: list[str]) -> "TrainConfig":
 
 
 def published() -> "dict[str, RunPlan]":
-    """The papers' runs on one GPU of the machine that the factors were fitted on."""
+    """Plan the papers' runs on one GPU of the machine that the factors were fitted on."""
     from fullstride.meanflow.planning.fit import fitted
 
     kept = fitted()
@@ -113,7 +120,7 @@ def published() -> "dict[str, RunPlan]":
 
 
 def cells(name: str, plan: "RunPlan") -> tuple[str, ...]:
-    """A row of the table: `COLUMNS`, of which GiB are of one GPU."""
+    """Return a row of the table: `COLUMNS`; GiB are per GPU."""
     s = plan.step
     batch = f"{s.accumulate} x {s.batch * plan.gpus}" if s.accumulate > 1 else str(s.batch * plan.gpus)
     return (
@@ -136,7 +143,7 @@ def _table(plans: "dict[str, RunPlan]", machine: "Machine") -> "Table":
     used = {plan.step.precision for plan in plans.values()}
     rates = ", ".join(f"{p} {machine.rates[p].flops / 1e12:.3g} TFLOP/s" for p in sorted(used))
     copy = next(iter(machine.rates.values())).bytes / 1e12
-    caption = f"predicted for recorded and compiled steps at {rates}, {copy:.3g} TB/s; evaluation and saves left out"
+    caption = f"predicted for captured and compiled steps at {rates}, {copy:.3g} TB/s; without evaluation and saves"
     table = Table(box=box.SIMPLE_HEAD, caption=caption, caption_justify="left")
     for i, column in enumerate(COLUMNS):
         table.add_column(column, justify="right" if i else "left", no_wrap=i > 0)
@@ -149,5 +156,5 @@ def _too_large(plan: "RunPlan", machine: "Machine", kept: "FittedCosts") -> str:
     from fullstride.meanflow.planning.plan import largest_batch
 
     fits = largest_batch(plan, machine.memory, kept.costs)
-    remedy = f"{fits} samples at once fit; accumulate, or take more GPUs" if fits else "not one sample fits"
+    remedy = f"{fits} samples fit at once; accumulate, or use more GPUs" if fits else "not one sample fits"
     return f"  {plan.memory / 2**30:.1f} GiB on a GPU of {machine.memory / 2**30:.1f} GiB: {remedy}"

@@ -1,4 +1,4 @@
-"""What `fullstride meanflow keys` and `presets` show, and what a shell completes after `fullstride meanflow train`."""
+"""Tables of `fullstride meanflow keys` and `presets`, and shell completions of `fullstride meanflow train`."""
 
 import typer
 
@@ -12,7 +12,7 @@ CHOICES = {group: list(choices) for group, choices in PRESETS.items() if "defaul
 
 
 def settings() -> list[Setting]:
-    """Every key, its default, what it means; a key of several networks has the default of the first one."""
+    """Return every key, its default, its meaning; a key of several networks has the default of the first one."""
     found: dict[str, Setting] = {}
     for model in MODELS:
         for setting in settings_in(chosen({"model": model})):
@@ -22,7 +22,7 @@ def settings() -> list[Setting]:
 
 
 def choices() -> dict[str, list[str]]:
-    """Values to offer for each key: the choices of a group, its names, else the default."""
+    """Return the values to offer for each key: the choices of a group, its names, else the default."""
     found = {key: values for model in reversed(MODELS) for key, values in offers(chosen({"model": model})).items()}
     return {key: found[key] for key in KEYS} | CHOICES | {"preset": list(RECIPES)}
 
@@ -43,7 +43,12 @@ def show_presets() -> None:
 
 
 def preset_lines(name: str) -> list[str]:
-    """Lines about one recipe: where it is from, and its settings, one a line."""
+    """Return lines about one recipe: its source and its settings, one a line.
+
+    Raises:
+        ConfigError: for an unknown name.
+
+    """
     one_of("preset", name, RECIPES)
     recipe = RECIPES[name]
     return [f"preset={name}", f"source: {recipe.source}", *(f"  {k}={v}" for k, v in recipe.settings.items())]

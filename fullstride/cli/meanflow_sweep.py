@@ -1,4 +1,4 @@
-"""Sweeps: one run after another, each with its own name; a run that fails does not take the others along."""
+"""Sweeps: one run after another, each with its own name; a failed run does not stop the others."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +21,7 @@ FAR_OFF = 1e3
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run of a sweep ended; one that diverged has both a folder and an error."""
+    """Outcome of a run of a sweep; one that diverged has both a folder and an error."""
 
     name: str
     run: Path | None
@@ -56,7 +56,7 @@ def run_all(runs: list[list[str]]) -> None:
 
 
 def diverged(run: Path) -> str:
-    """Why a run that ended has diverged; nothing if it has not."""
+    """Return why a finished run has diverged, or ""."""
     made = checkpoints(run)
     if harmful := read_manifest(made[-1]).get("harmful") if made else 0:
         return f"its last {harmful} steps were not finite"

@@ -1,4 +1,4 @@
-"""Commands that are not the library's any more: they say their new name and run it, from a clone."""
+"""Commands that moved out of the library: they print their new name and run it, from a clone."""
 
 import os
 import sys
@@ -14,7 +14,7 @@ ANYTHING = {"allow_extra_args": True, "ignore_unknown_options": True, "help_opti
 
 
 def add_moved(app: typer.Typer) -> None:
-    """Register them, out of the list of commands."""
+    """Register them, hidden from the list of commands."""
     for name, words in OLD.items():
         about = f"Now: python -m {' '.join(words)}"
         app.command(name, hidden=True, context_settings=ANYTHING, help=about)(_moved)
@@ -25,9 +25,7 @@ def _moved(context: typer.Context) -> None:
     new = f"python -m {' '.join(words)}"
     root = Path(fullstride.__file__).parents[1]
     if not (root / "benchmarks" / "__main__.py").is_file():
-        raise ConfigError(
-            f"fullstride {context.info_name} is now {new}, beside the library: run it from a clone's root"
-        )
+        raise ConfigError(f"fullstride {context.info_name} is now {new}; run it from the root of a clone")
     typer.echo(f"fullstride {context.info_name} is now: {new}", err=True)
     path = os.pathsep.join([str(root), *filter(None, [os.environ.get("PYTHONPATH")])])
     # In this one's place, so that signals and the exit code are its own.

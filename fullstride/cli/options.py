@@ -1,4 +1,4 @@
-"""The options `--device` and `--out` of the commands that have them."""
+"""Options `--device` and `--out`, shared by several commands."""
 
 from pathlib import Path
 from typing import Annotated
@@ -9,13 +9,18 @@ from fullstride.device.select import describe, resolve_device
 from fullstride.process import torchrun
 
 Device = Annotated[
-    str, typer.Option(metavar="auto|cuda|mps|cpu", help="auto takes the first of the others that is there.")
+    str, typer.Option(metavar="auto|cuda|mps|cpu", help="Device; auto takes the first of the others that exists.")
 ]
-Results = Annotated[Path, typer.Option(help="Folder for the JSON of this run.")]
+Results = Annotated[Path, typer.Option(help="Folder for the JSON results of this run.")]
 
 
 def announce(device: str) -> None:
-    """Say what `auto` chooses; a named device that is absent is refused here, before anything else runs."""
+    """Print the device that `auto` chooses, and check that a named device exists before anything else runs.
+
+    Raises:
+        ConfigError: see `resolve_device`.
+
+    """
     chosen = resolve_device(device)
     if device == "auto" and torchrun.rank() == 0:
         typer.echo(f"device=auto: {describe(chosen)}")

@@ -1,4 +1,4 @@
-"""How a command line runs: its errors in one line, its exit codes, its output, its process."""
+"""Run of a command line: one-line errors, exit codes, output, process."""
 
 import io
 import os
@@ -24,7 +24,7 @@ def _stop(message: str, code: int) -> NoReturn:
 
 
 def _advise(error: Any) -> None:
-    """Add to a usage error's message what would have been right, where that can be told."""
+    """Add a correction to a usage error's message, if one is known."""
     if (context := error.ctx) is None:
         return
     if name := getattr(error, "option_name", ""):
@@ -35,7 +35,7 @@ def _advise(error: Any) -> None:
 
 
 class OneLineErrors(HelpGroup):
-    """Ends in one line on stderr where the user can act on it; what is a bug keeps its traceback.
+    """Group whose errors are one line on stderr if the user can act on them; bugs keep their traceback.
 
     Exit codes, as `fullstride.process.exit_codes` names them: 2 for a setting or a package that is missing, 12 for
     memory that ran out, 74 for data that cannot be read for now, 1 for a loss that is not finite, a gate that does not
@@ -71,11 +71,11 @@ class OneLineErrors(HelpGroup):
             if not is_out_of_memory(error):
                 raise
             reason = one_line(error)[:600]  # XLA adds what lies where, for pages
-            _stop(f"error: out of memory, smaller batches need less: {reason}", exit_codes.OUT_OF_MEMORY)
+            _stop(f"error: out of memory; use smaller batches: {reason}", exit_codes.OUT_OF_MEMORY)
 
 
 class _Descriptor(io.FileIO):
-    """A file that goes on as /dev/null when its reader has left, as `head` does."""
+    """File that continues as /dev/null when its reader has left, as `head` does."""
 
     def write(self, data: Any, /) -> int:
         try:
@@ -89,7 +89,7 @@ class _Descriptor(io.FileIO):
 def outlive_readers() -> None:
     """Let a command run to its end, with the exit code of its work, if nobody reads what it prints.
 
-    A character that cannot be shown ends it neither.
+    Characters that cannot be encoded do not end it either.
     """
     for name in ("stdout", "stderr"):
         if isinstance(stream := getattr(sys, f"__{name}__"), io.TextIOWrapper):  # None if it is closed

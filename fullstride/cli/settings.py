@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Setting(NamedTuple):
-    """One row of a listing."""
+    """Row of a listing."""
 
     key: str
     default: str
@@ -27,7 +27,7 @@ class Setting(NamedTuple):
 
 
 def settings_in(config: Any) -> list[Setting]:
-    """Settings of a dataclass and of those in it, each with its names and the comment on its line or above it."""
+    """Return the settings of a dataclass and of those in it, each with its names and its comment."""
     found = []
     for key in walk(config):
         group, _, name = key.name.rpartition(".")
@@ -38,7 +38,7 @@ def settings_in(config: Any) -> list[Setting]:
 
 
 def offers(config: Any) -> dict[str, list[str]]:
-    """Values that a shell offers for each key: its names, or its default."""
+    """Return the values that a shell offers for each key: its names, or its default."""
     booleans = sorted(BOOLEANS)
     return {
         key.name: booleans if key.kind is bool else key.names or list(filter(None, [written(key.value)]))
@@ -74,10 +74,15 @@ def print_table(table: "Table") -> None:
 
 
 def show_settings(settings: Sequence[Setting], text: str) -> None:
-    """Print the settings that have `text` in their key; none is a ConfigError."""
+    """Print the settings that have `text` in their key.
+
+    Raises:
+        ConfigError: if there are none.
+
+    """
     shown = [setting for setting in settings if text in setting.key]
     if not shown:
-        raise ConfigError(f"{text}: no key has this in its name; without it all are listed")
+        raise ConfigError(f"{text}: no key has this in its name; leave it out to list all")
     from rich.markup import escape
 
     table = plain_table("key", "default", "meaning")

@@ -1,1 +1,1 @@
-"""The same command line on other machines: processes here, torchrun, Slurm, Modal, SkyPilot."""
+"""Launchers of one command line on other machines: local processes, torchrun, Slurm, Modal, SkyPilot."""

@@ -1,4 +1,4 @@
-"""Attempts at a command in processes of their own: one limit of time each, and another one if that can help."""
+"""Attempts at a command in processes of their own: each with a time limit, and another one if that can help."""
 
 import contextlib
 import math
@@ -17,30 +17,30 @@ from fullstride.process import exit_codes
 from fullstride.process.parent import LAUNCHER
 from fullstride.runs.atomic_files import note
 
-# Seconds that a process has to save after it was told to stop.
+# Seconds that a process has to save after a request to stop.
 SAVING = 120.0
 POLL = 0.1
 REASONS = {
     exit_codes.DONE: "done",
     exit_codes.FAILED: "failed; its last lines say why",
-    exit_codes.SETTINGS: "a setting that cannot be",
+    exit_codes.SETTINGS: "an invalid setting",
     exit_codes.OUT_OF_MEMORY: "out of memory: the same settings will not fit either",
     exit_codes.UNREAD: "data that could not be read",
     exit_codes.STUCK: "stuck, and ended by its watchdog",
     exit_codes.INTERRUPTED: "interrupted",
-    -signal.SIGKILL: "killed (SIGKILL), most often by the system for want of memory",
+    -signal.SIGKILL: "killed (SIGKILL), most often by the system because memory ran out",
 }
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How an attempt ended.
+    """Outcome of an attempt.
 
     Attributes:
-        code: its exit code; negative is the signal that it died of.
-        why: for people.
-        told: it was told to stop, from outside.
-        late: its time was up.
+        code: exit code; a negative one is the signal that ended the process.
+        why: reason, for people.
+        told: whether somebody outside asked it to stop.
+        late: whether its time limit was over.
 
     """
 
@@ -51,12 +51,12 @@ class Outcome:
 
     @property
     def again(self) -> bool:
-        """Whether another attempt can end otherwise."""
+        """True if another attempt may end differently."""
         return not self.told and (self.late or self.code not in exit_codes.FINAL)
 
 
 class Attempt:
-    """One process, which can be told to save and end, by a signal's handler too."""
+    """Process of one attempt, which can be asked to save and end, even by a signal handler."""
 
     def __init__(
         self,
@@ -68,10 +68,10 @@ class Attempt:
         """Start a command line.
 
         Args:
-            line: the program and its arguments.
-            env: more for its environment.
-            cwd: another folder.
-            output: a file for what it prints and for its errors, instead of ours.
+            line: program and arguments.
+            env: additional environment variables.
+            cwd: working folder, if not this process's.
+            output: file for stdout and stderr, instead of this process's.
 
         """
         self._told = self._late = False
@@ -86,38 +86,40 @@ class Attempt:
 
     @property
     def has_ended(self) -> bool:
-        """Whether it has; `wait` returns at once then."""
+        """True once the process has ended; `wait` returns at once then."""
         try:
             return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
         except ChildProcessError:
             return True
 
     def keep_to(self, cores: Iterable[int]) -> None:
-        """Let it run on these cores of the processor alone, and what it starts from now on, too."""
+        """Pin the process and its future children to these CPU cores."""
         with contextlib.suppress(ProcessLookupError):
             os.sched_setaffinity(self._process.pid, cores)
 
     def stop(self, number: int = signal.SIGTERM) -> None:
-        """Tell it to save and end, from outside."""
+        """Ask it to save and end, on behalf of somebody outside."""
         self._told = True
         self._process.send_signal(number)
 
     def kill(self) -> None:
-        """End it at once, whatever it does."""
+        """Kill it at once."""
         self._late = True
         self._process.kill()
 
     def wait(self, seconds: float = 0.0) -> Outcome:
-        """Wait for its end, which it is told to come to after `seconds`; 0 waits for ever."""
+        """Wait for its end, and ask it to end after `seconds`; 0 waits for ever."""
         if not self._ends_within(seconds or math.inf):
             self._late = True
             self.end()
         code = self._process.wait()
-        why = f"its {seconds / 3600:g} h are over" if self._late else REASONS.get(code, f"exit code {code}")
+        why = (
+            f"its time limit of {seconds / 3600:g} h is over" if self._late else REASONS.get(code, f"exit code {code}")
+        )
         return Outcome(code, why, self._told, self._late)
 
     def end(self, seconds: float = SAVING, *, told: bool = False) -> None:
-        """Tell it to save and end, and kill it after `seconds`; `told` if that is from outside."""
+        """Ask it to save and end, and kill it after `seconds`; `told` if the request comes from outside."""
         self._told |= told
         self._process.terminate()
         if not self._ends_within(seconds):
@@ -136,7 +138,7 @@ class Attempt:
 
 @contextmanager
 def _handled(numbers: Iterable[int], act: Callable[[int], None]) -> Iterator[None]:
-    """These signals call `act`; as before in a thread, which gets none."""
+    """Call `act` for these signals; in a thread, which receives none, change nothing."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -158,19 +160,19 @@ def attempt_all(
     again: bool = False,
     start: Callable[[list[str]], Attempt] = Attempt,
 ) -> Outcome:
-    """Attempt a command until an attempt ends in a way that another one cannot better.
+    """Attempt a command until it ends in a way that another attempt cannot better.
 
     Args:
-        words: the command.
-        line: makes a command line of it.
-        retries: attempts after the first one.
+        words: words of the command.
+        line: function from words to a command line.
+        retries: number of attempts after the first one.
         delay: seconds before each of them.
-        seconds: of each attempt; 0 is without a limit.
-        again: the first one is another's second already.
-        start: starts a command line.
+        seconds: time limit of each attempt; 0 means no limit.
+        again: whether an earlier launch has begun the run, so that the first attempt resumes it.
+        start: function that starts a command line.
 
     Returns:
-        How the last one ended.
+        Outcome of the last attempt.
 
     """
     attempt = 0
@@ -185,14 +187,14 @@ def attempt_all(
         note(f"launch: attempt {attempt} of {retries + 1} ended with exit code {ended.code}: {ended.why}")
         if attempt > retries:
             return ended
-        note(f"launch: the next one goes on in {delay:g} s")
+        note(f"launch: next attempt in {delay:g} s")
         if not _waits(delay):
-            note("launch: SIGTERM: no other attempt is made; the same command with resume=true goes on")
+            note("launch: SIGTERM: no further attempt; to continue, run the same command with resume=true")
             return replace(ended, told=True)
 
 
 def _waits(seconds: float) -> bool:
-    """Wait; False, at once, if SIGTERM came."""
+    """Wait; return False, at once, if SIGTERM came."""
     told: list[int] = []
     end = time.monotonic() + seconds
     with _handled([signal.SIGTERM], told.append):
@@ -202,7 +204,7 @@ def _waits(seconds: float) -> bool:
 
 
 def exit_code(ended: Outcome) -> int:
-    """The exit code that passes an attempt's on; a signal's is 128 and its number, as shells say it."""
+    """Return the exit code for an attempt's outcome; for a signal 128 plus its number, as shells do."""
     if ended.late and not ended.told and ended.code == exit_codes.DONE:
         return exit_codes.STUCK
     return 128 - ended.code if ended.code < 0 else ended.code

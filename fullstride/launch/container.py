@@ -1,4 +1,4 @@
-"""A launch inside a container, which may begin again on another machine: what stays says whether it began before."""
+"""Launch inside a container, which may restart on another machine; persistent files show whether it began before."""
 
 import argparse
 import sys
@@ -16,7 +16,7 @@ BEGUN = ".launches"
 
 
 def begin(runs: Path, launch: str) -> bool:
-    """Leave a note that a launch has begun; whether there was one, so that a run must go on instead of begin."""
+    """Leave a note that a launch has begun; return whether there was one, so that a run must be resumed."""
     note = runs / BEGUN / launch
     note.parent.mkdir(parents=True, exist_ok=True)
     again = note.exists()
@@ -25,17 +25,17 @@ def begin(runs: Path, launch: str) -> bool:
 
 
 def main(arguments: list[str]) -> int:
-    """`python -m fullstride.launch.container OPTIONS -- COMMAND`, as SkyPilot's tasks run it; returns the exit code."""
+    """Run `python -m fullstride.launch.container OPTIONS -- COMMAND`, as SkyPilot's tasks do; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--launch", required=True, help="this launch's name, the same on every machine it begins on")
-    parser.add_argument("--runs", type=Path, required=True, help="the folder of runs, which outlives the machine")
+    parser.add_argument("--launch", required=True, help="name of this launch, the same on every machine")
+    parser.add_argument("--runs", type=Path, required=True, help="folder of runs, which outlives the machine")
     parser.add_argument("--retries", type=int, required=True)
     parser.add_argument("--delay", type=float, required=True, help="seconds")
-    parser.add_argument("--seconds", type=float, required=True, help="of an attempt; 0 is without a limit")
-    parser.add_argument("--processes", type=int, default=1, help="on this machine")
+    parser.add_argument("--seconds", type=float, required=True, help="time limit of an attempt; 0 means none")
+    parser.add_argument("--processes", type=int, default=1, help="number of processes on this machine")
     parser.add_argument("--nodes", type=int, default=1)
-    parser.add_argument("--rank", default="0", help="which of the machines this is")
-    parser.add_argument("--meeting", default="", help="HOST:PORT where several machines meet")
+    parser.add_argument("--rank", default="0", help="rank of this machine")
+    parser.add_argument("--meeting", default="", help="HOST:PORT at which several machines meet")
     parser.add_argument("words", nargs="+")
     given = parser.parse_args(arguments)
     spread = {"restarts": given.retries, "nodes": given.nodes, "meeting": given.meeting, "job": given.launch}

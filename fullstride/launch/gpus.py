@@ -1,4 +1,4 @@
-"""The GPUs of this machine, as the command line names them and as NVIDIA's driver finds them; no framework is asked."""
+"""GPUs of this machine, by the command line's names and as NVIDIA's driver finds them; no framework is imported."""
 
 import os
 import subprocess
@@ -20,13 +20,13 @@ print(found.value)
 
 
 def count_gpus(visible: str | None = None) -> int:
-    """How many GPUs a process finds.
+    """Count the GPUs that a process finds.
 
     Args:
-        visible: its CUDA_VISIBLE_DEVICES; this process's own if None.
+        visible: CUDA_VISIBLE_DEVICES of that process; this process's own if None.
 
     Returns:
-        Their number; 0 without NVIDIA's driver, or where it does not answer.
+        Number of GPUs; 0 without NVIDIA's driver, or if it does not answer.
 
     """
     given = {} if visible is None else {VISIBLE: visible}
@@ -39,11 +39,11 @@ def count_gpus(visible: str | None = None) -> int:
 
 
 def gpus_of(text: str, shared: bool = False) -> list[str]:
-    """GPUs as the command line names them, `0,1`, as CUDA_VISIBLE_DEVICES would; numbers count those that are visible.
+    """Parse GPUs named like `0,1` into CUDA_VISIBLE_DEVICES entries; numbers count those that are visible.
 
     Args:
-        text: their names, a comma between two.
-        shared: whether one may be named more than once, for as many commands at a time.
+        text: names of GPUs, separated by commas.
+        shared: whether a GPU may be named more than once, to run as many commands on it at a time.
 
     Raises:
         ConfigError: if there is none, one that is not among the visible ones or not there at all, or one twice that may
@@ -57,7 +57,7 @@ def gpus_of(text: str, shared: bool = False) -> list[str]:
     if not all(found):
         raise ConfigError(f"--gpus {text}: expected numbers of GPUs, as in 0,1")
     if not shared and len(set(found)) < len(found):
-        raise ConfigError(f"--gpus {text}: expected each GPU once, since what runs here is given so many minutes of it")
+        raise ConfigError(f"--gpus {text}: expected each GPU once, since the command gets its minutes on one GPU alone")
     _check_there(list(dict.fromkeys(found)), text)
     return found
 
@@ -72,7 +72,7 @@ def _visible(name: str, given: str, text: str) -> str:
 
 
 def _check_there(names: Sequence[str], text: str) -> None:
-    """Refuse GPUs that are not there, where their commands would train on the CPU or fail."""
+    """Refuse GPUs that do not exist: their commands would train on the CPU or fail."""
     # Of several parts of one GPU (MIG) a process finds the first alone: they are asked for one by one.
     if count_gpus(",".join(names)) == len(names) or not (absent := [name for name in names if not count_gpus(name)]):
         return

@@ -1,4 +1,4 @@
-"""Processes of this machine: one, or several by torchrun."""
+"""Local launches: one process, or several by torchrun."""
 
 import shlex
 
@@ -9,7 +9,7 @@ from fullstride.launch.words import Words
 
 
 def plan(request: LocalRequest, words: Words) -> LaunchPlan:
-    """One process, started anew after what another attempt can better, or several, which torchrun starts anew."""
+    """Plan one process, which is restarted if that can help, or several, which torchrun restarts."""
 
     def line(words: Words) -> list[str]:
         return torchrun_command(words, request.all_processes, restarts=request.retries)

@@ -1,4 +1,4 @@
-"""Modal through its own client: an app with one function, which Modal attempts again until the run is done."""
+"""Launches on Modal by its own client: an app with one function, which Modal retries until the run is done."""
 
 import secrets
 import shlex
@@ -28,7 +28,7 @@ MARGIN = 300.0
 
 @dataclass(frozen=True)
 class Spec:
-    """What Modal is told of one run; `text` shows it and `function` makes it."""
+    """Specification of one run on Modal; `text` shows it and `function` makes it."""
 
     words: Words
     image: dict[str, Any]
@@ -39,7 +39,7 @@ class Spec:
     detach: bool
 
     def text(self) -> str:
-        """For people."""
+        """Description for people."""
         line = torchrun_command(self.words, self.arguments["processes"], restarts=0, python="python")
         lines = [
             f"app: fullstride, {'detached' if self.detach else 'ends with this command'}",
@@ -54,7 +54,12 @@ class Spec:
 
 
 def spec_of(request: ModalRequest, words: Words) -> Spec:
-    """What Modal is told of one run; refused if its results would be lost, or for a time or volume that cannot be."""
+    """Return the specification of one run.
+
+    Raises:
+        ConfigError: for a time above Modal's limit, a volume without a path, or a run whose results would be lost.
+
+    """
     if not 0 < request.time <= LONGEST:
         raise ConfigError(f"--time {request.time:g}: expected hours above 0, {LONGEST:g} at most, which Modal allows")
     shared_out(words, request.processes_each)
@@ -111,13 +116,13 @@ def _volumes(request: ModalRequest) -> dict[str, str]:
     for given in request.volume:
         name, colon, path = given.partition(":")
         if not (name and colon and path.startswith("/")) or path in volumes:
-            raise ConfigError(f"--volume {given}: expected NAME:/PATH, a path of its own")
+            raise ConfigError(f"--volume {given}: expected NAME:/PATH, with a path that no other volume has")
         volumes[path] = name
     return volumes
 
 
 def image_of(spec: Spec) -> modal.Image:
-    """The container's image: this package as it lies here, and what it needs."""
+    """Return the container's image: this package as it is here, and its requirements."""
     parts = spec.image
     if parts["from"] == "debian_slim":
         image = modal.Image.debian_slim(python_version=parts["python"])
@@ -130,7 +135,12 @@ def image_of(spec: Spec) -> modal.Image:
 
 
 def app_of(spec: Spec) -> tuple[modal.App, modal.Function]:
-    """The app and its function, made by Modal's client, which checks them."""
+    """Make the app and its function with Modal's client, which checks them.
+
+    Raises:
+        ConfigError: with the client's message.
+
+    """
     with refusals():
         app = modal.App("fullstride")
         given: dict[str, Any] = spec.function | {
@@ -150,7 +160,12 @@ def app_of(spec: Spec) -> tuple[modal.App, modal.Function]:
 
 
 def plan(request: ModalRequest, words: Words) -> LaunchPlan:
-    """One app for a command, one each for the runs of a sweep; what Modal would refuse is a ConfigError."""
+    """Plan one app for a command, one each for the runs of a sweep.
+
+    Raises:
+        ConfigError: for what Modal would refuse.
+
+    """
     specs = [spec_of(request, run) for run in runs_of(words)]
     made = [app_of(spec) for spec in specs]
 

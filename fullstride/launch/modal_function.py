@@ -1,4 +1,4 @@
-"""What runs in a container of Modal's; imported there, and nothing of it here needs Modal's package."""
+"""Function that runs in a Modal container; imported there, and independent of Modal's package."""
 
 import os
 from pathlib import Path
@@ -13,21 +13,21 @@ LEAVING = 20.0  # seconds to save when a container is taken away; Modal gives 30
 
 
 class AttemptFailed(Exception):  # noqa: N818, as Modal shows it
-    """An attempt that another one can better: Modal's retry policy makes it."""
+    """Failed attempt that another one can better: Modal's retry policy makes it."""
 
 
 def attempt(words: Words, launch: str, volume: str, processes: int, seconds: float) -> int:
-    """One attempt at a command, which goes on with the run of an earlier one of the same launch.
+    """Make one attempt at a command, which resumes the run of an earlier one of the same launch.
 
     Args:
-        words: the command.
-        launch: the same for every attempt.
-        volume: the name of the volume of runs.
-        processes: on this machine.
-        seconds: after which it saves and ends; less than Modal's own limit, which kills.
+        words: words of the command.
+        launch: name of the launch, the same for every attempt.
+        volume: name of the volume of runs.
+        processes: number of processes on this machine.
+        seconds: time after which it saves and ends; less than Modal's own limit, which kills.
 
     Returns:
-        The exit code, where another attempt would end the same.
+        The exit code, if another attempt would end the same way.
 
     Raises:
         AttemptFailed: for any other end.

@@ -1,4 +1,4 @@
-"""What Modal's client and service refuse, in this command line's words."""
+"""Refusals of Modal's client and service, translated to this command line's terms."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""What lies on Modal's volumes: checkpoints listed, runs and their tracking fetched."""
+"""Modal volumes: list checkpoints, fetch runs and their tracking files."""
 
 import os
 import re
@@ -20,7 +20,7 @@ SEALS = {("manifest.json",), ("commit_success.txt",)}
 
 @dataclass(frozen=True)
 class VolumeFile:
-    """A file of a volume: its path there, bytes, seconds since 1970."""
+    """File on a volume: its path there, bytes, seconds since 1970."""
 
     path: PurePosixPath
     size: int
@@ -29,7 +29,7 @@ class VolumeFile:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint on a volume; `whole` if the file that is written last is there: its manifest, or orbax's."""
+    """Checkpoint on a volume; `whole` if the file that is written last exists: its manifest, or orbax's."""
 
     run: str
     name: str
@@ -39,7 +39,12 @@ class Checkpoint:
 
 
 def files_of(volume: modal.Volume, run: str | None) -> list[VolumeFile]:
-    """Every file of a volume, or of one run there; nothing hidden, which is unfinished or nobody else's business."""
+    """List the files of a volume, or of one run there; hidden ones are unfinished and left out.
+
+    Raises:
+        ConfigError: if there is no such volume or run.
+
+    """
     with refusals():
         entries = list(volume.iterdir(f"/{run or ''}", recursive=True))
     found = [
@@ -51,7 +56,7 @@ def files_of(volume: modal.Volume, run: str | None) -> list[VolumeFile]:
 
 
 def checkpoints_on(volume: modal.Volume, run: str | None = None) -> list[Checkpoint]:
-    """The checkpoints of all runs on a volume, or of one, oldest step first."""
+    """Return the checkpoints of all runs on a volume, or of one, oldest step first."""
     grouped: dict[tuple[str, str], list[VolumeFile]] = {}
     for file in files_of(volume, run):
         match file.path.parts:
@@ -70,13 +75,13 @@ def checkpoints_on(volume: modal.Volume, run: str | None = None) -> list[Checkpo
 
 
 def _order(run: str, checkpoint: str) -> tuple[str, int, str]:
-    """By run, then by the step that a checkpoint's name ends in."""
+    """Return a sort key: the run, then the step that a checkpoint's name ends in."""
     step = re.search(r"\d+$", checkpoint)
     return run, int(step[0]) if step else -1, checkpoint
 
 
 def lines_of(checkpoints: list[Checkpoint]) -> list[str]:
-    """Checkpoints as lines: run, name, MiB, when, and whether it is whole."""
+    """Format checkpoints as lines: run, name, MiB, time, and whether it is whole."""
     return [
         f"{c.run}  {c.name}  {c.size / 2**20:.1f} MiB  {datetime.fromtimestamp(c.mtime, UTC):%Y-%m-%d %H:%M:%S} UTC"
         + ("" if c.whole else "  incomplete")
@@ -87,16 +92,16 @@ def lines_of(checkpoints: list[Checkpoint]) -> list[str]:
 def sync(volume: modal.Volume, name: str, out: Path, run: str | None = None) -> tuple[int, int]:
     """Fetch what is new or changed on a volume.
 
-    What was removed there stays here; a file is whole or as it was before.
+    Files that were removed there stay here; each file is replaced atomically.
 
     Args:
         volume: the volume.
-        name: its name, which is left in each folder that this makes.
-        out: the folder for its folders and files.
-        run: one of them alone.
+        name: name of the volume, which is noted in each folder that this makes.
+        out: folder for its folders and files.
+        run: name of the only run to fetch.
 
     Returns:
-        How many files were fetched, and how many bytes.
+        Number of files and bytes fetched.
 
     Raises:
         ConfigError: if a folder of that name is here already and no earlier sync has made it.
@@ -116,7 +121,7 @@ def _claim(folders: set[Path], name: str) -> None:
     for folder in folders:
         mark = folder / SYNCED
         if folder.exists() and not (mark.is_file() and mark.read_text().strip() == name):
-            raise ConfigError(f"{folder} is here already and was not fetched from {name}; choose another folder")
+            raise ConfigError(f"{folder} exists and was not fetched from {name}; choose another folder")
     for folder in folders:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / SYNCED).write_text(f"{name}\n")
@@ -131,7 +136,7 @@ def _differs(out: Path, file: VolumeFile) -> bool:
 
 
 def _fetch(volume: modal.Volume, file: VolumeFile, out: Path) -> bool:
-    """Fetch a file; False if it is gone, as a checkpoint that newer ones have displaced meanwhile."""
+    """Fetch a file; return False if it is gone, such as a checkpoint that newer ones have replaced."""
     path = out / file.path
     if not path.resolve().is_relative_to(out.resolve()):
         raise ConfigError(f"{file.path}: expected a path within the volume")
@@ -145,7 +150,7 @@ def _fetch(volume: modal.Volume, file: VolumeFile, out: Path) -> bool:
         os.utime(part, (file.mtime, file.mtime))
         os.replace(part, path)
     except FileNotFoundError:
-        note(f"{file.path}: gone meanwhile")
+        note(f"{file.path}: removed meanwhile")
         return False
     finally:
         Path(part).unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""What a command reads and writes in a container: whether it is there, and whether it stays."""
+"""Paths that a command reads and writes in a container: whether they exist, and whether they persist."""
 
 import json
 import posixpath
@@ -21,16 +21,16 @@ NAMED: dict[str, tuple[str, ...]] = {"data.path": (), "data.tokenizer": ("minilm
 
 
 def check_inputs(words: Words, remedy: str) -> None:
-    """Check that a command reads nothing of this machine, by paths that are relative to where it is given.
+    """Check that a command's relative input paths do not name files that exist only on this machine.
 
     Relative ones in `runs`, which is there, too, pass, and so does the name of a data set of Hugging Face.
 
     Args:
-        words: the command.
-        remedy: how such a folder comes to the other machine.
+        words: words of the command.
+        remedy: way to bring such a folder to the other machine, for the message.
 
     Raises:
-        ConfigError: for a setting that names what is not there.
+        ConfigError: for a setting that names a path that does not exist there.
 
     """
     for key, names in NAMED.items():
@@ -38,15 +38,15 @@ def check_inputs(words: Words, remedy: str) -> None:
         if not path or path in names or (key == "data.path" and value_of(words, "data") == "hf_dataset"):
             continue
         if not path.startswith("/") and posixpath.normpath(path).split("/")[0] != "runs":
-            raise ConfigError(f"{key}={path}: a path of this machine is not there; {remedy}")
+            raise ConfigError(f"{key}={path}: a path of this machine does not exist there; {remedy}")
 
 
 def check_output(words: Words, kept: list[str]) -> None:
-    """Check that what a command makes lands where it outlives its container.
+    """Check that a command's output survives its container.
 
     Args:
-        words: the command; relative paths in it are of the folder where commands run.
-        kept: absolute folders that stay; the first is where `runs` lies.
+        words: words of the command; its relative paths start at the folder in which commands run.
+        kept: absolute folders that persist; the first contains `runs`.
 
     Raises:
         ConfigError: for an output_dir, an option or an option's default that lies anywhere else.
@@ -78,7 +78,12 @@ def _of_command(words: Words) -> Iterator[Place]:
 
 @cache
 def _of_benchmarks(words: tuple[str, ...]) -> list[Place]:
-    """Ask them: nothing of the library imports them. Raise a ConfigError without a clone, or in their words."""
+    """Ask the benchmarks for their places in a process of their own: the library never imports them.
+
+    Raises:
+        ConfigError: without a clone, or with the benchmarks' message.
+
+    """
     root = sources(list(words))[BENCHMARKS].parent
     command = [sys.executable, "-m", BENCHMARKS, "outputs", *words[1:]]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True)

@@ -1,4 +1,4 @@
-"""The command lines that start a command as processes."""
+"""Command lines that start a command as processes."""
 
 import sys
 from pathlib import Path
@@ -9,7 +9,7 @@ from fullstride.launch.words import BENCHMARKS, Words, shared_out
 
 
 def single_command(words: Words, python: str = sys.executable) -> list[str]:
-    """One process."""
+    """Command line of one process."""
     return [python, "-m", *_module(words)]
 
 
@@ -18,13 +18,18 @@ def _module(words: Words) -> Words:
 
 
 def sources(words: Words) -> dict[str, Path]:
-    """The folders of code that a command needs elsewhere, by their packages; benchmarks without a clone are refused."""
+    """Folders of code that a command needs elsewhere, by package.
+
+    Raises:
+        ConfigError: for benchmarks without a clone, in which they lie next to the library.
+
+    """
     package = Path(fullstride.__file__).parent
     if words[0] != BENCHMARKS:
         return {"fullstride": package}
     beside = package.parent / BENCHMARKS
     if not (beside / "__main__.py").is_file():
-        raise ConfigError(f"launch: {BENCHMARKS} lie beside the library in a clone, and {beside} is not there")
+        raise ConfigError(f"launch: {BENCHMARKS} lie next to the library in a clone, but {beside} does not exist")
     return {"fullstride": package, BENCHMARKS: beside}
 
 
@@ -38,16 +43,16 @@ def torchrun_command(
     job: str = "fullstride",
     python: str = sys.executable,
 ) -> list[str]:
-    """`processes` on each of `nodes` machines, by torchrun; one in all needs none.
+    """Return the command line for `processes` on each of `nodes` machines, by torchrun if there are several.
 
     Args:
-        words: the command.
-        processes: on this machine.
-        restarts: how often torchrun starts all anew after one has failed; they go on where they were.
-        nodes: machines; each runs this command line.
-        meeting: HOST:PORT of one of them, where several meet.
-        job: which of several jobs that meet there this is.
-        python: the interpreter.
+        words: words of the command.
+        processes: number of processes per machine.
+        restarts: number of times that torchrun restarts all after one has failed; they resume.
+        nodes: number of machines; each runs this command line.
+        meeting: HOST:PORT of one of the machines, at which several meet.
+        job: name of this job among those that meet there.
+        python: path of the interpreter.
 
     """
     if processes * nodes == 1:

@@ -13,24 +13,29 @@ from fullstride.errors import ConfigError
 
 @dataclass(frozen=True)
 class LaunchPlan:
-    """A launch before it happens: exactly what would be submitted, and what does it and returns the exit code."""
+    """Launch before it happens: the text of what would be submitted, and a function that submits it."""
 
     text: str
     submit: Callable[[], int]
 
 
-HOURS = "Hours of an attempt; 0 is without a limit."
+HOURS = "Hours of an attempt; 0 means no limit."
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """Options of every backend; a value that cannot be is a ConfigError."""
+    """Options of every backend.
+
+    Raises:
+        ConfigError: for an invalid value.
+
+    """
 
     backend: ClassVar[str]
     heading: ClassVar[str] = "Job"
     name: Annotated[str, "Name of the job: lower-case letters, digits and -."] = "fullstride"
-    retries: Annotated[int, "Attempts after the first."] = 5
-    retry_delay: Annotated[float | None, "Seconds before each; 30 unless given, none if torchrun makes them."] = None
+    retries: Annotated[int, "Number of attempts after the first."] = 5
+    retry_delay: Annotated[float | None, "Seconds before each; 30 by default, none if torchrun makes them."] = None
     time: Annotated[float, HOURS] = 12.0
 
     def __post_init__(self) -> None:
@@ -103,8 +108,8 @@ class MachineRequest(Request):
     heading = "Machines"
     gpus: Annotated[int, "GPUs of each machine, one process each."] = 1
     gpu: Annotated[str | None, "Kind of GPU, such as H100, as the backend calls it.", "KIND"] = None
-    cpus: Annotated[int | None, "Cores of each machine."] = None
-    memory: Annotated[float | None, "GiB of each machine."] = None
+    cpus: Annotated[int | None, "CPU cores of each machine."] = None
+    memory: Annotated[float | None, "Memory of each machine, in GiB."] = None
 
     @property
     def processes_each(self) -> int:
@@ -124,12 +129,12 @@ class SlurmRequest(MachineRequest):
     backend = "slurm"
     heading = "Slurm"
     nodes: Annotated[int, "Machines."] = 1
-    processes: Annotated[int | None, "Processes of each machine without GPUs: with --gpus 0."] = None
-    partition: Annotated[str | None, "Where the job queues."] = None
-    account: Annotated[str | None, "What the job is charged to."] = None
+    processes: Annotated[int | None, "Processes of each machine without GPUs (--gpus 0)."] = None
+    partition: Annotated[str | None, "Partition in which the job queues."] = None
+    account: Annotated[str | None, "Account that the job is charged to."] = None
     qos: Annotated[str | None, "Quality of service."] = None
-    constraint: Annotated[str | None, "Features of the machines."] = None
-    sbatch: Annotated[tuple[str, ...], "Another flag of sbatch; may be repeated.", "KEY=VALUE"] = ()
+    constraint: Annotated[str | None, "Features that the machines must have."] = None
+    sbatch: Annotated[tuple[str, ...], "Further flag of sbatch; may be repeated.", "KEY=VALUE"] = ()
     setup: Annotated[tuple[str, ...], "Shell command to run beforehand; may be repeated.", "LINE"] = ()
     cluster: Annotated[str, "local runs jobs on this machine, by submitit.", "slurm|local"] = "slurm"
     folder: Annotated[str, "Folder for job files."] = "runs/launch"
@@ -138,7 +143,7 @@ class SlurmRequest(MachineRequest):
         super().__post_init__()
         if self.processes and self.gpus:
             raise ConfigError(
-                f"--processes {self.processes}: expected --gpus 0 beside it, as of GPUs each has a process of its own"
+                f"--processes {self.processes}: expected --gpus 0 with it, since each GPU has one process"
             )
 
     @property
@@ -158,12 +163,12 @@ class ModalRequest(MachineRequest):
 
     backend = "modal"
     heading = "Modal"
-    image: Annotated[str | None, "Container image of a registry; Debian with Python unless given."] = None
-    pip: Annotated[tuple[str, ...], "Package to install, too; may be repeated.", "PACKAGE"] = ()
-    volume: Annotated[tuple[str, ...], "Volume to mount, too; may be repeated.", "NAME:/PATH"] = ()
+    image: Annotated[str | None, "Container image of a registry; by default Debian with Python."] = None
+    pip: Annotated[tuple[str, ...], "Additional package to install; may be repeated.", "PACKAGE"] = ()
+    volume: Annotated[tuple[str, ...], "Additional volume to mount; may be repeated.", "NAME:/PATH"] = ()
     runs: Annotated[str, "Volume of runs."] = "fullstride-runs"
     secret: Annotated[tuple[str, ...], "One of Modal's secrets; may be repeated.", "NAME"] = ()
-    detach: Annotated[bool, "Go on when this command ends, or wait for the run."] = True
+    detach: Annotated[bool, "Keep running when this command ends, or wait for the run."] = True
 
     @property
     def by_torchrun(self) -> bool:
@@ -178,9 +183,9 @@ class SkyPilotRequest(MachineRequest):
     backend = "skypilot"
     heading = "SkyPilot"
     nodes: Annotated[int, "Machines."] = 1
-    spot: Annotated[bool | None, "Machines that may be taken away."] = None
+    spot: Annotated[bool | None, "Use machines that may be preempted."] = None
     image: Annotated[str | None, "Container image of a registry."] = None
-    pip: Annotated[tuple[str, ...], "Package to install, too; may be repeated.", "PACKAGE"] = ()
+    pip: Annotated[tuple[str, ...], "Additional package to install; may be repeated.", "PACKAGE"] = ()
     setup: Annotated[tuple[str, ...], "Shell command to run beforehand; may be repeated.", "LINE"] = ()
     runs: Annotated[str, "Bucket of runs."] = "fullstride-runs"
     folder: Annotated[str, "Folder for the tasks."] = "runs/launch"

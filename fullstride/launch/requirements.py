@@ -1,4 +1,4 @@
-"""What a container has to install: this package's requirements, in the versions that are installed here."""
+"""Requirements that a container has to install: this package's, in the versions that are installed here."""
 
 import re
 from importlib.metadata import PackageNotFoundError
@@ -24,14 +24,19 @@ AREAS = {
 
 
 def extras_of(words: Words) -> tuple[str, ...]:
-    """The extras that a command needs."""
+    """Return the extras that a command needs."""
     tracked = ("track",) if value_of(words, "track") == "trackio" else ()
     area = AREAS.get(" ".join(words[:2])) or AREAS.get(words[0], ("torch",))
     return (*area, *tracked)
 
 
 def requirements(words: Words) -> list[str]:
-    """pip's words for everything that a command imports, sorted; refused if this package is only imported here."""
+    """List pip requirements for everything that a command imports, sorted.
+
+    Raises:
+        ConfigError: if this package is only imported here, not installed, so that its requirements are unknown.
+
+    """
     try:
         return sorted(set(map(_pinned, extras.requirements(*extras_of(words)))), key=str.lower)
     except PackageNotFoundError:
@@ -39,6 +44,6 @@ def requirements(words: Words) -> list[str]:
 
 
 def _pinned(need: "Requirement") -> str:
-    """The version that is installed here; a build's own mark, as in 2.13.0+cpu, is another machine's business."""
+    """Pin the version that is installed here, without a build's suffix such as in 2.13.0+cpu."""
     here = extras.version(need.name)
     return f"{need.name}=={re.sub(r'[+].*', '', here)}" if here else f"{need.name}{need.specifier}"

@@ -1,4 +1,4 @@
-"""SkyPilot: a task's YAML, for `sky jobs launch`; machines that are taken away are replaced, and the run goes on."""
+"""SkyPilot tasks as YAML, for `sky jobs launch`; preempted machines are replaced, and the run continues."""
 
 import importlib
 import importlib.util
@@ -25,12 +25,12 @@ PYTHON = f"{WORK}/venv/bin/python"
 
 
 def task_of(request: SkyPilotRequest, words: Words, launch: str) -> dict[str, Any]:
-    """A task as SkyPilot's YAML has it.
+    """Return a task in the structure of SkyPilot's YAML.
 
     Args:
-        request: what was asked for.
-        words: the command.
-        launch: the same on every machine that the task is begun on.
+        request: options of the launch.
+        words: words of the command.
+        launch: name of the launch, the same on every machine.
 
     Raises:
         ConfigError: for a command that several processes cannot share, or a run that would be lost.
@@ -90,9 +90,14 @@ def _run(request: SkyPilotRequest, words: Words, launch: str) -> str:
 
 
 def validated(task: dict[str, Any]) -> str:
-    """What SkyPilot says of a task, where it is installed; raise a ConfigError with its words if it refuses."""
+    """Check a task with SkyPilot, if it is installed, and return a line that says whether it was.
+
+    Raises:
+        ConfigError: with SkyPilot's message, if it refuses the task.
+
+    """
     if importlib.util.find_spec("sky") is None:
-        return "not checked by SkyPilot, which is not installed here"
+        return "not checked: SkyPilot is not installed here"
     sky = importlib.import_module("sky")
     try:
         sky.Task.from_yaml_config(deepcopy(task))  # it takes apart what it reads
@@ -116,7 +121,12 @@ def _dumped(task: dict[str, Any]) -> str:
 
 
 def plan(request: SkyPilotRequest, words: Words) -> LaunchPlan:
-    """A file for each run, to be launched by `sky jobs launch`; what SkyPilot refuses is a ConfigError."""
+    """Write a file for each run, to be launched by `sky jobs launch`.
+
+    Raises:
+        ConfigError: for what SkyPilot refuses.
+
+    """
     tasks = []
     for i, run in enumerate(runs := runs_of(words)):
         launch = f"{value_of(run, 'run_name') or request.name}-{secrets.token_hex(4)}"

@@ -1,4 +1,4 @@
-"""Slurm through submitit: one job a run, or a job array for a sweep; requeued with resume=true when its time is up."""
+"""Slurm through submitit: one job per run, or a job array for a sweep; requeued with resume=true at its time limit."""
 
 import io
 import math
@@ -27,7 +27,7 @@ EXECUTORS: dict[str, type] = {
     "slurm": submitit.SlurmExecutor,
     "local": submitit.LocalExecutor,  # jobs of this machine, which end with it
 }
-WARNING = 240  # seconds before the end of its time that a job is told to save
+WARNING = 240  # seconds before the end of its time at which a job is asked to save
 SAVING = 150.0
 PATIENCE = 60.0  # seconds for an answer of Slurm's controller
 LEAST = 8  # minutes; of fewer most would lie behind the warning, which may come a minute early
@@ -43,7 +43,7 @@ SLURMS = ("gpu", "cpus", "memory", "partition", "account", "qos", "constraint", 
 
 
 class SlurmJob:
-    """What runs on each machine of a job; picklable, and submitted anew by submitit when its time is up."""
+    """Job that runs on each machine; picklable, and submitted anew by submitit when its time is up."""
 
     def __init__(self, words: Words, request: SlurmRequest, *, again: bool = False):
         """Take a command; `again` if an earlier job has begun it."""
@@ -51,11 +51,11 @@ class SlurmJob:
         self._attempt: Attempt | None = None
 
     def __call__(self) -> int:
-        """Make attempts until one ends in a way that another cannot better; its exit code.
+        """Make attempts until one ends in a way that another cannot better; return its exit code.
 
         Raises:
-            RuntimeError: if it was no good end and Slurm has the job, so that the job's state says so.
-            SystemExit: likewise if it was told to stop, after it saved; one that Slurm preempts is requeued first.
+            RuntimeError: if it failed and Slurm runs the job, so that the job's state says so.
+            SystemExit: if it was asked to stop, after it saved; a job that Slurm preempts is requeued first.
 
         """
         request = self.request
@@ -79,7 +79,7 @@ class SlurmJob:
         return ended.code
 
     def line(self, words: Words) -> list[str]:
-        """The command line of this machine of the job."""
+        """Return the command line of this machine of the job."""
         if self.request.all_processes == 1:
             return single_command(words)
         environment = submitit.JobEnvironment()
@@ -88,7 +88,12 @@ class SlurmJob:
         return self._line(words, meeting, environment.job_id)
 
     def shown(self) -> str:
-        """The command line of each machine's first attempt, for a shell; capitals stand for what Slurm chooses."""
+        """Return the first attempt's command line on each machine, for a shell; capitals stand for Slurm's values.
+
+        Raises:
+            ConfigError: for a command that several processes cannot share.
+
+        """
         return shlex.join(self._line(self.words, "FIRST_HOST:PORT", "JOB_ID"))
 
     def _line(self, words: Words, meeting: str, job: str) -> list[str]:
@@ -102,7 +107,7 @@ class SlurmJob:
         return self._attempt
 
     def checkpoint(self) -> DelayedSubmission:
-        """Called by submitit shortly before the end: let the run save; what goes on with it is requeued."""
+        """Let the run save and requeue the rest; submitit calls this shortly before the time limit."""
         if self._attempt:
             # Told, as the error by which submitit ends a job for good is lost if a handler of logging's catches it.
             self._attempt.end(SAVING, told=True)
@@ -112,7 +117,7 @@ class SlurmJob:
 
 
 class _WithoutSlurm(submitit.SlurmExecutor):
-    """Writes the script that would be submitted where there is no Slurm."""
+    """Executor that writes the script to submit on a machine without Slurm."""
 
     @classmethod
     def affinity(cls) -> int:
@@ -123,7 +128,7 @@ class _WithoutSlurm(submitit.SlurmExecutor):
 
 
 def parameters(request: SlurmRequest) -> dict[str, Any]:
-    """What submitit's executor is told."""
+    """Return the parameters of submitit's executor."""
     gpus, minutes = request.gpus, math.ceil(60 * request.time)
     if not request.is_submitted:
         return {"timeout_min": minutes, "gpus_per_node": gpus, "nodes": request.nodes, "signal_delay_s": WARNING}
@@ -154,14 +159,19 @@ def _flags(given: tuple[str, ...]) -> dict[str, Any]:
             raise ConfigError(f"--sbatch {flag}: expected KEY=VALUE or KEY, a flag of sbatch without --")
         if key.replace("_", "-") in OWN:
             raise ConfigError(
-                f"--sbatch {flag}: expected another flag; {key} is an option's, or one that the job relies on"
+                f"--sbatch {flag}: expected another flag; {key} is set by an option of launch, or the job relies on it"
             )
         flags[key] = value if equals else True
     return flags
 
 
 def plan(request: SlurmRequest, words: Words) -> LaunchPlan:
-    """One job for a command, a job array for a sweep; what no job can be asked for is a ConfigError."""
+    """Plan one job for a command, a job array for a sweep.
+
+    Raises:
+        ConfigError: for a request that no job can meet, or a command that its processes cannot share.
+
+    """
     one_of("--cluster", request.cluster, EXECUTORS)
     if not request.is_submitted:
         if unused := [f"--{name}" for name in SLURMS if getattr(request, name)]:
@@ -173,7 +183,7 @@ def plan(request: SlurmRequest, words: Words) -> LaunchPlan:
     if math.ceil(60 * request.time) < LEAST:
         raise ConfigError(
             f"--time {request.time:g}: expected {LEAST / 60:.2g} hours or more, as a job is told to save {WARNING} s "
-            "before its end, and would be requeued again and again without a step"
+            "before its end; a shorter one would be requeued without a step"
         )
     jobs = [SlurmJob(run, request) for run in runs_of(words)]
     folder = Path(request.folder) / request.name
@@ -195,7 +205,9 @@ def _submit(request: SlurmRequest, folder: Path, jobs: list[SlurmJob]) -> int:
     try:
         executor = EXECUTORS[request.cluster](folder, max_num_timeout=request.retries)
     except RuntimeError as error:
-        raise ConfigError(f"launch slurm: {error} Submit from a login node, or look at --dry-run") from None
+        raise ConfigError(
+            f"launch slurm: {error} Submit from a login node, or inspect the job with --dry-run"
+        ) from None
     executor.update_parameters(**parameters(request))
     try:
         # What sbatch says is in the error, too.
@@ -204,8 +216,8 @@ def _submit(request: SlurmRequest, folder: Path, jobs: list[SlurmJob]) -> int:
     except FailedJobError as error:
         lines = [line.removeprefix("sbatch: ").removeprefix("error: ") for line in str(error).splitlines() if line]
         raise ConfigError(
-            f"launch slurm: sbatch refused the job ({'; '.join(dict.fromkeys(lines)) or 'without a word'}); expected a "
-            "--partition, --account, --qos and sizes that this cluster has: sinfo and sacctmgr show assoc list them"
+            f"launch slurm: sbatch refused the job ({'; '.join(dict.fromkeys(lines)) or 'without a message'}); "
+            "expected --partition, --account, --qos and sizes of this cluster: sinfo and sacctmgr show assoc list them"
         ) from None
     for job in submitted:
         note(f"job {job.job_id}: {job.paths.stdout}")
@@ -213,7 +225,7 @@ def _submit(request: SlurmRequest, folder: Path, jobs: list[SlurmJob]) -> int:
 
 
 def _end_of(submitted: list[Any]) -> int:
-    """Wait for jobs that end with this process; the exit code of the first that failed."""
+    """Wait for jobs that end with this process; return the exit code of the first that failed."""
     codes = []
     for job in submitted:
         if error := job.exception():  # of submitit itself, or a job that was killed
@@ -226,7 +238,7 @@ def _end_of(submitted: list[Any]) -> int:
 
 
 def _leave(code: int) -> NoReturn:
-    """End a job that was told to stop.
+    """End a job that was asked to stop.
 
     One that Slurm preempts is requeued here: Slurm requeues only what is still there at the end of its grace time.
     """
@@ -235,16 +247,16 @@ def _leave(code: int) -> NoReturn:
     shown = _scontrol("show", "job", "--oneliner", environment.job_id) if environment.global_rank == 0 else ""
     fields = dict(re.findall(r"(\S+?)=(\S*)", shown))
     if fields.get("JobState") == "RUNNING" and fields.get("PreemptTime", "None") not in ("None", "Unknown"):
-        note("launch: preempted: the job is requeued, and goes on with resume=true")
+        note("launch: preempted: the job is requeued and resumes")
         _scontrol("requeue", environment.job_id)
     else:
-        note("launch: told to stop; the same command with resume=true goes on")
+        note("launch: stopped by a signal; to continue, run the same command with resume=true")
     # Not 0, or jobs that wait for this one would begin.
     raise SystemExit(code or exit_codes.FAILED)
 
 
 def _scontrol(*words: str) -> str:
-    """Return scontrol's output; nothing if it fails, which it says itself."""
+    """Return scontrol's output, or "" if it fails, after a note."""
     try:
         done = subprocess.run(["scontrol", *words], stdout=subprocess.PIPE, text=True, timeout=PATIENCE, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:

@@ -1,4 +1,4 @@
-"""The command that is launched, as words: what a retry changes of it, and what another machine needs."""
+"""Words of the launched command: what a retry changes, and what another machine needs."""
 
 import importlib.util
 
@@ -7,33 +7,38 @@ from fullstride.extras import how_to_install
 
 Words = list[str]
 BENCHMARKS = "benchmarks"
-# What is called by its old name.
+# Commands by their old names.
 OLD = {"bench": [BENCHMARKS], "experiment": [BENCHMARKS], "report": [BENCHMARKS, "report"]}
-# What takes `resume=true` and goes on where it was.
+# Commands that take `resume=true`.
 RESUMABLE = (["meanflow", "train"], ["bert", "train"])
-# What several processes share besides a training run.
+# Commands that several processes can share besides a training run.
 SHARED = (["meanflow", "sample"], ["meanflow", "evaluate"], ["meanflow", "consistency"])
 
 
 def renamed(words: Words) -> Words:
-    """The command by its present name: `bench`, `experiment` and `report` are commands of the benchmarks."""
+    """Return the command by its present name: `bench`, `experiment` and `report` are commands of the benchmarks."""
     return [*OLD[words[0]], *words[1:]] if words and words[0] in OLD else words
 
 
 def value_of(words: Words, key: str) -> str | None:
-    """What the command gives for a setting, or None."""
+    """Return the value that the command gives to a setting, or None."""
     return next((word.partition("=")[2] for word in words if word.startswith(f"{key}=")), None)
 
 
 def resumed(words: Words) -> Words:
-    """The command of a second attempt: it goes on with the run of the first, whatever the first was told about one."""
+    """Return the command of a second attempt: it resumes the run of the first, whatever the first did about one."""
     if words[:2] not in RESUMABLE:
         return words
     return [word for word in words if word.partition("=")[0] not in ("resume", "overwrite")] + ["resume=true"]
 
 
 def shared_out(words: Words, processes: int) -> Words:
-    """The command for each of several processes that train one run; others than these can share are refused."""
+    """Return the command for each of several processes that train one run.
+
+    Raises:
+        ConfigError: if several processes cannot share the command, or its settings are those of one process.
+
+    """
     if processes == 1:
         return words
     if words[:2] in SHARED:
@@ -54,8 +59,8 @@ def check_command(words: Words, processes: int = 1) -> None:
     """Check a command before any machine is asked for.
 
     Args:
-        words: the command.
-        processes: on all machines together, that will share it.
+        words: words of the command.
+        processes: number of processes that will share it, on all machines together.
 
     Raises:
         ConfigError: if there is none, if it launches something itself, or if the settings of `meanflow train` cannot be
@@ -65,7 +70,7 @@ def check_command(words: Words, processes: int = 1) -> None:
     if not words:
         raise ConfigError("launch: no command; expected one after --, as in: launch --backend local -- meanflow train")
     if words[0] in ("launch", "fullstride"):
-        raise ConfigError(f"launch: {words[0]}: expected a command without it, such as: meanflow train epochs=20")
+        raise ConfigError(f"launch: expected a command without {words[0]}, such as: meanflow train epochs=20")
     if words[:2] == ["meanflow", "train"] and not {"--help", "-h"} & set(words) and _can_compose():
         # They import PyTorch, which need not be installed to launch.
         from fullstride.meanflow.config.overrides import compose
@@ -81,12 +86,17 @@ def _can_compose() -> bool:
 
 
 def runs_of(words: Words) -> list[Words]:
-    """The command of each run of a sweep: `--multirun` is every combination, one job each; else the command itself."""
+    """Return the command of each run of a sweep (`--multirun`: every combination), or the command itself.
+
+    Raises:
+        ConfigError: if a sweep names no values, or if PyTorch, which reads them, is not installed here.
+
+    """
     flags = {"--multirun", "-m"}
     if words[:2] != ["meanflow", "train"] or not flags & set(words):
         return [words]
     if not _can_compose():
-        raise ConfigError(f"--multirun: a sweep is spread out here, which needs PyTorch; {how_to_install('torch')}")
+        raise ConfigError(f"--multirun: PyTorch is needed to expand a sweep on this machine; {how_to_install('torch')}")
     from fullstride.meanflow.config.overrides import sweep
 
     return [[*words[:2], *run] for run in sweep([word for word in words[2:] if word not in flags])]

@@ -1,4 +1,4 @@
-"""What the exit code of a command says to whoever may start it again."""
+"""Exit codes of commands, for whoever may start them again."""
 
 DONE = 0  # or stopped by SIGTERM, with everything saved
 FAILED = 1

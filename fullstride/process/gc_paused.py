@@ -1,4 +1,4 @@
-"""Python's search for dead cycles of objects, which has to wait at times."""
+"""Pause of Python's garbage collector."""
 
 import gc
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def gc_paused() -> Iterator[None]:
-    """The garbage collector waits until the end of the block; what it would have found is found after it."""
+    """Pause the garbage collector until the end of the block; garbage is found afterwards."""
     enabled = gc.isenabled()
     gc.disable()
     try:

@@ -1,4 +1,4 @@
-"""Whether anything runs on a GPU, asked of its driver now and then from a thread of its own, which may hang."""
+"""Watch for activity on a GPU: asks the driver at intervals, in a thread of its own since the driver may hang."""
 
 import shutil
 import subprocess
@@ -12,11 +12,11 @@ from fullstride.runs.atomic_files import note
 if TYPE_CHECKING:
     import torch
 
-EVERY, STALE = 5.0, 20.0  # seconds from one question to the next, and after which an answer is none any more
+EVERY, STALE = 5.0, 20.0  # seconds between queries; seconds after which an answer is stale
 
 
 def utilization_probes(device: "torch.device") -> list[Callable[[], int]]:
-    """Functions that return the share of the last moment, in percent, in which a kernel ran on the GPU."""
+    """Return functions that give the GPU's recent utilisation in percent."""
     import torch
 
     index = device.index or 0
@@ -37,24 +37,24 @@ def _answer(way: Callable[[], int]) -> int | None:
 
 
 class GpuActivity:
-    """Asks until its context ends; where nobody can be asked it says so once and knows nothing."""
+    """Poll the GPU until the context ends; if no probe works, say so once and answer None."""
 
     def __init__(self, ways: list[Callable[[], int]], every: float = EVERY):
         """Take the first of `ways` that answers.
 
         Args:
-            ways: as of `ways_to_ask`; each returns percent, or raises.
-            every: seconds from one question to the next.
+            ways: probes (see `utilization_probes`); each returns percent, or raises.
+            every: seconds between two queries.
 
         """
         self._way, self._every = next((way for way in ways if _answer(way) is not None), None), every
         self._found, self._time = False, -STALE
         self._ended = threading.Event()
         if ways and self._way is None:
-            note("the GPU's idleness is not watched: pip install nvidia-ml-py, or bring nvidia-smi onto PATH")
+            note("GPU activity is not watched; pip install nvidia-ml-py, or put nvidia-smi on PATH")
 
     def busy(self) -> bool | None:
-        """Whether a kernel ran when last asked; None if nobody knows."""
+        """Return whether a kernel ran at the last query; None if unknown."""
         return self._found if time.monotonic() - self._time < STALE else None
 
     def _keep_asking(self, way: Callable[[], int]) -> None:
@@ -69,5 +69,5 @@ class GpuActivity:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Ask no more; a question that hangs is not waited for."""
+        """Stop polling; a query that hangs is not waited for."""
         self._ended.set()

@@ -1,4 +1,4 @@
-"""The end of a launched process with its launcher, however that ends, on Linux."""
+"""Coupling of a launched process to its launcher, on Linux: when the launcher ends, the process is stopped."""
 
 import contextlib
 import ctypes
@@ -15,7 +15,7 @@ PR_SET_PDEATHSIG = 1  # of linux/prctl.h
 
 
 def end_with_launcher() -> None:
-    """From here on the end of this process's launcher is a SIGTERM to it: it saves and leaves.
+    """Send this process a SIGTERM when its launcher ends, so that it saves and leaves.
 
     The launcher is whoever says so in the environment, or torchrun: processes that outlive torchrun would train on
     without one that starts them anew, or wait for each other on their GPUs. Does nothing without a launcher, or if the
@@ -30,7 +30,7 @@ def end_with_launcher() -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
     # It may have gone before it could be asked for.
     if os.getppid() != parent or (launcher is not None and not _lives(launcher)):
-        note("whoever launched this command is gone; nothing was begun")
+        note("the launcher of this command has ended; nothing was started")
         raise SystemExit(0)
 
 

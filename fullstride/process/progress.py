@@ -140,7 +140,7 @@ class Progress:
         yield row
 
     def _fitted(self, width: int) -> str:
-        """As many parts as fit, in their order of importance."""
+        """Return the line with as many parts as fit, by importance."""
         chosen: list[str] = []
         count, first, rest = self._count(self.done, self.total), self.status[:1], self.status[1:]
         for part in filter(None, (count, *first, self._left(), *rest, self.title)):

@@ -1,4 +1,4 @@
-"""Stop signals that a run saves before it obeys."""
+"""Stop signals, which a run obeys after it has saved."""
 
 import contextlib
 import gc
@@ -24,7 +24,7 @@ SOON, LOST = 0.05, 2.0
 
 
 class StopNow(BaseException):
-    """A signal came while nothing of the run changed; no library's `except Exception` may hold it up."""
+    """Stop signal during work that may be dropped; no library's `except Exception` catches it."""
 
 
 def _say(line: str) -> None:
@@ -34,7 +34,7 @@ def _say(line: str) -> None:
 
 
 def _is_dropped(frame: FrameType | None) -> bool:
-    """Whether what is raised there is in a callback of the garbage collector."""
+    """Return whether an exception raised in this frame would be lost in a callback of the garbage collector."""
     callbacks = {getattr(callback, "__code__", None) for callback in gc.callbacks}
     while frame is not None:
         if frame.f_code in callbacks:
@@ -44,12 +44,12 @@ def _is_dropped(frame: FrameType | None) -> bool:
 
 
 class _Block:
-    """Work that a signal ends by an exception; a SIGTERM follows where Python has dropped that.
+    """Block of work that a signal ends by an exception; a SIGTERM follows if Python has dropped that.
 
     Attributes:
-        left: it has ended.
-        sent: such a SIGTERM is on its way.
-        failing: an error that left a `Stop` is on its way out of the block.
+        left: whether the block has ended.
+        sent: whether such a SIGTERM is on its way.
+        failing: whether an error that left a `StopSignal` is on its way out of the block.
 
     """
 
@@ -58,7 +58,7 @@ class _Block:
         self._sending = threading.Lock()
 
     def ends_by_raising(self, frame: FrameType | None) -> bool:
-        """Tell whether what a signal's handler raises there can end the block; if it has not, a SIGTERM comes later."""
+        """Return whether raising in a signal's handler there can end the block; if it fails, a SIGTERM follows."""
         dropped = _is_dropped(frame)
         timer = threading.Timer(SOON if dropped else LOST, self._send)
         timer.daemon = True
@@ -72,7 +72,7 @@ class _Block:
                 os.kill(os.getpid(), signal.SIGTERM)
 
     def leave(self) -> None:
-        """Send nothing from here on: it would end what comes next."""
+        """Send nothing from here on: it would end later work."""
         with self._sending:
             self.left = True
 
@@ -86,7 +86,7 @@ def _leave(_: int, frame: FrameType | None) -> None:
     if block.failing:
         # torchrun tells the others when one has died, of which they fail as well. The error is what has to be seen.
         block.failing = False
-        _say("SIGTERM: an error has ended this already")
+        _say("SIGTERM: already ending after an error")
     elif block.ends_by_raising(frame):
         _say("stopped with nothing to save")
         raise SystemExit(0)
@@ -94,7 +94,7 @@ def _leave(_: int, frame: FrameType | None) -> None:
 
 @contextmanager
 def leaving_on_sigterm() -> Iterator[None]:
-    """A block in which SIGTERM ends the process with 0, wherever no `Stop` has something to save."""
+    """Let SIGTERM end the process with 0 within the block, unless a `StopSignal` has something to save."""
     _blocks.append(block := _Block())
     before = signal.signal(signal.SIGTERM, _leave)
     try:
@@ -111,7 +111,7 @@ class StopSignal:
     A second SIGINT, at least one second after the first signal, ends the process: the step or the save may hang.
 
     Attributes:
-        signal: the last one that came, or None.
+        signal: number of the last signal, or None.
 
     """
 
@@ -120,11 +120,11 @@ class StopSignal:
         told: str = "stopping as soon as possible; Ctrl-C again ends without saving",
         ended: str = "ended without saving",
     ) -> None:
-        """Make it; nothing came yet.
+        """Make a record without a signal.
 
         Args:
-            told: on stderr, when the first signal comes.
-            ended: of the interrupt that another one is.
+            told: message on stderr when the first signal comes.
+            ended: message of the KeyboardInterrupt that a second one raises.
 
         """
         self.signal: int | None = None
@@ -150,19 +150,19 @@ class StopSignal:
             raise StopNow
 
     def arm(self) -> None:
-        """Record from here on, whatever handlers were put in place meanwhile.
+        """Install the handlers again, whatever others were installed meanwhile.
 
         LLVM, which Triton compiles with, puts its own handler of SIGTERM there, which serves one signal: when two come
-        microseconds apart, as timeout(1) sends them, the second ends the process without a word. Python meanwhile
+        microseconds apart, as timeout(1) sends them, the second ends the process silently. Python meanwhile
         goes on to report the handler that was replaced.
         """
         for number in SIGNALS:
             signal.signal(number, self._handle)
 
     def unless_stopped(self, act: Callable[[], T]) -> T | None:
-        """What `act` returns; None if a signal came before or meanwhile, which ends it at once.
+        """Return `act()`, or None if a signal came before or during it; a signal ends it at once.
 
-        For what changes nothing of the run that would be missed.
+        Use it for work that leaves the run unchanged.
         """
         self._block = block = _Block()
         try:
@@ -191,11 +191,11 @@ class StopSignal:
 
 
 def run_or_stop(act: Callable[[], T], what: str) -> T:
-    """What `act` returns; a stop signal ends it at once, since it changes nothing that would have to be saved.
+    """Return `act()`; a stop signal ends it at once, since it changes nothing that would have to be saved.
 
     Args:
-        act: what is done; it may not return None.
-        what: names it.
+        act: the work; it may not return None.
+        what: its name in messages.
 
     Raises:
         Preempted, KeyboardInterrupt: if SIGTERM or SIGINT came.

@@ -1,8 +1,8 @@
-"""A thread that ends its own process when it no longer does what it is there for.
+"""Watchdog: a thread that ends its own process when it no longer makes progress.
 
-A step costs nothing for it: it reads a counter now and then. It ends the process from beside, so that a main thread
-which is stuck in a CUDA call or in a collective does not keep it alive; where such a call even holds Python's lock, a
-timer of faulthandler's, which needs no lock, ends it with exit code 1, later.
+It costs a step nothing: it reads a counter at intervals. Since it is another thread, a main thread that is stuck in a
+CUDA call or in a collective does not keep the process alive. If such a call holds Python's lock, a timer of
+faulthandler, which needs no lock, ends the process later with exit code 1.
 """
 
 import faulthandler
@@ -28,17 +28,17 @@ GRACE = 2.0
 
 @dataclass(frozen=True)
 class WatchdogLimits:
-    """How long what may last, in seconds; 0 is for ever.
+    """Time limits in seconds; 0 means no limit.
 
     Attributes:
-        first_step: until a first step is made: workers start, graphs compile, checks run.
-        step: from one step to the next, saves included.
-        evaluation: of one.
-        gpu_idle: without anything running on the GPU between steps.
-        checkpoint_factor: times the expected time between checkpoints, after which the next one is overdue; evaluations
-            do not count.
+        first_step: time until the first step is made: workers start, graphs compile, checks run.
+        step: time from one step to the next, saves included.
+        evaluation: time of one evaluation.
+        gpu_idle: time without GPU activity between steps.
+        checkpoint_factor: multiple of the expected time between checkpoints after which the next one is overdue;
+            evaluations do not count.
         checkpoint_least: least time after which a checkpoint is overdue.
-        shown: after which the stack of every thread is printed.
+        shown: time without progress after which the stacks of all threads are printed.
 
     """
 
@@ -53,28 +53,28 @@ class WatchdogLimits:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Why an attempt has to end."""
+    """Reason for which an attempt has to end."""
 
     reason: str
     message: str
 
 
 def span(seconds: float) -> str:
-    """A time for people, as in `90 s` or `12 min`."""
+    """Format a time, such as `90 s` or `12 min`."""
     return f"{seconds / 60:g} min" if seconds >= 120 else f"{seconds:g} s"
 
 
 class WatchdogClocks:
-    """Times since each thing last happened; told how much time has passed, never asking a clock, by any thread.
+    """Clocks since the last event of each kind; any thread advances them with `pass_time`, and none reads a clock.
 
     Attributes:
-        silent: seconds since something moved.
-        overdue: the checkpoint has taken longer than the limits allow.
+        silent: seconds since the last progress.
+        overdue: whether the checkpoint has taken longer than the limits allow.
 
     """
 
     def __init__(self, limits: WatchdogLimits, step: int):
-        """Begin before the first step of a process that goes on after `step` steps."""
+        """Start before the first step of a process that resumes after `step` steps."""
         self.limits, self.silent, self._idle = limits, 0.0, 0.0
         self.overdue = False
         self._lock = threading.Lock()
@@ -84,11 +84,11 @@ class WatchdogClocks:
 
     @property
     def awaited(self) -> str:
-        """What is being waited for."""
+        """Event that is awaited, for messages."""
         return f"step {self._step + 1}" if self._training else self._what
 
     def train(self) -> None:
-        """Steps are made from here on."""
+        """Note that steps are made from here on."""
         with self._lock:
             self._training = True
             self._limit = self.limits.step
@@ -96,7 +96,7 @@ class WatchdogClocks:
             self._idle = 0.0
 
     def wait_for(self, what: str, limit: float) -> None:
-        """Something else than steps is done from here on, for `limit` seconds at most; 0 is for ever."""
+        """Note that other work than steps is done from here on, for `limit` seconds at most; 0 means no limit."""
         with self._lock:
             self._training = False
             self._what = what
@@ -104,7 +104,7 @@ class WatchdogClocks:
             self.silent = 0.0
 
     def expect_checkpoint(self, ahead: int) -> None:
-        """A checkpoint was made, or refused and told; the next one is `ahead` steps away."""
+        """Note that a checkpoint was made, or failed and was reported; the next one is `ahead` steps away."""
         with self._lock:
             if self._made and self._unsaved:
                 self._pace, self._first = max(0.0 if self._first else self._pace, self._unsaved / self._made), False
@@ -114,15 +114,15 @@ class WatchdogClocks:
             self.overdue = False
 
     def pass_time(self, seconds: float, step: int, busy: bool | None) -> Verdict | None:
-        """Let time pass.
+        """Advance the clocks.
 
         Args:
-            seconds: since the last call.
-            step: optimizer steps that were made.
-            busy: whether anything runs on the GPU; None if nobody knows.
+            seconds: time since the last call.
+            step: number of optimizer steps made.
+            busy: whether anything runs on the GPU; None if unknown.
 
         Returns:
-            Why the attempt has to end, if it has to.
+            Reason why the attempt has to end, if it has to.
 
         """
         with self._lock:
@@ -157,11 +157,14 @@ Tell = Callable[[Verdict, int], None]
 
 
 def end_process(verdict: Verdict, step: int, tell: Tell) -> None:
-    """Say why and where, then end this process with exit code `STUCK`, whatever the other threads do."""
+    """Log why and where, then end this process with exit code `STUCK`, whatever the other threads do."""
 
     def say() -> None:
         tell(verdict, step)
-        line = f"watchdog: {verdict.message}; ending with exit code {STUCK}, resume=true goes on; every thread is here:"
+        line = (
+            f"watchdog: {verdict.message}; ending with exit code {STUCK}, continue with resume=true; "
+            "stacks of all threads:"
+        )
         os.write(2, f"{line}\n".encode())
         faulthandler.dump_traceback(2)
 
@@ -172,7 +175,7 @@ def end_process(verdict: Verdict, step: int, tell: Tell) -> None:
 
 
 class Watchdog(WatchdogClocks):
-    """Watches from the beginning of its context to the end; without limits there is no thread."""
+    """Watchdog of a context, from its beginning to its end; without limits there is no thread."""
 
     def __init__(
         self,
@@ -181,13 +184,13 @@ class Watchdog(WatchdogClocks):
         tell: Tell,
         busy: Callable[[], bool | None] = lambda: None,
     ):
-        """Make it.
+        """Take the limits and the functions that observe the process.
 
         Args:
-            limits: how long what may last.
-            step: optimizer steps that were made; asked now and then, from another thread.
-            tell: leaves a record of why the process ends.
-            busy: whether anything runs on the GPU; None if nobody knows.
+            limits: time limits.
+            step: function that returns the number of optimizer steps made; called from another thread.
+            tell: function that records why the process ends.
+            busy: function that returns whether anything runs on the GPU; None if unknown.
 
         """
         super().__init__(limits, step())
@@ -203,7 +206,7 @@ class Watchdog(WatchdogClocks):
 
     @property
     def checkpoint_overdue(self) -> bool:
-        """The run should save at its next step, since its checkpoint has taken longer than expected."""
+        """True if the run should save at its next step, since its checkpoint takes longer than expected."""
         return self.overdue
 
     def _watch(self) -> None:
@@ -224,14 +227,14 @@ class Watchdog(WatchdogClocks):
         late = bool(self.limits.shown) and self.silent >= self.limits.shown
         if late and not self._shown:
             stream = sys.__stderr__ or sys.stderr
-            told = f"no progress for {span(self.limits.shown)}, waiting for {self.awaited}; every thread is here:"
+            told = f"no progress for {span(self.limits.shown)}, waiting for {self.awaited}; stacks of all threads:"
             stream.write(f"{told}\n")
             stream.flush()
             faulthandler.dump_traceback(stream)
         self._shown = late
 
     def _arm(self) -> None:
-        """Put off the timer that ends a process in which not even this thread can run."""
+        """Postpone the timer that ends a process in which not even this thread can run."""
         ending = [x for x in (self.limits.first_step, self.limits.step, self.limits.evaluation) if x]
         if ending:
             faulthandler.dump_traceback_later(LOCKED * max(ending) + self._every, exit=True, file=2)

@@ -60,7 +60,7 @@ def test_the_list_has_every_entry_and_the_total(cache):
 
 
 def test_an_empty_cache_is_said_to_be(cache):
-    assert _cache("list").stdout == f"{cache}: nothing of fullstride is there\n"
+    assert _cache("list").stdout == f"{cache}: no entries of fullstride\n"
     assert _cache("clear").stdout == f"{cache}: nothing to clear\n"
 
 

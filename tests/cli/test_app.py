@@ -104,9 +104,7 @@ def test_an_old_command_without_a_clone_says_where_it_is(tmp_path, monkeypatch):
     monkeypatch.setattr("fullstride.__file__", str(tmp_path / "fullstride" / "__init__.py"))
     result = _run("bench", "llm")
     assert result.exit_code == 2
-    assert _one_line(result) == (
-        "error: fullstride bench is now python -m benchmarks, beside the library: run it from a clone's root"
-    )
+    assert _one_line(result) == ("error: fullstride bench is now python -m benchmarks; run it from the root of a clone")
 
 
 def test_the_version():
@@ -240,7 +238,7 @@ def test_multirun_hands_over_every_run(fake):
 
 
 def test_the_demos_help_has_its_number_of_epochs():
-    assert f"Passes over the data; {EPOCHS}, three minutes" in " ".join(
+    assert f"Number of passes over the data; by default {EPOCHS}, three minutes" in " ".join(
         _run("meanflow", "demo", "--help").stdout.split()
     )
 
@@ -372,13 +370,13 @@ def test_a_wrong_bench_option_is_one_line_and_exit_code_2(bench_calls, option, v
         (
             RuntimeError("can't allocate memory"),
             12,
-            "error: out of memory, smaller batches need less: can't allocate memory",
+            "error: out of memory; use smaller batches: can't allocate memory",
         ),
-        (MemoryError(), 12, "error: out of memory, smaller batches need less: MemoryError"),
+        (MemoryError(), 12, "error: out of memory; use smaller batches: MemoryError"),
         (
             RuntimeError("RESOURCE_EXHAUSTED: Out of memory\nallocating 9 bytes."),  # as JAX's own, which is one
             12,
-            "error: out of memory, smaller batches need less: RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes.",
+            "error: out of memory; use smaller batches: RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes.",
         ),
         (KeyboardInterrupt(), 130, "interrupted"),
         (

@@ -23,7 +23,7 @@ def test_every_command_explains_itself(command):
 
 def test_the_help_of_train_says_what_an_unknown_key_is_answered_with():
     told = " ".join(invoke("train", "--help").stdout.split())
-    assert "An unknown key is answered with the nearest." in told
+    assert "For an unknown key the nearest one is suggested." in told
     assert "device=cpu|gpu; cuda is gpu." in told
 
 

@@ -110,7 +110,7 @@ def test_without_torch_every_torch_row_says_how_to_get_it(absent):
 
 def test_a_torch_that_does_not_import_is_said(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
-    assert _obstacles()["jvp"] == "torch does not import; reinstall it"
+    assert _obstacles()["jvp"] == "torch cannot be imported; reinstall it"
 
 
 def test_a_torch_whose_libraries_are_gone_is_said(monkeypatch, tmp_path):
@@ -118,7 +118,7 @@ def test_a_torch_whose_libraries_are_gone_is_said(monkeypatch, tmp_path):
     (tmp_path / "torch.py").write_text("raise OSError('libcudart.so.13: cannot open shared object file')")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "torch")
-    assert _obstacles()["jvp"] == "torch does not import; reinstall it"
+    assert _obstacles()["jvp"] == "torch cannot be imported; reinstall it"
     assert [name for name, _ in devices(CPU)] == ["CPU", "JAX"]
 
 
@@ -223,7 +223,7 @@ def test_what_jax_takes_is_asked_of_jax(monkeypatch):
     assert jax_device() == JaxDevice("cpu", "", "cpu")
     monkeypatch.setenv("JAX_PLATFORMS", "no-such-platform")
     assert jax_device() is None
-    assert "jax finds no device; see what this says" in str(_obstacles(None)[GPU])
+    assert "jax finds no device; its error is shown by" in str(_obstacles(None)[GPU])
 
 
 @pytest.mark.parametrize(("visible", "told"), [(0, "no GPU is visible"), (1, "pip install 'jax[cuda13]'")])

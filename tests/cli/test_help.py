@@ -143,7 +143,7 @@ def test_an_unknown_preset_is_one_line_with_the_nearest():
 
 
 def complete(words: str, shell: str) -> list[str]:
-    """What a shell is given for a command line, whose last word is the one to complete."""
+    """Return a shell's completions of the last word of a command line."""
     count = len(words.split(" ")) - 1
     environment = {"_FULLSTRIDE_COMPLETE": f"complete_{shell}", "COMP_WORDS": words, "COMP_CWORD": str(count)}
     environment |= {"_TYPER_COMPLETE_ARGS": words, "_TYPER_COMPLETE_FISH_ACTION": "get-args"}

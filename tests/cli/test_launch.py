@@ -111,7 +111,7 @@ def test_a_real_command_in_a_real_process():
     [
         (["--backend", "moon", *TRAIN], "--backend=moon: expected one of"),
         (["local", "--retries", "-1", *TRAIN], "--retries -1: expected"),
-        (["local", "launch", "x"], "expected a command without it"),
+        (["local", "launch", "x"], "expected a command without launch"),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(words, message):

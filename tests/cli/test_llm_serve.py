@@ -11,7 +11,7 @@ from fullstride.llm.server.limits import ServerLimits
 
 @pytest.fixture
 def served(monkeypatch):
-    """What the command would serve."""
+    """Record the arguments of `serve` instead of serving."""
     calls = []
     monkeypatch.setattr(serving, "serve", lambda source, **settings: calls.append((source, settings)))
     return calls

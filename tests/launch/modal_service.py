@@ -55,7 +55,7 @@ class ModalService:
         ready.wait()
 
     def requests(self, name: str) -> list[Any]:
-        """What was sent to one method."""
+        """Requests that one method received."""
         return [request for called, request in self.calls if called == name]
 
     def _serve(self, ready: threading.Event) -> None:

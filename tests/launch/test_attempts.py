@@ -65,7 +65,7 @@ def test_a_stop_between_attempts_passes_the_end_of_the_last_one_on(tmp_path, mon
     assert (ended.code, ended.told, ended.again) == (75, True, False)
     assert exit_code(ended) == 75
     assert attempts_in(tmp_path) == [TRAIN]
-    assert "SIGTERM: no other attempt is made" in capfd.readouterr().err
+    assert "SIGTERM: no further attempt" in capfd.readouterr().err
 
 
 def test_a_launch_that_began_before_goes_on_from_its_first_attempt(tmp_path):

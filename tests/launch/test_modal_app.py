@@ -143,9 +143,13 @@ def test_the_shown_plan_is_what_the_objects_are_made_of_and_nothing_is_sent(serv
         ({"time": 25.0}, [], "--time 25: expected hours above 0, 24 at most"),
         ({"time": 0.0}, [], "--time 0: expected"),
         ({"volume": ("data",)}, [], "--volume data: expected NAME:/PATH"),
-        ({"volume": ("a:/fullstride/runs",)}, [], "a path of its own"),
+        ({"volume": ("a:/fullstride/runs",)}, [], "a path that no other volume has"),
         ({}, ["output_dir=elsewhere"], "it would end with the container"),
-        ({}, ["data.path=pictures"], "data.path=pictures: a path of this machine is not there; put it on a volume"),
+        (
+            {},
+            ["data.path=pictures"],
+            "data.path=pictures: a path of this machine does not exist there; put it on a volume",
+        ),
         ({"retry_delay": 90.0}, [], "modal: Invalid initial_delay argument: 90"),
         ({"gpus": 2}, ["distributed=none"], "expected distributed=ddp"),
     ],
@@ -206,7 +210,7 @@ def test_what_would_fail_the_same_is_returned_and_not_raised(here, monkeypatch):
 
 
 def test_an_attempt_saves_before_modal_kills_it(here, monkeypatch):
-    with pytest.raises(AttemptFailed, match="h are over"):
+    with pytest.raises(AttemptFailed, match="h is over"):
         run_here(here, monkeypatch, "saves", seconds=1.0)
 
 

@@ -94,7 +94,7 @@ def test_a_run_of_this_machine_is_not_written_over(volume, tmp_path):
     mine = write(tmp_path / "runs" / "second" / "metrics.jsonl", b"mine")
     result = launch("sync", "--out", str(tmp_path / "runs"))
     assert result.exit_code == 2
-    assert "second is here already and was not fetched from fullstride-runs; choose another folder" in result.stderr
+    assert "second exists and was not fetched from fullstride-runs; choose another folder" in result.stderr
     assert (tmp_path / "runs" / "second" / "metrics.jsonl").read_bytes() == mine
     assert not (tmp_path / "runs" / "first").exists()
 
@@ -110,7 +110,7 @@ def test_a_file_that_goes_meanwhile_is_said_and_the_rest_is_fetched(volume, tmp_
     finally:
         del service._VolumeListFiles2
     assert result.exit_code == 0, result.output
-    assert "step_00000008/model.safetensors: gone meanwhile" in result.stderr
+    assert "step_00000008/model.safetensors: removed meanwhile" in result.stderr
     assert visible(tmp_path / "runs") == visible(volume)
 
 

@@ -39,5 +39,5 @@ def test_benchmarks_are_called_by_their_own_name_and_taken_along(monkeypatch, tm
     assert list(folders) == ["fullstride", "benchmarks"]
     assert all((folder / "__main__.py").is_file() for folder in folders.values())
     monkeypatch.setattr(fullstride, "__file__", str(tmp_path / "fullstride" / "__init__.py"))
-    with pytest.raises(ConfigError, match="benchmarks lie beside the library in a clone, and .* is not there"):
+    with pytest.raises(ConfigError, match="benchmarks lie next to the library in a clone, but .* does not exist"):
         sources(words)

@@ -20,9 +20,9 @@ def test_an_engine_takes_vllms_names(theirs, ours):
 @pytest.mark.parametrize("name", DIFFERENT)
 def test_what_means_something_else_here_is_refused_with_what_to_give(name):
     given: dict[str, Any] = {name: 0.5}
-    with pytest.raises(ConfigError, match=f"^{name}=0.5 is not taken: "):
+    with pytest.raises(ConfigError, match=f"^{name}=0.5 is not accepted: "):
         EngineConfig(**given)
-    with pytest.raises(ConfigError, match=f"^{name}='0.5' is not taken: "):
+    with pytest.raises(ConfigError, match=f"^{name}='0.5' is not accepted: "):
         parsed("--engine", EngineConfig, [f"{name}=0.5"])
 
 

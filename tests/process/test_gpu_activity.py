@@ -59,7 +59,7 @@ def test_where_nobody_can_be_asked_it_says_so_and_knows_nothing(one_gpu, tmp_pat
     with GpuActivity(utilization_probes(CUDA), every=0.02) as use:
         time.sleep(0.1)
         assert use.busy() is None
-    assert capfd.readouterr().err.count("the GPU's idleness is not watched") == 1
+    assert capfd.readouterr().err.count("GPU activity is not watched") == 1
     GpuActivity([])
     assert capfd.readouterr().err == ""
 

@@ -60,4 +60,4 @@ def test_nothing_begins_after_the_launcher_has_gone():
     given = os.environ | {LAUNCHER: str(gone.pid)}
     done = subprocess.run([sys.executable, "-c", ALONE], env=given, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "")
-    assert "whoever launched this command is gone; nothing was begun" in done.stderr
+    assert "the launcher of this command has ended; nothing was started" in done.stderr

@@ -97,7 +97,7 @@ def _destroy():
 
 @pytest.fixture(params=[gc.collect, _destroy], ids=["callback", "destructor"])
 def met(request, monkeypatch):
-    """What a signal meets, where it cannot end anything, and what Python has dropped."""
+    """Signal that comes where it cannot end anything, and the exceptions that Python has dropped."""
     dropped, came = [], []
 
     def called(phase, _):
@@ -173,7 +173,7 @@ def test_a_sigterm_while_an_error_ends_a_run_hides_neither_it_nor_that_steps_are
     """torchrun stops the others when one process was killed, while they fail of that themselves."""
     with pytest.raises(PeerError, match="of this run"), leaving_on_sigterm():
         ended_by(PeerError)
-    assert capfd.readouterr().err == "SIGTERM: an error has ended this already\n"
+    assert capfd.readouterr().err == "SIGTERM: already ending after an error\n"
 
 
 @pytest.mark.parametrize("end", [Preempted, KeyboardInterrupt])

@@ -78,7 +78,7 @@ def test_a_disk_that_hangs_does_not_keep_the_process(tmp_path):
 def test_a_step_that_takes_long_is_shown_once_and_goes_on(tmp_path):
     done = stuck(tmp_path, {"shown": 0.3, "step": 30}, "time.sleep(1.0)")
     assert (done.returncode, done.stdout) == (0, "went on\n")
-    assert done.stderr.count("no progress for 0.3 s, waiting for step 7; every thread is here:") == 1
+    assert done.stderr.count("no progress for 0.3 s, waiting for step 7; stacks of all threads:") == 1
     assert "in the_step_that_hangs" in done.stderr
     assert read_ends(tmp_path) == []
 

@@ -14,14 +14,14 @@ CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "custom_j
 
 @dataclass(eq=False, slots=True)
 class StackedLeaf:
-    """One leaf of a stack, in which the leaves of a group lie along a new first axis."""
+    """Leaf of a stack, in which the leaves of a group lie along a new first axis."""
 
     stack: Any
     index: int
 
 
 class Batched:
-    """Evaluates one jaxpr that was traced on leaves, with stacks in their place.
+    """Evaluator of a jaxpr that was traced on leaves, with stacks in their place.
 
     An equation whose operands are lanes of one index runs for the whole stack under `jax.vmap`; the same equation on
     another lane finds its result there. What mixes lanes of several indices, as a global norm does, takes them out of
@@ -38,7 +38,7 @@ class Batched:
         self._global: set[int] = set()
 
     def run(self, jaxpr: Any, consts: Sequence[Any], operands: Sequence[Any]) -> list[Any]:
-        """The outputs of a jaxpr, lanes where it could be."""
+        """Return the outputs of a jaxpr, stacked where possible."""
         values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *operands], strict=True))
         for equation in jaxpr.eqns:
             inputs = [x if isinstance(x, Literal) else values[x] for x in equation.invars]
@@ -77,7 +77,7 @@ class Batched:
         return [StackedLeaf(x, lanes[0].index) for x in results] if lanes else results
 
     def _apart(self, equation: Any, values: list[Any]) -> bool:
-        """Whether an equation has to be evaluated on leaves."""
+        """Return whether an equation has to be evaluated leaf by leaf."""
         lanes = [x for x in values if isinstance(x, StackedLeaf)]
         if equation.effects or len({(x.index, len(x.stack)) for x in lanes}) > 1:
             return True
@@ -111,7 +111,7 @@ def _stacked(function: Callable[..., list[Any]], values: list[Any]) -> list[Any]
 
 
 def _key(equation: Any, inputs: list[Any]) -> Any:
-    """What two equations have in common that differ in their lane alone."""
+    """Return a key that two equations share if they differ only in the index of their leaf."""
     params = tuple(sorted(equation.params.items()))
     try:
         hash(params)

@@ -56,7 +56,7 @@ class CallProgram:
 
 
 def _calls_back(jaxpr: Any) -> bool:
-    """Whether any equation of a jaxpr, however deep, is a callback, as of `equinox.error_if`."""
+    """Return whether any equation of a jaxpr, at any depth, is a host callback (`equinox.error_if` makes one)."""
     jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
     return any("callback" in e.primitive.name for e in jaxpr.eqns) or any(map(_calls_back, subjaxprs(jaxpr)))
 
@@ -84,7 +84,7 @@ class CompiledCore:
         self.jitted = jax.jit(traced, donate_argnums=0, static_argnums=2, **options)
 
     def prepared(self, given: tuple[ReadTree, ...]) -> tuple[Groups, Groups, CallProgram]:
-        """What `jitted` takes: arrays to donate, arrays to keep, the program."""
+        """Return the arguments of `jitted`: arrays to donate, arrays to keep, the program."""
         readings = tuple(g.reading for g in given)
         program = self.programs.get(readings)
         if program is None:
@@ -112,7 +112,7 @@ class CompiledCore:
 
 
 class CachedJit:
-    """A function wrapped by `cached_filter_jit`."""
+    """Function wrapped by `cached_filter_jit`."""
 
     def __init__(self, fun: Callable[..., Any], core: CompiledCore):
         """Take the function apart, once."""
@@ -128,7 +128,7 @@ class CachedJit:
         return f"cached_filter_jit({named(self._fun)}{options})"
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        """As the function itself, compiled."""
+        """Call the function, compiled."""
         _, first, rest = self._core.donated
         holders = tuple(map(getrefcount, args)) if first or rest else ()
         given = self._given(args, kwargs)
@@ -146,7 +146,7 @@ class CachedJit:
         return self._own, read(args[:1]), read((args[1:], kwargs))
 
     def lower(self, /, *args: Any, **kwargs: Any) -> "LoweredCall":
-        """The call as it would be compiled, for a look at it or to compile it ahead of time."""
+        """Lower the call, to inspect it or to compile it ahead of time."""
         return LoweredCall(self, self._core.jitted.lower(*self._core.prepared(self._given(args, kwargs))))
 
     def __get__(self, instance: Any, owner: Any) -> Any:
@@ -162,7 +162,7 @@ class LoweredCall:
     lowered: Any
 
     def as_text(self) -> str:
-        """The program as StableHLO."""
+        """Return the program as StableHLO."""
         return self.lowered.as_text()
 
     def compile(self, compiler_options: dict[str, Any] | None = None) -> "CompiledCall":
@@ -177,7 +177,7 @@ class CompiledCall:
     compiled: Any
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        """As the function itself."""
+        """Call the compiled program."""
         donated, kept, _ = self.wrapper._core.prepared(self.wrapper._given(args, kwargs))
         return self.compiled(donated, kept).tree()
 

@@ -37,7 +37,7 @@ class Filter:
 
     @property
     def tree(self) -> Any:
-        """The filter."""
+        """Filter as a tree."""
         return jax.tree.unflatten(self.treedef, self.leaves)
 
 
@@ -57,7 +57,7 @@ class Optimizer(eqx.Module):
 
     @classmethod
     def create(cls, tx: Transformation, model: Any, wrt: Any = eqx.is_inexact_array) -> "Optimizer":
-        """The optimizer of a model before the first step.
+        """Make the optimizer of a model before the first step.
 
         Raises:
             ConfigError: where no leaf is trained, or one that is has no gradient.
@@ -68,13 +68,13 @@ class Optimizer(eqx.Module):
             return cls(tx.init(params), tx, Filter.of(wrt))
 
     def __call__(self, grads: Any, model: Any, loss: Any = None) -> tuple[Any, "Optimizer"]:
-        """The model and the optimizer after an update; transformations that want the loss get it as `value`."""
+        """Update and return model and optimizer; transformations that take the loss get it as `value`."""
         params, opt_state = optimized(self.tx, eqx.filter(model, self.wrt.tree), self.opt_state, grads, loss)
         return eqx.combine(params, model), Optimizer(opt_state, self.tx, self.wrt)
 
 
 class CallStyleStep:
-    """What `make_train_step` returns.
+    """Train step that `make_train_step` returns.
 
     Attributes:
         loss: of the last call, on the device; None before the first.
@@ -93,7 +93,7 @@ class CallStyleStep:
         silence_callbacks()
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        """One step: of (model, optimizer, batch, key=None) the new (model, optimizer, aux).
+        """Make one step: from (model, optimizer, batch, key=None) the new (model, optimizer, aux).
 
         What an earlier step's `equinox.error_if` or loss has to say is raised here, once that step is done and this
         one is sent off.
@@ -128,22 +128,22 @@ class CallStyleStep:
                 raise earlier from None
             if "deleted" in str(error) and is_deleted(jax.tree.leaves(given[2].groups)):
                 raise ConfigError(
-                    "model or optimizer: its arrays were donated to an earlier call; use what that call returned, or "
-                    "make_train_step(..., donate=False)"
+                    "model or optimizer: its arrays were donated to an earlier call; use the model and optimizer "
+                    "that it returned, or make_train_step(..., donate=False)"
                 ) from None
             raise translated(error, f" (step {self._calls})") from None
 
     def finish(self) -> None:
-        """Wait for every step that was sent off, and raise what they have to say."""
+        """Wait for every dispatched step, and raise their errors."""
         self.watch.drain()
 
     def report(self) -> Pace:
-        """How time was split between host and device since the last report."""
+        """Report how time was split between host and device since the last report."""
         return self.stopwatch.report()
 
     @property
     def traces(self) -> int:
-        """How often the step was traced."""
+        """Number of traces of the step."""
         return self.retraces.count
 
     def _body(self, given: tuple[Any, Any], model: Any, optimizer: Optimizer) -> tuple[Any, Optimizer, Any, Any]:
@@ -172,9 +172,9 @@ def make_train_step(
     check_finite: bool = True,
     on_retrace: str = "warn",
 ) -> CallStyleStep:
-    """A step `model, optimizer, aux = train_step(model, optimizer, batch, key)` for an `Optimizer`.
+    """Make a step `model, optimizer, aux = train_step(model, optimizer, batch, key)` for an `Optimizer`.
 
-    aux is what loss_fn returned beside the loss, or the loss itself, which is also `train_step.loss`. Donated models
+    aux is the second result of loss_fn, or the loss itself, which is also `train_step.loss`. Donated models
     and optimizers cannot be used again, and are refilled unless someone else holds them.
 
     Args:

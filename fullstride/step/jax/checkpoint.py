@@ -12,7 +12,7 @@ from fullstride.step.jax.train_step import TrainStep
 
 
 class Checkpoints:
-    """The checkpoints in a folder, written while training goes on.
+    """Folder of checkpoints, written while training goes on.
 
     A checkpoint holds each leaf under its path, so that it can be read by a step with another layout or sharding.
     """
@@ -56,7 +56,7 @@ class Checkpoints:
         self._manager.save(state.step, args=args.Composite(state=tree, extra=args.JsonSave(extra or {})))
 
     def restore(self, step: TrainStep, number: int | None = None) -> tuple[State, dict[str, Any]]:
-        """The state of a step number, by default the newest, for a step of the same model and optimizer; and `extra`.
+        """Return the state of a step number, by default the newest, for the same model and optimizer; and `extra`.
 
         Raises:
             ConfigError: where there is no such checkpoint, or it is one of other leaves, shapes or dtypes.
@@ -78,7 +78,7 @@ class Checkpoints:
         return step.program.state([arrays[name] for name in names], fixed, number), got["extra"]
 
     def numbers(self) -> list[int]:
-        """The steps that there are checkpoints of, in order."""
+        """Return the steps that have checkpoints, in order."""
         return sorted(self._manager.all_steps())
 
     def wait(self) -> None:
@@ -111,7 +111,7 @@ def _shapes(kinds: Any) -> dict[str, str]:
 
 
 def _named(state: State, leaves: Any = None) -> dict[str, Any]:
-    """Every array of a state by its path."""
+    """Return every array of a state by its path."""
     blueprint = state.blueprint
     leaves = blueprint.layout.unpack_eagerly(state.buffers) if leaves is None else leaves
     fixed = {f"fixed{name}": x for name, x in zip(blueprint.model.names(1), state.fixed, strict=True)}
@@ -132,7 +132,7 @@ def _plain_kind(x: Any) -> Any:
 
 
 def _keyed(x: Any, kind: Any) -> Any:
-    """What was kept of a leaf of this kind, None for nothing, as that leaf."""
+    """Convert a stored leaf to the given kind: a random key from its data, zeros if nothing was stored (None)."""
     if x is None:
         like = _plain_kind(kind)
         x = jnp.zeros(like.shape, like.dtype)

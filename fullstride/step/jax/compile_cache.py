@@ -1,4 +1,4 @@
-"""XLA's results kept on disk, so that the same step compiles once for a machine."""
+"""Persistent cache of XLA's results, so that the same step compiles once for a machine."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from fullstride.assets.fetch import cache_folder
 
 
 def keep_compiled(folder: str | Path | None = None, *, seconds: float = 1.0) -> Path:
-    """Keep what takes `seconds` or more to compile, for this and later processes.
+    """Cache every compilation of `seconds` or more, for this and later processes.
 
     Args:
         folder: where; by default `xla` in fullstride's cache, which FULLSTRIDE_CACHE moves.

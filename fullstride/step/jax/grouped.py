@@ -1,4 +1,4 @@
-"""How the leaves of a state lie in buffers: each in its own, or those of one shape and one treatment in one.
+"""Layout of a state's leaves in buffers: each in its own, or those of one shape and one treatment in one.
 
 Fewer buffers are fewer to hand over, and fewer kernels update them. Leaves can share one that are equal in shape and
 dtype, and treated alike by the update.
@@ -42,23 +42,23 @@ class GroupedLeaves:
 
     @property
     def is_flat(self) -> bool:
-        """Tell whether the buffers are the leaves themselves."""
+        """True if the buffers are the leaves themselves."""
         return all(len(group) == 1 for group in self.groups)
 
     def pack(self, leaves: Sequence[Any]) -> tuple[Any, ...]:
-        """The buffers of these leaves."""
+        """Return the buffers of these leaves."""
         return tuple(_together([leaves[i] for i in group]) for group in self.groups)
 
     def unpack(self, buffers: Sequence[Any]) -> tuple[Any, ...]:
-        """The leaves in these buffers, inside a compiled function."""
+        """Return the leaves in these buffers, inside a compiled function."""
         return tuple(map(Batched().leaf, self.lanes(self.groups, buffers)))
 
     def unpack_eagerly(self, buffers: Sequence[Any]) -> tuple[Any, ...]:
-        """The same outside of one."""
+        """Unpack the buffers outside of a trace."""
         return tuple(buffers) if self.is_flat else _unpacked(self, tuple(buffers))
 
     def update(self, function: Update, buffers: Sequence[Any], grads: Sequence[Any], loss: Any) -> Any:
-        """The new buffers, and the report, of an update that is written for leaves."""
+        """Apply an update that is written for leaves; return the new buffers and the report."""
         if self.is_flat:
             return function(buffers, grads, loss)
         batched = Batched()
@@ -82,7 +82,7 @@ class GroupedLeaves:
 
     @staticmethod
     def lanes(groups: Groups, buffers: Sequence[Any]) -> list[Any]:
-        """What stands for each leaf, by its number."""
+        """Return each leaf's buffer, or its `StackedLeaf`, in the leaves' order."""
         placed = {
             leaf: StackedLeaf(buffer, i) if len(group) > 1 else buffer
             for group, buffer in zip(groups, buffers, strict=True)
@@ -118,7 +118,7 @@ def _gathered(batched: Batched, leaves: list[Any]) -> Any:
 def grouped_layout(
     paths: Sequence[Any], leaves: Sequence[Any], trainable: int, update: Update, loss: Any
 ) -> GroupedLeaves:
-    """The layout of a state with as few buffers as can be without a copy of the state in any step.
+    """Return the layout of a state with the fewest buffers that need no copy of the state in any step.
 
     Args:
         paths: JAX's path of each leaf; the parameters come first, and below some other path their moments.
@@ -186,7 +186,7 @@ def _split(
 
 
 def _treatment(new: Any, position: int) -> Any:
-    """The same for members of a group that stay in place, or that all get one value; else one's own."""
+    """Return a key that is equal for members of a group that move alike; any other member has its own."""
     if not isinstance(new, StackedLeaf):
         return id(new)
     return id(new.stack), new.index - position

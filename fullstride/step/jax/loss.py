@@ -1,4 +1,4 @@
-"""The loss of a batch and its gradients: scalar and floating or refused, in micro-batches where asked.
+"""Loss of a batch and its gradients, in micro-batches if requested; the loss must be a floating scalar.
 
 A `Mean` says what it is a mean over, so that it stays exact where a batch is divided.
 """
@@ -57,17 +57,22 @@ def _floating(x: Any) -> Array:
 
 
 def is_mean(x: Any) -> bool:
-    """Whether something is a `Mean`."""
+    """Return whether `x` is a `Mean`."""
     return isinstance(x, Mean)
 
 
 def values(tree: Any) -> Any:
-    """The tree with the value of each `Mean` in its place."""
+    """Return the tree with each `Mean` replaced by its value."""
     return jax.tree.map(lambda x: x.value if is_mean(x) else x, tree, is_leaf=is_mean)
 
 
 def parts_of_loss(out: Any, has_aux: bool | None) -> tuple[Any, Any]:
-    """The loss, a real floating scalar, and aux of what a loss function returned; `has_aux=None` reads it off."""
+    """Return the loss, a real floating scalar, and aux from a loss function's result; `has_aux=None` infers it.
+
+    Raises:
+        ConfigError: if the loss is not a real floating scalar, or is not where `has_aux` says.
+
+    """
     paired = isinstance(out, tuple) and len(out) == 2
     if has_aux is True and not paired:
         raise ConfigError(f"loss_fn returned {describe(out)}, but has_aux=True: expected the pair (loss, aux)")
@@ -101,14 +106,14 @@ def _checked_weight(weight: Any) -> Any:
 
 
 def describe(x: Any) -> str:
-    """`float32[4,3]` for an array, `a dict` for the rest."""
+    """Describe a value: `float32[4,3]` for an array, `a dict` for the rest."""
     if hasattr(x, "dtype") and hasattr(x, "shape"):
         return f"{x.dtype.name}[{','.join(map(str, x.shape))}]"
     return f"a {type(x).__name__}"
 
 
 def gradients(objective: Callable[..., Any], params: Any, *args: Any) -> tuple[Any, Any, Any]:
-    """Gradients with respect to `params`, the loss in fp32 or better, and aux.
+    """Compute gradients with respect to `params`, the loss in fp32 or better, and aux.
 
     `objective(params, *args)` returns what is differentiated, the loss to report, and aux.
     """
@@ -122,7 +127,7 @@ def gradients(objective: Callable[..., Any], params: Any, *args: Any) -> tuple[A
 
 
 def accumulated(objective: Callable[..., Any], count: int, params: Any, batch: Any, key: Any) -> tuple[Any, Any, Any]:
-    """As `gradients`, over `count` micro-batches one after another: the mean of gradients, losses and floating aux.
+    """Accumulate `gradients` over `count` micro-batches: the mean of gradients, losses and floating aux.
 
     Micro-batch i holds the samples i, i + count, ..., so that a batch that is split over devices stays where it is.
     A loss that is a `Mean` weighs each of them by its weight, and so does each `Mean` of aux for itself: the results
@@ -152,7 +157,12 @@ def accumulated(objective: Callable[..., Any], count: int, params: Any, batch: A
 
 
 def split_key(key: Any, count: int) -> Any:
-    """As many keys as losses to compute, along a new first axis; of a tree of keys each. What is no key is refused."""
+    """Split a key into `count` keys along a new first axis; a tree of keys is split leaf by leaf.
+
+    Raises:
+        ConfigError: if `key` is not a random key.
+
+    """
     try:
         return jax.tree.map(lambda x: jax.random.split(x, count), key)
     except (TypeError, ValueError):

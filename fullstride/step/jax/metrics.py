@@ -1,4 +1,4 @@
-"""What a step measured, read a step late so that nothing waits for the step that was just sent off."""
+"""Metrics of a step, read one step late so that nothing waits for the step just dispatched."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -11,7 +11,7 @@ from fullstride.step.jax.watch import translated
 
 
 class Metrics(Mapping[str, Any]):
-    """Names to values; a value is fetched from the device when it is first read.
+    """Mapping of names to values; a value is fetched from the device when it is first read.
 
     Attributes:
         step: the step they belong to, counted from 1; 0 for the empty metrics that the first call returns.
@@ -26,7 +26,7 @@ class Metrics(Mapping[str, Any]):
         self._values: dict[str, Any] = {}
 
     def __getitem__(self, name: str) -> Any:
-        """The value on the host; waits for its step if that is still running.
+        """Return the value on the host; waits for its step if that is still running.
 
         Raises:
             EquinoxRuntimeError: what `equinox.error_if` found in that step, with its message.
@@ -43,7 +43,7 @@ class Metrics(Mapping[str, Any]):
         return iter(self.arrays)
 
     def __len__(self) -> int:
-        """How many names; 0 before any step is done."""
+        """Return the number of names; 0 before any step is done."""
         return len(self.arrays)
 
     def __repr__(self) -> str:
@@ -55,7 +55,12 @@ NOTHING_YET = Metrics(0, {})
 
 
 def gathered(loss: Any, aux: Any, report: dict[str, Any]) -> dict[str, Any]:
-    """Loss, report and aux, a dict's entries by their names; a name that is taken and what is no array are refused."""
+    """Merge loss, report and aux by name; the entries of a dict keep their names.
+
+    Raises:
+        ConfigError: if a name is taken, or a value is not an array.
+
+    """
     named = {} if aux is None else aux if isinstance(aux, dict) else {"aux": aux}
     known = {"loss": loss} | report
     if taken := sorted(known.keys() & named.keys()):

@@ -42,11 +42,11 @@ class PartitionedStep:
         return params, opt_state, self.loss if aux is None else aux
 
     def combine(self, params: Any) -> Any:
-        """The model with these parameters."""
+        """Return the model with these parameters."""
         return self._model.build(params, self._fixed)
 
     def combine_state(self, opt_state: Any) -> Any:
-        """The optimizer's state as optax has it."""
+        """Return the optimizer's state in optax's structure."""
         return self._state.build(opt_state)
 
     def _step(self, params: Any, opt_state: Any, batch: Any, key: Any) -> tuple[Any, Any, Any, Any]:

@@ -40,11 +40,11 @@ class ScaleState(NamedTuple):
 
 @dataclass(frozen=True)
 class Precision:
-    """What a step computes in.
+    """Numeric formats of a step.
 
     Attributes:
         compute: the dtype that floating parameters and batches are cast to for the loss; None leaves them.
-        loss_scale: what the loss is multiplied by before it is differentiated: a number, a `LossScale`, or None.
+        loss_scale: factor of the loss before it is differentiated: a number, a `LossScale`, or None.
         cast_batch: whether floating leaves of the batch are cast too.
 
     """
@@ -60,7 +60,12 @@ class Precision:
             raise ConfigError(f"precision.loss_scale={self.loss_scale}: expected a number above 0")
 
     def cast(self, tree: Any) -> Any:
-        """The tree with its real floating arrays in `compute`; fp64 is refused where JAX would take fp32 for it."""
+        """Return the tree with its real floating arrays cast to `compute`.
+
+        Raises:
+            ConfigError: for fp64 if JAX has it switched off and would use fp32 instead.
+
+        """
         if self.compute == "float64" and jax.dtypes.canonicalize_dtype("float64") != jnp.float64:
             raise ConfigError(
                 "precision.compute=float64: JAX has fp64 switched off; run jax.config.update('jax_enable_x64', True)"
@@ -71,17 +76,17 @@ class Precision:
 
     @property
     def dynamic(self) -> LossScale | None:
-        """The dynamic scaling, where it is asked for."""
+        """Dynamic scaling, if requested."""
         return self.loss_scale if isinstance(self.loss_scale, LossScale) else None
 
     def factor(self, state: ScaleState | None) -> Float[Array, ""] | float:
-        """What the loss is multiplied by in this step."""
+        """Return the factor that this step multiplies the loss by."""
         if state is not None:
             return state.scale
         return 1.0 if self.loss_scale is None or isinstance(self.loss_scale, LossScale) else float(self.loss_scale)
 
     def next_scale(self, state: ScaleState, finite: Bool[Array, ""]) -> ScaleState:
-        """The scale of the next step, by whether this one's gradients were finite."""
+        """Return the scale of the next step, given whether this one's gradients were finite."""
         dynamic = self.dynamic or LossScale()
         count = jnp.where(finite, state.finite + 1, 0)
         # Of what underflows in bf16 any scale is small enough, until it is infinite, half of which is as much.
@@ -99,7 +104,12 @@ NAMED = {
 
 
 def precision_of(given: str | Precision) -> Precision:
-    """A precision by name: `fp32` (every array as it is), `bf16`, or `fp16` with dynamic loss scaling."""
+    """Return a precision by name: `fp32` (every array as it is), `bf16`, or `fp16` with dynamic loss scaling.
+
+    Raises:
+        ConfigError: for another name.
+
+    """
     if isinstance(given, Precision):
         return given
     one_of("precision", given, NAMED)
@@ -107,16 +117,16 @@ def precision_of(given: str | Precision) -> Precision:
 
 
 def is_floating(leaf: Any) -> bool:
-    """Whether a leaf is an array of real floating numbers; keys of random numbers are not."""
+    """Return whether a leaf is an array of real floating numbers; random keys are not."""
     return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jnp.floating)
 
 
 def wide(dtype: Any) -> Any:
-    """The dtype to add up in: fp32 for shorter floating numbers, else the dtype itself."""
+    """Return the dtype to accumulate in: fp32 for shorter floating numbers, else the dtype itself."""
     return jnp.dtype(jnp.float32) if jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize < 4 else dtype
 
 
 def all_finite(tree: Any) -> Bool[Array, ""]:
-    """Whether every element of every floating array is finite."""
+    """Return whether every element of every floating array is finite."""
     checks = [jnp.isfinite(x).all() for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.inexact)]
     return jnp.stack(checks).all() if checks else jnp.asarray(True)

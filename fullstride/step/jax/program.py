@@ -1,4 +1,4 @@
-"""The compiled side of a TrainStep: what it reads, what it writes, how it is made, and what XLA says of it."""
+"""Compiled side of a TrainStep: its inputs and outputs, its compilation, and XLA's analyses of it."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -25,17 +25,17 @@ LAYOUTS = ("flat", "grouped")
 
 @dataclass(frozen=True)
 class CompileReport:
-    """What XLA made of a step.
+    """Cost and memory of a compiled step, as XLA reports them.
 
     Attributes:
         trace_s: seconds to trace and lower it.
-        compile_s: seconds to compile it; little where the persistent cache knew it.
-        flops: floating-point operations of one call, as XLA counts them; None where it does not.
+        compile_s: seconds to compile it; few if the persistent cache had it.
+        flops: floating-point operations of one call, as XLA counts them; None if it does not.
         bytes_accessed: bytes of all its operations' operands and results, an upper bound of the memory traffic.
-        argument_bytes: state, batch and key.
-        output_bytes: new state and metrics.
-        aliased_bytes: of the outputs, what lies in donated buffers.
-        temporary_bytes: what it needs while it runs.
+        argument_bytes: bytes of state, batch and key.
+        output_bytes: bytes of new state and metrics.
+        aliased_bytes: bytes of outputs that lie in donated buffers.
+        temporary_bytes: bytes that it needs while it runs.
         executable: JAX's own object.
 
     """
@@ -68,7 +68,7 @@ class CompileReport:
 
     @property
     def hlo(self) -> str:
-        """The optimised program, as text."""
+        """Return the optimised program as text."""
         return self.executable.as_text()
 
     @property
@@ -88,7 +88,7 @@ class StepProgram:
     """One model's step: pure functions of flat buffers, compiled by `jax.jit`.
 
     Attributes:
-        blueprint: what its states share.
+        blueprint: structures that its states share.
         leaves: shapes, dtypes and shardings of a state's leaves.
         jitted: the compiled function of (buffers, fixed, batch, key).
 
@@ -150,7 +150,12 @@ class StepProgram:
         return tuple(placed)
 
     def start(self, model: Any) -> State:
-        """A state before the first step, of copies; a model of another structure, shape or dtype is refused."""
+        """Return a state before the first step, made of copies.
+
+        Raises:
+            ConfigError: for a model of another structure, shape or dtype than the program's.
+
+        """
         structure, params, fixed = partitioned(model, self.wrt)
         self._check_model(structure, [*jax.tree.leaves(params), *fixed])
         shape, (leaves,) = split(self.recipe.start(params), eqx.is_array)
@@ -168,7 +173,7 @@ class StepProgram:
                 raise ConfigError(f"model{name} is {describe(x)}; this step was built for {describe(kind)}")
 
     def state(self, leaves: Any, fixed: tuple[Any, ...], count: int | None) -> State:
-        """A state of these leaves, which it takes over, put where they belong."""
+        """Return a state that takes over these leaves, placed on their devices."""
         if self.sharding is None:
             return State(self.blueprint.layout.pack(leaves), fixed, self.blueprint, count, fresh=True)
         leaves = [jax.device_put(x, kind.sharding) for x, kind in zip(leaves, self.leaves, strict=True)]

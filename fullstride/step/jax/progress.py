@@ -1,4 +1,4 @@
-"""A progress bar that waits for nothing: it shows the loss of a step that is done, and where the time goes."""
+"""Progress bar that waits for nothing: it shows the loss of a finished step, and where the time goes."""
 
 import time
 from collections.abc import Iterable, Iterator
@@ -12,10 +12,10 @@ from fullstride.step.jax.train_step import TrainStep
 
 
 class MetricsBar:
-    """Shows late metrics as they come.
+    """Display of late metrics as they come.
 
     Attributes:
-        line: what it shows beside the bar.
+        line: text next to the bar.
 
     """
 
@@ -41,7 +41,7 @@ def tracked(
     every: float = 0.5,
     console: Console | None = None,
 ) -> Iterator[tuple[Any, MetricsBar]]:
-    """The batches, each with a bar to show the late metrics on: `bar.show(late)`.
+    """Yield the batches, each with a bar to show the late metrics on: `bar.show(late)`.
 
     Args:
         batches: what is trained on.

@@ -31,11 +31,11 @@ ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 class RetraceWarning(UserWarning):
-    """A step was traced and compiled again: its message names the leaves that changed."""
+    """Repeated trace and compilation of a step; the message names the leaves that changed."""
 
 
 class RetraceWatch:
-    """Told of each trace of a function, which happens only when something changed.
+    """Watcher of the traces of a function, which happen only if something changed.
 
     Attributes:
         count: traces so far.
@@ -49,7 +49,12 @@ class RetraceWatch:
 
     @contextmanager
     def tracing(self, **trees: Any) -> Iterator[None]:
-        """Around a trace with these arguments, which counts when it succeeds; a refused one has donated nothing yet."""
+        """Enclose a trace with these arguments, which counts when it succeeds.
+
+        Raises:
+            ConfigError: for a second trace, if the policy is `raise`; nothing was compiled or donated yet.
+
+        """
         if jax.config.jax_disable_jit:  # pyright: ignore[reportAttributeAccessIssue]
             # Nothing is traced: each call runs the function itself.
             yield

@@ -1,4 +1,4 @@
-"""How a step is spread over devices: each gets a part of the batch, and of the state where that is split too."""
+"""Distribution of a step over devices: each gets a part of the batch, and of the state if that is sharded too."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,11 +19,11 @@ AXIS = "data"
 
 @dataclass(frozen=True)
 class Sharding:
-    """A mesh of devices, and where the arrays lie on it.
+    """Mesh of devices, and the placement of arrays on it.
 
     Attributes:
         mesh: the devices; the batch is divided along the mesh's axis `data`.
-        rule: how each leaf of the state is divided.
+        rule: division of each leaf of the state.
         gather: whether parameters are put together before the loss uses them, cast to what it computes in.
 
     """
@@ -38,15 +38,20 @@ class Sharding:
 
     @property
     def everywhere(self) -> NamedSharding:
-        """A copy on each device."""
+        """Sharding with a copy on each device."""
         return NamedSharding(self.mesh, PartitionSpec())
 
     def put(self, batch: Any, axis: int = 0) -> Any:
-        """The batch on the devices, divided along one axis, or refused; scalars are copied to all."""
+        """Put the batch on the devices, divided along one axis; scalars are copied to all.
+
+        Raises:
+            ConfigError: if the devices do not divide a leaf; the message names it.
+
+        """
         return jax.device_put(batch, jax.tree_util.tree_map_with_path(lambda p, x: self._of_batch(p, x, axis), batch))
 
     def kinds(self, batch: Any, axis: int = 0) -> Any:
-        """Shapes, dtypes and shardings of a batch as `put` would have it."""
+        """Return shapes, dtypes and shardings of a batch after `put`."""
 
         def kind(path: Any, x: Any) -> jax.ShapeDtypeStruct:
             return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self._of_batch(path, x, axis))
@@ -63,7 +68,7 @@ class Sharding:
         return NamedSharding(self.mesh, PartitionSpec(*[None] * axis, AXIS))
 
     def gathered(self, model: Any) -> Any:
-        """The model with whole parameters, inside of the compiled step."""
+        """Return the model with whole parameters, inside the compiled step."""
         if not self.gather:
             return model
         whole = self.everywhere

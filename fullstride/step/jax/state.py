@@ -1,4 +1,4 @@
-"""The state of a training step: its leaves in one flat tuple, its trees built when they are looked at."""
+"""State of a training step: its leaves in one flat tuple, its trees built on first access."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -18,13 +18,13 @@ Buffers = tuple[Any, ...]
 
 @dataclass(eq=False, slots=True)
 class Blueprint:
-    """What all states of one step share; compared by identity, so that looking one up costs nothing.
+    """Structures that all states of one step share; compared by identity, so that a lookup costs nothing.
 
     Attributes:
         model: structure of the model; its groups are the trainable arrays and the fixed ones.
-        carry: structure of the `Carry`, whose first leaves are the trainable arrays.
-        layout: how the carry's leaves lie in buffers.
-        trainable: how many trainable arrays there are.
+        carry: structure of the `StepCarry`, whose first leaves are the trainable arrays.
+        layout: layout of the carry's leaves in buffers.
+        trainable: number of trainable arrays.
 
     """
 
@@ -38,15 +38,15 @@ class Blueprint:
         return self.model.build((None,) * self.trainable, fixed)
 
     def same_as(self, other: "Blueprint") -> bool:
-        """Whether states of one can be used with the other."""
+        """Return whether states of one blueprint can be used with the other."""
         return self.model is other.model and self.carry is other.carry and self.layout == other.layout
 
 
 @jtu.register_pytree_node_class
 class State:
-    """What a step hands on to the next one: a pytree whose leaves are the buffers themselves.
+    """Training state that a step takes and returns: a pytree whose leaves are the buffers themselves.
 
-    Where the step donates, a state may be used once: the buffers go into the next state.
+    If the step donates, a state may be used once: the buffers go into the next state.
 
     Attributes:
         buffers: the arrays that a step rewrites, as the layout has them.
@@ -74,7 +74,12 @@ class State:
 
     @property
     def carry(self) -> StepCarry:
-        """The trees that the step works on, built at the first look; those of a donated state are refused."""
+        """Trees that the step works on, built on first access.
+
+        Raises:
+            ConfigError: if the state was donated.
+
+        """
         if is_deleted(self.buffers):
             raise self.donated()
         if self._carry is None:
@@ -87,7 +92,7 @@ class State:
         self.buffers, self.fresh = settled(buffers, self.fixed, given), False
 
     def donated(self) -> ConfigError:
-        """What to say where its buffers are gone."""
+        """Return the error for a state whose buffers were donated."""
         return ConfigError(
             f"state: that of step {self._count} was donated to an earlier call; use the state which that call "
             "returned, or build the step with donate=False"
@@ -95,7 +100,7 @@ class State:
 
     @property
     def model(self) -> Any:
-        """The model with its current parameters; a step that donates takes them along, so copy what shall stay."""
+        """Model with its current parameters; a donating step invalidates them, so copy those you keep."""
         carry = self.carry
         if self._model is None:
             self._model = self._with(carry.params)
@@ -103,7 +108,7 @@ class State:
 
     @property
     def ema_model(self) -> Any:
-        """The model with the averaged parameters, in the parameters' dtypes; None where the step keeps no average."""
+        """Model with the averaged parameters, in the parameters' dtypes; None if the step keeps no average."""
         carry = self.carry
         if carry.ema is None:
             return None
@@ -111,12 +116,12 @@ class State:
 
     @property
     def opt_state(self) -> Any:
-        """The optimizer's state, as optax has it."""
+        """State of the optimizer, in optax's structure."""
         return self.carry.opt_state
 
     @property
     def step(self) -> int:
-        """Steps taken; waits for the device only where the state was made by hand."""
+        """Number of steps taken; waits for the device only if the state was made by hand."""
         if self._count is None:
             self._count = int(self.carry.taken)
         return self._count
@@ -132,6 +137,6 @@ class State:
         return cls(*children, blueprint, fresh=True)
 
     def __repr__(self) -> str:
-        """Its size, without looking at values."""
+        """Show its size, without reading values."""
         size = sum(getattr(x, "nbytes", 0) for x in (*self.buffers, *self.fixed))
         return f"State({len(self.buffers)} buffers, {len(self.fixed)} fixed arrays, {size / 2**20:.1f} MiB)"

@@ -1,4 +1,4 @@
-"""Where the time of a step goes: what the host spends on sending it off, and whether the device waits for that."""
+"""Split of a step's time: host time of the dispatch, and whether the device waits for it."""
 
 import statistics
 import time
@@ -11,7 +11,7 @@ WINDOW = 1000
 
 @dataclass(frozen=True)
 class Pace:
-    """Medians over the steps since the last report; where there was none, the same once more.
+    """Medians over the steps since the last report; without new steps, those of the last report.
 
     Attributes:
         steps: how many there were, the ones that compiled left out.
@@ -27,7 +27,7 @@ class Pace:
     hidden: float
 
     def __str__(self) -> str:
-        """`host 1.8 of 15.9 ms, hidden`."""
+        """Return a text such as `host 1.8 of 15.9 ms, hidden`."""
         if not self.host_ms:
             return "host: no steps yet"
         if not self.total_ms:
@@ -40,7 +40,7 @@ class Pace:
 
 
 class Stopwatch:
-    """Collects what a `Pace` reports."""
+    """Collector of the times that a `Pace` reports."""
 
     def __init__(self) -> None:
         self.host: deque[float] = deque(maxlen=WINDOW)

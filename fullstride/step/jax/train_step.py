@@ -90,7 +90,7 @@ class TrainStep:
         silence_callbacks()
 
     def init(self, model: Any = None) -> State:
-        """A state before the first step, from the model given here or at construction; its arrays are copies.
+        """Return a state before the first step, from this model or the constructor's; its arrays are copies.
 
         Raises:
             ConfigError: for a model of another structure, shape or dtype than at construction.
@@ -99,7 +99,7 @@ class TrainStep:
         return self.program.start(self._model if model is None else model)
 
     def __call__(self, state: State | Any, batch: Any, key: Any = None) -> tuple[State, Metrics]:
-        """Send one step off.
+        """Dispatch one step.
 
         Args:
             state: from `init` or the call before; where the step donates, it cannot be used again.
@@ -154,12 +154,12 @@ class TrainStep:
         return CompileReport.of(executable, traced - started, time.perf_counter() - traced)
 
     def finish(self) -> Metrics:
-        """Wait for every step that was sent off, raise what they have to say, and return the last one's metrics."""
+        """Wait for every dispatched step, raise their errors, and return the last one's metrics."""
         self.watch.drain()
         return self._late
 
     def report(self) -> Pace:
-        """How time was split between host and device since the last report: `host 1.8 of 15.9 ms, hidden`."""
+        """Report the split of time between host and device since the last report: `host 1.8 of 15.9 ms, hidden`."""
         return self.stopwatch.report()
 
     @contextmanager
@@ -181,7 +181,7 @@ class TrainStep:
 
     @property
     def traces(self) -> int:
-        """How often the step was traced: 1 as long as shapes and dtypes stay the same."""
+        """Number of traces of the step: 1 as long as shapes and dtypes stay the same."""
         return self.retraces.count
 
     def _own_state(self, state: Any) -> State:

@@ -1,4 +1,4 @@
-"""What of a model is trained, and whether two takings-apart agree."""
+"""Selection of the trainable part of a model, and checks that two states have the same structure."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -51,8 +51,8 @@ def _expect_no_statistics(params: Any) -> None:
     nodes = jtu.tree_leaves(params, is_leaf=is_state)
     if any(is_state(node) and jtu.tree_leaves(node) for node in nodes):
         raise ConfigError(
-            "wrt takes an equinox.nn.State, as BatchNorm's statistics are, which no optimizer trains; hand it to the "
-            "loss beside the batch of a make_train_step, or, where it stays as it is, leave it out of wrt"
+            "wrt takes an equinox.nn.State, such as BatchNorm's statistics, which no optimizer trains; hand it to the "
+            "loss with the batch of a make_train_step, or, if it is constant, exclude it from wrt"
         )
 
 
@@ -78,7 +78,12 @@ def _chosen(model: Any, wrt: Any) -> Any:
 def checked_like(
     structure: Structure, leaves: Sequence[Any], expected: Structure, like: Sequence[Any], what: str = "the optimizer"
 ) -> None:
-    """Raise a ConfigError unless a step's state has the structure, shapes and dtypes it had before."""
+    """Check that a step's state has the structure, shapes and dtypes it had before.
+
+    Raises:
+        ConfigError: if it has not; the message names the leaf.
+
+    """
     if structure is not expected:
         raise ConfigError(f"{what} changed the structure of its state or of the parameters; a step must keep both")
     for name, new, old in zip(expected.names(), leaves, like, strict=True):

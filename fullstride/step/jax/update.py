@@ -23,7 +23,7 @@ Ema = float | Callable[[Int[Array, ""]], Float[Array, ""]] | None
 
 
 class StepCarry(NamedTuple):
-    """What a step reads and writes.
+    """Values that a step reads and writes.
 
     Attributes:
         params: the model with its trainable arrays, None elsewhere.
@@ -43,7 +43,7 @@ class StepCarry(NamedTuple):
 
 @dataclass(frozen=True)
 class StepRecipe:
-    """What a step does, all of it known when it is built; see `TrainStep` for the meanings."""
+    """Definition of a step, complete when it is built; see `TrainStep` for the meanings."""
 
     loss_fn: LossFn
     optimizer: Transformation
@@ -56,7 +56,12 @@ class StepRecipe:
     sharding: Sharding | None = None
 
     def __post_init__(self) -> None:
-        """Raise a ConfigError for what cannot be with any model."""
+        """Check the settings that do not depend on a model.
+
+        Raises:
+            ConfigError: with the name of the argument.
+
+        """
         if not callable(self.loss_fn):
             raise ConfigError(f"loss_fn is {describe(self.loss_fn)}; expected a function of (model, batch, key)")
         if not all(callable(getattr(self.optimizer, name, None)) for name in ("init", "update")):
@@ -81,7 +86,12 @@ class StepRecipe:
 
 
 def require_count(name: str, value: Any) -> None:
-    """Raise a ConfigError unless a setting is an integer of 1 or more."""
+    """Check that a setting is an integer of 1 or more.
+
+    Raises:
+        ConfigError: if it is not.
+
+    """
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ConfigError(f"{name}={value}: expected an integer of 1 or more")
 
@@ -114,7 +124,12 @@ def differentiate(
 
 
 def optimized(optimizer: Any, params: Any, opt_state: Any, grads: Any, loss: Any) -> tuple[Any, Any]:
-    """Parameters and optimizer state after one update; the loss, unless None, is its `value` if it takes one."""
+    """Apply one update to parameters and optimizer state; `loss`, unless None, is passed as `value` if it is taken.
+
+    Raises:
+        ConfigError: if the transformation needs other arguments, such as a function to evaluate the loss again.
+
+    """
     apply = partial(optax.with_extra_args_support(optimizer).update, grads, opt_state, params)
     # Optax mixes dtypes even in Adam, so that it fails under strict promotion.
     with jax.numpy_dtype_promotion("standard"):
@@ -149,7 +164,7 @@ def _explained(error: Exception, opt_state: Any, loss: Any) -> Exception:
     if any(isinstance(x, optax.LookaheadState) for x in nodes):
         return ConfigError(
             "optimizer: optax.lookahead trains a pair of fast and slow parameters (optax.LookaheadParams), of which a "
-            "model is one; expected an optimizer of the model's own parameters: ema= keeps slow ones beside them, and "
+            "model is one; expected an optimizer of the model's own parameters: ema= averages them, and "
             "lookahead itself needs a step of your own, under cached_filter_jit"
         )
     if "pytree structure error" in text:

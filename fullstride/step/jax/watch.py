@@ -47,7 +47,7 @@ class RunningSteps:
             self._check(*running.popleft())
 
     def trouble(self) -> Exception | None:
-        """What `poll` would raise: a step that could not be sent off may fail of an earlier one."""
+        """Return the error that `poll` would raise: a failed dispatch may be due to an earlier step."""
         try:
             self.poll()
         except (eqx.EquinoxRuntimeError, FloatingPointError, jax.errors.JaxRuntimeError, ValueError) as error:
@@ -60,7 +60,7 @@ class RunningSteps:
             self._check(*self.running.popleft())
 
     def busy(self) -> bool:
-        """Whether a step before the newest is still running."""
+        """Return whether a step before the newest is still running."""
         return len(self.running) > 1 and not self.running[-2][1].is_ready()
 
     def _check(self, number: int, loss: Any) -> None:

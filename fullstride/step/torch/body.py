@@ -38,23 +38,23 @@ def searched_convolutions() -> Iterator[None]:
 
 @dataclass(frozen=True, kw_only=True)
 class Body:
-    """The parts of a step that never change; calling it makes one.
+    """Parts of a step that never change; calling it makes one step.
 
     Attributes:
-        loss: of a module and a micro-batch.
-        model: what is trained.
-        optimizer: over the model's parameters.
-        ema: averages that follow the weights behind a step; a runner has them do so.
-        draw: what is random, between a micro-batch and the loss; it stays eager where the loss is compiled.
+        loss: function of a module and a micro-batch.
+        model: module to train.
+        optimizer: optimizer of the model's parameters.
+        ema: averages of the weights; the runner updates them after a step.
+        draw: random part between a micro-batch and the loss; it stays eager if the loss is compiled.
         schedule: factor of each group's first learning rate.
-        accumulate: micro-batches of a step.
-        clip: longest gradient; longer ones are scaled to it.
+        accumulate: number of micro-batches per step.
+        clip: longest gradient norm; longer gradients are scaled to it.
         guard: whether a step with that loss and gradient norm is to be skipped, or that and what its gradient is to be
             divided by, on the device.
-        precision: of the loss's products: fp32, tf32 or bf16.
-        generator: of what is random.
-        reducer: makes gradients and metrics means over processes; None where there is one.
-        shards: what each process keeps a part of; None where each keeps all.
+        precision: precision of the loss's matrix products: fp32, tf32 or bf16.
+        generator: random generator.
+        reducer: averages gradients and metrics over processes; None for a single process.
+        shards: sharded state; None if each process keeps all of it.
 
     """
 
@@ -73,7 +73,7 @@ class Body:
     shards: Shards | None = None
 
     def __call__(self, batch: Any, made: Tensor, look: Look | None = None) -> Metrics:
-        """One step after `made` others, and its metrics: means over the samples, on the device.
+        """Make one step after `made` others and return its metrics: means over the samples, on the device.
 
         `look` is shown the loss and the gradients of `trained` before they are clipped and used.
         """
@@ -108,12 +108,12 @@ class Body:
 
     @property
     def device(self) -> torch.device:
-        """The model's."""
+        """Device of the model."""
         return next(self.model.parameters()).device
 
     @property
     def trained(self) -> dict[str, nn.Parameter]:
-        """What ends up with gradients on this process, by name: the model's, and what else the optimizer has."""
+        """Parameters with gradients on this process, by name: the model's, and any others in the optimizer."""
         if self.shards is not None:
             return self.shards.named()
         own = dict(self.model.named_parameters())
@@ -124,7 +124,7 @@ class Body:
         return own
 
     def clear(self) -> None:
-        """Let go of all gradients, of those that another optimizer is to take, too: a step's are its own."""
+        """Release all gradients, including those of parameters that another optimizer owns."""
         self.optimizer.zero_grad(set_to_none=True)
         if self.shards is not None:
             self.shards.clear()
@@ -153,7 +153,12 @@ class Body:
         return total if self.reducer is None else self.reducer.metrics(total)
 
     def forward(self, part: Any) -> tuple[Tensor, Metrics]:
-        """The loss of a micro-batch with fresh random numbers, and its metrics."""
+        """Compute the loss of a micro-batch with fresh random numbers, and its metrics.
+
+        Raises:
+            ValueError: if `check_loss` or `check_metrics` refuses them.
+
+        """
         if self.draw is not None:
             part = self.draw(part, self.generator)
         with nullcontext() if self.precision == "fp32" else autocast(self.precision, self.device):
@@ -178,7 +183,12 @@ class Body:
                 group["lr"].fill_(float(rate))  # a copy from the host would wait for the device
 
     def clipped(self) -> Tensor:
-        """The gradient's norm, which is scaled to the longest where it is longer; a sparse gradient is refused."""
+        """Return the gradient's norm; a longer gradient than the clip length is scaled down to it.
+
+        Raises:
+            ValueError: for a sparse gradient.
+
+        """
         parameters = [p for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
         try:
             norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
@@ -198,7 +208,7 @@ class Body:
 
 @dataclass(eq=False)
 class Runner:
-    """Makes steps by a body as it is; one compiled for the expected shapes leaves other batches to the eager one.
+    """Runner of steps by an eager body; one compiled for the expected shapes leaves other batches to the eager one.
 
     Attributes:
         backend: its name.
@@ -213,15 +223,15 @@ class Runner:
 
     @property
     def compiles(self) -> bool:
-        """Tell whether steps of the expected shapes are compiled."""
+        """Return whether steps of the expected shapes are compiled."""
         return self.body is not self.eager
 
     def form(self, expected: bool) -> str:
-        """In which form the next step will run: what was checked in one is not yet right in another."""
+        """Name of the form in which the next step runs; each form is checked separately."""
         return f"backend={self.backend}, {'usual' if expected else 'other'} shapes"
 
     def __call__(self, batch: Any, made: int, *, expected: bool, look: Look | None = None) -> Metrics:
-        """One step after `made` others, and the averages; `look` is shown loss and gradients before they are used."""
+        """Make one step after `made` others, and update the averages; `look` is given loss and gradients first."""
         body = self.body if expected else self.eager
         metrics = body(batch, torch.tensor(made), look)
         if body.ema.due(made + 1):
@@ -229,7 +239,7 @@ class Runner:
         return metrics
 
     def forget(self) -> None:
-        """Begin anew, as after a checkpoint was loaded."""
+        """Start over, as after a checkpoint was loaded."""
 
     def end(self) -> None:
-        """Let go of what is recorded."""
+        """Release captured graphs."""

@@ -1,4 +1,4 @@
-"""What a loss function returns, and metrics as one tensor on their way to somewhere."""
+"""Loss functions' results: checks, and metrics stacked into one tensor."""
 
 from collections.abc import Mapping
 from numbers import Real
@@ -11,7 +11,12 @@ Metrics = dict[str, Tensor]
 
 
 def check_loss(loss: Any) -> None:
-    """Raise a ValueError unless a loss is a tensor of shape () and a real floating dtype; nothing waits."""
+    """Check a loss without waiting for the device.
+
+    Raises:
+        ValueError: if it is not a tensor of shape () and a real floating dtype.
+
+    """
     if not isinstance(loss, Tensor):
         what = f"a tuple of {len(loss)}" if isinstance(loss, tuple) else f"a {type(loss).__name__}"
         raise ValueError(f"loss_fn returned {what}; expected a scalar tensor, or the pair of it and metrics by name")
@@ -21,7 +26,12 @@ def check_loss(loss: Any) -> None:
 
 
 def checked_metrics(metrics: Any, loss: Tensor) -> Metrics:
-    """Metrics by name, numbers as tensors on the loss's device; others than real scalars are a ValueError."""
+    """Return metrics by name, numbers as tensors on the loss's device.
+
+    Raises:
+        ValueError: if they have no names, one is not a real scalar, or a name is one of the step's own.
+
+    """
     if not isinstance(metrics, Mapping):
         raise ValueError(
             f"loss_fn returned a loss and a {type(metrics).__name__}; expected the loss alone, or the pair of it and "
@@ -44,22 +54,22 @@ def checked_metrics(metrics: Any, loss: Tensor) -> Metrics:
 
 
 def reported(value: Tensor) -> Tensor:
-    """A metric in fp32, or fp64 if it is."""
+    """Return a metric in fp32, or in fp64 if it has that."""
     return value.detach() if value.dtype == torch.float64 else value.detach().float()
 
 
 def _kind(tensor: Tensor) -> str:
-    """As in float32[4,2]."""
+    """Return dtype and shape, such as float32[4,2]."""
     return f"{str(tensor.dtype).removeprefix('torch.')}[{','.join(map(str, tensor.shape))}]"
 
 
 def stacked(metrics: Metrics) -> Tensor:
-    """Metrics in the order of their names as one tensor, in fp64 if one of them is."""
+    """Stack metrics by name into one tensor, in fp64 if one of them is."""
     wide = torch.float64 if any(value.dtype == torch.float64 for value in metrics.values()) else torch.float32
     return torch.stack([metrics[name].detach().to(wide) for name in sorted(metrics)])
 
 
 def unstacked(values: Tensor, like: dict[str, torch.dtype]) -> Metrics:
-    """What `stacked` was made of, given the dtype of each."""
+    """Undo `stacked`, given the dtype of each metric."""
     found = dict(zip(sorted(like), values.unbind(), strict=True))
     return {name: found[name].to(dtype) for name, dtype in like.items()}

@@ -10,7 +10,7 @@ Schedule = Callable[[Int[Tensor, ""]], Float[Tensor, ""]]
 
 
 def constant(made: Int[Tensor, ""]) -> Float[Tensor, ""]:
-    """The factor 1 at every step."""
+    """Return the factor 1 at every step."""
     return made.double() * 0 + 1
 
 

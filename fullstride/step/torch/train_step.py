@@ -40,14 +40,14 @@ NAMES = ("auto", *BACKENDS)
 class TrainStep:
     """`step(batch) -> metrics`: loss, derivative, backward, clipping, optimizer, schedule and averages.
 
-    Nothing in a step waits for the device. With `graph` and `compile+graph` it is one launch: a replay of what was
-    recorded at the fourth step, with fresh random numbers. The first three steps run as they are, and so do batches
-    of other shapes than the usual, such as a last smaller one: usual are the first batch's, unless four of other shapes
-    come in a row before it has come as often.
+    Nothing in a step waits for the device. With `graph` and `compile+graph` it is one launch: a replay of the
+    graph captured at the fourth step, with fresh random numbers. The first three steps run uncaptured, and so do
+    batches of unexpected shapes, such as a smaller last one. The first batch's shapes are expected, unless four
+    batches of other shapes come in a row before the first have come four times.
 
     Attributes:
         made: steps made so far; set it when a run goes on, as schedules and averages count from it.
-        backend: what the next step runs by.
+        backend: name of the backend of the next step.
         errors: relative error of the gradients in each form that was compared with eager fp32.
 
     """
@@ -79,31 +79,31 @@ class TrainStep:
         Args:
             loss_fn: (model, batch) -> the mean loss, a floating scalar, or that and metrics, means too, by name; a
                 function of its arguments without host synchronisation.
-            model: what is trained.
+            model: module to train.
             optimizer: over its parameters; for `graph` one that can be captured, as `torch.optim.AdamW(fused=True)`.
-                Parameters that it has not are left with the step's gradient, for another one to take.
+                Parameters that it does not own keep their gradient for another optimizer.
             draw: (batch, generator) -> batch: random numbers, times, augmentation; eager where the loss is compiled.
             ema: averages that follow the weights.
             schedule: factor of the learning rate as a function of the steps made, of tensors; see `schedules`.
             accumulate: micro-batches that a batch is cut into along its first dimension; gradients are of the mean
                 over all samples.
-            clip: longest gradient norm of the optimizer's parameters; a longer gradient is scaled to it. Those that it
-                has not are for another one to clip.
+            clip: longest gradient norm of the optimizer's parameters; a longer gradient is scaled to it.
+                Parameters of another optimizer are not clipped.
             guard: (loss, gradient norm) -> whether to skip the step, or that and what to divide its gradient by, which
                 costs writing the gradients once more; tensors on the device. Needs a fused optimizer.
             guard_state: tensors that the guard writes, which a step that `auto` undoes leaves as they were, too.
             precision: fp32, tf32 or bf16 (autocast); tf32 also needs `fullstride.device.precision.set_precision`.
             backend: eager, graph, compile, compile+graph, or auto: measures those that run here during the first
                 steps and stays with the fastest.
-            generator: handed to `draw`.
+            generator: random generator for `draw`.
             check_first_step: compare loss and gradients with eager fp32 on the first batch, in each form that the
                 backend runs in.
             randomize_zeros: function that changes weights of the model in place; a compiled loss is compared with
                 those, too, before the first step, as weights that start as zero hide what is behind them.
-            processes: that make each step together, with batches of one size: gradients and metrics are means over all
-                of them. Weights, buffers and averages become the first one's.
-            shards: of this model, optimizer and averages, where each process keeps a part of them.
-            log: where `auto` tells what it chose.
+            processes: group that makes each step together, with batches of one size: gradients and metrics are means
+                over all of them. Weights, buffers and averages become the first one's.
+            shards: shards of this model, optimizer and averages, if each process keeps a part of them.
+            log: function that receives log lines, such as the choice of `auto`.
 
         Raises:
             ConfigError: for a backend, precision or optimizer that cannot run here, or a guard whose optimizer would
@@ -154,12 +154,12 @@ class TrainStep:
         processes.call_at_end(self.end)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "TrainStep":
-        """Itself, as what is compiled and recorded has no copies; a loss may read `made`."""
+        """Return itself, as compiled and captured code has no copies; a loss may read `made`."""
         return self
 
     @property
     def backend(self) -> str:
-        """What the next step runs by."""
+        """Backend of the next step."""
         return self._runner.backend
 
     @property
@@ -194,7 +194,7 @@ class TrainStep:
         self._runner = self._auto.runner
 
     def _loaded(self) -> None:
-        """Begin anew: what was loaded lies elsewhere in memory."""
+        """Start over: loaded state lies elsewhere in memory."""
         self._forget()
         self._tracker.forget()
 
@@ -204,13 +204,13 @@ class TrainStep:
             self._auto.forget()
 
     def end(self) -> None:
-        """Let go of what is recorded and watched; no further step can be made with others."""
+        """Release captured graphs and hooks; no further step can be made with others."""
         self._runner.end()
         if self.body.reducer is not None:
             self.body.reducer.end()
 
     def __call__(self, batch: Any) -> Metrics:
-        """One step, and its metrics on the device: the loss, its own, and `grad_norm` before clipping.
+        """Make one step and return its metrics on the device: the loss, its own, and `grad_norm` before clipping.
 
         Args:
             batch: a tensor or a pytree of tensors (b, ...) on the model's device.
@@ -228,7 +228,7 @@ class TrainStep:
         return metrics
 
     def _observe(self, batch: Any) -> bool:
-        """Tell whether a batch is one that steps are made for."""
+        """Return whether steps are specialised to this batch."""
         match observation := self._tracker.observe(batch):
             case Observation.EXPECTED:
                 return True
@@ -242,29 +242,27 @@ class TrainStep:
         return observation is Observation.FIRST
 
     def _begin_for_others(self) -> None:
-        """Begin anew for batches that come again and again: the first may have been an epoch's smaller last one."""
+        """Start over for recurring batches of other shapes: the first may have been an epoch's smaller last one."""
         self._forget()
         self._first.made.clear()
         numbers = self._tracker.differing
-        what = (
-            f"the loss reads other numbers, {numbers}" if numbers else "batches have other shapes than the first ones"
-        )
-        self._log(f"backend={self._asked}: {what}; from here on steps are made for these")
+        what = f"the loss reads other numbers, {numbers}" if numbers else "batches differ in shape from the first ones"
+        self._log(f"backend={self._asked}: {what}; from here on steps are specialised to these")
 
     def _tell_lost(self) -> None:
         told = (
-            f"the last {NEVER} batches had other shapes than the first ones, or other values that are no tensors; "
-            "such steps run as they are, and auto measures none: give what changes as tensors of one shape"
+            f"the last {NEVER} batches differed in shape from the first ones, or in values that are not tensors; "
+            "such steps run uncompiled, and auto measures none: pass what changes as tensors of one shape"
         )
         if numbers := self._tracker.differing:
             told = (
-                f"the loss reads Python numbers that change, {numbers}; such steps run as they are, neither compiled "
-                "nor recorded, and auto measures none: give them as tensors, such as in the batch"
+                f"the loss reads Python numbers that change, {numbers}; such steps run neither compiled "
+                "nor captured, and auto measures none: pass them as tensors, such as in the batch"
             )
         self._log(f"backend={self._asked}: {told}")
 
     def _tell_unclipped(self, optimizer: torch.optim.Optimizer) -> None:
-        """Say which gradients another optimizer is to clip."""
+        """Log which gradients another optimizer has to clip."""
         own = {id(p) for group in optimizer.param_groups for p in group["params"]}
         named = () if self.body.shards is not None else self.body.model.named_parameters()
         if others := [name for name, p in named if p.requires_grad and id(p) not in own]:
@@ -272,7 +270,7 @@ class TrainStep:
             self._log(f"clip: {others[0]}{more} not in the optimizer: they are neither clipped nor in grad_norm")
 
     def _log(self, line: str) -> None:
-        """Write a line, by one of the processes."""
+        """Write a line on one of the processes."""
         if self._processes.leads:
             self._say(line)
 
@@ -307,7 +305,7 @@ class TrainStep:
         return metrics
 
     def _hindered(self, batch: Any, expected: bool) -> str:
-        """Why a process cannot compute its gradients, on all of them: one that refused alone would be waited for."""
+        """Return why a process cannot compute its gradients, on all of them, so that all refuse together."""
         if self._processes.size == 1 or self.body.shards is not None:
             return ""
         with gc_paused():

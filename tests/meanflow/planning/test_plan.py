@@ -191,7 +191,7 @@ def test_the_command_plans_one_of_your_own_and_what_others_published(monkeypatch
     assert re.search(r"digits +0.4M +128 +1 .* 1,000,000 +[\d.]+ m?s +[\d.]+ \w+ +[\d.]+ \w+", told.output)
     command = ["meanflow", "plan", *TINY, "data.batch_size=512", "--tflops", "10", "--tbs", "1", "--memory-gib", "0.05"]
     told = CliRunner().invoke(app, command)
-    assert "128 samples at once fit; accumulate, or take more GPUs" in told.output
+    assert "128 samples fit at once; accumulate, or use more GPUs" in told.output
     half = CliRunner().invoke(app, ["meanflow", "plan", "--tflops", "5"])
     assert half.exit_code == 2
     assert "expected both or neither" in half.output

@@ -17,7 +17,7 @@ from tests.step.jax.nets import Net, batch_of, run, squared
 
 @contextmanager
 def listening() -> Iterator[list[str]]:
-    """What is compiled meanwhile."""
+    """Collect the compilations that happen within the context."""
     compiled = []
 
     def listen(event: str, duration_secs: float, **kwargs: str | int) -> None:

@@ -23,7 +23,7 @@ def test_a_changed_batch_is_named():
 
 
 def _warns_here(call):
-    """What a call returns that warns once, of the line in this file that made it."""
+    """Call a function that must warn once, at its own line in this file, and return its result."""
     with pytest.warns(RetraceWarning) as found:
         result = call()
     assert [(x.filename, x.lineno) for x in found] == [(__file__, call.__code__.co_firstlineno)]

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[3]
 
 @pytest.fixture(scope="module", params=[2, 4])
 def found(request, tmp_path_factory):
-    """What a process with so many virtual devices says."""
+    """Results of a process with as many virtual devices as the parameter says."""
     flags = f"{FLAGS} --xla_force_host_platform_device_count={request.param}"
     environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
     environment["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"

@@ -87,7 +87,7 @@ def test_a_train_step_refuses_a_state_which_it_would_not_carry():
     def loss_fn(both, batch, key):
         return _loss(both[0], (both[1], batch), key)[0]
 
-    with pytest.raises(ConfigError, match=r"wrt takes an equinox\.nn\.State.*beside the batch of a make_train_step"):
+    with pytest.raises(ConfigError, match=r"wrt takes an equinox\.nn\.State.*with the batch of a make_train_step"):
         TrainStep(loss_fn, optax.adam(1e-2), _new())
     model, state = _new()
     step = TrainStep(loss_fn, optax.adam(1e-2), (model, state), wrt=(eqx.is_inexact_array, False))

@@ -39,7 +39,7 @@ def make(seed: int, **options: Any) -> tuple[nn.Module, TrainStep]:
 
 
 def rate(step: int) -> float:
-    """Of `make`."""
+    """Return the learning rate of the schedule in `make`."""
     return 0.1 * min(1, (step + 1) / 4) * (0.5 + 0.5 * math.cos(math.pi * step / 20))
 
 
@@ -205,7 +205,7 @@ def test_the_collector_waits_while_a_form_is_prepared_and_not_after(gate, seed):
 
 
 def broken(body: Any, factor: float = 1.5) -> Any:
-    """What a compiler that is wrong makes of a loss."""
+    """Replace the loss by one that a wrong compiler might produce."""
 
     def wrong(model: nn.Module, batch: Any) -> Any:
         value, metrics = loss(model, batch)
@@ -224,7 +224,7 @@ def test_a_wrong_gradient_is_refused_though_the_loss_is_right(monkeypatch, seed)
 
 @pytest.mark.parametrize(("precision", "backend"), [("fp32", "compile"), ("bf16", "eager")])
 def test_a_loss_that_cancels_is_compared_by_what_it_is_made_of(precision, backend, seed):
-    """As PPO's before its first step, where every ratio is 1 and advantages have no mean."""
+    """PPO's loss before its first step cancels: every ratio is 1 and the advantages' mean is 0."""
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(7, 32), nn.Tanh(), nn.Linear(32, 5))
     advantage = torch.randn(257)
@@ -720,7 +720,7 @@ def test_a_number_as_a_metric_is_not_recorded(seed):
     given = batches(seed, count=4, last=6)
     for batch in given[:3]:
         step(batch)
-    with pytest.raises(StepError, match="a recorded step: the metric size is a Python number"):
+    with pytest.raises(StepError, match="a captured step: the metric size is a Python number"):
         step(given[3])
 
 

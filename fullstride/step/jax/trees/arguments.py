@@ -17,7 +17,7 @@ ARRAY = object()
 
 
 class StaticTree(NamedTuple):
-    """What of a tree is static: its structure down to the modules, and a mark for each leaf or module.
+    """Static part of a tree: its structure down to the modules, and a mark for each leaf or module.
 
     A mark is `ARRAY`, a module's `Structure`, or the type and value of a static leaf: equal ones are one program.
     """
@@ -94,7 +94,7 @@ def _leaves(marks: tuple[Any, ...], groups: Sequence[Any], build: Any) -> Iterat
 
 @jtu.register_pytree_node_class
 class Result:
-    """What a cached function returns through `jax.jit`: one node, so that nothing is rebuilt on the way."""
+    """Result of a cached function on its way through `jax.jit`: one node, so that nothing is rebuilt on the way."""
 
     __slots__ = ("groups", "reading")
 

@@ -1,4 +1,4 @@
-"""What is known of the modules that pass by: their leaves, found again by identity for as long as they live."""
+"""Cache of the leaves of modules, looked up by identity for as long as the modules live."""
 
 import weakref
 from collections.abc import Iterator
@@ -34,7 +34,7 @@ class ModuleLeaves:
     on_host: bool = False
 
     def holds(self) -> bool:
-        """Whether the lists and dicts hold what they did."""
+        """Return whether the lists and dicts hold the same objects as before."""
         return all(_unchanged(now, before) for now, before in self.lists)
 
 

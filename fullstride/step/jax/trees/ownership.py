@@ -61,7 +61,7 @@ def device_of(tree: Any) -> Any:
 
 
 def is_committed(x: Any) -> bool:
-    """Whether it is an array that must stay where it lies, or a shape with a sharding, which stands for one."""
+    """Return whether `x` is an array that must stay on its device, or a shape with a sharding, which stands for one."""
     return getattr(x, "committed", isinstance(x, jax.ShapeDtypeStruct) and x.sharding is not None)
 
 
@@ -76,5 +76,5 @@ def settled(tree: Any, *beside: Any) -> Any:
 
 
 def is_deleted(arrays: Iterable[Any]) -> bool:
-    """Whether any of them was donated."""
+    """Return whether any of the arrays was donated."""
     return any(isinstance(x, jax.Array) and not isinstance(x, Tracer) and x.is_deleted() for x in arrays)

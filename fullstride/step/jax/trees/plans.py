@@ -49,7 +49,7 @@ class ModuleNodes:
         self.sealed: tuple[int, int] | None = None
 
     def unshared(self) -> bool:
-        """Whether nobody else holds a node below the root, and nobody put anything into one."""
+        """Return whether nobody else holds a node below the root, and nobody put anything into one."""
         return self.counts() == self.sealed
 
     def counts(self) -> tuple[int, int]:
@@ -83,14 +83,19 @@ class UnplannableError(TypeError):
 
 
 class _Part(NamedTuple):
-    """What was found at a place of the tree: a constant, a leaf, a node, or a tuple to be made at each filling."""
+    """Part of the tree at one place: a constant, a leaf, a node, or a tuple to be made at each filling."""
 
     kind: str
     value: Any
 
 
 class RebuildPlan:
-    """How to make the trees of one structure: a module's, with its arrays in the only group; others are refused."""
+    """Plan for building trees of one structure: a module's, with its arrays in the only group.
+
+    Raises:
+        UnplannableError: for another kind of tree.
+
+    """
 
     def __init__(self, structure: Structure):
         self.makers: list[Callable[[Sequence[Any]], Any]] = []
@@ -209,12 +214,12 @@ def _maker(part: _Part) -> Maker:
 
 
 def _is_foreign(x: Any) -> bool:
-    """Whether JAX looks into something that is neither a module nor a plain tuple, list or dict."""
+    """Return whether `x` is a pytree node to JAX but neither a module nor a plain tuple, list or dict."""
     return x is not None and not jtu.all_leaves([x])
 
 
 def _mutable(x: Any) -> bool:
-    """Whether a tree holds arrays, or lists and dicts, which every tree needs its own of, or what is looked into."""
+    """Return whether a tree has anything that copies cannot share: arrays, lists, dicts, or foreign pytree nodes."""
     if isinstance(x, Place) or type(x) in (list, dict):
         return True
     if not isinstance(x, eqx.Module | tuple) and _is_foreign(x):

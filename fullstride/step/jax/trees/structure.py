@@ -17,7 +17,7 @@ STATIC = -1
 
 @dataclasses.dataclass(eq=False, slots=True, weakref_slot=True)
 class Structure:
-    """What stays of a tree when its arrays are taken out; equal trees have the same one, so that `is` compares them.
+    """Structure of a tree without its arrays; equal trees have the same one, so that `is` compares them.
 
     Attributes:
         treedef: JAX's structure of the tree.

@@ -1,4 +1,4 @@
-"""Parameters whose gradients travel together: in few, large transfers, which go on beside the backward pass."""
+"""Buckets of parameters whose gradients travel together: few, large transfers that overlap the backward pass."""
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -15,7 +15,7 @@ ALIGNED = 64
 
 
 def filled(parameters: Iterable[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
-    """The parameters in their order, those of a bucket together: of one dtype, `BUCKET_BYTES` or a little more."""
+    """Split parameters in order into buckets of one dtype and about `BUCKET_BYTES` each."""
     for _, alike in itertools.groupby(parameters, key=lambda p: p.dtype):
         bucket: list[nn.Parameter] = []
         for parameter in alike:
@@ -28,7 +28,7 @@ def filled(parameters: Iterable[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
 
 
 class BucketLayout:
-    """Where each of some tensors lies in one flat buffer, in its own memory order.
+    """Places of tensors in one flat buffer, each in its own memory order.
 
     Attributes:
         size: elements of the buffer, a multiple of `parts`.
@@ -47,11 +47,11 @@ class BucketLayout:
         self.size = -(-start // unit) * unit
 
     def views(self, flat: Tensor) -> list[Tensor]:
-        """The tensors within a buffer (size,)."""
+        """Return the tensors within a buffer (size,)."""
         return [flat.as_strided(shape, strides, start) for shape, strides, start, _ in self._places]
 
     def gaps(self, flat: Tensor) -> list[Tensor]:
-        """What lies between them and behind the last one."""
+        """Return the slices between the gradients and after the last one."""
         ends = [start + count for *_, start, count in self._places]
         starts = [*(start for _, _, start, _ in self._places[1:]), self.size]
         return [flat[a:b] for a, b in zip(ends, starts, strict=True) if b > a]
@@ -61,7 +61,7 @@ class Bucket:
     """Gradients of `parameters` that become their means over the processes."""
 
     def __init__(self, parameters: list[nn.Parameter], processes: Processes):
-        """Of parameters of one dtype; collective."""
+        """Allocate a bucket for parameters of one dtype; collective."""
         self.parameters = parameters
         self._layout = BucketLayout(parameters, processes.size)
         self._memory = processes.transfer.shared(parameters[0].detach(), self._layout.size)
@@ -78,7 +78,7 @@ class Bucket:
 
     @torch.no_grad()
     def receive(self) -> None:
-        """Wait for the means and put them in the gradients' place."""
+        """Wait for the means and write them in place of the gradients."""
         assert self._wait is not None
         self._wait()
         for parameter, mean in zip(self.parameters, self._means, strict=True):

@@ -1,4 +1,4 @@
-"""What the compiler adds to a backward pass so that its results are told as they come; imported with the compiler."""
+"""Inductor pass that makes a compiled backward pass hand over gradients early; imported with the compiler."""
 
 import torch
 from torch import fx
@@ -8,7 +8,7 @@ from fullstride.step.torch.distributed import early_gradients as early
 
 
 class MarkReady(CustomGraphPass):
-    """Adds `ready` behind each result of a backward graph; leaves other graphs alone."""
+    """Inductor pass that adds `ready` after each result of a backward graph; leaves other graphs alone."""
 
     def __call__(self, graph: fx.Graph) -> None:
         if not any(node.op == "placeholder" and node.name.startswith("tangents") for node in graph.nodes):
@@ -21,5 +21,5 @@ class MarkReady(CustomGraphPass):
                     graph.call_function(torch.ops.fullstride.ready.default, (result, number))
 
     def uuid(self) -> bytes:
-        """What kept compilations are known by."""
+        """Return the key of cached compilations."""
         return get_hash_for_files((__file__, early.__file__))

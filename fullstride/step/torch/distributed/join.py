@@ -1,4 +1,4 @@
-"""How the processes that torchrun has started come together."""
+"""Rendezvous of the processes that torchrun has started."""
 
 import socket
 from collections.abc import Iterable, Iterator
@@ -29,7 +29,7 @@ MEETING, PATIENCE, COMPILING = timedelta(minutes=5), timedelta(hours=24), timede
 
 @contextmanager
 def join_processes(device: str = "cpu", transfers: str = "auto") -> Iterator[Processes]:
-    """All processes that torchrun has started.
+    """Join all processes that torchrun has started.
 
     Args:
         device: the type of the device that they train on. On `cuda` each takes the GPU of its number on its machine,
@@ -45,8 +45,8 @@ def join_processes(device: str = "cpu", transfers: str = "auto") -> Iterator[Pro
     one_of("transfers", transfers, TRANSFERS)
     if not launched.by_torchrun():
         raise ConfigError(
-            "distributed=ddp or fsdp: this process is alone; start it with torchrun --nproc-per-node N -m fullstride "
-            "..."
+            "distributed=ddp or fsdp: expected several processes, got one; start them with torchrun "
+            "--nproc-per-node N -m fullstride ..."
         )
     if device == "cuda":
         torch.cuda.set_device(_own_gpu())
@@ -70,7 +70,12 @@ def join_processes(device: str = "cpu", transfers: str = "auto") -> Iterator[Pro
 
 
 def of_ranks(ranks: Iterable[int], device: str, transfers: str = "auto") -> Processes:
-    """Some of the processes that have joined, as a group of their own; collective for all of them."""
+    """Make a group of some of the joined processes; collective for all of them.
+
+    Raises:
+        ConfigError: as `join_processes`.
+
+    """
     ranks = list(ranks)
     patient = dist.new_group(ranks, timeout=PATIENCE, backend="gloo")
     devices = None
@@ -88,7 +93,7 @@ def of_ranks(ranks: Iterable[int], device: str, transfers: str = "auto") -> Proc
 
 
 def _peers(processes: Processes, group: dist.ProcessGroup, transfers: str) -> PeerCopies | None:
-    """Processes whose GPUs reach each other's memory; None, said by the first of them, where one does not."""
+    """Return the processes whose GPUs reach each other's memory; None, logged by the first process, if one does not."""
     device = torch.device("cuda", torch.cuda.current_device())
     places = processes.gather((socket.gethostname(), device.index))
     # One that cannot must keep the others from waiting for it.
@@ -106,7 +111,7 @@ def _peers(processes: Processes, group: dist.ProcessGroup, transfers: str) -> Pe
 
 
 def _hindrance(places: list[tuple[str, int]], device: torch.device, transfers: str) -> str:
-    """Why this process should not share memory with those at these places; empty if it may be able to."""
+    """Return why this process should not share memory with those at these places; empty if it may be able to."""
     try:
         if apart := _apart(places):
             return apart
@@ -123,7 +128,7 @@ def _hindrance(places: list[tuple[str, int]], device: torch.device, transfers: s
 
 
 def _apart(places: list[tuple[str, int]]) -> str:
-    """Why processes on these machines' GPUs cannot write into each other's memory; empty if they may be able to."""
+    """Return why processes on these machines' GPUs cannot write into each other's memory; empty if they may."""
     if launched.machines() > 1 or len({host for host, _ in places}) > 1:
         return "the processes are on several machines"
     own = torch.cuda.current_device()

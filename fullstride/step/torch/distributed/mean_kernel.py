@@ -1,4 +1,4 @@
-"""The kernel of `mean_of`: a module of its own, as Triton is a GPU's and no CPU build of PyTorch brings it."""
+"""Kernel of `mean_of`, in a module of its own since CPU builds of PyTorch have no Triton."""
 
 from typing import no_type_check
 

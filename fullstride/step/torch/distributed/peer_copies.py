@@ -1,6 +1,6 @@
 """Transfers by the copy engines of one machine's GPUs: each process writes into memory of the others.
 
-NCCL's kernels sum on multiprocessors, which a backward pass beside them then lacks: a product whose blocks fill the GPU
+NCCL's kernels sum on multiprocessors, which a concurrent backward pass then lacks: a product whose blocks fill the GPU
 takes another turn for a few of them. Copy engines take none; what is left to the multiprocessors is one addition of
 each gradient's parts. `docs/explanation/training-in-parallel.md` has both in numbers. The memory is PyTorch's symmetric
 memory: physical memory of each GPU that all GPUs of a group have mapped.
@@ -28,12 +28,12 @@ class CannotShareError(RuntimeError):
 
 
 def reason(error: Exception) -> str:
-    """An error in a line."""
+    """Return an error as one line."""
     return str(error).partition("\n")[0] or type(error).__name__
 
 
 def atomics_reach(own: int, other: int) -> bool:
-    """Whether a GPU's atomic operations work on another's memory; True where the driver does not say."""
+    """Return whether a GPU's atomic operations work on another's memory; True if the driver does not say."""
     found = ctypes.c_int(1)
     try:
         ask = ctypes.CDLL("libcuda.so.1").cuDeviceGetP2PAttribute
@@ -44,7 +44,7 @@ def atomics_reach(own: int, other: int) -> bool:
 
 
 class SymmetricMemory:
-    """Such memory of one group of processes."""
+    """PyTorch's symmetric memory of one group of processes."""
 
     def __init__(self, group: Any, device: torch.device, patience_ms: int, gather: Callable[[str], list[str]]):
         """Take a group of NCCL's on one machine; collective.
@@ -56,21 +56,26 @@ class SymmetricMemory:
             gather: what all of them say, by rank; collective.
 
         Raises:
-            Refused: if these GPUs cannot reach each other's memory.
+            CannotShareError: if these GPUs cannot reach each other's memory.
 
         """
         self._group, self._device, self._patience, self._gather = group, device, patience_ms, gather
         self._handle, _ = self._met(ALIGNED)
 
     def allocate(self, count: int) -> Sequence[Tensor]:
-        """So many bytes, zeros, of every process by rank, or `Refused` on all of them; collective."""
+        """Allocate `count` zeroed bytes on every process and return them by rank; collective.
+
+        Raises:
+            CannotShareError: on all of them, if one cannot have it.
+
+        """
         handle, own = self._met(count)
         theirs = [handle.get_buffer(rank, (count,), torch.uint8) for rank in range(handle.world_size)]
         theirs[handle.rank] = own
         return theirs
 
     def meet(self) -> None:
-        """Let the current stream wait until all processes' are here; what they wrote before is there then."""
+        """Let the current stream wait until all processes are here; their earlier writes are visible then."""
         self._handle.barrier(channel=0, timeout_ms=self._patience)
 
     def _met(self, count: int) -> tuple[Any, Tensor]:
@@ -99,7 +104,7 @@ class SymmetricMemory:
         return own
 
     def _agreed(self, act: Callable[[], T]) -> T:
-        """What `act` returns here, once it has returned everywhere."""
+        """Return `act()` once it has returned on every process."""
         made, failed = list[T](), ""
         try:
             made.append(act())
@@ -141,12 +146,12 @@ class SharedBuffers:
     everyones: tuple[Tensor, ...]
 
     def part(self, of: int, part: int) -> Tensor:
-        """A process's memory's n-th part that is another one's, among n processes."""
+        """Return the part of a process's memory that belongs to another one, among n processes."""
         return self.everyones[of].chunk(len(self.everyones))[part]
 
 
 class PeerCopies:
-    """The processes of one machine, with transfers in the order in which they are begun; all of them collective.
+    """Transfers among the processes of one machine, in the order in which they are begun; all of them collective.
 
     What a process writes into another's memory lies in an inbox there, a row for each sender, or in a `Shared` that
     is given. There are two inboxes, used in turns: who writes into one has met the others since they read it.
@@ -164,11 +169,11 @@ class PeerCopies:
 
     @property
     def bytes(self) -> int:
-        """Of memory that is shared, which PyTorch's statistics do not count."""
+        """Bytes of shared memory, which PyTorch's statistics do not count."""
         return sum(x.own.nbytes for x in (*self._given, *self._kept))
 
     def shared(self, like: Tensor, size: int) -> SharedBuffers:
-        """Memory (size,), a multiple of the number of processes, of a tensor's dtype."""
+        """Allocate memory (size,), a multiple of the number of processes, of a tensor's dtype."""
         given = self._allocate(size * like.element_size(), like.dtype)
         self._given.add(given)
         row = -(-size * like.element_size() // self.size // ALIGNED) * ALIGNED
@@ -211,7 +216,7 @@ class PeerCopies:
             return self._end()
 
     def _others(self) -> Iterator[int]:
-        """From the next one on: no two write to the same one at once."""
+        """List the other ranks, from the next one on: no two processes write to the same one at once."""
         return ((self.rank + i) % self.size for i in range(1, self.size))
 
     def _received(self, values: Tensor) -> Tensor:
@@ -231,7 +236,7 @@ class PeerCopies:
 
     @contextmanager
     def _aside(self) -> Iterator[None]:
-        """On the stream of transfers, behind what the current one has been given."""
+        """Run on the stream of transfers, after the work that the current stream has been given."""
         if self._stream is None:
             yield
             return

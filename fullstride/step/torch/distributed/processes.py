@@ -1,4 +1,4 @@
-"""The processes that train together: what they agree on, by gloo on their hosts, and how their tensors travel."""
+"""Group of processes that train together: agreement by gloo on their hosts, and transfers of their tensors."""
 
 import gc
 import weakref
@@ -15,14 +15,14 @@ from fullstride.step.torch.distributed.transfer import EngineCopies, Transfer, w
 
 T = TypeVar("T")
 
-# NCCL does not end before the CUDA graphs that its transfers were recorded in: it would wait for them forever.
+# NCCL does not end before the CUDA graphs that captured its transfers: it would wait for them forever.
 _RECORDS: list[weakref.WeakMethod] = []
 
 
 class Processes:
-    """A group of processes, each with a copy of the model; without a group, this process alone.
+    """Group of processes, each with a copy of the model; without a group, this process alone.
 
-    Tensors on a GPU travel by NCCL, on a stream of its own and also while a CUDA graph is recorded, or by copies where
+    Tensors on a GPU travel by NCCL, on a stream of its own and also while a CUDA graph is captured, or by copies where
     processes share memory; tensors on the CPU by gloo, and so does what hosts agree on, without waiting for devices.
     What is said to be collective must be called by all of them, in the same order, and raises `PeerError` where another
     one has ended.
@@ -62,16 +62,16 @@ class Processes:
             self.transfer = EngineCopies(group, devices, peers, required=must_share)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Processes":
-        """Itself: there is one of each process."""
+        """Return itself: each process has only one."""
         return self
 
     @property
     def leads(self) -> bool:
-        """Whether this is the one that writes and speaks for all."""
+        """True on the process that writes files and logs for all."""
         return self.rank == 0
 
     def largest(self, value: int) -> int:
-        """The largest of the processes' values; collective."""
+        """Return the largest of the processes' values; collective."""
         if self._group is None:
             return value
         found = torch.tensor(value)
@@ -80,7 +80,7 @@ class Processes:
         return int(found)
 
     def gather(self, value: T) -> list[T]:
-        """Every process's value, in the order of their ranks, on all of them; collective."""
+        """Return every process's value by rank, on all of them; collective."""
         if self._group is None:
             return [value]
         found: list[Any] = [None] * self.size
@@ -89,7 +89,7 @@ class Processes:
         return found
 
     def collect(self, value: T) -> list[T]:
-        """Every process's value, in the order of their ranks, on the first; none on the others; collective."""
+        """Return every process's value by rank on the first process, none on the others; collective."""
         if self._group is None:
             return [value]
         found: list[Any] | None = [None] * self.size if self.leads else None
@@ -98,7 +98,7 @@ class Processes:
         return found or []
 
     def agreed(self, act: Callable[[], T]) -> T:
-        """What `act` returns here, once it has returned everywhere; collective, which `act` must not be.
+        """Return `act()` once it has returned on every process; collective, which `act` must not be.
 
         Raises:
             PeerError: where it went well, with the reason, if it raises an exception elsewhere.
@@ -120,11 +120,11 @@ class Processes:
         return result  # pyright: ignore[reportReturnType]
 
     def part(self, count: int) -> range:
-        """Which of so many things are this process's: a run of them, as long as the others' or one longer."""
+        """Return this process's run of `count` things, as long as the others' or one longer."""
         return range(count * self.rank // self.size, count * (self.rank + 1) // self.size)
 
     def led(self, act: Callable[[], T]) -> T:
-        """What `act` returns on the first process, which alone runs it while the others wait; collective.
+        """Run `act` on the first process alone while the others wait, and return its result; collective.
 
         Raises:
             PeerError: on the others, with the reason, if it raises an exception there.
@@ -155,16 +155,16 @@ class Processes:
 
     @property
     def transfers(self) -> str:
-        """Name of what gradients travel by: none, gloo, nccl or copies."""
+        """Name of the transport of gradients: none, gloo, nccl or copies."""
         return self.transfer.name
 
     def call_at_end(self, let_go: Callable[[], None]) -> None:
-        """Call a method that lets go of what was recorded before the processes part, if its object still lives."""
+        """Call a method before the processes part, to release captured graphs, if its object still lives."""
         if self._devices is not None:
             _RECORDS.append(weakref.WeakMethod(let_go))
 
     def abandon(self) -> None:
-        """End what is under way on a GPU: a collective that waits for a peer that is gone would never return."""
+        """Abort pending work on a GPU: a collective that waits for a lost peer would never return."""
         if self._devices is not None:
             dist.distributed_c10d._abort_process_group(self._devices)
 
@@ -184,7 +184,7 @@ SINGLE = Processes()
 
 
 def let_go() -> None:
-    """Have every step that still lives let go of what it has recorded of transfers."""
+    """Have every step that still lives release the transfers that it has captured."""
     while _RECORDS:
         if (method := _RECORDS.pop()()) is not None:
             method()

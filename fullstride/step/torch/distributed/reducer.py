@@ -45,7 +45,7 @@ class BackwardPass:
         self._hears = all(p.grad is None for p in names)
 
     def hear(self, number: int, gradient: Tensor) -> None:
-        """A compiled pass has a result, of which the first time nobody knows whose gradient it is."""
+        """Receive a result of a compiled pass; the first time its parameter is not known yet."""
         if not self._hears:
             return
         if (parameter := self._parameter_of.get(number)) is None:
@@ -55,7 +55,7 @@ class BackwardPass:
         self.give(parameter, gradient)
 
     def arrive(self, parameter: nn.Parameter, gradient: Tensor) -> None:
-        """A parameter has its gradient."""
+        """Receive the gradient of a parameter."""
         if parameter in self._early:
             # Autograd copies those that still wait to be sent.
             if parameter not in self._waiting and self._early[parameter] != gradient.data_ptr():
@@ -71,7 +71,12 @@ class BackwardPass:
         self.give(parameter, gradient)
 
     def give(self, parameter: nn.Parameter, gradient: Tensor) -> None:
-        """Send a gradient with its bucket; that of a parameter that had none in the first step is refused."""
+        """Send a gradient with its bucket.
+
+        Raises:
+            ValueError: for a parameter that had no gradient in the first step.
+
+        """
         if parameter not in self._bucket_of:
             raise ValueError(
                 f"{self._names[parameter]} has a gradient and had none in the first step; expected the same parameters "
@@ -86,7 +91,12 @@ class BackwardPass:
             self._sent += 1
 
     def finish(self) -> None:
-        """Wait for the means and put them in the gradients' place; raise a ValueError if a gradient has not come."""
+        """Wait for the means and write them in place of the gradients.
+
+        Raises:
+            ValueError: if a gradient has not come.
+
+        """
         if self._sent < len(self._buckets):
             late = [self._names[p] for p in self._buckets[self._sent].parameters if p not in self._waiting]
             raise ValueError(
@@ -115,12 +125,12 @@ class Reducer:
 
     @property
     def buckets(self) -> int:
-        """How many transfers a step makes; 0 before the first one has shown."""
+        """Number of transfers per step; 0 before the first step."""
         return len(self._buckets)
 
     @property
     def early(self) -> int:
-        """How many results of a compiled backward pass are sent while it goes on."""
+        """Number of results of a compiled backward pass that are sent while it runs."""
         return len(self._parameter_of)
 
     @contextmanager
@@ -133,7 +143,7 @@ class Reducer:
 
         """
         if not self._hooks:
-            raise RuntimeError("this step has ended, as its processes have parted; make a new one to go on")
+            raise RuntimeError("this step has ended, as its processes have separated; build a new one to continue")
         self._pass = self._begun() if self._buckets else None
         try:
             with listening(self._heard):
@@ -171,7 +181,7 @@ class Reducer:
             self._pass.arrive(parameter, parameter.grad)
 
     def end(self) -> None:
-        """Watch the model no longer."""
+        """Stop watching the model."""
         for hook in self._hooks:
             hook.remove()
         self._hooks = []

@@ -89,7 +89,7 @@ class Shard:
 
 
 class Shards:
-    """A model, its optimizer and its averages, shared out over processes.
+    """Model, optimizer and averages, sharded over processes.
 
     `optimizer` then updates this process's parts, which stand in its groups, and its state is theirs. What a checkpoint
     keeps is whole: `optimizer_tensors`, `load_optimizer`, and the averages' own `whole` and `load`.
@@ -112,8 +112,8 @@ class Shards:
         if type(optimizer) not in ELEMENTWISE:
             names = ", ".join(kind.__name__ for kind in ELEMENTWISE)
             raise ConfigError(
-                f"distributed=fsdp with {type(optimizer).__name__}: expected one of {names}, whose update of a number "
-                "depends on that number alone; use distributed=ddp"
+                f"distributed=fsdp with {type(optimizer).__name__}: expected one of {names}, whose update is "
+                "elementwise; use distributed=ddp"
             )
         self._names = {p: name for name, p in model.named_parameters() if p.requires_grad}
         self._check(optimizer)
@@ -152,7 +152,7 @@ class Shards:
         return {f"{part} of {a} ... {b}": shard.own for (a, b), shard in zip(ends, self.shards, strict=True)}
 
     def clear(self) -> None:
-        """Let go of all gradients."""
+        """Release all gradients."""
         for shard in self.shards:
             shard.own.grad = None
             for parameter in shard.parameters:

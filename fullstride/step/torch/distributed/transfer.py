@@ -20,7 +20,7 @@ _all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 
 @contextmanager
 def with_peers(device: str = "cpu") -> Iterator[None]:
-    """Turns what a collective raises where another process has ended into a `PeerError`."""
+    """Turn errors of a collective whose peer has ended into a `PeerError`."""
     # On a GPU most errors are this process's own, as of memory that ran out: a peer's end has a type of its own there.
     lost = RuntimeError if device == "cpu" else dist.DistError
     try:
@@ -34,11 +34,16 @@ class Transfer:
     """Begins transfers, each of them collective, and returns what waits for one: on a GPU its current stream does.
 
     This one begins collectives of PyTorch's process groups: gloo's on the CPU, NCCL's on a GPU, on a stream of its own
-    and also while a CUDA graph is recorded.
+    and also while a CUDA graph is captured.
     """
 
     def __init__(self, group: dist.ProcessGroup | None, devices: dist.ProcessGroup | None):
-        """Take a group of gloo's, and one of NCCL's over the same processes where their tensors are on GPUs."""
+        """Take a gloo group, and an NCCL group over the same processes if their tensors are on GPUs.
+
+        Raises:
+            ConfigError: for a group of another backend, whose collectives have not been checked.
+
+        """
         for given, backend in ((group, "gloo"), (devices, "nccl")):
             if given is not None and (found := dist.get_backend(given)) != backend:
                 raise ConfigError(f"a process group of {found}, expected one of {backend}: no other has been checked")
@@ -46,7 +51,7 @@ class Transfer:
 
     @property
     def name(self) -> str:
-        """None, gloo, nccl or copies."""
+        """Name of the transport: none, gloo, nccl or copies."""
         if self._group is None:
             return "none"
         return "gloo" if self._devices is None else "nccl"
@@ -57,16 +62,16 @@ class Transfer:
         return 0
 
     def carrier(self, tensor: Tensor) -> dist.ProcessGroup | None:
-        """The group that tensors of that device travel by; None for a process alone."""
+        """Return the process group for tensors of that device; None for a process alone."""
         if self._group is not None and tensor.is_cuda and self._devices is None:
             raise ConfigError(
                 f"a tensor on {tensor.device} among {dist.get_world_size(self._group)} processes without NCCL: "
-                "expected processes joined for GPUs; use joined('cuda'), or the CPU"
+                "expected processes joined for GPUs; use join_processes('cuda'), or the CPU"
             )
         return self._devices if tensor.is_cuda else self._group
 
     def shared(self, like: Tensor, size: int) -> SharedBuffers | None:
-        """Zeros (size,) of a tensor's dtype that other processes write into, or None where they cannot."""
+        """Return zeros (size,) of a tensor's dtype that other processes write into, or None if they cannot."""
 
     def start_average(self, values: Tensor | SharedBuffers) -> Wait:
         """Begin to replace `values` by their mean over the processes."""
@@ -110,13 +115,13 @@ class Transfer:
         return wait
 
     def total(self, values: Tensor) -> Tensor:
-        """`values`, replaced by their sum over the processes; collective."""
+        """Replace `values` by their sum over the processes, and return them; collective."""
         if (group := self.carrier(values)) is not None:
             self._started(values, lambda: dist.all_reduce(values, group=group, async_op=True))()
         return values
 
     def _mean(self, values: Tensor) -> tuple[Tensor, Any]:
-        """What to reduce, and how, for a mean: gloo has none of its own."""
+        """Return the tensor and the operation to reduce for a mean; gloo has no mean of its own."""
         if values.is_cuda:
             return values, dist.ReduceOp.AVG
         return values.div_(dist.get_world_size(self._group)), dist.ReduceOp.SUM
@@ -134,7 +139,7 @@ class Transfer:
 
 
 class EngineCopies(Transfer):
-    """Transfers by copy engines, and by collectives for whatever has no memory that is shared."""
+    """Transfers by copy engines, and by collectives for tensors without shared memory."""
 
     def __init__(
         self,
@@ -158,7 +163,12 @@ class EngineCopies(Transfer):
         return self.peers.bytes
 
     def shared(self, like: Tensor, size: int) -> SharedBuffers | None:
-        """Raise `Refused` if there is no such memory, and there must be."""
+        """Return shared memory; None once NCCL has taken over.
+
+        Raises:
+            CannotShareError: if there is no such memory, and it is required.
+
+        """
         if self._refused:
             return None
         try:

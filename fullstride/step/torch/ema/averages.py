@@ -20,12 +20,12 @@ HALF = (torch.bfloat16, torch.float16)
 
 
 def _followed_in(dtype: torch.dtype) -> torch.dtype:
-    """The format in which an average of such weights is kept."""
+    """Return the format in which an average of such weights is stored."""
     return torch.float32 if dtype in HALF else dtype
 
 
 def _copied(model: M) -> M:
-    """The network in eval mode, without gradients, its 16-bit numbers in fp32."""
+    """Copy the network in eval mode, without gradients, its 16-bit numbers in fp32."""
     average = copy.deepcopy(model).eval().requires_grad_(False)
     if any(x.dtype in HALF for x in (*average.parameters(), *average.buffers())):
         average._apply(lambda x: x.to(_followed_in(x.dtype)))
@@ -121,22 +121,22 @@ class Averages(Generic[M]):
 
     @property
     def first(self) -> float:
-        """The first decay."""
+        """Decay of the first average."""
         return next(iter(self.models))
 
     @property
     def model(self) -> M:
-        """The average of the first decay."""
+        """Network with the first average."""
         return self.models[self.first]
 
     def share(self, part: Callable[[M], SharedAverage], weights: list[Tensor]) -> None:
-        """Keep of each network only what `part` keeps of it, and follow these parts of the weights."""
+        """Keep only the shard that `part` returns of each network, and average these parts of the weights."""
         self._shared = {decay: part(model) for decay, model in self.models.items()}
         self._weights, self._kernel = weights, None
 
     @contextmanager
     def whole(self, decay: float) -> Iterator[M]:
-        """The averaged network with all of its weights; collective where it is shared out."""
+        """Return the averaged network with all of its weights; collective if it is sharded."""
         if not self._shared:
             yield self.models[decay]
             return
@@ -152,22 +152,22 @@ class Averages(Generic[M]):
             self.models[decay].load_state_dict(state)
 
     def tensors(self, decay: float) -> list[Tensor]:
-        """What follows the weights on this process."""
+        """Return the averaged tensors on this process."""
         return self._shared[decay].own if self._shared else list(self.models[decay].parameters())
 
     def due(self, step: int) -> bool:
-        """Whether optimizer step `step` (from 1) ends a period, and there is an average to move."""
+        """Return whether optimizer step `step` (from 1) ends a period, and there is an average to update."""
         return bool(self.models) and step % self.period == 0
 
     def get_ready(self, device: torch.device) -> None:
-        """Put what `follow` needs on the device: a step that is being recorded can neither copy nor load a kernel."""
+        """Put the inputs of `follow` on the device: a step under capture can neither copy nor load a kernel."""
         if device not in self._decays:
             self._decays[device] = torch.tensor(list(self.models), dtype=torch.float64).to(device)
             if device.type == "cuda":
                 self._fused()(torch.zeros_like(self._decays[device]))  # goes nowhere
 
     def moved(self, step: Tensor) -> Tensor:
-        """How far each average goes towards the weights at a step: (averages,), in fp64."""
+        """Return how far each average moves towards the weights at a step: (averages,), in fp64."""
         self.get_ready(step.device)
         decays = self._decays[step.device]
         if self.warmup:
@@ -176,13 +176,18 @@ class Averages(Generic[M]):
 
     @torch.no_grad()
     def update(self, step: int) -> None:
-        """Follow the weights, if optimizer step `step` (from 1) ends a period."""
+        """Update the averages, if optimizer step `step` (from 1) ends a period."""
         if self.due(step):
             self.follow(torch.tensor(step))
 
     @torch.no_grad()
     def follow(self, step: Tensor) -> None:
-        """Follow the weights at a step that ends a period; nothing waits for the device where `step` lies on it."""
+        """Update the averages at a step that ends a period; without waiting for the device if `step` lies on it.
+
+        Raises:
+            ConfigError: if the network's weights are no longer those that were there at the beginning.
+
+        """
         self._require_the_same_weights()
         moved = self.moved(step)
         if step.is_cuda:
@@ -197,7 +202,7 @@ class Averages(Generic[M]):
                 average.copy_(buffer)
 
     def _require_the_same_weights(self) -> None:
-        """As `model.to(...)` gives it others, which an average of the old ones would never hear of."""
+        """Check that the model still has its first weights, since `model.to(...)` replaces them."""
         if self._shared:
             return
         kept, now = self._weights, list(self._model.parameters())

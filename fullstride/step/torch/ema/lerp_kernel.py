@@ -50,7 +50,7 @@ class LerpTable:
         self._kept_alive = list(weights), [list(own) for own in averages]
 
     def __call__(self, moved: Tensor) -> None:
-        """Each average goes the share `moved` (averages,), on the device, of its way to the weight."""
+        """Move each average the share `moved` (averages,), on the device, towards the weight."""
         kernel: Any = lerp_kernel
         for dtype, averaged, table, sizes, blocks in self._launches:
             options = {"COUNT": self._count, "BLOCK": BLOCK, "TYPE": dtype, "AVERAGED": averaged}
@@ -58,14 +58,14 @@ class LerpTable:
 
 
 def _kind(dtype: torch.dtype) -> Any:
-    """Triton's name of a format."""
+    """Return Triton's name of a format."""
     return getattr(tl, str(dtype).removeprefix("torch."))
 
 
 def _check(group: tuple[Tensor, ...], averaged: torch.dtype) -> None:
     weight, *averages = group
     if any(x.stride() != weight.stride() for x in averages):
-        raise ValueError(f"strides are {[x.stride() for x in group]}, expected an average to lie as its weight does")
+        raise ValueError(f"strides are {[x.stride() for x in group]}, expected the strides of the weight")
     if averaged.itemsize < 4 or any(x.dtype != averaged for x in averages):
         raise ValueError(
             f"averages of {weight.dtype} are {[x.dtype for x in averages]}, expected one format for all of these "

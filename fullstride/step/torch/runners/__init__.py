@@ -1,1 +1,1 @@
-"""How a step runs: eager, compiled, captured, and what is checked before."""
+"""Runners of a step: eager, compiled, captured; and the checks before the first one."""

@@ -1,4 +1,4 @@
-"""How the body of a step is run: as it is, compiled, recorded in a CUDA graph, or both; or as measured to be fastest.
+"""Backends of a step: eager, compiled, captured in a CUDA graph, or both; or whichever is measured to be fastest.
 
 `auto` measures the backends by the first steps of the training itself, and the fastest one goes on.
 """
@@ -28,7 +28,12 @@ UNCOUNTED, COUNTED = WARM + 3, 8
 
 
 def check_backend(name: str, device: torch.device, optimizer: torch.optim.Optimizer) -> None:
-    """Raise a ConfigError, with the reason and the remedy, unless the backend can run here."""
+    """Check that the backend can run here.
+
+    Raises:
+        ConfigError: if it cannot, with the reason and the remedy.
+
+    """
     one_of("backend", name, BACKENDS)
     if "graph" not in name:
         return
@@ -48,20 +53,20 @@ def start_compiler(backend: str, device: torch.device) -> None:
 
 
 def compiled(body: Body) -> Body:
-    """The body with its loss as one graph of the compiler, the derivative and the gradient included."""
+    """Return the body with its loss as one compiled graph, the derivative and the gradient included."""
     on_cpu = all(p.device.type == "cpu" for p in body.trained.values())
     return replace(body, loss=compiled_loss(body.loss, telling=body.reducer is not None, on_cpu=on_cpu))
 
 
 def compiled_loss(loss: Loss, *, telling: bool = False, on_cpu: bool = False) -> Loss:
-    """A loss as one graph of the compiler.
+    """Compile a loss as one graph.
 
     Random numbers inside it, as dropout's, are eager's. What is compiled is kept in fullstride's cache, and not among
     temporary files: the same run starts faster the next time.
 
     Args:
         loss: of a module and a batch.
-        telling: whether its backward pass says of each gradient when it is there; see `early`.
+        telling: announce each gradient of the backward pass as soon as it exists; see `early_gradients`.
         on_cpu: whether the module is. Then images keep the memory order that they have in eager code: random numbers
             are drawn in it, and the order that the compiler likes would have dropout leave out other elements.
 
@@ -79,7 +84,7 @@ def compiled_loss(loss: Loss, *, telling: bool = False, on_cpu: bool = False) ->
 
 
 def _or_eager(compiled: Loss, loss: Loss) -> Loss:
-    """The compiled loss, until the compiler refuses to compile it once more for what changes all the time."""
+    """Return the compiled loss, replaced by the eager one once the compiler refuses another recompilation."""
     refused = False
 
     @functools.wraps(compiled)
@@ -103,7 +108,7 @@ def _or_eager(compiled: Loss, loss: Loss) -> Loss:
 
 
 def with_own_code(function: Callable) -> Callable:
-    """A function that calls this one, with a code object of its own.
+    """Return a function that calls this one, with a code object of its own.
 
     The compiler keeps what it has compiled with the code, counts it there, and beyond eight (its `recompile_limit`)
     refuses: of trainings one after another in a process, whose losses share their code, the last would not begin.
@@ -116,13 +121,13 @@ def with_own_code(function: Callable) -> Callable:
 
 
 def make_runner(name: str, body: Body, compiled_body: Callable[[], Body]) -> Runner:
-    """The runner of a backend that was checked."""
+    """Make the runner of a backend that was checked."""
     whole = compiled_body() if "compile" in name else body
     return (GraphRunner if "graph" in name else Runner)(name, whole, body)
 
 
 class AutoRunner:
-    """Gives each candidate some steps and chooses the fastest. Each is a whole step of the training: none is lost.
+    """Runner that times each candidate for some steps and chooses the fastest; no step of the training is lost.
 
     Attributes:
         runner: that of the candidate whose turn it is, made anew at each turn, and at last the chosen one's.
@@ -155,11 +160,11 @@ class AutoRunner:
         self.forget()
 
     def forget(self) -> None:
-        """Count the present candidate's steps from the beginning."""
+        """Count the current candidate's steps from the beginning."""
         self._made, self._times = 0, list[float]()
 
     def timed(self, step: Callable[[], Metrics]) -> Metrics:
-        """A step of the present candidate, which may be its last."""
+        """Time a step of the current candidate, which may be its last."""
         start = self._now()
         metrics = step()
         self._made += 1
@@ -171,7 +176,12 @@ class AutoRunner:
         return metrics
 
     def refuse(self, reason: str) -> None:
-        """Go on without the present candidate; raise a RuntimeError if no other is left."""
+        """Go on without the current candidate.
+
+        Raises:
+            RuntimeError: if no other is left.
+
+        """
         self.refused[self.runner.backend] = " ".join(reason.split())[:200]
         self._end_turn()
 

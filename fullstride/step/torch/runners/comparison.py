@@ -1,4 +1,4 @@
-"""The gate in front of training: a step that disagrees with eager fp32 is refused."""
+"""Gate before training: a step that disagrees with eager fp32 is refused."""
 
 import contextlib
 import math
@@ -24,7 +24,7 @@ WORST_OVER_ALL = 8.0  # a single parameter's error may exceed that of all togeth
 
 
 class StepError(ValueError):
-    """A step is wrong; the message names what is off and by how much."""
+    """Wrong step; the message names the deviating value and by how much it is off."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def compile_kernels(body: Body, batch: Any) -> None:
 
 
 def rehearsed(body: Body, batch: Any) -> str:
-    """Why this process cannot compute its own gradients, "" if it can; nothing stays, and no other is waited for."""
+    """Return why this process cannot compute its own gradients, or ""; leaves no trace and waits for no other."""
     try:
         isolated = IsolatedBody(body, batch)
         with isolated.entered():
@@ -60,19 +60,19 @@ def rehearsed(body: Body, batch: Any) -> str:
 
 @contextlib.contextmanager
 def plain(body: Body) -> Iterator[Body]:
-    """The body in fp32, where convolutions are those that cuDNN knows of."""
+    """Yield the body in fp32, with cuDNN's default convolutions."""
     with exact_fp32(body.device), unsearched_convolutions():
         yield replace(body, precision="fp32")
 
 
 def reference(body: Body, batch: Any, change: Change | None = None) -> ReferenceStep:
-    """What eager fp32 makes of a batch; see `on_copies`."""
+    """Return the loss and gradients that eager fp32 computes for a batch; see `on_copies`."""
     with plain(body) as exact:
         return on_copies(exact, batch, change)
 
 
 def on_copies(body: Body, batch: Any, change: Change | None = None) -> ReferenceStep:
-    """Loss and gradients by a pass on copies; collective where several processes train.
+    """Compute loss and gradients by a pass on copies; collective if several processes train.
 
     Args:
         body: of the step.
@@ -118,7 +118,7 @@ def _formats(loss: Any) -> set[torch.dtype]:
 
 
 def _all_isolated(body: Body, batch: Any) -> IsolatedBody:
-    """Copies on all processes or on none: one that went on alone would be waited for."""
+    """Make copies on all processes or on none: a process that went on alone would wait for the others."""
     try:
         isolated, why = IsolatedBody(body, batch), ""
     except CannotCopyError as error:
@@ -130,7 +130,7 @@ def _all_isolated(body: Body, batch: Any) -> IsolatedBody:
 
 
 def _exact(tensor: Tensor) -> Tensor:
-    """In fp64, complex numbers as such."""
+    """Convert to fp64; complex numbers stay complex."""
     return tensor.to(torch.complex128 if tensor.is_complex() else torch.float64)
 
 
@@ -175,7 +175,7 @@ def compare(body: Body, expected: ReferenceStep, loss: Tensor, gradients: Gradie
 
 
 def _sensitivity(body: Body, expected: ReferenceStep) -> float:
-    """What a loss changes by, to first order, if each weight does by as much as it is: sum |g w|.
+    """Return the first-order change of the loss if each weight changes by its own magnitude: sum |g w|.
 
     A loss that cancels to next to nothing, as PPO's first, is off by rounding of the terms and not of their sum.
     """
@@ -188,6 +188,6 @@ def _require(what: str, error: float, size: float, allowed: float) -> None:
         share = error / size if size else math.inf
         raise StepError(
             f"{what}: relative error {share:.2e}, expected at most {allowed:.2g}. Not trained: use backend=eager or "
-            "precision=fp32, or, if the loss draws random numbers of its own, draw them in `draw`; gate=False compares "
-            "nothing"
+            "precision=fp32, or, if the loss draws random numbers of its own, draw them in `draw`; "
+            "check_first_step=False compares nothing"
         )

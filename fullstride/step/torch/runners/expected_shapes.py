@@ -1,6 +1,6 @@
-"""Which batches a step is compiled, recorded and measured for: those of the shapes that come again and again.
+"""Batches that a step is compiled, captured and measured for: those of recurring shapes.
 
-Python numbers that a loss reads are constants of a step that is compiled or recorded, whoever changes them.
+Python numbers that a loss reads are constants of a step that is compiled or captured, whoever changes them.
 """
 
 import functools
@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from fullstride.device.tensor_trees import flattened
 from fullstride.step.torch.runners.reached_state import ReachableState
 
-# So many batches are usual: an epoch's smaller last one, with which a run may go on, comes once.
+# Number of like batches that become the expected ones; an epoch's smaller last batch comes once.
 AGAIN = 4
-# Batches in a row, before any are usual, that neither are the first kind nor alike, after which that is told.
+# Warn after this many consecutive batches that match neither the first shape nor each other.
 NEVER = 32
 # A longer list is data.
 SHORT = 16
@@ -41,7 +41,7 @@ class PythonNumbers:
         self.names = [*(name for name, _ in found), *(f"{type(module).__name__}.training" for module in modules)]
 
     def now(self) -> list[Any]:
-        """Their present values."""
+        """Return their current values."""
         return [*[read() for read in self._read], *[own["training"] for own in self._modules]]
 
 
@@ -60,7 +60,7 @@ def _items(x: dict[Any, Any] | list[Any], names: set[str]) -> list[tuple[str, Ca
 
 
 def shapes(batch: Any) -> list[Any]:
-    """What a compiled or captured step is made for: names in their order, shapes, dtypes, and whatever is no tensor."""
+    """Return the key that a step is specialised to: names in order, shapes, dtypes, and values that are not tensors."""
     leaves, structure = flattened(batch)
     return [structure, *map(_kind, leaves)]
 
@@ -91,7 +91,7 @@ class _Value:
 
 
 class Observation(Enum):
-    """Kinds of a batch beside those before it."""
+    """Outcomes of comparing a batch with those before it."""
 
     FIRST = "the first one, whose shapes are the expected ones"
     EXPECTED = "of the expected shapes, where the loss reads the expected numbers"
@@ -108,7 +108,7 @@ class SpecialisedTo(NamedTuple):
 
 
 class Streak(NamedTuple):
-    """Batches in a row that were not as expected: the last one, how many like it came last, and how many in all."""
+    """Consecutive unexpected batches: the last one, how many like it came last, and how many in all."""
 
     last: SpecialisedTo | None = None
     alike: int = 0
@@ -116,7 +116,7 @@ class Streak(NamedTuple):
 
 
 class ShapeTracker:
-    """Looks at the batches of a training: the first one's shapes are expected, until others prove to be usual.
+    """Tracker of the expected shapes: the first batch's, until others come consistently.
 
     Sizes that take turns, as of buckets, change nothing once the first has come `AGAIN` times. Python numbers that the
     loss reads belong to what a step is made for, too; if they change, that counts whenever it is.
@@ -133,7 +133,7 @@ class ShapeTracker:
         self.forget()
 
     def forget(self) -> None:
-        """Begin anew with the next batch, as after a checkpoint was loaded."""
+        """Start over with the next batch, as after a checkpoint was loaded."""
         self._constants: PythonNumbers | None = None
         self._expected: SpecialisedTo | None = None
         self._came = 0

@@ -1,4 +1,4 @@
-"""The first step in each form: what it needs is compiled at once, and what may be off is compared with eager fp32."""
+"""First step in each form: it is compiled at once, and compared with eager fp32."""
 
 import functools
 from collections.abc import Callable
@@ -24,7 +24,7 @@ from fullstride.step.torch.runners.isolated import CannotCopyError
 class FirstSteps:
     """Makes those steps; what was right in one form, a backend's with certain shapes, is not yet so in another.
 
-    A step of one process in fp32 that is neither compiled nor recorded is eager fp32 and is compared with nothing.
+    A step of one process in fp32 that is neither compiled nor captured is eager fp32 and is not compared.
 
     Attributes:
         made: the forms that have had their first step.
@@ -55,9 +55,11 @@ class FirstSteps:
         self._known = list[Any]()
 
     def make(self, runner: Runner, batch: Any, made: int, *, expected: bool) -> Metrics:
-        """The step that compiles and records what its form needs, and is compared.
+        """Make the first step of a form: compile and capture, and compare.
 
-        A `StepError` comes before the step that disagrees with eager fp32 is made, unless it is recorded.
+        Raises:
+            StepError: if it disagrees with eager fp32; a captured step was made by then, any other was not.
+
         """
         form = runner.form(expected)
         compiles = runner.compiles and expected
@@ -79,7 +81,7 @@ class FirstSteps:
     def _compared(
         self, form: str, runner: Runner, batch: Any, step: Callable[..., Metrics], compiles: bool
     ) -> Metrics | None:
-        """The step, compared; None, and no step, if what it would be compared with cannot be made without a trace."""
+        """Make the step and compare it; None, without a step, if its reference cannot be computed without a trace."""
         awake = f"backend={runner.backend}, other weights"
         try:
             if compiles and self._awaken is not None and awake not in self.errors:
@@ -99,11 +101,11 @@ class FirstSteps:
         return step(look=look)
 
     def _compares(self, body: Body, compiles: bool) -> bool:
-        """Whether a step that is not recorded is anything else than eager fp32 of one process."""
+        """Return whether a step that is not captured differs from eager fp32 on one process."""
         return self._gate and (body.precision != "fp32" or body.reducer is not None or compiles)
 
     def compile_kernels(self, body: Body, batch: Any, *, compiles: bool) -> None:
-        """At once all those of the eager passes that the first batch of these shapes is going to need."""
+        """Compile at once all kernels that the eager passes of the first batch of these shapes need."""
         if self._tracker.shapes in self._known:
             return
         if not compiles:

@@ -1,4 +1,4 @@
-"""A step as one launch: recorded in a CUDA graph after a few real steps, and replayed."""
+"""Step as one launch: captured in a CUDA graph after a few eager steps, and replayed."""
 
 from dataclasses import replace
 from numbers import Real
@@ -35,7 +35,7 @@ def prepared(optimizer: torch.optim.Optimizer, device: torch.device) -> list[Ten
 
 
 def settings(optimizer: torch.optim.Optimizer) -> list[Any]:
-    """What a record has of an optimizer's groups as it was, without the rates, which it reads; nothing waits."""
+    """Return the optimizer settings that a captured graph has fixed; it reads learning rates anew. Nothing waits."""
     told = lambda value: id(value) if isinstance(value, Tensor) else value  # noqa: E731
     return [
         (
@@ -47,14 +47,14 @@ def settings(optimizer: torch.optim.Optimizer) -> list[Any]:
 
 
 def _recordable(loss: Loss) -> Loss:
-    """A loss that raises for metrics that are numbers, which would stay as they were when the step was recorded."""
+    """Wrap a loss to refuse metrics that are Python numbers: a replay would not recompute them."""
 
     def checked(model: nn.Module, batch: Any) -> Any:
         result = loss(model, batch)
         metrics = result[1] if isinstance(result, tuple) and len(result) == 2 else {}
         if fixed := [name for name, value in metrics.items() if isinstance(value, Real)]:
             raise StepError(
-                f"a recorded step: the metric {fixed[0]} is a Python number, which a replay does not compute again; "
+                f"a captured step: the metric {fixed[0]} is a Python number, which a replay does not recompute; "
                 "expected a tensor; return one, or use backend=eager or compile"
             )
         return result
@@ -63,16 +63,16 @@ def _recordable(loss: Loss) -> Loss:
 
 
 class GraphRunner(Runner):
-    """Runs the body a few times, records it, and replays it from then on.
+    """Runner that makes a few eager steps, captures one, and replays it from then on.
 
     A step is one launch: its inputs are copied to where the record reads them, random numbers go on from the
     generator's state, and metrics are copied from where it leaves them. Batches of other shapes run as they are. A
     learning rate that is set is written to where the record reads it; after any other change of the optimizer's groups
-    the step is recorded anew.
+    the step is captured anew.
     """
 
     def __init__(self, backend: str, body: Body, eager: Body, record: Any = CudaGraph):
-        """Take a body, the one for other shapes, and what records."""
+        """Take a body, the one for other shapes, and the function that captures."""
         super().__init__(backend, body, eager)
         self._record = record
         self._made = torch.zeros((), dtype=torch.int64, device=body.device)
@@ -81,7 +81,7 @@ class GraphRunner(Runner):
         self.forget()
 
     def forget(self) -> None:
-        """Record anew, as after a checkpoint was loaded."""
+        """Capture anew, as after a checkpoint was loaded."""
         self._rates = prepared(self.body.optimizer, self._made.device)
         self._groups = settings(self.body.optimizer)
         self._warm = 0
@@ -93,11 +93,11 @@ class GraphRunner(Runner):
         self._lent: list[tuple[Tensor, Tensor]] = []
 
     def end(self) -> None:
-        """Let go of what is recorded, without a word to the device, which may be waiting for a process that is gone."""
+        """Release the graph without synchronising the device, which may be waiting for a process that is gone."""
         self._step = self._behind = None
 
     def form(self, expected: bool) -> str:
-        """As it is, and recorded; other shapes than the usual apart."""
+        """Name of the form: eager or captured, with the expected shapes or others."""
         recorded = expected and self._warm == WARM
         return f"backend={self.backend}, {RECORDED}" if recorded else super().form(expected)
 
@@ -106,7 +106,7 @@ class GraphRunner(Runner):
         if self._groups != settings(self.body.optimizer):
             if self._warm and self._step is None and not self._told:
                 note(
-                    "a recorded step: the optimizer's groups changed again before it could be recorded; as long as "
+                    "a captured step: the optimizer's groups changed again before it could be captured; as long as "
                     "they do at every step, as by OneCycleLR(cycle_momentum=True), steps run as they are"
                 )
                 self._told = True
@@ -116,7 +116,12 @@ class GraphRunner(Runner):
                 group["lr"] = rate.copy_(given) if isinstance(given, Tensor) else rate.fill_(given)
 
     def __call__(self, batch: Any, made: int, *, expected: bool, look: Look | None = None) -> Metrics:
-        """One step; raise a StepError for a network or a loss that cannot be recorded."""
+        """Make one step.
+
+        Raises:
+            StepError: for a network or a loss that cannot be captured.
+
+        """
         self._look_at_groups()
         if not expected:
             return self._run(self.eager, batch, made, look)
@@ -143,12 +148,12 @@ class GraphRunner(Runner):
         return [x * scale if x is not None and id(p) in stepped else x for p, x in given]
 
     def _run_in_place(self, batch: Any, made: int, look: Look | None) -> Metrics:
-        """As it is; a record would read every time what a buffer was when it was made."""
+        """Run one step uncaptured and check its buffers: a captured graph reads them where they lay at capture."""
         before = self._buffers()
         metrics = self._run(self.body, without_gaps(batch), made, look)
         if moved := [name for name, place in self._buffers().items() if before.get(name, place) != place]:
             raise StepError(
-                f"a recorded step: the forward pass puts new tensors in the place of the buffers {', '.join(moved)}, "
+                f"a captured step: the forward pass puts new tensors in the place of the buffers {', '.join(moved)}, "
                 "expected that it writes into them, as in self.NAME.copy_(value); or use backend=eager or compile"
             )
         return metrics
@@ -157,7 +162,7 @@ class GraphRunner(Runner):
         return {name: buffer.data_ptr() for name, buffer in self.body.model.named_buffers()}
 
     def _run(self, body: Body, batch: Any, made: int, look: Look | None) -> Metrics:
-        """On the stream of the capture, so that what libraries keep a stream is there."""
+        """Run on the capture's stream, so that per-stream workspaces of libraries exist."""
         with on_stream(self._stream):
             self._made.fill_(made)
             metrics = body(batch, self._made, look)

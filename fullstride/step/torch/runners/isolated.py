@@ -21,7 +21,7 @@ from fullstride.step.torch.runners.reached_state import ReachableState
 
 
 class CannotCopyError(Exception):
-    """Some state that a loss reaches cannot be copied, such as an iterator, a file or a lock."""
+    """State that a loss reaches but that cannot be copied, such as an iterator, a file or a lock."""
 
 
 class IsolatedBody:
@@ -35,7 +35,12 @@ class IsolatedBody:
     """
 
     def __init__(self, body: Body, batch: Any):
-        """Copy what they lead to, or raise a CannotCopyError with what cannot be copied."""
+        """Copy everything that they lead to.
+
+        Raises:
+            CannotCopyError: for state that cannot be copied.
+
+        """
         reached = ReachableState((body.loss, body.draw, body.model, body.generator, batch))
         self._variables, self._device = reached.variables, body.device
         self._memo: dict[int, Any] = {id(module): module for module in reached.modules}
@@ -58,11 +63,11 @@ class IsolatedBody:
             raise CannotCopyError(f"{name} cannot be copied ({type(error).__name__}: {error})") from error
 
     def has(self, parameter: Tensor) -> bool:
-        """Whether a parameter was copied."""
+        """Return whether a parameter was copied."""
         return id(parameter) in self._memo
 
     def gradient(self, parameter: Tensor) -> Tensor | None:
-        """The gradient of a parameter's copy, if there is one."""
+        """Return the gradient of a parameter's copy, if there is one."""
         return self._memo[id(parameter)].grad if self.has(parameter) else None
 
     @contextmanager

@@ -158,7 +158,7 @@ def _names(code: CodeType) -> Iterator[str]:
 
 
 def _of_library(file: str | None, module: str = "__main__") -> bool:
-    """Whether a file, or a module without one, is installed and not a program's own."""
+    """Return whether a file, or a module without one, belongs to an installed library and not to the user's program."""
     if file is None:
         return module != "__main__"
     return file.startswith(_LIBRARIES) or "site-packages" in file or "dist-packages" in file

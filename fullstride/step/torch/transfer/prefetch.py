@@ -1,4 +1,4 @@
-"""Batches on the device before they are asked for: the next one is copied beside the step of the present one."""
+"""Prefetch of batches to the device: the next one is copied during the step of the current one."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -9,7 +9,7 @@ from torch.utils import _pytree as pytree
 
 
 def prefetch(batches: Iterable[Any], device: torch.device) -> Iterator[Any]:
-    """The batches on a device, in order; on CUDA one ahead, by a stream of its own.
+    """Yield the batches on a device, in order; on CUDA one ahead, by a stream of its own.
 
     Args:
         batches: tensors or pytrees of them, on the host; pinned ones are copied without a detour.

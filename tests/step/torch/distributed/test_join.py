@@ -174,7 +174,7 @@ def test_memory_is_asked_for_again_without_what_pytorch_keeps(machine):
 
 @pytest.fixture
 def full(machine):
-    """What makes processes whose peers have memory for the first two buckets, and no more."""
+    """Return a maker of processes whose peers have memory for the first two buckets only."""
 
     def make(must_share: bool) -> Processes:
         told = Told([*OTHER, *([""] * 8)])  # of two buckets and two inboxes, each allocated and met

@@ -46,7 +46,7 @@ class Machine:
 
 
 def together(size: int, act: Callable[[PeerCopies], Any]) -> list[Any]:
-    """What each of so many threads returns."""
+    """Run `act` in one thread per rank and return the results."""
     machine = Machine(size)
     with ThreadPoolExecutor(size) as pool:
         made = [PeerCopies(rank, size, machine.of(rank), torch.device("cpu")) for rank in range(size)]

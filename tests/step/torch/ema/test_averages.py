@@ -47,5 +47,5 @@ def test_averages_that_would_round_away_what_moves_them_are_refused():
 
 def test_another_memory_order_is_refused():
     weight = torch.ones(2, 3, 4, 4)
-    with pytest.raises(ValueError, match="expected an average to lie as its weight does"):
+    with pytest.raises(ValueError, match="expected the strides of the weight"):
         LerpTable([weight], [[weight.contiguous(memory_format=torch.channels_last)]])

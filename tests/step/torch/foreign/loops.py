@@ -41,7 +41,7 @@ def made(case: Callable[[], Case], seed: int) -> Case:
 
 
 def state(case: Case) -> list[Any]:
-    """What must end alike."""
+    """Return the state that must be equal at the end."""
     return [copy.deepcopy(case.others()), case.model.state_dict(), torch.rand(1)]
 
 
@@ -65,7 +65,7 @@ def by_hand(case: Case, precision: str = "fp32", accumulate: int = 1) -> list[An
 
 
 def by_step(case: Case, **options: Any) -> tuple[list[Any], TrainStep]:
-    """The same by `TrainStep`."""
+    """Run the case's loop by `TrainStep`."""
     given: dict[str, Any] = {"backend": "eager"} | options
     step = TrainStep(case.loss, case.model, case.optimizer, log=lambda _: None, **given)
     for batch in case.batches:

@@ -136,7 +136,7 @@ def test_a_candidate_that_auto_refuses_leaves_nothing_behind(case, monkeypatch):
 
 def test_a_schedule_over_no_rate_is_refused():
     case = adafactor()
-    with pytest.raises(ConfigError, match="schedule: Adafactor has lr=None and finds its own rate"):
+    with pytest.raises(ConfigError, match="schedule: Adafactor has lr=None and chooses its own rate"):
         TrainStep(case.loss, case.model, case.optimizer, schedule=cosine(10), backend="eager")
 
 

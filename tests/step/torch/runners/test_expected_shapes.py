@@ -90,7 +90,7 @@ def test_a_run_that_begins_with_a_last_smaller_batch_is_compiled_and_recorded(ca
         batch = batch_of(size, number)
         torch.testing.assert_close(step(batch)["loss"], eager(batch)["loss"])
     torch.testing.assert_close(list(model.parameters()), list(other.parameters()))
-    assert [line for line in said if "made for these" in line] == said
+    assert [line for line in said if "specialised to these" in line] == said
     assert len(said) == 1
     if "compile" in backend:
         assert calls.count(6) >= 4
@@ -106,7 +106,11 @@ def test_auto_measures_though_the_first_batch_was_a_smaller_one(calls, seed):
     _, step = make(seed, "auto", said)
     for number, size in enumerate([2, *[6] * 80]):
         step(batch_of(size, number))
-    assert [("made for these" in x, "compiles" in x, " ms" in x) for x in said] == [(1, 0, 0), (0, 1, 0), (0, 0, 1)]
+    assert [("specialised to these" in x, "compiles" in x, " ms" in x) for x in said] == [
+        (1, 0, 0),
+        (0, 1, 0),
+        (0, 0, 1),
+    ]
 
 
 def test_a_candidate_whose_turn_begins_with_a_smaller_batch_is_measured_too(calls, seed):
@@ -138,7 +142,7 @@ def test_what_differs_in_every_batch_is_told(calls, seed):
     for number in range(40):
         step(batch_of(6, number, id=number))
     (line,) = said
-    assert "give what changes as tensors" in line
+    assert "pass what changes as tensors" in line
     _, eager = make(seed, "eager", said := [])
     for number in range(40):
         eager(batch_of(6, number, id=number))

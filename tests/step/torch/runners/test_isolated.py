@@ -22,7 +22,7 @@ SETTINGS = {"seen": 0}
 
 
 class Training(NamedTuple):
-    """What is trained, and what else may show a trace."""
+    """Objects that are trained, and others that may show a trace."""
 
     loss: Callable[[nn.Module, Any], Any]
     model: nn.Module

@@ -142,7 +142,7 @@ def test_a_number_that_changes_once_is_compiled_and_recorded_anew(place, backend
     torch.testing.assert_close(found, expected)
     [line] = said
     assert "the loss reads other numbers, " in line
-    assert "(was 1.0, is 2.5); from here on steps are made for these" in line
+    assert "(was 1.0, is 2.5); from here on steps are specialised to these" in line
     if backend == "compile":
         assert compiled == 24 - (AGAIN - 1)
     else:
