@@ -187,7 +187,7 @@ def _digest(content: BufferedReader | gzip.GzipFile) -> str:
 
 @contextlib.contextmanager
 def _content(asset: Asset, file: Path) -> Iterator[BufferedReader | gzip.GzipFile]:
-    """What identifies the file: its bytes, or those that it unpacks to."""
+    """Bytes that identify the file: its own, or those that it unpacks to."""
     with file.open("rb") as packed:
         if not (asset.gzipped and packed.peek(len(GZIP)).startswith(GZIP)):
             yield packed

@@ -47,7 +47,7 @@ def write_best_effort(path: Path, content: str) -> None:
 
 
 def read_best_effort(path: Path) -> dict[str, Any]:
-    """What a run has kept of itself as JSON, by name.
+    """Read values by name from a JSON file of a run.
 
     Raises:
         ConfigError: if the file is not whole, as one that was copied in part is.
@@ -76,5 +76,5 @@ def note(message: str) -> None:
 
 
 def is_folder_name(name: str) -> bool:
-    """Whether a folder of this name can only lie directly in the one that it is made in."""
+    """Return whether a folder of this name can only lie directly in its parent."""
     return bool(name.strip()) and name != "." and not any(part in name for part in ("/", "\\", "..", "\0"))

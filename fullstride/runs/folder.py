@@ -55,7 +55,7 @@ REMOVING = ".removing_"
 
 @runtime_checkable
 class RunLocation(Protocol):
-    """What of a run's configuration says where it lives."""
+    """Fields of a configuration that determine a run's folder."""
 
     output_dir: str
     run_name: str
@@ -128,7 +128,7 @@ def remove_folder(folder: Path) -> None:
 
 
 def has_evaluation(run: Path, step: int) -> bool:
-    """Whether the metrics of a run have an evaluation after that step."""
+    """Return whether the metrics of a run have an evaluation after that step."""
     return any("evaluation" in line for line in read_metrics(run) if line["step"] == step)
 
 

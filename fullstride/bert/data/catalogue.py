@@ -15,7 +15,7 @@ from fullstride.errors import ConfigError
 
 @dataclass(frozen=True)
 class HeldOut:
-    """What a model is scored on.
+    """Held-out rows that a model is scored on.
 
     Attributes:
         rows: of held-out texts.
@@ -29,7 +29,7 @@ class HeldOut:
 
 @dataclass(frozen=True)
 class Data:
-    """What a run is trained and scored on.
+    """Rows that a run is trained and scored on.
 
     Attributes:
         fingerprint: of the texts that are trained on.

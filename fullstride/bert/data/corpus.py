@@ -22,7 +22,7 @@ class Corpus:
 
     @property
     def fingerprint(self) -> str:
-        """What tells these texts from all others."""
+        """Hash that identifies these texts."""
         digest = hashlib.sha256()
         for entry in self.entries:
             digest.update(_digest(entry))

@@ -46,7 +46,7 @@ def load() -> Corpus:
 
 
 def _read(kept: Path) -> list[str] | None:
-    """What is kept; None if there is nothing, or, with a note, if it is damaged."""
+    """Read the cached texts; None if there are none, or if they are damaged, which is noted."""
     if not kept.is_file():
         return None
     try:

@@ -14,7 +14,7 @@ from fullstride.errors import ConfigError
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """What of a tokenizer is needed to hide tokens.
+    """Facts about a tokenizer's vocabulary that masking needs.
 
     Attributes:
         size: how many tokens there are.

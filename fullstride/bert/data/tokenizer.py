@@ -94,7 +94,7 @@ def _alphabets(texts: list[str], normalizer: BertNormalizer) -> tuple[list[str],
 
 
 def trained_once(texts: list[str], fingerprint: str, vocab_size: int, *, lowercase: bool = True) -> Tokenizer:
-    """As `trained`, kept in fullstride's cache by the texts' fingerprint; one that is damaged there is trained anew."""
+    """Train as `trained`, cached by the texts' fingerprint; a damaged entry is trained again."""
     name = json.dumps([VERSION, fingerprint, vocab_size, lowercase])
     path = cache_folder() / "wordpiece" / f"{hashlib.sha256(name.encode()).hexdigest()[:24]}.json"
     if path.is_file():
@@ -175,7 +175,7 @@ def read_tokenizer(path: Path) -> Tokenizer:
 
 
 def _treatment(config: Path) -> dict[str, Any]:
-    """What transformers' settings beside a `vocab.txt` say of case, accents and Chinese, for `from_vocabulary`."""
+    """Read case, accents and Chinese for `from_vocabulary` from transformers' settings next to a `vocab.txt`."""
     if not config.is_file():
         return {}
     try:

@@ -105,7 +105,7 @@ def attend_eagerly(
     lengths: Lengths = None,
     segments: Segments = None,
 ) -> Heads:
-    """The same written out, softmax in fp32, with a share of its weights dropped in training."""
+    """Compute attention in separate operations, softmax in fp32, with dropout on its weights in training."""
     scores = jnp.einsum("bqhd,bkhd->bhqk", query, key) / jnp.asarray(math.sqrt(query.shape[-1]), query.dtype)
     scores = scores.astype(wide(scores.dtype))
     mask = allowed(query.shape[1], lengths, segments)

@@ -126,7 +126,7 @@ class SelfAttention(eqx.Module):
         self.heads, self.implementation = config.heads, config.attention
 
     def __call__(self, x: Hidden, lengths: Lengths, segments: Segments, key: Key) -> Hidden:
-        """What each token takes from the tokens that it belongs together with."""
+        """Attend from each token to the tokens of its own text."""
         split = (*x.shape[:2], self.heads, x.shape[2] // self.heads)
         q, k, v = (project(x).reshape(split) for project in (self.query, self.key, self.value))
         packed = 0 if segments is None else x.shape[1]

@@ -1,4 +1,4 @@
-"""What a BERT is made of: the sizes of its paper and of its small relatives."""
+"""Configuration of a BERT: the sizes of its paper and of its small relatives."""
 
 from dataclasses import dataclass, replace
 from typing import Any

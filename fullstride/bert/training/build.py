@@ -143,7 +143,7 @@ def step_of(settings: TrainSettings, model: Bert) -> TrainStep:
 
 
 def evaluator_of(settings: TrainSettings, held_out: HeldOut) -> Evaluator:
-    """What scores the models of a run."""
+    """Evaluator of a run's models."""
     return Evaluator(
         held_out.rows,
         held_out.size,

@@ -1,4 +1,4 @@
-"""What `fullstride bert train` can be told: plain dataclasses, each key of which is an override.
+"""Settings of `fullstride bert train`: plain dataclasses, each key of which is an override.
 
 The type on a key's line says which values it takes, and the comment there is what `fullstride bert keys` shows of it.
 """
@@ -78,7 +78,7 @@ class OptimizerSettings:
 
 @dataclass
 class EvaluationSettings:
-    """What `eval_every` and `fullstride bert evaluate` compute."""
+    """Scores that `eval_every` and `fullstride bert evaluate` compute."""
 
     size: Natural = 50_000  # bytes of held-out text; 0 takes all
     batch_size: Count = 64  # rows of a forward pass; changes no result

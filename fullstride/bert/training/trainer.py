@@ -150,7 +150,7 @@ class Trainer:
                 self._after_step()
 
     def _given(self, number: int) -> tuple[Any, Any]:
-        """What a step is given, on the device; runs on a thread of its own."""
+        """Put a step's batch on the device; runs on a thread of its own."""
         batch, sharding = self.batches.at(number), self.step.sharding
         placed = jax.device_put(batch) if sharding is None else sharding.put(batch)
         return placed, jax.random.fold_in(self._key, number)

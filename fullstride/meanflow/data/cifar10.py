@@ -22,7 +22,7 @@ from fullstride.meanflow.data.dataset import Dataset, Split, fingerprint
 
 
 class _Bytes:
-    """What stands for the type of an array: unsigned bytes."""
+    """Stand-in for the type of an array: unsigned bytes."""
 
     def __init__(self, code: bytes | str, *flags: Any):
         if code not in (b"u1", "u1"):
@@ -33,7 +33,7 @@ class _Bytes:
 
 
 class _Array:
-    """What stands for NumPy's arrays while they are read."""
+    """Stand-in for NumPy's arrays while they are unpickled."""
 
     def __init__(self, *placeholder: Any):
         self.values = np.empty(0, np.uint8)

@@ -1,4 +1,4 @@
-"""What a data set is to the rest of the program: two splits of raw records, and how a record becomes a network's input.
+"""Data sets as the program uses them: two splits of raw records, and the decoding of a record to a network's input.
 
 A record is what is stored: the bytes of a picture (uint8, (c, h, w)), a picture in [-1, 1] (floating, (c, h, w)), or
 the moments of a latent (floating, (2c, h, w)). A split holds its records in one tensor, which then lives on the
@@ -53,7 +53,7 @@ class Split:
 
     @property
     def in_memory(self) -> bool:
-        """Whether all records are one tensor."""
+        """Return whether all records are one tensor."""
         return isinstance(self.records, Tensor)
 
     def read(self, indices: Int[Tensor, " m"]) -> Tensor:

@@ -28,7 +28,7 @@ ROTATED_AXES = 0.5  # probability that anisotropic scaling has axes of its own
 
 @dataclass(frozen=True)
 class AugmentDraw:
-    """What is done to each picture; zeros do nothing.
+    """Augmentation parameters of each picture; zeros leave it unchanged.
 
     Attributes:
         flip: 1 mirrors left to right.
@@ -46,7 +46,7 @@ class AugmentDraw:
     shift: Float[Tensor, "2 b"]
 
     def labels(self) -> Float[Tensor, "b 6"]:
-        """What the network is told."""
+        """Augmentation labels that the network receives."""
         parts = [self.flip, self.scale, self.stretch * self.angle.cos(), self.stretch * self.angle.sin(), *self.shift]
         return torch.stack(parts, dim=1)
 
@@ -100,7 +100,7 @@ def _fine_places(size: int, like: Tensor) -> Tensor:
 
 
 def _grid(draw: AugmentDraw, height: int, width: int) -> Float[Tensor, "b h2 w2 2"]:
-    """What the fine result shows of the fine picture with its margins, as `grid_sample` takes it: x, y in [-1, 1].
+    """Sampling grid for `grid_sample`, x, y in [-1, 1]: the place in the padded fine picture for each result pixel.
 
     The place p is at 2 p - 1/2 there. Plain products: a matrix product would round coordinates to 11 bits in TF32.
     """

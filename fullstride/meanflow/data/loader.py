@@ -20,7 +20,7 @@ from fullstride.step.torch import prefetch
 
 
 class RecordBatch(NamedTuple):
-    """What one optimizer step sees, on the device.
+    """Records of one optimizer step, on the device.
 
     Attributes:
         raw: records as stored, of the shape of the step's indices and theirs.

@@ -32,7 +32,7 @@ def _open(file: Path) -> Any:
 
 @dataclass(frozen=True)
 class Shard:
-    """What one file holds.
+    """Contents of one file.
 
     Attributes:
         file: where it lies.

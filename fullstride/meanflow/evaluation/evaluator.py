@@ -87,7 +87,7 @@ class Evaluator:
         return (extractor, *reference(self.data, extractor, num_floor=self.num, num=self.num))
 
     def _inputs(self, split: Split) -> Tensor:
-        """As many inputs of a split as are generated, the same ones each time."""
+        """Inputs of a split, as many as are generated, and the same ones each time."""
         return self.data.images(split, choose_reference(len(split), self.num)).to(self.device)
 
     def score(self, images: Tensor, labels: Tensor | None) -> Score:

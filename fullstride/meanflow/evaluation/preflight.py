@@ -1,4 +1,4 @@
-"""What an evaluation needs, asked for before a run trains for hours towards it."""
+"""Requirements of an evaluation, checked before a run trains for hours towards it."""
 
 from collections.abc import Collection
 from pathlib import Path
@@ -17,7 +17,7 @@ from fullstride.meanflow.sampling.graphed import check_backend
 
 
 def can_classify(data: Dataset) -> bool:
-    """Whether a classifier has something to learn there: pictures of several classes, large enough for its network."""
+    """Return whether a classifier can be trained: pictures of several classes, large enough for its network."""
     return data.pixels and data.num_classes > 1 and min(data.image_shape[1:]) >= MIN_SIZE
 
 

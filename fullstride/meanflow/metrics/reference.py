@@ -43,7 +43,7 @@ def cache_key(*parts: str | int | None) -> str:
 
 
 def cached(folder: Path, key: str, make: Callable[[], Entry]) -> Entry:
-    """What is kept under `key`; where there is nothing, what `make` returns, kept for the next.
+    """Return the entry cached under `key`; if there is none, cache and return the result of `make`.
 
     One process at a time makes it, and no process that finds it waits.
     """
@@ -98,7 +98,7 @@ def write_entry(folder: Path, key: str, tensors: dict[str, Tensor], values: dict
 
 
 def read_entry(folder: Path, key: str, quiet: bool = False) -> Entry | None:
-    """What is kept under `key`; None if there is nothing, or, with a note unless `quiet`, if it is damaged."""
+    """Read the entry under `key`; None if there is none, or if it is damaged, which is noted unless `quiet`."""
     path = folder / f"{key}.json"
     if not path.is_file():
         return None

@@ -11,7 +11,7 @@ from fullstride.errors import ConfigError
 
 
 def first_line(error: Exception) -> str:
-    """What an exception says, on one line; its name if it says nothing."""
+    """First line of an exception's message; its type's name if the message is empty."""
     return next(iter(str(error).splitlines()), type(error).__name__)
 
 

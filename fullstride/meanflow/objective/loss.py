@@ -258,7 +258,7 @@ class MeanFlowLoss:
         return (self.backend, self.chunk, self.precision) == ("func", 0, None)
 
     def _shares(self, model: Velocity, z: Tensor, r: Tensor, t: Tensor, v: Tensor, given: Conditions, n: int) -> bool:
-        """Whether the first n samples of a batch carry their tangents through the pass of all.
+        """Return whether the first n samples carry their tangents through one pass over the whole batch.
 
         Where that is every sample there is nothing to share: compiled, the derivative of the whole is one graph in
         either way; not compiled, the rules of the shared pass run each layer once, where dual tensors go through

@@ -19,7 +19,7 @@ OPTIMIZER_BYTES = 36
 
 @dataclass(frozen=True)
 class Rates:
-    """Of a machine, measured: operations and bytes a second.
+    """Measured rates of a machine: operations and bytes a second.
 
     Attributes:
         flops: of a large matrix product in the step's number format.

@@ -94,7 +94,7 @@ def _written(costs: Costs, row: MeasuredStep, rates: Rates) -> float:
 
 
 def _kept(rows: Sequence[MeasuredStep]) -> dict[str, float]:
-    """Of the activations' bytes, from the largest steps of flow matching in each precision."""
+    """Fitted ratio of held bytes to activation bytes, from the largest flow-matching steps in each precision."""
     found: dict[str, list[float]] = {precision: [] for precision in PRECISIONS}
     for row in rows:
         largest = row.step.precision != "bf16" or row.step.batch >= 256
@@ -121,7 +121,7 @@ def write_fitted(folder: Path, out: Path = KEPT_FILE) -> Path:
 
 @dataclass(frozen=True)
 class FittedCosts:
-    """What is kept of a fit.
+    """Stored result of a fit.
 
     Attributes:
         machine: the GPU's name.

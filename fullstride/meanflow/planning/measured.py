@@ -52,7 +52,7 @@ class MeasuredStep:
 
 @cache
 def work_of(model: str, half: bool, dropout: bool = False) -> NetworkWork:
-    """Of a preset at the size of the step's bench, without classes."""
+    """Work of a preset at the size of the step's benchmark, without classes."""
     config = MODELS[model]()
     if "dropout" in vars(config) and not dropout:
         config = replace(config, dropout=0.0)
@@ -60,7 +60,7 @@ def work_of(model: str, half: bool, dropout: bool = False) -> NetworkWork:
 
 
 def work_for(row: MeasuredStep) -> NetworkWork:
-    """Of a measured step's network."""
+    """Work of a measured step's network."""
     return work_of(row.model, row.step.precision == "bf16", row.dropout)
 
 
@@ -138,7 +138,7 @@ def memory_of(folder: Path) -> int:
 
 
 def profiles_of(folder: Path) -> list[tuple[str, PlannedStep, dict[str, float]]]:
-    """Of steps at batch 64 on `MACHINE`, milliseconds of kernels by kind of work; 1x1 convolutions run as products."""
+    """Milliseconds of kernels by kind of work, of steps at batch 64 on `MACHINE`; 1x1 convolutions run as products."""
     found = []
     for _, data in _results(folder, "unet--bf16--compile,"):
         for row in data["rows"]:

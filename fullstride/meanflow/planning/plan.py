@@ -1,4 +1,4 @@
-"""What a run will take: a configuration's step, its memory, and its times, on one machine or several GPUs of it."""
+"""Predicted cost of a run: a configuration's step, memory and times, on one or several GPUs of a machine."""
 
 from dataclasses import dataclass, replace
 
@@ -16,7 +16,7 @@ from fullstride.meanflow.training.state import Position
 
 @dataclass(frozen=True)
 class Machine:
-    """What a plan is made for.
+    """Machine that a plan is made for.
 
     Attributes:
         rates: by precision; missing where the precision was not measured.
@@ -72,31 +72,31 @@ class RunPlan:
 
     @property
     def ms(self) -> float:
-        """Of an optimizer step; the sum of gradients is not hidden behind the backward pass."""
+        """Milliseconds of an optimizer step; the all-reduce of gradients is not hidden behind the backward pass."""
         return sum(self.parts.values()) + self.reduce_ms
 
     @property
     def images_a_second(self) -> float:
-        """That are trained on, over all GPUs."""
+        """Images trained on per second, over all GPUs."""
         return self.step.batch * self.step.accumulate * self.gpus / self.ms * 1e3
 
     @property
     def seconds(self) -> float:
-        """Of all steps; neither evaluations nor checkpoints."""
+        """Seconds of all steps, without evaluations and checkpoints."""
         return self.seconds_of(self.steps)
 
     @property
     def epoch_seconds(self) -> float:
-        """Of an epoch's steps."""
+        """Seconds of an epoch's steps."""
         return self.seconds_of(self.epoch_steps)
 
     @property
     def first_save_seconds(self) -> float:
-        """Of the steps before the first checkpoint: that of `save_every`, or the run's last."""
+        """Seconds of the steps before the first checkpoint: that of `save_every`, or the run's last."""
         return self.seconds_of(min(self.steps, steps_to_checkpoint(self.config, Position(), self.epoch_steps)))
 
     def seconds_of(self, steps: int) -> float:
-        """Of that many steps."""
+        """Seconds of that many steps."""
         return self.ms * steps / 1e3
 
 

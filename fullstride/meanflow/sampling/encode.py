@@ -27,7 +27,7 @@ from fullstride.runs.next_steps import say
 
 @dataclass(frozen=True)
 class LatentEncoder:
-    """What latents are made of and how.
+    """Settings that determine the content of encoded latents.
 
     Attributes:
         pictures: fingerprint of the data set.

@@ -128,7 +128,7 @@ def _move(part: Path, out: Path) -> None:
 
 
 def _earlier(made: dict[str, Any]) -> list[str]:
-    """What an earlier call may have written there, of which more might be there than are written now."""
+    """List files that an earlier call may have written and that a smaller set would leave behind."""
     try:
         count = int(made["num"])
     except (ValueError, KeyError, TypeError, OverflowError):

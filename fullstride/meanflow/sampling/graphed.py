@@ -114,7 +114,7 @@ class GraphedNetwork(nn.Module):
             return self.network(z, r, t, **labelled(label))
 
     def _capture(self, given: Given) -> bool:
-        """Whether there is a record now."""
+        """Capture the evaluation in a CUDA graph; return whether there is a graph now."""
         self._recorded = self._graph = self._inputs = None  # whose memory the next one may need
         # Tensors of inference mode could not be written into outside it.
         with torch.inference_mode(False), torch.no_grad():

@@ -26,7 +26,7 @@ IMAGE = 3  # dimensions of one: channels, height, width
 
 @dataclass(frozen=True)
 class SampleResult:
-    """What a sampler made.
+    """Result of a sampler.
 
     Attributes:
         images: at t = 0.

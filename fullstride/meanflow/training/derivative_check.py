@@ -1,4 +1,4 @@
-"""Whether du/dt is right, found out once before the first step: on the network and the data that are to be trained.
+"""Check of du/dt, once before the first step, on the network and the data that are to be trained.
 
 A wrong derivative trains: the loss falls, to a network that samples badly. So it is held against fp64.
 """
@@ -126,7 +126,7 @@ def _report(
 
 
 def _transform(config: TrainConfig, loss: MeanFlowLoss, model: nn.Module, conditions: Conditions) -> Callable:
-    """As a step takes the derivative, of the module itself and not of what `check_tangents` wraps it in."""
+    """Derivative as a step takes it, of the module itself and not of the wrapper around it in `check_tangents`."""
     take: Callable = _among_others if loss.split == "shared" and loss.ratio < 1 else loss.velocity_and_derivative
     if "compile" in config.backend and not config.guard.check_step:  # which compares the compiled step itself
         take = torch.compile(with_own_code(take), fullgraph=True, dynamic=False)
@@ -144,7 +144,7 @@ def _transform(config: TrainConfig, loss: MeanFlowLoss, model: nn.Module, condit
 def _among_others(
     model: nn.Module, z: Tensor, r: Tensor, t: Tensor, v: Tensor, conditions: Conditions
 ) -> tuple[Tensor, Tensor]:
-    """Of the samples beside one that carries no tangent, as in a step."""
+    """Derivative of the samples next to one that carries no tangent, as in a step."""
     z, r, t = (torch.cat([x, x[:1]]) for x in (z, r, t))
     more = {k: torch.cat([c, c[:1]]) for k, c in conditions.items()}
     u, dudt = velocity_and_some_derivatives(model, z, r, t, v, more)

@@ -42,12 +42,12 @@ class EvaluationSchedule:
     evaluator: Evaluator | None = None
 
     def is_due(self) -> bool:
-        """Whether the present epoch, if it is at its end, is one to be scored."""
+        """Return whether the current epoch has ended and is one to be scored."""
         epoch, every = self.state.position.epoch, self.config.eval_every
         return bool(every) and epoch > 0 and (epoch == self.config.epochs or epoch % every == 0)
 
     def is_missing(self) -> bool:
-        """Whether the run was stopped between the end of an epoch and its evaluation. Collective."""
+        """Return whether the run was stopped between the end of an epoch and its evaluation. Collective."""
         position = self.state.position
         if position.batch or not self.is_due():
             return False

@@ -126,7 +126,7 @@ class Reporter:
         self._clock = time.perf_counter(), self._clock[1]
 
     def has_evaluation(self, step: int) -> bool:
-        """Whether an evaluation after that step was reported."""
+        """Return whether an evaluation after that step was reported."""
         return has_evaluation(self.run, step)
 
     def restored(self, position: Position, checkpoint: str, harmful_before: int, judged: GuardCounts) -> None:

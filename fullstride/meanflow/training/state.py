@@ -93,7 +93,7 @@ class Position:
 
 @dataclass(frozen=True)
 class DataFacts:
-    """What a checkpoint remembers of the data: enough to sample without them, and to know them again."""
+    """Facts about the data in a checkpoint: enough to sample without the data, and to recognise them."""
 
     image_shape: tuple[int, int, int]
     num_classes: int

@@ -104,7 +104,7 @@ class Trainer:
 
     @property
     def description(self) -> str:
-        """What is trained on what, for people."""
+        """Description of the network, the data and the steps, for the console."""
         config, data = self.config, self.data
         parameters = sum(p.numel() for p in self.state.model.parameters())
         size = "x".join(map(str, data.image_shape))

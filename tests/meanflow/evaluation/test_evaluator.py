@@ -175,7 +175,7 @@ class Perfect(torch.nn.Module):
 
 
 def world(counts, held_out, seed):
-    """As many records of each class, sorted by class, in memory, and the generator that they are from."""
+    """Records in memory, equally many of each class and sorted by class, and the generator that they are from."""
     g = torch.Generator().manual_seed(seed)
     perfect = Perfect(1.6 * torch.rand(len(counts), 1, 8, 8, generator=g) - 0.8)
 
@@ -455,7 +455,7 @@ def test_a_generator_has_the_memory_order_of_its_run(tmp_path):
 
 
 def test_a_folder_holds_the_samples_of_one_call(run, tmp_path):
-    """What reads all of its pictures must not find those of an earlier and larger set among them."""
+    """A reader of all its pictures must not find those of an earlier and larger set among them."""
     (tmp_path / "000099.png").write_text("of somebody else")
     sampled(run, tmp_path, num=5)
     sampled(run, tmp_path, num=2, label=3)

@@ -151,7 +151,7 @@ def test_the_classifier_is_trained_once(tmp_path, monkeypatch):
 
 
 def test_a_classifier_sees_no_more_pictures_than_fit(tmp_path, monkeypatch, capsys):
-    """Of a large folder all of them would be hundreds of GiB; another number of them is another classifier."""
+    """All pictures of a large folder would be hundreds of GiB; another number of them is another classifier."""
     toy, seen = data(), []
     train = module.train_classifier
     monkeypatch.setattr(module, "TRAINED", 20 * 64 + 63)

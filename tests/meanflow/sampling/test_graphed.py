@@ -65,7 +65,7 @@ def test_every_evaluation_is_the_networks_at_the_points_of_the_call(network):
 
 
 class Refusing:
-    """What a network that waits for the device, or a memory that is full, makes of a capture."""
+    """Capture that fails, as for a network that waits for the device or when memory is full."""
 
     def __init__(self, error):
         self.error, self.asked = error, 0

@@ -38,7 +38,7 @@ def torchrun(*args: str) -> subprocess.CompletedProcess[str]:
 
 
 def of(rank: int, size: int) -> Processes:
-    """What a process of several knows of itself, without the others."""
+    """State of one process of several, without the others."""
     processes = Processes()
     processes.rank, processes.size = rank, size
     return processes

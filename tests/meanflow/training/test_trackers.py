@@ -35,7 +35,7 @@ def track(store: Path, step: int, points: list) -> subprocess.CompletedProcess[s
 
 
 def trackio(store: Path, *arguments: str):
-    """What trackio's own command answers."""
+    """Answer of trackio's own command."""
     command = [str(Path(sys.executable).with_name("trackio")), *arguments, "--json"]
     environment = os.environ | {"TRACKIO_DIR": str(store)}
     return json.loads(subprocess.run(command, capture_output=True, text=True, env=environment, check=True).stdout)

@@ -376,7 +376,7 @@ def test_a_run_goes_on_by_another_split_of_the_same_loss(tmp_path):
 
 
 def test_a_run_goes_on_in_another_memory_order_by_another_name_of_its_device(tmp_path):
-    """The same steps up to rounding: what a checkpoint holds has no memory order."""
+    """Steps agree up to rounding: the content of a checkpoint has no memory order."""
     model = dataclasses.replace(config(tmp_path).model, dropout=0.0)  # whose masks follow the order
     given = {"model": model, "optimizer": OptimizerConfig(lr=1e-3, grad_clip=1.0)}
     straight = train(config(tmp_path / "a", epochs=2, **given))

@@ -30,7 +30,7 @@ HOWS = ("crop", "stretch")
 
 @dataclass(frozen=True)
 class ImageForm:
-    """What every picture of a set comes out as.
+    """Format to which every picture of a set is decoded.
 
     Attributes:
         grey: one channel, else red, green and blue.
@@ -105,7 +105,7 @@ def _turn(image: Image.Image, file: Path | Member) -> None:
 
 
 def _deep(image: ImageFile.ImageFile) -> str:
-    """What a picture that is not decoded yet has more than 8 bits a channel by; nothing if it has not."""
+    """Describe the depth of an undecoded picture with more than 8 bits a channel; empty if it has no more."""
     if image.mode in DEEP_MODES:
         return f"mode {image.mode}"
     for tile in image.tile:
