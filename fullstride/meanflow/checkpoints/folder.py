@@ -120,7 +120,7 @@ def read_manifest(checkpoint: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: format {found!r}, this version reads {FORMAT}")
     seal = manifest.pop("seal", None)
     if seal != _seal(manifest):
-        raise ConfigError(f"{path}: its content does not match its seal; it was altered, use an older checkpoint")
+        raise ConfigError(f"{path}: its content does not match its checksum; it was altered, use an older checkpoint")
     return manifest
 
 
@@ -185,7 +185,7 @@ def newest_whole(run: Path, *, good: bool = False) -> Path | None:
             if not good or not read_manifest(path).get("harmful"):
                 return path
     if damaged and not good:
-        raise ConfigError(f"{run}: every checkpoint is damaged ({', '.join(damaged)}); start anew with overwrite=true")
+        raise ConfigError(f"{run}: every checkpoint is damaged ({', '.join(damaged)}); start again with overwrite=true")
     return None
 
 

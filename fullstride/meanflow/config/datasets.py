@@ -80,18 +80,18 @@ CONFLICTS = (
     Conflict(
         "data.allow_changed data",
         lambda c: c.data.allow_changed and not _row(c).one_by_one,
-        f"data={_FILES} beside it; other data are to be those that the run was begun with",
+        f"data={_FILES}; other data must be the same as when the run began",
     ),
     Conflict(
         "data.skip_damaged data",
         lambda c: c.data.skip_damaged > 0 and not _row(c).one_by_one,
-        f"data={_FILES} beside it, whose pictures are read one by one",
+        f"data={_FILES}, which reads pictures one by one",
     ),
-    Conflict("data.check", lambda c: c.data.check and not _row(c).folder, f"data={_FOLDERS} beside it"),
+    Conflict("data.check", lambda c: c.data.check and not _row(c).folder, f"data={_FOLDERS}"),
     Conflict(
         "data.augment data",
         lambda c: not _row(c).pixels and c.data.augment > 0,
-        "pictures; latents are mirrored at most",
+        "pictures; latents can only be mirrored (data.hflip)",
     ),
     Conflict(
         "data.image_size data",
@@ -121,6 +121,6 @@ CONFLICTS = (
     Conflict(
         "data.fit",
         lambda c: _changed(c, "fit") and c.data.image_size == 0,
-        "data.image_size=PIXELS beside it, or leave it out: the stored size stays",
+        "data.image_size=PIXELS as well; or leave data.fit out, and the stored size stays",
     ),
 )

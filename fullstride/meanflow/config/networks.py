@@ -115,6 +115,6 @@ CONFLICTS = (
     Conflict(
         "data.augment",
         lambda c: c.data.augment > 0 and not c.model.augmented,
-        f"model={' or '.join(AUGMENTED)}, the networks that are told how a picture was augmented",
+        f"model={' or '.join(AUGMENTED)}, the networks that take augmentation labels",
     ),
 )

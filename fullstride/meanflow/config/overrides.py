@@ -20,7 +20,7 @@ CONFLICTS = (
     Conflict(
         "resume overwrite",
         lambda c: c.resume and c.overwrite,
-        "one of them; resume goes on, overwrite deletes the run",
+        "one of them; resume continues the run, overwrite deletes it",
     ),
     *networks.CONFLICTS,
     *datasets.CONFLICTS,
@@ -141,7 +141,7 @@ def sweep(overrides: list[str]) -> list[list[str]]:
         name = "_".join([base or "sweep", *(re.sub(r"[/\\\0]|\.\.", "_", value) for value in share)])
         runs.append([*(text for text in combination if not text.startswith("run_name=")), f"run_name={name}"])
     if "," in base:
-        raise ConfigError(f"run_name={base}: expected one name, which starts each run's; its values follow it")
+        raise ConfigError(f"run_name={base}: expected one name; each run's name is this one followed by its values")
     names = [run[-1] for run in runs]  # each needs a folder of its own
     if twice := sorted(name for name in set(names) if names.count(name) > 1):
         raise ConfigError(f"--multirun: {len(names)} runs, two of them {twice[0]}; expected each value once")

@@ -75,7 +75,7 @@ def _resized(data: Dataset, size: int, how: str) -> Dataset:
 
     def split(old: Split) -> Split:
         if not isinstance(old.records, Tensor) or old.records.dtype != torch.uint8:
-            raise ConfigError(f"data.image_size={size}: data={data.name} stays as it is; leave it out")
+            raise ConfigError(f"data.image_size={size}: data={data.name} cannot be resized; leave it out")
         return Split(fit(old.records, size, how), old.labels)
 
     shape = (data.image_shape[0], size, size)

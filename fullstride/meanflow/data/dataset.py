@@ -117,7 +117,7 @@ def check_finite_records(records: Tensor, origin: Callable[[int], str]) -> Tenso
         return records
     if not all(bound.float().isfinite() for bound in records.aminmax()):
         bad = int((~records.float().isfinite()).flatten(1).any(1).nonzero()[0])
-        raise ConfigError(f"{origin(bad)}: holds numbers that are not finite; make the record again, or leave it out")
+        raise ConfigError(f"{origin(bad)}: holds numbers that are not finite; create the record again, or remove it")
     return records
 
 

@@ -82,8 +82,8 @@ def _from_living(steps: Iterator[Any], workers: int) -> Iterator[Any]:
                 raise
             who = f"the data's worker process {found[1]}" if found else "a worker process of the data"
             raise ReadError(
-                f"{who} has died, killed from outside, for want of memory, or by a disk "
-                "that went away while it read; with fewer data.workers less memory is used"
+                f"{who} died: it was killed, ran out of memory, or its disk "
+                "went away during a read; fewer data.workers use less memory"
             ) from None
         yield step
 

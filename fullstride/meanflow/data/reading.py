@@ -49,7 +49,7 @@ def read_again(read: Callable[[], T], origin: Callable[[], str]) -> T:
                 again = f" at {tries} tries in {sum(WAITS):g} s" if tries > 1 else ""
                 raise ReadError(f"{origin()}: cannot be read{again} ({one_line(error)})") from None
             if tries == 1:
-                note(f"{origin()}: cannot be read ({one_line(error)}); it is tried again for {sum(WAITS):g} s")
+                note(f"{origin()}: cannot be read ({one_line(error)}); retrying for {sum(WAITS):g} s")
             time.sleep(wait)
     raise AssertionError  # the last try returns or raises
 
@@ -91,7 +91,7 @@ class SkippedRecords:
             self.found.add(message)
             if len(self.found) > self.limit:
                 raise ConfigError(
-                    f"{message}; {len(self.found)} are damaged, data.skip_damaged={self.limit} allows less"
+                    f"{message}; {len(self.found)} are damaged, more than data.skip_damaged={self.limit} allows"
                 )
             note(f"skipped, {len(self.found)} of data.skip_damaged={self.limit}: {message}")
 
@@ -117,4 +117,4 @@ def read_or_next(read: Callable[[int], Tensor], labels: Int[Tensor, " n"], index
                 return read(place), said
             except Damaged as error:
                 said.append(str(error))
-    raise ConfigError(f"{said[0]}; nor is another of its class whole")
+    raise ConfigError(f"{said[0]}; no other record of its class is intact")

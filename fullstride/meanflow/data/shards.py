@@ -67,9 +67,11 @@ class Shard:
         if FLIPPED in keys:
             other, kind = _moments_form(file, FLIPPED, content.get_slice(FLIPPED))
             if other != shape:
-                raise ConfigError(f"{file}: {FLIPPED} has shape {other}, expected that of {MOMENTS}, {shape}")
+                raise ConfigError(f"{file}: {FLIPPED} has shape {other}, expected {shape} as {MOMENTS}")
             if kind != dtype:
-                raise ConfigError(f"{file}: {FLIPPED} is {kind}, expected {dtype} as {MOMENTS}; write both alike")
+                raise ConfigError(
+                    f"{file}: {FLIPPED} is {kind}, expected {dtype} as {MOMENTS}; write both with one dtype"
+                )
         return cls(file, shape[1:], dtype, _checked_labels(file, labels, shape[0]), FLIPPED in keys)
 
 
@@ -194,10 +196,14 @@ def write_latents(
     counts = {key: len(values) for key, values in given.items() if values is not None}
     if len(set(counts.values())) > 1 or shard_size < 1:
         found = ", ".join(f"{count} {key}" for key, count in counts.items())
-        raise ConfigError(f"{path}: {found} in shards of {shard_size}, expected as many of each, and 1 or more a shard")
+        raise ConfigError(
+            f"{path}: {found} in shards of {shard_size}, expected equal numbers of each, and at least 1 a shard"
+        )
     path.mkdir(parents=True, exist_ok=True)
     if found := sorted(path.glob(f"*{SUFFIX}")):
-        raise ConfigError(f"{path}: holds {found[0].name} already, expected no shards; delete them or name another")
+        raise ConfigError(
+            f"{path}: holds {found[0].name} already, expected no shards; delete them or choose another folder"
+        )
     tensors = [t.split(shard_size) for t in (moments, labels, moments_flip) if t is not None]
     files = [path / f"{i:05d}{SUFFIX}" for i in range(len(tensors[0]))]
     try:
