@@ -93,7 +93,7 @@ def run_demo(out: Path, *, epochs: int | None = None, seed: int = 0) -> None:
     training = f"{minutes(SECONDS_A_STEP * steps)} of training and " if steps else ""
     scoring = minutes(SECONDS_AN_EVALUATION * sum(evaluations(*row) for row in SAMPLERS))
     samplers = f"{scoring} of scoring {len(SAMPLERS)} samplers"
-    say(f"expected: about {training}{samplers}, on two CPU cores that do nothing else")
+    say(f"expected: about {training}{samplers}, on two otherwise idle CPU cores")
     trainer.run_to_end()
     generator = load_generator(out, "cpu")
     evaluator, scores = run_or_stop(lambda: _scores(trainer.data, generator), "scoring the samplers")
@@ -138,15 +138,15 @@ def _continued_or_replaced(out: Path, config: TrainConfig) -> TrainConfig:
     if changed.keys() - {"seed"} and not finished:
         named = ", ".join(f"{key}: {values}" for key, values in changed.items())
         raise ConfigError(
-            f"{out} holds a run that is no demo ({named}); expected a demo's folder or nothing there: give another "
+            f"{out} holds a run that is not a demo ({named}); expected a demo's folder or no folder; give another "
             "--out, or delete it"
         )
     if not finished and not changed and saved["epochs"] == config.epochs:
-        say(f"{out} holds an unfinished demo with the same settings, which is continued")
+        say(f"{out} holds an unfinished demo with the same settings; continuing it")
         return replace(config, resume=True, overwrite=False)
     kind = "a finished" if finished else "an unfinished"
     newest = "".join(f", {path.name}" for path in checkpoints(out)[-1:])
-    say(f"{out} holds {kind} demo (epochs={saved['epochs']}, seed={saved['seed']}{newest}), which is replaced")
+    say(f"{out} holds {kind} demo (epochs={saved['epochs']}, seed={saved['seed']}{newest}); replacing it")
     return config
 
 

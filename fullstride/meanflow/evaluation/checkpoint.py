@@ -71,7 +71,7 @@ def evaluate_checkpoint(
 
     """
     if num_samples != 0 and num_samples < 4:
-        raise ConfigError(f"num_samples is {num_samples}, expected at least 4, or 0 for as many as were held out")
+        raise ConfigError(f"num_samples is {num_samples}, expected at least 4, or 0 for the number of held-out images")
     generator = load_generator(path, device, ema)
     if data_path and row_of(generator.config.data.name).made:
         raise ConfigError(f"--data-path {data_path}: data={generator.config.data.name} comes with scikit-learn")
@@ -98,9 +98,11 @@ def _data_of(generator: Generator, path: Path, data_path: str) -> Dataset:
         data = load_data(dataclasses.replace(settings, path=data_path or settings.path), known)
     except ConfigError as error:
         moved = bool(settings.path) and not data_path
-        raise ConfigError(f"{error}; or, if the data were moved, give --data-path" if moved else str(error)) from None
+        raise ConfigError(f"{error}; if the data were moved, give --data-path" if moved else str(error)) from None
     if DataFacts.of(data) != generator.data:
-        raise ConfigError(f"data={data.name}: not the data that {path} was trained on; give theirs as --data-path")
+        raise ConfigError(
+            f"data={data.name}: not the data that {path} was trained on; give the original data as --data-path"
+        )
     return data
 
 

@@ -43,11 +43,11 @@ def check_evaluation(data: Dataset, config: EvalConfig, *, due: bool = True) -> 
     for name in config.features:
         one_of("evaluation.features", name, FEATURES)
         if not data.pixels:
-            raise ConfigError(f"evaluation.features=[{name}]: it needs pictures, data={data.name} holds latents")
+            raise ConfigError(f"evaluation.features=[{name}]: needs pictures, but data={data.name} holds latents")
         if name == "classifier" and not can_classify(data):
             size = "x".join(map(str, data.image_shape[1:]))
             raise ConfigError(
-                f"evaluation.features=[{name}]: it needs labelled pictures of several classes, at least "
+                f"evaluation.features=[{name}]: needs labelled pictures of several classes, at least "
                 f"{MIN_SIZE}x{MIN_SIZE}; data={data.name} has {data.num_classes} classes, {size}"
             )
         if name == "efficientnet_lite0" and due:
@@ -57,8 +57,8 @@ def check_evaluation(data: Dataset, config: EvalConfig, *, due: bool = True) -> 
     records = min(len(data.test), len(data.train))
     if due and records <= NEIGHBOURS:
         raise ConfigError(
-            f"data={data.name}: {len(data.test)} held-out and {len(data.train)} training records, an evaluation needs "
-            f"at least {NEIGHBOURS + 1} of each; raise data.holdout, or set eval_every=0"
+            f"data={data.name}: {len(data.test)} held-out and {len(data.train)} training records, but an evaluation "
+            f"needs at least {NEIGHBOURS + 1} of each; raise data.holdout, or set eval_every=0"
         )
 
 
@@ -88,7 +88,7 @@ def inception_weights(config: EvalConfig) -> Path:
     """
     if not config.inception_weights:
         raise ConfigError(
-            "features=inception: no weights are named; give evaluation.inception_weights=FILE when training, "
+            "features=inception: no file of weights given; set evaluation.inception_weights=FILE when training, "
             "--inception-weights FILE when evaluating"
         )
     return Path(config.inception_weights).expanduser()

@@ -94,13 +94,13 @@ def build_features(
     one_of("features", name, FEATURES)
     if name == "classifier":
         if classifier is None:
-            raise ValueError("features=classifier needs a trained classifier, there is none")
+            raise ValueError("features=classifier needs a trained classifier, but none was given")
         model = classifier.to(device)
         identity = f"classifier clamped {weights_sha256(model.state_dict())}"
         compute = lambda images: model.features(images.clamp(-1, 1))  # noqa: E731
         return Features(name, "FD-classifier", small.FEATURES, identity, compute, small.BATCH, device)
     if weights is None:
-        raise ConfigError(f"features={name}: no file of weights is given, expected its path")
+        raise ConfigError(f"features={name}: no file of weights given, expected its path")
     model = (inception.load_inception if name == "inception" else load_efficientnet)(weights).to(device)
     compute = lambda images: model.features(byte_levels(images))  # noqa: E731
     found = file_sha256(weights)

@@ -69,7 +69,7 @@ def by_one_process(folder: Path, key: str) -> Iterator[None]:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                note(f"{folder}: another process computes what is needed here; waiting for it")
+                note(f"{folder}: another process computes this entry; waiting for it")
                 fcntl.flock(file, fcntl.LOCK_EX)
             held.callback(fcntl.flock, file, fcntl.LOCK_UN)
         yield
@@ -94,7 +94,7 @@ def write_entry(folder: Path, key: str, tensors: dict[str, Tensor], values: dict
         text = json.dumps({"sha256": digest, "values": values}, indent=1)
         replace_file(folder / f"{key}.json", text)
     except OSError as error:
-        note(f"{folder}: nothing is kept ({error}); set FULLSTRIDE_CACHE to a folder that can be written")
+        note(f"{folder}: nothing is cached ({error}); set FULLSTRIDE_CACHE to a writable folder")
 
 
 def read_entry(folder: Path, key: str, quiet: bool = False) -> Entry | None:
@@ -110,7 +110,7 @@ def read_entry(folder: Path, key: str, quiet: bool = False) -> Entry | None:
         return load(content), entry["values"]
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         if not quiet:
-            note(f"{path}: damaged cache entry ({error}); it is computed anew")
+            note(f"{path}: damaged cache entry ({error}); computing it again")
         return None
 
 
@@ -188,7 +188,7 @@ def split_features(data: Dataset, split: Split, num: int, extractor: Features) -
     """
     if not data.pixels:
         raise ConfigError(
-            f"data={data.name} holds latents, features={extractor.name} needs pictures; decode them first"
+            f"data={data.name} holds latents, but features={extractor.name} needs pictures; decode them first"
         )
     parts = choose_reference(len(split), num).split(BATCH)
     return torch.cat([extractor(data.images(split, part)).cpu() for part in parts])
@@ -242,7 +242,7 @@ def reference_classifier(
 
     """
     if not data.num_classes:
-        raise ConfigError(f"data={data.name} has no labels, features=classifier needs them; choose other features")
+        raise ConfigError(f"data={data.name} has no labels, but features=classifier needs them; choose other features")
     folder = folder or reference_folder()
     total, most = len(data.train), max(1, TRAINED // math.prod(data.image_shape))
     part = (most,) if most < total else ()
@@ -250,7 +250,7 @@ def reference_classifier(
 
     def make() -> Entry:
         if part:
-            note(f"the classifier is trained on {most} of {total} pictures of data={data.name}, as many as are 1 GiB")
+            note(f"the classifier is trained on {most} of {total} pictures of data={data.name}, which take 1 GiB")
         indices = choose_reference(total, most) if part else torch.arange(total)
         images, labels = data.images(data.train, indices), data.train.labels[indices]
         model = train_classifier(images, labels, num_classes=data.num_classes, epochs=epochs, device=device)

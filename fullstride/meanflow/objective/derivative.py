@@ -54,11 +54,11 @@ def _forward_ad(model: Velocity, points: Points, v: Tensor, conditions: Conditio
         try:
             u, dudt = forward_ad.unpack_dual(like(z, model(dual_z, r, dual_t, **conditions)))
         except GradientInside as error:
-            raise ValueError("the model takes a gradient itself, expected jvp_backend=func for such a one") from error
+            raise ValueError("the model computes a gradient itself; use jvp_backend=func for such a model") from error
         if dudt is None:
             raise ValueError(
                 "the model's output carries no tangent under forward_ad: it detaches its inputs or runs an operation "
-                "without forward derivative; use jvp_backend=finite_difference for such a model"
+                "without a forward-mode derivative; use jvp_backend=finite_difference for such a model"
             )
         return u, dudt.detach()
 
@@ -122,7 +122,7 @@ CONFLICTS = (
     Conflict(
         "loss.jvp_precision loss.jvp_backend",
         lambda c: c.loss.jvp_precision != "same" and c.loss.jvp_backend not in APART,
-        f"loss.jvp_backend={' or '.join(APART)} beside it; the others' derivative shares its pass with the prediction",
+        f"loss.jvp_backend={' or '.join(APART)}; the other backends compute derivative and prediction in one pass",
     ),
     # Products of fp32 are the process's: only what autocast rounds can be another inside a step.
     Conflict(
@@ -139,8 +139,8 @@ CONFLICTS = (
             and c.loss.meanflow_ratio > 0
             and getattr(c.model, "dropout", 0) > 0
         ),
-        "loss.jvp_backend=func, backend=eager or model.dropout=0: compiled, the passes of that derivative would each "
-        "drop other units",
+        "loss.jvp_backend=func, backend=eager or model.dropout=0: when compiled, each pass of this derivative would "
+        "drop different units",
     ),
 )
 

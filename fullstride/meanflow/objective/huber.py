@@ -28,8 +28,8 @@ def expected_error(squared_error: Samples, t: Samples, r: Samples) -> Samples:
     """
     if len(squared_error) < 2:
         raise ValueError(
-            "weighting=huber with a batch of 1, expected at least 2 samples in a pass, as others tell what error to "
-            "expect; take a larger batch or fewer parts of it, or weighting=adaptive"
+            "weighting=huber with a batch of 1, expected at least 2 samples in a pass, since the other samples give "
+            "the expected error; use a larger batch or fewer parts of it, or weighting=adaptive"
         )
     time = torch.logit(t.detach().float(), ENDS) / OF_TIME
     step = (t - r).detach().float() / t.detach().float().clamp_min(ENDS) / OF_STEP
@@ -75,7 +75,7 @@ HUBER = Weighting(
         Conflict(
             "loss.weighting data.batch_size",
             lambda c: c.data.batch_size < 2,
-            "at least 2 samples, as others tell what error is usual; or loss.weighting=adaptive",
+            "at least 2 samples, since the other samples give the expected error; or loss.weighting=adaptive",
         ),
     ),
 )

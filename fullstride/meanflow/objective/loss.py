@@ -46,7 +46,7 @@ CONFLICTS = (
     Conflict(
         "loss.split loss.jvp_backend loss.jvp_chunk",
         lambda c: c.loss.split == "shared" and (c.loss.jvp_backend != "func" or c.loss.jvp_chunk > 0),
-        "loss.jvp_backend=func and loss.jvp_chunk=0, as its tangents share the batch's pass; or loss.split=static",
+        "loss.jvp_backend=func and loss.jvp_chunk=0, since its tangents share the batch's pass; or loss.split=static",
     ),
     *derivative.CONFLICTS,
     *guidance.CONFLICTS,
@@ -132,7 +132,7 @@ class MeanFlowLoss:
         if self.split == "shared" and not self._derives_in_the_pass:
             given = f"jvp_backend={self.backend} jvp_chunk={self.chunk} jvp_precision={self.precision or 'same'}"
             raise ValueError(
-                f"split=shared with {given}, expected jvp_backend=func, jvp_chunk=0 and jvp_precision=same, as its "
+                f"split=shared with {given}, expected jvp_backend=func, jvp_chunk=0 and jvp_precision=same, since its "
                 "tangents share the batch's pass; set these, or use split=static"
             )
 

@@ -48,9 +48,9 @@ def _obstacle(model: nn.Module, z: Tensor, r: Tensor, t: Tensor, v: Tensor, cond
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return "several processes train it"
     if hasattr(model, "_orig_mod"):
-        return "it is compiled by itself"
+        return "it is compiled already"
     if any(getattr(module, hooks, None) for module in model.modules() for hooks in HOOKS):
-        return "it has hooks, which a trial would call"
+        return "it has hooks, and a trial would call them"
     pick = torch.tensor([0, len(z) - 1, 0], device=z.device)
     points = tuple(x.detach()[pick] for x in (z, r, t, v))
     given = {name: x.detach()[pick] if x.is_floating_point() else x[pick] for name, x in conditions.items()}
@@ -72,5 +72,5 @@ def _tried(net: nn.Module, points: tuple[Tensor, ...], given: Conditions) -> str
     _, derivative = velocity_and_derivative(net, z[:1], r[:1], t[:1], v[:1], {name: x[:1] for name, x in given.items()})
     for what, one, two in (("its output", found[0], net(z, r, t, **given)), ("du/dt", found[1], derivative)):
         if one.shape != two.shape or not (one - two).norm() <= TOLERANCE * two.norm():
-            return f"{what} is another there"
+            return f"{what} differs there"
     return ""

@@ -123,8 +123,8 @@ class PlannedStep:
         one_of("precision", self.precision, PRECISIONS)
         if self.backend not in CAPTURED_BACKENDS:
             raise ConfigError(
-                f"backend={self.backend}: expected one of {', '.join(CAPTURED_BACKENDS)}; a step that is not captured "
-                "waits for the host, whose time scatters too much to be predicted"
+                f"backend={self.backend}: expected one of {', '.join(CAPTURED_BACKENDS)}; a step without CUDA graph "
+                "waits for the host, and host time varies too much to predict"
             )
 
 

@@ -38,8 +38,8 @@ class Machine:
         """Check the link."""
         if self.gpus > 1 and self.link <= 0:
             raise ConfigError(
-                f"--gpus {self.gpus}: the sum of gradients takes as long as their link lets it, whose rate no result "
-                "has; measure it and give --link-gbs"
+                f"--gpus {self.gpus}: all-reduce time depends on the link bandwidth, which no stored result "
+                "contains; measure it and pass --link-gbs"
             )
 
 
@@ -113,7 +113,7 @@ def data_of(config: TrainConfig, records: int | None) -> tuple[int, tuple[int, i
         return records or len(data.train), data.image_shape, data.num_classes
     (c, h, w), size = row.image_shape, config.data.image_size
     if not row.resizable and size not in (0, h):
-        raise ConfigError(f"data.image_size={size}: data={config.data.name} stays as it is; leave it out")
+        raise ConfigError(f"data.image_size={size}: data={config.data.name} cannot be resized; leave it out")
     if size and config.data.fit in ("auto", "pad"):
         check_padded(h, w, size)
     return records or row.records, (c, size, size) if size else (c, h, w), config.data.num_classes or row.num_classes
@@ -138,11 +138,11 @@ def derived_share(loss: LossConfig) -> float:
     if loss.jvp_backend != "func" or loss.jvp_chunk:
         raise ConfigError(
             f"loss.jvp_backend={loss.jvp_backend} loss.jvp_chunk={loss.jvp_chunk}: expected func and 0; other "
-            "derivatives take up to twice as long, and no plan is made of them"
+            "derivatives take up to twice as long and cannot be planned"
         )
     if split == "static" and ratio < 1:
         raise ConfigError(
-            "loss.split=static: expected auto, shared, full or bernoulli; no plan is made of a network that runs twice"
+            "loss.split=static: expected auto, shared, full or bernoulli; a network that runs twice cannot be planned"
         )
     # These two differentiate the samples with r = t, too.
     return 1.0 if split in ("full", "bernoulli") else ratio
@@ -182,7 +182,9 @@ def make_plan(
         guidance=passes_without_gradient(config.loss),
     )
     if step.precision not in machine.rates:
-        raise ConfigError(f"precision={step.precision}: the rates given are of {', '.join(machine.rates)}")
+        raise ConfigError(
+            f"precision={step.precision}: the machine has measured rates for {', '.join(machine.rates)} only"
+        )
     work = count_work(config.model, shape, classes, half=step.precision == "bf16")
     reduced = all_reduce_ms(work.parameters, machine.gpus, machine.link) if machine.gpus > 1 else 0.0
     return RunPlan(

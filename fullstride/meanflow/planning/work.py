@@ -112,7 +112,7 @@ def count_work(
     """
     if config.recompute:
         raise ConfigError(
-            "model.recompute=true: a plan of recomputed blocks has no measured step to rest on; leave it out"
+            "model.recompute=true: no step with recomputed blocks was measured, so it cannot be planned; leave it out"
         )
     saved: dict[int, Tensor] = {}
 

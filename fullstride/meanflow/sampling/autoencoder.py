@@ -36,7 +36,9 @@ class Autoencoder:
         with exact_fp32(self.device):
             pictures = self.network.decode(latents.to(self.device)).sample.float().cpu()
         if not pictures.isfinite().all():
-            raise FloatingPointError("the autoencoder's pictures of finite latents are not finite; give another --vae")
+            raise FloatingPointError(
+                "the autoencoder decoded finite latents to pictures that are not finite; give another --vae"
+            )
         return pictures
 
     @property

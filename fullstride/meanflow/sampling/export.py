@@ -98,6 +98,6 @@ def _check(sampler: nn.Module, given: tuple[Tensor, ...], path: Path) -> None:
     found, right = torch.export.load(path).module()(*given), sampler(*given)
     if not (error := (found - right).abs().max()) <= TOLERANCE * right.abs().max():
         raise RuntimeError(
-            f"what was exported gives other images than the network, by up to {error.item():.2g} of "
+            f"the exported sampler gives different images than the network, by up to {error.item():.2g} of "
             f"{right.abs().max().item():.2g}; sample with fullstride instead"
         )

@@ -87,7 +87,7 @@ def replace_set(out: Path, made: dict[str, Any], write: Callable[[Path], None]) 
             earlier = found if isinstance(found := json.loads((out / MADE).read_text()), dict) else {}
         keys = [key for key in {**earlier, **made} if earlier and earlier.get(key) != made.get(key)]
         if changed := ", ".join(f"{key}: {earlier.get(key)} -> {made.get(key)}" for key in keys):
-            note(f"{out}: replacing the samples there, which were made with other settings ({changed})")
+            note(f"{out}: replacing samples made with other settings ({changed})")
         for name in (name for name in _earlier(earlier) if name not in names):
             (out / name).unlink(missing_ok=True)
         # First the number of files, so that a later call finds all of them, whatever happens here in between.

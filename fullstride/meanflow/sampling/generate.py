@@ -83,7 +83,7 @@ def check_finite(samples: Float[Tensor, "n c h w"]) -> Float[Tensor, "n c h w"]:
     """
     if bad := int((~samples.isfinite()).flatten(1).any(1).sum()):
         raise FloatingPointError(
-            f"{bad} of {len(samples)} samples are not finite: the network diverged; take an earlier checkpoint, or "
+            f"{bad} of {len(samples)} samples are not finite: the network diverged; use an earlier checkpoint, or "
             "train with a lower optimizer.lr"
         )
     return samples
@@ -168,7 +168,7 @@ def sample_command(
         path = processes.led(lambda: _write(result, generator, made | {"nfe": result.nfe}, drawn, place, decoder))
         if processes.leads:
             show_next_steps(
-                {path: "all of them" if path.name == files.LATENTS else "the first of them, one picture"},
+                {path: "all samples" if path.name == files.LATENTS else "grid of the first samples"},
                 {command("meanflow", "evaluate", checkpoint): "score samples of the same weights"},
             )
         return path
@@ -179,7 +179,7 @@ def _told(out: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise OSError(f"--out {out}: cannot write there ({error.strerror or error})") from error
+        raise OSError(f"--out {out}: cannot be written ({error.strerror or error})") from error
 
 
 def _check_sampler(sampler: str, steps: int | None) -> None:
@@ -192,7 +192,7 @@ def _check_sampler(sampler: str, steps: int | None) -> None:
             f"{'s' * (each > 1)} each, such as --steps 50; or --sampler dopri5, which chooses its own"
         )
     if steps is not None and sampler not in EVALUATIONS:
-        raise ConfigError(f"--sampler {sampler} --steps {steps}: it chooses its own; leave --steps out")
+        raise ConfigError(f"--sampler {sampler} --steps {steps}: this sampler chooses its own steps; leave --steps out")
 
 
 def _sampled(generator: Generator, own: range, label: int | None, **chosen: Any) -> SampleResult:

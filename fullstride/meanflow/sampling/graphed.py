@@ -27,7 +27,7 @@ def check_backend(name: str, device: torch.device, key: str = "backend") -> None
     """
     one_of(key, name, SAMPLING_BACKENDS)
     if name == "graph" and device.type != "cuda":
-        raise ConfigError(f"{key}=graph: CUDA graphs are CUDA's, the device is {device.type}; use eager or auto")
+        raise ConfigError(f"{key}=graph: CUDA graphs need device=cuda, the device is {device.type}; use eager or auto")
 
 
 def run_by(name: str, network: Velocity, device: torch.device) -> Velocity:
@@ -125,13 +125,16 @@ class GraphedNetwork(nn.Module):
             except RuntimeError as error:
                 reason = str(error).strip().splitlines()[0]
                 if not self._required:
-                    note(f"evaluations are not recorded in a CUDA graph, which takes longer ({reason})")
+                    note(
+                        "evaluations cannot be captured in a CUDA graph and run without one, which is slower "
+                        f"({reason})"
+                    )
                     self._given_up = True
                     return False
                 if isinstance(error, torch.OutOfMemoryError):
                     raise
                 raise ConfigError(
-                    f"the network cannot be recorded in a CUDA graph ({reason}), expected one that never waits for the "
+                    f"the network cannot be captured in a CUDA graph ({reason}), expected one that never waits for the "
                     "device; sample with backend=eager, in a run with evaluation.backend=eager"
                 ) from error
         self._inputs = inputs
