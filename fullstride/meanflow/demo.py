@@ -93,7 +93,7 @@ def run_demo(out: Path, *, epochs: int | None = None, seed: int = 0) -> None:
     training = f"{minutes(SECONDS_A_STEP * steps)} of training and " if steps else ""
     scoring = minutes(SECONDS_AN_EVALUATION * sum(evaluations(*row) for row in SAMPLERS))
     samplers = f"{scoring} of scoring {len(SAMPLERS)} samplers"
-    say(f"expected: about {training}{samplers}, on two otherwise idle CPU cores")
+    say(f"expected: about {training}{samplers}, on two CPU cores that do nothing else")
     trainer.run_to_end()
     generator = load_generator(out, "cpu")
     evaluator, scores = run_or_stop(lambda: _scores(trainer.data, generator), "scoring the samplers")

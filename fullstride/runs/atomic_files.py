@@ -43,7 +43,7 @@ def write_best_effort(path: Path, content: str) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, content)
     except OSError as error:
-        note(f"{path}: not kept ({error}); set FULLSTRIDE_CACHE to a folder that can be written")
+        note(f"{path}: not cached ({error}); set FULLSTRIDE_CACHE to a writable folder")
 
 
 def read_best_effort(path: Path) -> dict[str, Any]:
@@ -56,9 +56,9 @@ def read_best_effort(path: Path) -> dict[str, Any]:
     try:
         kept = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ConfigError(f"{path}: not whole ({error}); copy it again, or delete it") from None
+        raise ConfigError(f"{path}: incomplete or damaged ({error}); copy it again, or delete it") from None
     if not isinstance(kept, dict):
-        raise ConfigError(f"{path}: not whole (no values by name); copy it again, or delete it")
+        raise ConfigError(f"{path}: incomplete or damaged (not a JSON object); copy it again, or delete it")
     return kept
 
 

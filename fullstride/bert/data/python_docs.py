@@ -40,7 +40,7 @@ def load() -> Corpus:
         texts = [*_topics(), *docstrings(root)]
         entries = list(dict.fromkeys("\n".join(found) for text in texts if (found := paragraphs(text))))
         if not entries:
-            raise ConfigError(f"data=python_docs: no docstrings in {root}; take data=text_files data.path=FILES")
+            raise ConfigError(f"data=python_docs: no docstrings in {root}; use data=text_files data.path=FILES")
         write_best_effort(kept, json.dumps(entries))
     return Corpus("python_docs", tuple(entries))
 
@@ -52,7 +52,7 @@ def _read(kept: Path) -> list[str] | None:
     try:
         return json.loads(kept.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        note(f"{kept}: damaged ({error}); it is made anew")
+        note(f"{kept}: damaged ({error}); creating it again")
         return None
 
 
@@ -60,7 +60,7 @@ def _topics() -> list[str]:
     try:
         return list(importlib.import_module("pydoc_data.topics").topics.values())
     except ImportError:
-        note("this Python comes without its help topics; its docstrings are taken alone")
+        note("this Python comes without its help topics; using its docstrings alone")
         return []
 
 

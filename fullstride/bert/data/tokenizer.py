@@ -66,7 +66,9 @@ def trained(texts: list[str], vocab_size: int, *, lowercase: bool = True) -> Tok
     first, inside = _alphabets(texts, normalizer)
     least = len(SPECIALS) + len(first) + len(inside)
     if vocab_size < least:
-        raise ConfigError(f"vocab_size={vocab_size}: expected at least {least}, which the texts' characters need alone")
+        raise ConfigError(
+            f"vocab_size={vocab_size}: expected at least {least}, since the texts' characters alone need that many"
+        )
     trainer = WordPieceTrainer(
         vocab_size=vocab_size,
         # The library numbers continuations as it meets them, in an order that differs from process to process, and
@@ -101,7 +103,7 @@ def trained_once(texts: list[str], fingerprint: str, vocab_size: int, *, lowerca
         try:
             return read_tokenizer(path)
         except ConfigError as error:
-            note(f"{error}; it is trained anew")
+            note(f"{error}; training it again")
     tokenizer = trained(texts, vocab_size, lowercase=lowercase)
     write_best_effort(path, tokenizer.to_str())
     return tokenizer

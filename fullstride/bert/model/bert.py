@@ -225,7 +225,7 @@ class Bert(eqx.Module):
 
         """
         if self.head is None:
-            raise ConfigError("this model has no head for masked tokens: its weights are an encoder's alone")
+            raise ConfigError("this model has no head for masked tokens: its weights are those of an encoder only")
         return self.head(hidden, self.embeddings.tokens.weight)
 
     def pooled(self, hidden: Float[Array, "b t hidden"]) -> Float[Array, "b hidden"]:

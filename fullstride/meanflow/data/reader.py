@@ -82,7 +82,7 @@ def _from_living(steps: Iterator[Any], workers: int) -> Iterator[Any]:
                 raise
             who = f"the data's worker process {found[1]}" if found else "a worker process of the data"
             raise ReadError(
-                f"{who} died: it was killed, ran out of memory, or its disk "
+                f"{who} has died, killed or out of memory, or because its disk "
                 "went away during a read; fewer data.workers use less memory"
             ) from None
         yield step

@@ -37,7 +37,7 @@ def can_share(model: Velocity, z: Tensor, r: Tensor, t: Tensor, v: Tensor, condi
     if form not in answers:
         obstacle = _obstacle(model, z, r, t, v, conditions)
         if (not obstacle) not in answers.values():
-            chosen = f"static, as {obstacle}" if obstacle else "shared, one pass for all samples"
+            chosen = f"static, because {obstacle}" if obstacle else "shared, one pass for all samples"
             note(f"split=auto of {type(model).__name__}: {chosen}")
         answers[form] = not obstacle
     return answers[form]

@@ -27,7 +27,7 @@ def check_backend(name: str, device: torch.device, key: str = "backend") -> None
     """
     one_of(key, name, SAMPLING_BACKENDS)
     if name == "graph" and device.type != "cuda":
-        raise ConfigError(f"{key}=graph: CUDA graphs need device=cuda, the device is {device.type}; use eager or auto")
+        raise ConfigError(f"{key}=graph: CUDA graphs are CUDA's, the device is {device.type}; use eager or auto")
 
 
 def run_by(name: str, network: Velocity, device: torch.device) -> Velocity:

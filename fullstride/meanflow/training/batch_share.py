@@ -64,14 +64,14 @@ def check_parts(config: TrainConfig, count: int, device: str) -> None:
         return
     if device not in ("auto", "cpu", "cuda"):
         raise ConfigError(
-            f"distributed={config.distributed} device={device}: expected device=cuda or cpu, between which "
-            "collectives have been checked"
+            f"distributed={config.distributed} device={device}: expected device=cuda or cpu, the devices whose "
+            "collectives are tested"
         )
     batch, ratio = config.data.batch_size, config.loss.meanflow_ratio
     if batch % count:
         raise ConfigError(
-            f"data.batch_size={batch} over {count} processes: expected a multiple of {count}; it is the batch of all "
-            f"of them together, such as {batch + -batch % count}"
+            f"data.batch_size={batch} over {count} processes: expected a multiple of {count}; this is the global "
+            f"batch size, such as {batch + -batch % count}"
         )
     least = weighting_of(config.loss.weighting).least_batch
     if batch // count < least:
@@ -83,6 +83,7 @@ def check_parts(config: TrainConfig, count: int, device: str) -> None:
     whole, parts = meanflow_count(ratio, batch), count * meanflow_count(ratio, batch // count)
     if config.loss.split in SAME_LOSS and whole != parts:
         raise ConfigError(
-            f"data.batch_size={batch} over {count} processes: loss.meanflow_ratio={ratio} is {parts} samples there and "
-            f"{whole} in one process; choose a batch size of which each process's part times the ratio is whole"
+            f"data.batch_size={batch} over {count} processes: loss.meanflow_ratio={ratio} is {parts} samples over the "
+            f"processes and {whole} in one process; choose a batch size for which each process's share times the ratio "
+            "is a whole number"
         )

@@ -48,7 +48,7 @@ def build_model(
     if h != w:
         raise ConfigError(f"images are {h}x{w}, expected square ones; set data.image_size")
     if config.class_conditional and num_classes == 0:
-        raise ConfigError("model.class_conditional=true: the data have no labels; leave it out, or use labelled data")
+        raise ConfigError("model.class_conditional=true: the data has no labels; leave it out, or use labelled data")
     common = {field.name for field in fields(ModelConfig)}
     keys = {k: v for k, v in vars(config).items() if k not in common}
     keys |= {"augment_dim": augment_dim} if augment_dim else {}
@@ -59,7 +59,7 @@ def build_model(
     if config.recompute and not recompute(network):
         raise ConfigError(
             f"model.recompute=true model={config.name}: expected a network with blocks that have an attribute "
-            "recompute=False and are called by `through`, it has none; write them so, or leave model.recompute out"
+            "recompute=False and are called by `through`, found none; add such blocks, or leave model.recompute out"
         )
     return network
 

@@ -78,23 +78,23 @@ def check_derivative(
             report = _report(config, objective, state.model, raw[:SAMPLES], labels[:SAMPLES])
     except TangentError as error:
         backend = config.loss.jvp_backend
-        other = "loss.jvp_backend=finite_difference, which asks no operation for a derivative"
+        other = "loss.jvp_backend=finite_difference, which needs no derivative of any operation"
         if backend == "finite_difference":
-            other = "loss.jvp_backend=func, or loss.jvp_precision=fp32 beside it"
+            other = "loss.jvp_backend=func, or add loss.jvp_precision=fp32"
         elif objective.meanflow.split == "shared":
-            other = "loss.split=static, with other rules for the derivative"
+            other = "loss.split=static, which uses other derivative rules"
         raise ConfigError(
             f"loss.jvp_backend={backend} backend={config.backend} precision={config.precision}: du/dt of "
             f"model={config.model.name} is wrong before the first step: {error}. Repair the network, or use {other}; "
-            "guard.check_tangents=false trains all the same"
+            "set guard.check_tangents=false to train anyway"
         ) from None
     except Exception as error:
         if not is_out_of_memory(error):
             raise
         raise OutOfMemory(
             f"out of memory in the check of du/dt before the first step: the peak was "
-            f"{memory.peak_memory(device) / memory.GIB:.2f} GiB; it holds the network twice more, once in fp64, and "
-            f"{SAMPLES} samples; guard.check_tangents=false leaves it out"
+            f"{memory.peak_memory(device) / memory.GIB:.2f} GiB; it holds two more copies of the network, one in fp64, "
+            f"and {SAMPLES} samples; set guard.check_tangents=false to skip it"
         ) from None
     finally:
         memory.release(device)

@@ -76,7 +76,8 @@ class EvaluationSchedule:
             raise OutOfMemory(
                 f"out of memory in an evaluation at evaluation.batch_size={self.config.evaluation.batch_size}: "
                 f"the peak was {memory.peak_memory(self.device) / memory.GIB:.2f} GiB; step "
-                f"{self.state.position.step} is saved; to continue, {how_to_resume(self.config)} and a smaller one"
+                f"{self.state.position.step} is saved; to continue, {how_to_resume(self.config)} and a smaller "
+                "evaluation.batch_size"
             ) from None
         if scores is not None:
             self.reporter.evaluation(self.state.position, scores)

@@ -94,7 +94,7 @@ def check_records(data: Dataset, threads: int, allowed: int) -> None:
     for found in faults:
         note(str(found))
     count = sum(map(len, stores))
-    note(f"data.check=true: {count:,} records read, {len(faults):,} of them with a fault")
+    note(f"data.check=true: {count:,} records read, {len(faults):,} of them faulty")
     if len(faults) > allowed or not all(isinstance(found, Damaged) for found in faults):
-        advice = f"replace or delete them, or pass over damaged ones by data.skip_damaged={len(faults)}"
+        advice = f"replace or delete them, or skip damaged ones with data.skip_damaged={len(faults)}"
         raise ConfigError(f"{len(faults)} of {count} records cannot be used, such as {faults[0]}; {advice}")

@@ -103,11 +103,13 @@ class Reporter:
 
     def _tell(self, step: int, judged: GuardCounts) -> None:
         if judged.skipped > self._judged.skipped:
-            where = f"{judged.lost} of them in the loss, {judged.skipped - judged.lost} in the gradient alone"
-            note(f"step {step}: {judged.skipped} steps skipped so far, which were not finite, {where}")
+            where = (
+                f"{judged.lost} of them had a loss that was not finite, {judged.skipped - judged.lost} only a gradient"
+            )
+            note(f"step {step}: {judged.skipped} steps skipped so far because they were not finite: {where}")
         if judged.spikes > self._judged.spikes:
-            over = f"{self.config.guard.spike:g} x their average"
-            note(f"step {step}: {judged.spikes} gradients so far were over {over} and scaled to it")
+            over = f"{self.config.guard.spike:g} x their running average"
+            note(f"step {step}: {judged.spikes} gradients so far exceeded {over} and were scaled to it")
         self._judged = judged
 
     def evaluation(self, position: Position, scores: dict[str, dict]) -> None:
@@ -140,7 +142,7 @@ class Reporter:
         try:
             self.tracker = self._open_tracker(step)
         except ConfigError as error:  # as on a full disk: it costs the tracker's numbers and not the training
-            note(f"{error}; it is off for the rest of this run, metrics.jsonl goes on")
+            note(f"{error}; it is off for the rest of this run; metrics.jsonl is still written")
             self.tracker = Tracker("none", None)
         self.progress.at(step)
         self._clock = time.perf_counter(), step

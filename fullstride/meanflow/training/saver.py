@@ -46,10 +46,12 @@ class CheckpointSaver:
             start = checkpoint or f"no checkpoint in {run} yet, starting at step 0"
             changed = ""
             if checkpoint and (before := read_manifest(checkpoint)["config"]["epochs"]) != config.epochs:
-                cosine = ", to whose end the cosine is stretched" if config.optimizer.decay == "cosine" else ""
+                cosine = (
+                    ", and the cosine schedule is stretched to end there" if config.optimizer.decay == "cosine" else ""
+                )
                 changed = f"; epochs: {before} -> {config.epochs}{cosine}"
                 if state.position.epoch >= config.epochs:
-                    changed = f"; epochs={config.epochs} are made already, nothing to train"
+                    changed = f"; epochs={config.epochs} are done already, nothing to train"
             Console().print(f"resume=true: {start}{changed}", soft_wrap=True, markup=False)
         return cls(config, state, run, resume_advice)
 
@@ -68,14 +70,14 @@ class CheckpointSaver:
         except (OSError, PeerError) as error:
             if must:
                 newest = newest_whole(self.run)
-                kept = f"{newest} is whole: free space, then {self.resume_advice}"
+                kept = f"{newest} is intact: free space, then {self.resume_advice}"
                 advice = kept if newest else "free space and start again"
                 raise OSError(f"cannot save step {self.state.position.step} ({error}); {advice}") from error
-            self.note(f"not saved at step {self.state.position.step} ({error}); training goes on")
+            self.note(f"not saved at step {self.state.position.step} ({error}); training continues")
             return None
         if harmful:
             # The good ones before it stay, whatever their number.
-            self.note(f"{saved} comes after harmful steps ({harmful} in a row): its weights may not be good")
+            self.note(f"{saved} was saved after harmful steps ({harmful} in a row): its weights may be bad")
             return saved
         self.state.processes.led(lambda: keep_newest(self.run, self.config.keep, saved))
         self.returns = 0
@@ -89,13 +91,13 @@ class CheckpointSaver:
 
         """
         step, limit = self.state.position.step, self.config.guard.max_skips
-        trouble = f"{limit} steps in a row were harmful (not finite) before step {step}"
+        trouble = f"{limit} steps in a row were not finite before step {step}"
         advice = "lower optimizer.lr, or set optimizer.grad_clip=1"
         checkpoint = self.state.processes.led(lambda: newest_whole(self.run, good=True))
         if checkpoint is None:
             raise FloatingPointError(f"{trouble}, and there is no checkpoint to return to; {advice}")
         if self.returns == self.config.guard.max_rollbacks:
-            raise FloatingPointError(f"{trouble}, {self.returns} times after {checkpoint}, which is kept; {advice}")
+            raise FloatingPointError(f"{trouble}, {self.returns} times after {checkpoint}, which stays; {advice}")
         attempt, self.returns = self.state.position.attempt + 1, self.returns + 1
         self.state.restore(checkpoint, self.config)
         # Saved by a stop among the harmful steps.
@@ -103,7 +105,7 @@ class CheckpointSaver:
         self.state.position.attempt = attempt
         self.state.reseed(self.config.seed)
         self.state.guard.forget_skips()
-        self.note(f"{trouble}; went back to {checkpoint}, on with other random numbers")
+        self.note(f"{trouble}; went back to {checkpoint}, continuing with other random numbers")
         return checkpoint
 
     def note(self, message: str) -> None:

@@ -39,8 +39,8 @@ def load_streams(generator: torch.Generator, tensors: Tensors) -> None:
     if ("cuda" in tensors) != (generator.device.type == "cuda"):
         kind = "CUDA" if "cuda" in tensors else "no CUDA"
         raise ConfigError(
-            f"the checkpoint was made with {kind} device, the device is {generator.device}: their random numbers "
-            "differ; go on with the device it was made on, or use another run_name"
+            f"the checkpoint was made with {kind} device, but the device is {generator.device}: their random numbers "
+            "differ; resume on the device it was made on, or use another run_name"
         )
     generator.set_state(tensors["generator"])
     torch.set_rng_state(tensors["cpu"])
@@ -190,7 +190,9 @@ class RunState:
             return
         self.reseed(config.seed)
         if self.processes.leads:
-            note(f"{checkpoint} was made by {before} processes: other random numbers from here on, with {size}")
+            note(
+                f"{checkpoint} was made by {before} processes; with {size}, other random numbers are used from here on"
+            )
 
     def _check_data(self, checkpoint: Path, saved: DataFacts, *, allowed: bool) -> None:
         """Refuse other data than the checkpoint's, unless only files changed and may."""
@@ -201,14 +203,12 @@ class RunState:
         changed = changed_files(before, after)
         if not allowed:
             raise ConfigError(
-                f"{checkpoint}: cannot resume with other data: {changed}; bring the files back, or go on with them as "
-                "they are by data.allow_changed=true"
+                f"{checkpoint}: cannot resume with other data: {changed}; restore the files, or accept them as "
+                "they are with data.allow_changed=true"
             )
         check_comparable(before, after)
         if self.processes.leads:
-            note(
-                f"data.allow_changed=true: since the run began, {changed}; its epochs are drawn from what is there now"
-            )
+            note(f"data.allow_changed=true: since the run began, {changed}; epochs are drawn from the present files")
 
     def reseed(self, seed: int) -> None:
         """Other random numbers from here on, the same for the same seed, attempt, step and process."""

@@ -124,7 +124,7 @@ class Tracker:
             self._backend = None
             Console(stderr=True).print(
                 f"track={self._name} failed and is off for the rest of this run: {type(error).__name__}: {error}; "
-                "metrics.jsonl goes on",
+                "metrics.jsonl is still written",
                 markup=False,
             )
 
@@ -142,7 +142,7 @@ def check_tracker(name: str) -> None:
             importlib.import_module(PACKAGES[name])
     except ModuleNotFoundError as error:
         raise ConfigError(
-            f"track={name}: {error.name} is not installed; {how_to_install('track')}, or take track=none"
+            f"track={name}: {error.name} is not installed; {how_to_install('track')}, or use track=none"
         ) from None
 
 
@@ -170,4 +170,4 @@ def open_tracker(
             name, TRACKER_BACKENDS[name](project=project, run_name=run_name, run=run, config=config, step=step)
         )
     except Exception as error:  # trackio raises SQLite's errors, too
-        raise ConfigError(f"track={name}: cannot be opened: {error}; mend that, or take track=none") from None
+        raise ConfigError(f"track={name}: cannot be opened: {error}; repair that, or use track=none") from None

@@ -173,7 +173,7 @@ class Trainer:
         try:
             return self.step({"raw": raw, "labels": labels})
         except StepError as error:
-            raise ConfigError(f"{error}; guard.check_step=false trains all the same") from None
+            raise ConfigError(f"{error}; set guard.check_step=false to train anyway") from None
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
@@ -257,7 +257,7 @@ class Trainer:
             raise type(error)(f"{error}; {kept}; to continue, {self.resume_advice}") from None
         if found & 1:  # its steps have become much slower, and the next checkpoint is far away
             if saved := self._save(must=False):
-                self.saves.note(f"steps have become slower; saved early: {saved}")
+                self.saves.note(f"steps became slower; saved early: {saved}")
             self._expect_checkpoint()
 
     def _after_epoch(self) -> None:

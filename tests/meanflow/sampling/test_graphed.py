@@ -88,7 +88,7 @@ def test_what_cannot_be_recorded_runs_as_it_is_where_a_record_is_not_required(ne
             assert torch.equal(recorded(z, r, t, label=label), network(z, r, t, label=label))
     assert record.asked == 1
     said = capsys.readouterr().err
-    assert said.count("not recorded in a CUDA graph") == 1
+    assert said.count("cannot be captured in a CUDA graph") == 1
     assert str(error) in said
 
 
@@ -264,7 +264,7 @@ def test_a_network_that_cannot_be_recorded_is_named(network):
     with torch.no_grad():
         for _ in range(WARM):
             recorded(*drawn(2))
-        with pytest.raises(ConfigError, match=f"the network cannot be recorded in a CUDA graph {said}"):
+        with pytest.raises(ConfigError, match=f"the network cannot be captured in a CUDA graph {said}"):
             recorded(*drawn(2))
 
 
