@@ -34,8 +34,8 @@ class AugmentDraw:
         flip: 1 mirrors left to right.
         scale: log2 of the enlargement, in units of 0.2.
         stretch: log2 of the enlargement along one axis and of the shrinking along the other, in units of 0.2.
-        angle: of that axis, in radians, anticlockwise from the horizontal.
-        shift: to the right and downwards, in units of an eighth of the size.
+        angle: direction of that axis, in radians, anticlockwise from the horizontal.
+        shift: translation to the right and downwards, in units of an eighth of the size.
 
     """
 
@@ -126,9 +126,9 @@ class EdmAugment:
     """Callable on pictures, which it mirrors, scales, stretches and shifts, each with a probability of its own.
 
     Attributes:
-        dim: length of the labels.
+        dim: length of the augmentation labels.
         p: probability of each scaling and of the translation; 0.12 in the CIFAR-10 MeanFlow recipe.
-        mirror: probability of the mirroring, whatever `p` is.
+        mirror: probability of the mirroring, independent of `p`.
 
     """
 
@@ -149,7 +149,7 @@ class EdmAugment:
                 raise ValueError(f"{name} is {value}, expected a probability in [0, 1]")
 
     def draw(self, batch: int, device: torch.device, generator: torch.Generator | None = None) -> AugmentDraw:
-        """Decide what is done to each picture."""
+        """Draw the augmentation parameters of each picture."""
 
         def normal(*shape: int) -> Tensor:
             return torch.randn(shape, device=device, generator=generator)

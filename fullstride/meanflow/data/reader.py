@@ -110,11 +110,11 @@ class StepReader:
         """Make the reader.
 
         Args:
-            stores: of the same records, in one form each.
-            workers: processes that read.
-            pinned: bring every step to page-locked memory.
-            labels: of the records, by which damaged ones are passed over.
-            skips: counts those.
+            stores: stores of the same records, in one form each.
+            workers: number of reading processes.
+            pinned: whether every step is copied to page-locked memory.
+            labels: labels of the records, by which damaged ones are replaced.
+            skips: counter of the damaged records.
 
         Raises:
             ConfigError: if `workers` is negative.

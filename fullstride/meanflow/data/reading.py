@@ -1,4 +1,4 @@
-"""Records read again when what they lie on is away for a moment, and damaged ones passed over up to a number."""
+"""Repeated reads while a disk is away for a moment, and replacement of damaged records up to a limit."""
 
 import errno
 import time
@@ -33,7 +33,7 @@ def read_again(read: Callable[[], T], origin: Callable[[], str]) -> T:
 
     Args:
         read: raises OSError where the operating system cannot read, and something else for damage.
-        origin: names what is read.
+        origin: function that names the record.
 
     Raises:
         ReadError: if it still cannot be read, or at once for a reason that time does not change, such as its rights.
@@ -70,8 +70,8 @@ class SkippedRecords:
     """The damaged records of a data set that were passed over, each counted once.
 
     Attributes:
-        limit: most of them.
-        found: what was said of each.
+        limit: largest allowed number of damaged records.
+        found: the message about each.
 
     """
 
@@ -103,8 +103,8 @@ def read_or_next(read: Callable[[int], Tensor], labels: Int[Tensor, " n"], index
 
     Args:
         read: gives a record by its index.
-        labels: of each.
-        index: of the one that is wanted.
+        labels: the label of each record.
+        index: index of the requested record.
 
     Raises:
         ConfigError: if no record of the class is whole.

@@ -35,11 +35,11 @@ class Shard:
     """Contents of one file.
 
     Attributes:
-        file: where it lies.
-        shape: of one record, (2c, h, w).
-        dtype: of its numbers, as safetensors calls it.
-        labels: of each record.
-        flipped: whether every record is there mirrored, too.
+        file: path of the file.
+        shape: shape (2c, h, w) of one record.
+        dtype: dtype of the moments, by safetensors' name.
+        labels: the label of each record.
+        flipped: whether the file holds every record mirrored, too.
 
     """
 
@@ -105,8 +105,8 @@ class Moments:
         """Make the store.
 
         Args:
-            shards: files, whose records count on from one to the next.
-            rows: which of these records it holds, in its order.
+            shards: files; record indices continue from one to the next.
+            rows: indices of the records in this store, in its order.
             key: `moments`, or `moments_flip`.
 
         """
@@ -179,11 +179,11 @@ def write_latents(
     """Write latents as `latents` reads them.
 
     Args:
-        path: the folder, made if it is not there; `.../train` and `.../test` make a set with its own held-out half.
+        path: the folder, created if missing; `.../train` and `.../test` make a set with its own held-out half.
         moments: c means, then c log-variances, as a KL autoencoder's encoder gives them; d = 2c.
-        labels: 0 everywhere where there are no classes.
-        moments_flip: those of the mirrored pictures.
-        shard_size: records a file.
+        labels: class labels; all 0 if there are no classes.
+        moments_flip: moments of the mirrored pictures.
+        shard_size: number of records per file.
 
     Returns:
         The files: 00000.safetensors and so on, all of them or none.
