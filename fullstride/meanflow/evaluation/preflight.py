@@ -30,9 +30,9 @@ def check_evaluation(data: Dataset, config: EvalConfig, *, due: bool = True) -> 
     """Check that images can be scored on these data.
 
     Args:
-        data: what would be held against them.
-        config: as the run will have it.
-        due: whether the run evaluates at all. Otherwise nothing is fetched and no number of records asked for, but what
+        data: the data set that images would be compared with.
+        config: the run's configuration.
+        due: whether the run evaluates at all. Otherwise nothing is fetched and no number of records required, but what
             the configuration names must be there.
 
     Raises:
@@ -66,9 +66,9 @@ def check_generating(config: EvalConfig, device: torch.device, options: Collecti
     """Check that the network can generate on a device as the configuration says.
 
     Args:
-        config: of the evaluation.
-        device: where.
-        options: keys that the command line has given instead, as messages then call them.
+        config: the configuration of the evaluation.
+        device: the device that generates.
+        options: command-line options given instead of keys, which messages then name.
 
     Raises:
         ConfigError: for a precision or a backend that the device does not have.

@@ -1,4 +1,4 @@
-"""Reference statistics: features of real images, kept between runs, and what real images themselves score (the floor).
+"""Reference statistics: cached features of real images, and the score of real images themselves (the floor).
 
 A Frechet distance, precision and recall all depend on how many samples they are made from, so a score carries its
 counts, and the floor takes as many training images as are generated.
@@ -128,8 +128,8 @@ class FeatureScore:
     """A set of images against the reference, on one kind of features.
 
     Attributes:
-        label: of the Frechet distance, as in `FD-EffNetLite0`.
-        frechet: compares only at equal counts.
+        label: name of the Frechet distance, such as `FD-EffNetLite0`.
+        frechet: Frechet distance; comparable only at equal counts.
         kernel: kernel distance; unbiased at any counts, possibly below 0.
         precision: share of the images within the reference's manifold; compares only at equal counts.
         recall: share of the reference within the images' manifold; compares only at equal counts.
@@ -152,8 +152,8 @@ class Reference:
     """Features of real images.
 
     Attributes:
-        label: of the Frechet distance on these features.
-        features: in fp32, on the CPU.
+        label: name of the Frechet distance on these features.
+        features: the features, in fp32 on the CPU.
 
     """
 
@@ -201,11 +201,11 @@ def reference(
 
     Args:
         data: a data set of pictures.
-        extractor: of the features.
+        extractor: the extractor of the features.
         num_floor: training images of the floor, as many as are generated; all of them where there are fewer, which
             the floor's `num_samples` then tells.
-        num: held-out images; 0, or more than there are, for all.
-        folder: of the cache; None for `reference_folder()`.
+        num: number of held-out images; 0, or more than there are, for all.
+        folder: folder of the cache; None for `reference_folder()`.
 
     Raises:
         ConfigError: if the data set holds no pictures, or fewer than 4 of them in a split are asked for.

@@ -33,7 +33,7 @@ Points = tuple[Tensor, Tensor, Tensor]  # z, r and t
 
 
 def labelled(label: Tensor | None) -> dict[str, Tensor]:
-    """By which name a network is given its labels: it need not take any where there are none."""
+    """Keyword of a network's labels; empty without labels, so that a network need not take any."""
     return {} if label is None else {"label": label}
 
 
@@ -165,7 +165,7 @@ def velocity_and_derivative(
         r: the earlier time of each interval.
         t: the later time, at which z is.
         v: the velocity of z, dz/dt.
-        conditions: what else the network is called with, such as `{"label": label}`.
+        conditions: further arguments of the network, such as `{"label": label}`.
         backend: `func` (fullstride.jvp.jvp), `forward_ad` (dual tensors), `two_pass` (JVP without graph, then a forward
             pass), or `finite_difference` (central, step 5e-3).
         chunk: most samples that are differentiated at once, to bound the memory of their tangents; 0 takes all.
@@ -207,16 +207,16 @@ def velocity_and_some_derivatives(
     that is added (`fullstride.jvp.partial_jvp`).
 
     Args:
-        model: as for `velocity_and_derivative`, of operations that have a rule there.
+        model: the network, as for `velocity_and_derivative`, built from operations with a rule in `partial_jvp`.
         z: points z_t on the path.
         r: the earlier time of each interval.
         t: the later time.
         v: the velocities of the first n points.
-        conditions: what else the network is called with.
+        conditions: further arguments of the network.
 
     Raises:
-        ValueError: for a network that does what has no rule.
-        AttributeError: likewise, for methods of tensors.
+        ValueError: for a network with an operation that has no rule.
+        AttributeError: for a network that calls a tensor method that has no rule.
 
     """
     fn = lambda z, r, t: model(z, r, t, **(conditions or {}))  # noqa: E731

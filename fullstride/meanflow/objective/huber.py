@@ -1,4 +1,4 @@
-"""`loss.weighting=huber`: a sample's error is weighed by no less than what others have at such times."""
+"""`loss.weighting=huber`: a sample is weighted by its own error or, if larger, by the expected error at its times."""
 
 import torch
 from jaxtyping import Float
@@ -43,7 +43,7 @@ def expected_error(squared_error: Samples, t: Samples, r: Samples) -> Samples:
 def huber_weight(squared_error: Samples, t: Samples, r: Samples, power: float, c: float = 1e-3) -> Samples:
     """w = 1 / (max(||error||^2, E[||error||^2 | t, r]) + c)^p with stop-gradient.
 
-    A sample whose error is below what is usual at its times counts as all of them do, and only one above counts for
+    A sample whose error is below the expected error at its times is weighted like all of them; only one above it counts
     less: as a function of the sample a Huber loss (Ann. Math. Stat. 35, 1964, 73) with a threshold for each (t, r),
     quadratic below it and ||error||^(2 - 2p) above. `adaptive_weight` has its threshold at c, far below any error of a
     velocity: it goes after the samples that are easy, dark ones among pictures, which makes the velocity another than

@@ -143,9 +143,9 @@ class MeanFlowLoss:
         """The objective of a configuration.
 
         Args:
-            config: of the objective.
-            num_classes: of the data.
-            averages: of the network, for an objective that needs them.
+            config: the configuration of the objective.
+            num_classes: number of classes of the data.
+            averages: averages of the network's weights, for an objective that needs them.
             own: what an objective adds to these settings; of another package what it adds is in the configuration.
 
         """

@@ -1,4 +1,4 @@
-"""Trial of a shared pass: on a copy of the network, with three samples, beside the derivative of one alone."""
+"""Trial of a shared pass: on a copy of the network, with three samples, compared with the derivative of one alone."""
 
 import copy
 from typing import Any
@@ -24,9 +24,9 @@ _found: WeakKeyDictionary[nn.Module, dict[Any, bool]] = WeakKeyDictionary()
 
 
 def can_share(model: Velocity, z: Tensor, r: Tensor, t: Tensor, v: Tensor, conditions: Conditions) -> bool:
-    """Tell whether the network can share a pass, which is said once; neither it nor a random number is touched.
+    """Tell whether the network can share a pass, and note the answer once; neither it nor a random number is touched.
 
-    Under `torch.compile`, and in the recording of a CUDA graph, where nothing can be tried, the answer is no.
+    Under `torch.compile` and during the capture of a CUDA graph nothing can be tried, so the answer is no.
     """
     if torch.compiler.is_compiling() or (z.is_cuda and torch.cuda.is_current_stream_capturing()):
         return False

@@ -123,7 +123,7 @@ def times_of(config: LossConfig) -> TimeLaw:
 
 
 def conflicts_of(config: LossConfig) -> Iterator[Conflict]:
-    """Settings of the times that the chosen law does not read, where a run would not be the one that was meant."""
+    """Conflicts with settings of the times that the chosen law does not read."""
     for parameter, key in _SETTINGS.items():
         if getattr(config, key) != getattr(LossConfig, key) and not _reads(config.time_law, parameter):
             laws = " or ".join(name for name in TIME_LAWS if _reads(name, parameter))

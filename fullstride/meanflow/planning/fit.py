@@ -125,8 +125,8 @@ class FittedCosts:
 
     Attributes:
         machine: the GPU's name.
-        memory_bytes: of one.
-        rates: its own, by precision.
+        memory_bytes: memory of one GPU.
+        rates: the GPU's measured rates, by precision.
         costs: the factors.
 
     """
@@ -138,7 +138,7 @@ class FittedCosts:
 
 
 def fitted(path: Path = KEPT_FILE) -> FittedCosts:
-    """The kept fit."""
+    """The stored fit."""
     kept = json.loads(path.read_text())
     rates = {precision: Rates(**rates) for precision, rates in kept["rates"].items()}
     return FittedCosts(kept["machine"], kept["memory_bytes"], rates, Costs(**kept["costs"]))

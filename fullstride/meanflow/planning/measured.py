@@ -29,14 +29,14 @@ class MeasuredStep:
     """A step that was measured.
 
     Attributes:
-        file: its result's.
-        name: its row's.
+        file: name of the result's file.
+        name: name of the row.
         model: the network, a choice of `model=`.
-        step: how it was run.
+        step: the step's settings.
         ms: the median of its times.
-        memory: most bytes alive, None where that is not known.
+        memory: peak memory in bytes; None if unknown.
         fitted: whether the costs were fitted to it.
-        dropout: whether the network drops units as its preset says.
+        dropout: whether the network uses its preset's dropout.
 
     """
 
@@ -65,7 +65,7 @@ def work_for(row: MeasuredStep) -> NetworkWork:
 
 
 def measured(folder: Path) -> list[MeasuredStep]:
-    """Every recorded step of MeanFlow and flow matching by the default settings that was measured on `MACHINE`."""
+    """Every captured step of MeanFlow and flow matching by the default settings that was measured on `MACHINE`."""
     found = [row for name, data in _results(folder) for row in _steps(name, data)]
     return [*found, *_peer(folder / PEER)]
 

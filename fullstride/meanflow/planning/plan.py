@@ -19,9 +19,9 @@ class Machine:
     """Machine that a plan is made for.
 
     Attributes:
-        rates: by precision; missing where the precision was not measured.
-        memory: bytes of one GPU.
-        gpus: that share each step.
+        rates: rates by precision; absent if the precision was not measured.
+        memory: memory of one GPU, in bytes.
+        gpus: number of GPUs that share each step.
         link: bytes a second that a GPU sends and receives at once; 0 if there is one GPU.
 
     Raises:
@@ -48,15 +48,15 @@ class RunPlan:
     """A prediction.
 
     Attributes:
-        config: of the run.
-        work: of its network.
-        step: of one GPU.
-        gpus: that share it.
+        config: the run's configuration.
+        work: the work of its network.
+        step: the step of one GPU.
+        gpus: number of GPUs that share it.
         parts: milliseconds of one optimizer step on one GPU, by kind of work.
-        reduce_ms: of the sum of gradients over the GPUs, if nothing else ran.
-        memory: most bytes alive on one GPU.
+        reduce_ms: milliseconds of the all-reduce of gradients, if nothing else ran.
+        memory: peak memory of one GPU, in bytes.
         steps: optimizer steps of the run.
-        epoch_steps: of an epoch.
+        epoch_steps: optimizer steps of an epoch.
 
     """
 
@@ -120,7 +120,7 @@ def data_of(config: TrainConfig, records: int | None) -> tuple[int, tuple[int, i
 
 
 def passes_without_gradient(loss: LossConfig) -> float:
-    """Forward passes beside the step's own, in units of the batch: of guidance, and of the objective."""
+    """Forward passes of guidance and objective in addition to the step's own, in units of the batch."""
     guidance = (1 if loss.kappa == 0 else 2) if loss.guided and loss.label_dropout > 0 else 0
     return guidance + loss_of(loss).more_passes * derived_share(loss)
 
@@ -154,11 +154,11 @@ def make_plan(
     """Predict a run.
 
     Args:
-        config: as `fullstride meanflow train` would have it; eager and compiled steps are planned as recorded ones.
-        machine: that it is to run on.
+        config: the configuration of `fullstride meanflow train`; all steps are planned as captured ones.
+        machine: the machine.
         costs: fitted factors.
         steps: optimizer steps; None takes the configuration's epochs.
-        records: of the training half; None takes the known number.
+        records: number of training records; None takes the known number.
 
     Raises:
         ConfigError: if the data, the precision, the way of the derivative or the batch allow no plan, or training

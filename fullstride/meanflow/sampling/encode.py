@@ -30,10 +30,10 @@ class LatentEncoder:
     """Settings that determine the content of encoded latents.
 
     Attributes:
-        pictures: fingerprint of the data set.
+        pictures: fingerprint of the pictures' data set.
         vae: sha256 of the autoencoder's files.
         flip: whether the mirrored pictures are encoded, too.
-        half: whether moments are kept in 16 bits.
+        half: whether moments are stored in 16 bits.
         shard_size: records a file.
         num_classes: of the pictures; 0 without labels.
         scale: what the autoencoder's latents are multiplied by.

@@ -1,4 +1,4 @@
-"""Images from a checkpoint: the averaged network and what it was trained on."""
+"""Images from a checkpoint: the averaged network and facts about its training data."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -119,9 +119,9 @@ def sample_command(
         out: folder, made if need be; RUN/samples/NAME if None, where the name has the checkpoint and the settings.
         batch_size: samples of one forward pass.
         device: auto, cpu, cuda or mps.
-        precision: of the network's products: fp32, tf32 or bf16.
-        backend: how the network runs: eager; graph, one launch an evaluation; or auto, which is graph on CUDA unless
-            that cannot be.
+        precision: precision of the network's products: fp32, tf32 or bf16.
+        backend: how the network runs: eager; graph, one launch an evaluation; or auto, which is graph on CUDA if
+            possible.
         ema: decay of the average to use; the run's first if None.
         vae: folder of a diffusers AutoencoderKL that turns latents into pictures.
 
@@ -129,7 +129,7 @@ def sample_command(
         The path of the grid, or of latents.safetensors.
 
     Raises:
-        ConfigError: for a checkpoint, sampler, number, label, average or decoder that cannot be.
+        ConfigError: for a checkpoint, sampler, number, label, average or decoder that is not available.
         FloatingPointError: if a sample is not finite.
         OSError: if the folder cannot be written, before anything is sampled where that can be told.
 
@@ -183,7 +183,7 @@ def _told(out: Path) -> Iterator[None]:
 
 
 def _check_sampler(sampler: str, steps: int | None) -> None:
-    """Before anything is loaded."""
+    """Check the sampler and its steps before anything is loaded."""
     one_of("--sampler", sampler, SAMPLERS)
     if steps is None and sampler in EVALUATIONS:
         each = EVALUATIONS[sampler]

@@ -1,4 +1,4 @@
-"""A run's part on one of the processes that train it together: every micro-batch is shared out evenly."""
+"""Data parallelism of a run: every micro-batch is divided evenly among the processes."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,7 +18,7 @@ from fullstride.step.torch import SINGLE, Processes, join_processes
 
 @contextmanager
 def all_started(device: str) -> Iterator[Processes]:
-    """All processes that torchrun has started for a device's name, or this one alone."""
+    """The processes that torchrun has started, for a device's name, or this one alone."""
     if launched.world_size() == 1:
         yield SINGLE
         return
@@ -27,12 +27,12 @@ def all_started(device: str) -> Iterator[Processes]:
 
 
 def in_parts(make: Callable[[range], SampleResult], num: int, processes: Processes) -> SampleResult | None:
-    """Images that each process makes a part of, all of them on the first one; None on the others; collective.
+    """Generate images in parts, one for each process; returns all on the first one and None on the others; collective.
 
     Args:
-        make: images of these indices; it is asked of at least one.
-        num: of images in all.
-        processes: that share them.
+        make: function that returns the images of given indices, of which there is at least one.
+        num: total number of images.
+        processes: the processes that share them.
 
     Raises:
         PeerError: with the reason, if another process cannot make its part.
@@ -52,12 +52,12 @@ def check_parts(config: TrainConfig, count: int, device: str) -> None:
     """Check that the run can be shared out with nothing changed but the order of sums.
 
     Args:
-        config: of the run.
-        count: of the processes that will train it.
-        device: its type, or the configuration's own name of it; `auto` may become any and is not refused.
+        config: the run's configuration.
+        count: number of the processes that will train it.
+        device: the device's type, or its name in the configuration; `auto` may become any and is accepted.
 
     Raises:
-        ConfigError: for a device that has not been checked, or a batch that cannot be divided.
+        ConfigError: for a device whose collectives are not tested, or a batch that cannot be divided.
 
     """
     if config.distributed == "none":

@@ -25,7 +25,7 @@ from fullstride.step.torch import SINGLE, Averages, Processes, Shards
 
 
 def classes_of(config: ModelConfig, num_classes: int) -> int:
-    """Classes of the data that a network is given labels of; 0 for an unconditional one."""
+    """Number of classes that a network takes labels of; 0 for an unconditional one."""
     return num_classes if config.class_conditional else 0
 
 
@@ -35,10 +35,10 @@ def build_model(
     """The network for inputs of that shape.
 
     Args:
-        config: of one of the families.
+        config: the configuration of a network.
         image_shape: (channels, height, width).
-        num_classes: of the data.
-        augment_dim: length of the augmentation labels; 0 for a network that is given none.
+        num_classes: number of classes of the data.
+        augment_dim: length of the augmentation labels; 0 for a network without them.
 
     Raises:
         ConfigError: if the shape, the widths or the classes do not fit the network, or it has no blocks to recompute.
@@ -162,7 +162,7 @@ def watchdog_of(limits: WatchdogLimits, state: RunState, run: Path, use: GpuActi
 
 
 def steps_to_checkpoint(config: TrainConfig, position: Position, steps: int) -> int:
-    """How many steps the next checkpoint is away, with `steps` of them in an epoch."""
+    """Number of steps until the next checkpoint, with `steps` of them in an epoch."""
     every = config.save_every or config.epochs
     epoch = min(config.epochs, (position.epoch // every + 1) * every)
     return max(0, epoch * steps - position.epoch * steps - position.batch)

@@ -54,15 +54,15 @@ def check_derivative(
     own, so that the run is the same to the last bit with and without it.
 
     Args:
-        config: the run's.
-        objective: that it minimises.
-        state: of the run, which stays as it is.
+        config: the run's configuration.
+        objective: the objective that it minimises.
+        state: the run's state, which is not changed.
         raw: records (b, ...), as for a step.
-        labels: theirs (b,).
+        labels: labels (b,) of the records.
 
     Returns:
-        Errors, tolerance and seconds for the log; None where nothing is differentiated, or where weights are not
-        finite, which is the guard's to tell.
+        Errors, tolerance and seconds for the log; None if nothing is differentiated, or if weights are not
+        finite, which the guard reports.
 
     Raises:
         ConfigError: if the derivative is wrong: the worst element, received and expected.

@@ -37,7 +37,7 @@ class Guard:
     """
 
     def __init__(self, config: GuardConfig, device: torch.device):
-        """Start without any experience."""
+        """Start without any history."""
         self.config = config
         counts = ("accepted", "spikes", "skipped", "skipped_in_a_row", "lost")
         self.tensors = {"mean_norm": torch.zeros((), device=device)}

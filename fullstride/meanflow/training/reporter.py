@@ -1,4 +1,4 @@
-"""Where a run's numbers go: metrics.jsonl, a tracker, the progress bar."""
+"""Outputs of a run's numbers: metrics.jsonl, a tracker, the progress bar."""
 
 import math
 import time
@@ -121,7 +121,7 @@ class Reporter:
         self._clock = time.perf_counter(), position.step
 
     def tangents(self, position: Position, report: dict[str, Any]) -> None:
-        """Report the check of du/dt that this process began with."""
+        """Report the check of du/dt at the start of this process."""
         if not self.enabled:
             return
         self.log.write(position.step, tangents=report)

@@ -1,4 +1,4 @@
-"""The checkpoints of a run as it goes: written, thinned out, and returned to after harmful steps."""
+"""The checkpoints during a run: written, thinned out, and restored after harmful steps."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,14 +14,14 @@ from fullstride.runs.atomic_files import note
 
 @dataclass
 class CheckpointSaver:
-    """Saves a run's state in its folder and brings it back; of several processes the first alone writes.
+    """Saves a run's state in its folder and restores it; of several processes only the first writes.
 
     Attributes:
-        config: the run's.
-        state: of the run.
-        run: its folder.
-        resume_advice: what a person has to do to continue a stopped run.
-        returns: how often it went back since it last saved.
+        config: the run's configuration.
+        state: the run's state.
+        run: the run's folder.
+        resume_advice: instructions for a person to continue a stopped run.
+        returns: number of restored checkpoints since the last save.
 
     """
 
@@ -109,6 +109,6 @@ class CheckpointSaver:
         return checkpoint
 
     def note(self, message: str) -> None:
-        """Tell it, once."""
+        """Print a message, on the first process only."""
         if self.state.processes.leads:
             note(message)

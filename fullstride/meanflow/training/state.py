@@ -1,4 +1,4 @@
-"""Everything that a run needs to go on exactly: weights, averages, optimizer, random number generators, position."""
+"""Everything that a run needs to resume exactly: weights, averages, optimizer, random number generators, position."""
 
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -80,9 +80,9 @@ def ema_group(decay: float) -> str:
 
 @dataclass
 class Position:
-    """Where in the run: `step` optimizer steps made in all, `batch` of them in epoch `epoch`.
+    """Position in the run: `step` optimizer steps in all, `batch` of them in epoch `epoch`.
 
-    `attempt` counts restored checkpoints: each goes on with other random numbers and another order.
+    `attempt` counts restored checkpoints: each continues with other random numbers and another order.
     """
 
     step: int = 0
@@ -118,7 +118,7 @@ class RunState:
     """The live objects of a run; `save` and `restore` are each other's inverse, and collective.
 
     Of several processes each has all of it, or with `shards` a part of the optimizer's state and of the averages; only
-    their random numbers differ. A checkpoint is whole, whatever number of processes it comes from or goes to.
+    their random numbers differ. A checkpoint is complete for any number of processes that write or read it.
     """
 
     model: nn.Module

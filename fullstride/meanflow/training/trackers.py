@@ -1,4 +1,4 @@
-"""Trackers: a run's numbers where dashboards look for them, beside metrics.jsonl, which stays the complete record.
+"""Trackers: a run's numbers in dashboards, next to metrics.jsonl, which stays the complete record.
 
 TensorBoard's event files go through tensorboardX's encoder and not its `SummaryWriter`, which writes from a thread: if
 that dies, as on a full disk, its bounded queue blocks the training for ever. Here a full disk is an error of the step
@@ -156,8 +156,8 @@ def open_tracker(
         project: the group of runs, for trackio.
         run_name: the run in its group, for trackio.
         run: the run's folder.
-        config: shown beside the run by trackio; config.json in the run's folder has it too.
-        step: optimizer steps that the run has made. Above 0 it goes on with its earlier curves: tensorboard replaces
+        config: settings shown by trackio; config.json in the run's folder has it too.
+        step: number of optimizer steps that the run has made. Above 0 it goes on with its earlier curves: tensorboard replaces
             what they have of later steps, trackio, which cannot, leaves it and takes no second value.
 
     Raises:

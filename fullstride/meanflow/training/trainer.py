@@ -44,8 +44,8 @@ class Trainer:
     """One run: its live objects and its loop; of several processes each has one, and the first alone writes.
 
     Attributes:
-        step: makes optimizer steps; its `made` counts them.
-        after_step: what is called behind each step, for those who watch.
+        step: the training step; its `made` counts optimizer steps.
+        after_step: function called after each step, for observers.
 
     """
 
@@ -53,9 +53,9 @@ class Trainer:
         """Build everything of a run, going on from its newest whole checkpoint if the configuration says so.
 
         Args:
-            config: the run's.
-            processes: that train it together.
-            resume_advice: what a person has to do to continue a stopped run; see `how_to_resume`, which is the default.
+            config: the run's configuration.
+            processes: the processes that train it together.
+            resume_advice: instructions for a person to continue a stopped run; `how_to_resume` by default.
 
         Raises:
             ConfigError: for settings that cannot work here, or a run that would be overwritten.
@@ -123,7 +123,7 @@ class Trainer:
             Preempted: after saving, if SIGTERM came.
             KeyboardInterrupt: after saving, if SIGINT came.
             FloatingPointError: if steps keep being harmful after the last checkpoint was restored.
-            OutOfMemory: if a step does not fit; the message says what takes less. Also if the check of du/dt does not.
+            OutOfMemory: if a step does not fit; the message says what helps. Also if the check of du/dt does not.
             OSError: if the last checkpoint cannot be written.
             ConfigError: if an evaluation is missing something, or a record is damaged; the run is saved first. Before
                 the first step, if du/dt is wrong.
@@ -209,7 +209,7 @@ class Trainer:
         return schedule(self.config.optimizer, self.total_steps)
 
     def _rate(self, step: int) -> float:
-        """The learning rate of a step (from 0), for those who read of it."""
+        """The learning rate of a step (counted from 0), for reports."""
         factor = 1.0 if self.rates is None else float(self.rates(torch.tensor(step)))
         return self.config.optimizer.lr * factor
 
@@ -286,7 +286,7 @@ class Trainer:
 def train(config: TrainConfig) -> Path:
     """Train a run to its end and return its folder; see `Trainer`.
 
-    With `distributed=ddp` or `fsdp` torchrun learns why a process failed, and all that it starts anew go on where they
+    With `distributed=ddp` or `fsdp` torchrun learns why a process failed, and restarted processes resume where they
     were.
 
     Raises:
