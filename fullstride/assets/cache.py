@@ -82,7 +82,7 @@ def entries(names: Sequence[str] = ()) -> list[Entry]:
         OSError: if a folder cannot be read.
 
     """
-    states = {True: "a download in progress", False: "left by a download that was ended"}
+    states = {True: "a download in progress", False: "left by an interrupted download"}
     known = entry_kinds() | {part.name: EntryKind(states[_in_use(part)]) for part in cache_folder().glob(f"{PART}*")}
     for name in names:
         one_of("cache entry", name, known)

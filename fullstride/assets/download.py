@@ -44,7 +44,7 @@ def download(url: str, target: Path) -> None:
 
 def _check_size(size: int) -> None:
     if size > MOST_BYTES:
-        raise OSError(f"more than {decimal(MOST_BYTES)}: expected a file below that, as all that are registered are")
+        raise OSError(f"more than {decimal(MOST_BYTES)}: expected a smaller file, as all registered ones are")
 
 
 def _opened(url: str) -> Any:
@@ -52,7 +52,7 @@ def _opened(url: str) -> Any:
     try:
         return urllib.request.urlopen(url, timeout=STALL_SECONDS)
     except ValueError as error:  # of urllib, for what is no address
-        raise OSError(f"{url!r} is no address ({error}); expected one such as https://host/file") from error
+        raise OSError(f"{url!r} is not a valid address ({error}); expected one such as https://host/file") from error
 
 
 def download_wheel(requirement: str, folder: Path) -> Path:
@@ -75,7 +75,7 @@ def download_wheel(requirement: str, folder: Path) -> Path:
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=PIP_SECONDS)
     wheels = list(folder.glob("*.whl"))
     if done.returncode or len(wheels) != 1:
-        lines = [line for line in done.stderr.splitlines() if line.strip()] or ["no wheel came"]
+        lines = [line for line in done.stderr.splitlines() if line.strip()] or ["no wheel was downloaded"]
         # With no index in reach pip's last line only says that there is no such package.
         cut_off = any("connection broken" in line for line in lines)
         raise OSError("the package index cannot be reached" if cut_off else lines[-1])

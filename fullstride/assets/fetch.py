@@ -79,9 +79,9 @@ def fetch(name: str, path: Path | None = None) -> Path:
         except OSError as error:
             tried.append(str(error))
     install = f"apt-get install {asset.debian[0]}, or " if asset.debian else ""
-    setting = f", or give {asset.setting}=FOLDER of it" if asset.setting else ""
-    advice = f"{install}get {_origin(asset)} and put it at {cache_path(name)}{setting}"
-    raise ConfigError(f"{name}: found nowhere ({'; '.join(tried)}); {advice}")
+    setting = f", or give its folder as {asset.setting}=FOLDER" if asset.setting else ""
+    advice = f"{install}download {_origin(asset)} and put it at {cache_path(name)}{setting}"
+    raise ConfigError(f"{name}: not found ({'; '.join(tried)}); {advice}")
 
 
 def _given(asset: Asset, path: Path) -> Path:
@@ -94,7 +94,7 @@ def _given(asset: Asset, path: Path) -> Path:
     try:
         _verify(asset, file, str(file))
     except OSError as error:
-        raise ConfigError(f"{error}; damaged, or another file than that from {_origin(asset)}") from None
+        raise ConfigError(f"{error}; the file is damaged, or not the one from {_origin(asset)}") from None
     _say(f"{asset.file} is {file}")
     return file
 
@@ -187,7 +187,7 @@ def _digest(content: BufferedReader | gzip.GzipFile) -> str:
 
 @contextlib.contextmanager
 def _content(asset: Asset, file: Path) -> Iterator[BufferedReader | gzip.GzipFile]:
-    """What identifies the file: its bytes, or those that it unpacks to."""
+    """Bytes that identify the file: its own, or those that it unpacks to."""
     with file.open("rb") as packed:
         if not (asset.gzipped and packed.peek(len(GZIP)).startswith(GZIP)):
             yield packed

@@ -1,4 +1,4 @@
-"""The demonstration: train on real digits on a CPU in minutes, then one step beside the solvers of the same weights."""
+"""The demonstration: train on real digits on a CPU in minutes, then compare one step with ODE solvers."""
 
 import json
 import time
@@ -78,7 +78,7 @@ def demo_config(out: Path, epochs: int, seed: int) -> TrainConfig:
 def run_demo(out: Path, *, epochs: int | None = None, seed: int = 0) -> None:
     """Train, print the table, and leave samples.png, loss.png, metrics.json and a checkpoint in `out`.
 
-    An unfinished demo of the same settings is continued, another one is replaced, which is said.
+    An unfinished demo with the same settings is continued, any other is replaced; a line says which.
 
     Raises:
         ConfigError: if `out` holds files that are not an earlier demo.
@@ -130,7 +130,7 @@ def run_demo(out: Path, *, epochs: int | None = None, seed: int = 0) -> None:
 
 
 def _continued_or_replaced(out: Path, config: TrainConfig) -> TrainConfig:
-    """The configuration of this run, after what an earlier one has left; says what becomes of that."""
+    """The configuration of this run; prints whether an earlier one is continued or replaced."""
     if not (saved := run_config(out)):
         return config
     check_kind(out, "meanflow")
@@ -138,15 +138,15 @@ def _continued_or_replaced(out: Path, config: TrainConfig) -> TrainConfig:
     if changed.keys() - {"seed"} and not finished:
         named = ", ".join(f"{key}: {values}" for key, values in changed.items())
         raise ConfigError(
-            f"{out} holds a run that is no demo ({named}); expected a demo's folder or nothing there: give another "
+            f"{out} holds a run that is not a demo ({named}); expected a demo's folder or no folder; give another "
             "--out, or delete it"
         )
     if not finished and not changed and saved["epochs"] == config.epochs:
-        say(f"{out} holds an unfinished demo with the same settings, which is continued")
+        say(f"{out} holds an unfinished demo with the same settings; continuing it")
         return replace(config, resume=True, overwrite=False)
     kind = "a finished" if finished else "an unfinished"
     newest = "".join(f", {path.name}" for path in checkpoints(out)[-1:])
-    say(f"{out} holds {kind} demo (epochs={saved['epochs']}, seed={saved['seed']}{newest}), which is replaced")
+    say(f"{out} holds {kind} demo (epochs={saved['epochs']}, seed={saved['seed']}{newest}); replacing it")
     return config
 
 

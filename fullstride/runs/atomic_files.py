@@ -43,11 +43,11 @@ def write_best_effort(path: Path, content: str) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, content)
     except OSError as error:
-        note(f"{path}: not kept ({error}); set FULLSTRIDE_CACHE to a folder that can be written")
+        note(f"{path}: not cached ({error}); set FULLSTRIDE_CACHE to a writable folder")
 
 
 def read_best_effort(path: Path) -> dict[str, Any]:
-    """What a run has kept of itself as JSON, by name.
+    """Read values by name from a JSON file of a run.
 
     Raises:
         ConfigError: if the file is not whole, as one that was copied in part is.
@@ -56,9 +56,9 @@ def read_best_effort(path: Path) -> dict[str, Any]:
     try:
         kept = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ConfigError(f"{path}: not whole ({error}); copy it again, or delete it") from None
+        raise ConfigError(f"{path}: incomplete or damaged ({error}); copy it again, or delete it") from None
     if not isinstance(kept, dict):
-        raise ConfigError(f"{path}: not whole (no values by name); copy it again, or delete it")
+        raise ConfigError(f"{path}: incomplete or damaged (not a JSON object); copy it again, or delete it")
     return kept
 
 
@@ -76,5 +76,5 @@ def note(message: str) -> None:
 
 
 def is_folder_name(name: str) -> bool:
-    """Whether a folder of this name can only lie directly in the one that it is made in."""
+    """Return whether a folder of this name can only lie directly in its parent."""
     return bool(name.strip()) and name != "." and not any(part in name for part in ("/", "\\", "..", "\0"))

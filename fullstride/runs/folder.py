@@ -55,7 +55,7 @@ REMOVING = ".removing_"
 
 @runtime_checkable
 class RunLocation(Protocol):
-    """What of a run's configuration says where it lives."""
+    """Fields of a configuration that determine a run's folder."""
 
     output_dir: str
     run_name: str
@@ -88,7 +88,7 @@ def open_folder(config: RunLocation) -> Path:
         _remove_run(run)
     elif not config.resume and (any((run / "checkpoints").glob("*")) or (run / METRICS).exists()):
         raise ConfigError(
-            f"{run} already holds a run; go on with it (resume=true), replace it (overwrite=true) "
+            f"{run} already holds a run; continue it (resume=true), replace it (overwrite=true) "
             "or choose another run_name"
         )
     try:
@@ -128,7 +128,7 @@ def remove_folder(folder: Path) -> None:
 
 
 def has_evaluation(run: Path, step: int) -> bool:
-    """Whether the metrics of a run have an evaluation after that step."""
+    """Return whether the metrics of a run have an evaluation after that step."""
     return any("evaluation" in line for line in read_metrics(run) if line["step"] == step)
 
 
@@ -170,7 +170,7 @@ class MetricsLog:
         """Append one line."""
         self._waiting += json.dumps(_plain({"step": step} | values)) + "\n"
         if error := self._refused():
-            note(f"{self.path}: {error}; the line is kept and written with the next")
+            note(f"{self.path}: {error}; the line is held back and written with the next one")
 
     def _refused(self) -> OSError | None:
         """Append what waits, or say why it cannot be."""
@@ -192,12 +192,12 @@ class MetricsLog:
             # Behind its end the file may hold part of what waits.
             lines = self.path.read_bytes()[: self._end].splitlines(keepends=True)
         except OSError as error:
-            note(f"{self.path}: {error}; lines after step {step} may be left in it")
+            note(f"{self.path}: {error}; lines after step {step} may remain in it")
             return
         kept = itertools.takewhile(lambda line: _step(line) <= step, lines)
         self._end = sum(map(len, kept))
         if error := self._refused():
-            note(f"{self.path}: {error}; what came after step {step} is removed with the next line")
+            note(f"{self.path}: {error}; lines after step {step} are removed with the next write")
 
     def close(self) -> None:
         """Write what waits, or say that it is lost."""

@@ -32,9 +32,7 @@ def load_object(path: str, key: str) -> Any:
     except Exception as error:  # a stranger's module may raise anything
         missing = isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}.")
         remedy = "install it, or name its folder in PYTHONPATH" if missing else f"repair {module}"
-        raise ConfigError(
-            f"{key}={path}: expected a module that can be imported ({one_line(error)}); {remedy}"
-        ) from error
+        raise ConfigError(f"{key}={path}: expected an importable module ({one_line(error)}); {remedy}") from error
     if not hasattr(found, name):
         one_of(
             key, path, [f"{module}:{each}" for each in vars(found) if not each.startswith("_")] or [f"{module}:NAME"]

@@ -163,6 +163,6 @@ def test_while_a_download_is_in_progress_nothing_is_removed(cache):
 
 def test_what_an_ended_download_left_is_cleared(cache):
     _write(cache / ".part-a" / "folder" / "half")
-    assert "left by a download that was ended" in _cache("list").stdout
+    assert "left by an interrupted download" in _cache("list").stdout
     assert _cache("clear", "--yes").exit_code == 0
     assert not list(cache.iterdir())

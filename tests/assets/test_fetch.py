@@ -98,7 +98,7 @@ def test_what_an_address_serves_wrongly_is_not_kept(register, served, cut, reaso
 
 @pytest.mark.parametrize("address", ["made.bin", "http://[::1/made.bin", "http://127.0.0.1:port/made.bin"])
 def test_what_is_no_address_is_a_reason(register, address):
-    with pytest.raises(ConfigError, match=r"found nowhere \(.*made.bin"):
+    with pytest.raises(ConfigError, match=r"not found \(.*made.bin"):
         fetch(register(b"the file", url=address))
     assert not _leftovers(assets.cache_folder())
 
@@ -119,7 +119,7 @@ def test_a_download_has_a_limit_whether_its_length_is_told_or_not(register, cont
     if not told:
         monkeypatch.setattr(Handler, "send_header", lambda self, key, value: send(self, f"X-{key}", value))
     with serving({"/made.bin": content}) as server:
-        with pytest.raises(ConfigError, match="made.bin: more than 1.0 MB: expected a file below that"):
+        with pytest.raises(ConfigError, match="made.bin: more than 1.0 MB: expected a smaller file"):
             fetch(register(content, url=server.url("/made.bin")))
         monkeypatch.setattr(download, "MOST_BYTES", len(content))
         assert fetch("made").read_bytes() == content
@@ -174,7 +174,7 @@ def test_a_given_file_or_folder_is_the_only_source(register, content, tmp_path, 
     with pytest.raises(ConfigError, match="nowhere: no such file or folder"):
         fetch(name, tmp_path / "nowhere")
     file.write_bytes(content[::-1])
-    with pytest.raises(ConfigError, match="made.bin has sha256 .* damaged, or another file than that from"):
+    with pytest.raises(ConfigError, match="made.bin has sha256 .* damaged, or not the one from"):
         fetch(name, file.parent)
 
 
@@ -248,12 +248,12 @@ def test_without_a_network_every_source_has_its_reason(register, content, tmp_pa
         fetch(name)
     message = str(error.value)
     parts = [
-        f"made: found nowhere (no file {cache_path(name)}; ",
+        f"made: not found (no file {cache_path(name)}; ",
         f"no file {tmp_path / 'debian' / 'usr/share/made.bin'}; ",
         "pip download fullstride-never-published==1.0: ERROR: No matching distribution",
         f"; {url}: <urlopen error ",
         "apt-get install dataset-made, or ",
-        f"get {url} and put it at {cache_path(name)}, or give data.path=FOLDER of it",
+        f"download {url} and put it at {cache_path(name)}, or give its folder as data.path=FOLDER",
     ]
     places = [message.index(part) for part in parts]
     assert places == sorted(places)

@@ -111,7 +111,7 @@ def test_a_network_that_waits_runs_as_it_is_where_a_record_is_not_required(seed,
     }
     found, right = (sample(Waiting().eval(), backend=backend, **asked) for backend in ("auto", "eager"))
     assert relative(found.images, right.images) < TOLERANCE
-    assert "not recorded in a CUDA graph" in capsys.readouterr().err
+    assert "cannot be captured in a CUDA graph" in capsys.readouterr().err
     model = network("unet_tiny", seed)
     found, right = (sample(model, backend=backend, **asked) for backend in ("auto", "eager"))
     assert relative(found.images, right.images) < TOLERANCE
@@ -120,7 +120,7 @@ def test_a_network_that_waits_runs_as_it_is_where_a_record_is_not_required(seed,
 
 def test_a_network_that_waits_is_named_and_the_device_goes_on(seed):
     noise = seeded_noise(seed, 0, 3, SHAPE, CUDA)
-    with torch.no_grad(), pytest.raises(ConfigError, match="the network cannot be recorded in a CUDA graph"):
+    with torch.no_grad(), pytest.raises(ConfigError, match="the network cannot be captured in a CUDA graph"):
         meanflow_sample(GraphedNetwork(Waiting().eval()), noise, steps=WARM + 1)
     model = network("unet_tiny", seed)
     with torch.no_grad():

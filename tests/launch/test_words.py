@@ -52,7 +52,7 @@ def test_mistakes_are_found_before_a_machine_is_asked_for():
         (["data.batch_size=64"], 3, "data.batch_size=64 over 3 processes: expected a multiple of 3; .* such as 66"),
         (["-m", "seed=0,1", "data.batch_size=64"], 6, "data.batch_size=64 over 6 processes: expected a multiple of 6"),
         (["loss.weighting=huber", "data.batch_size=8"], 8, "loss.weighting=huber expects at least 2 in each"),
-        (["data.batch_size=8", "loss.meanflow_ratio=0.25"], 4, "is 4 samples there and 2 in one process"),
+        (["data.batch_size=8", "loss.meanflow_ratio=0.25"], 4, "is 4 samples over the processes and 2 in one process"),
         (["distributed=none"], 2, "distributed=none in 2 processes: expected distributed=ddp or fsdp"),
         (["device=mps", "data.batch_size=64"], 2, "device=mps: expected device=cuda or cpu"),
     ],

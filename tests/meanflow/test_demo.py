@@ -117,7 +117,7 @@ def test_a_demo_that_was_stopped_in_training_is_continued_by_the_same_command(
     assert [path.name for path in checkpoints(out)] == ["step_00000002", "step_00000003"]
     capsys.readouterr()
     demo.run_demo(out, epochs=2, seed=5)
-    assert f"{out} holds an unfinished demo with the same settings, which is continued" in capsys.readouterr().out
+    assert f"{out} holds an unfinished demo with the same settings; continuing it" in capsys.readouterr().out
     assert_identical(straight, out)
     assert learned(straight) == learned(out)
 
@@ -152,17 +152,17 @@ def test_what_is_replaced_is_said_first(tmp_path, monkeypatch, capsys):
     with pytest.raises(ZeroDivisionError):
         demo.run_demo(out, epochs=2)
     said = capsys.readouterr().out.splitlines()
-    assert said[0] == f"{out} holds a finished demo (epochs=1, seed=0, step_00000002), which is replaced"
+    assert said[0] == f"{out} holds a finished demo (epochs=1, seed=0, step_00000002); replacing it"
     with pytest.raises(ZeroDivisionError):
         demo.run_demo(out, epochs=2, seed=3)
     said = capsys.readouterr().out.splitlines()
-    assert said[0] == f"{out} holds an unfinished demo (epochs=2, seed=0, step_00000004), which is replaced"
+    assert said[0] == f"{out} holds an unfinished demo (epochs=2, seed=0, step_00000004); replacing it"
 
 
 def test_a_run_that_is_no_demo_is_never_replaced(tmp_path):
     run = train(dataclasses.replace(config(tmp_path, run_name="demo", epochs=1), precision="bf16"))
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
-    with pytest.raises(ConfigError, match=r"demo holds a run that is no demo \(.*precision: bf16 -> fp32"):
+    with pytest.raises(ConfigError, match=r"demo holds a run that is not a demo \(.*precision: bf16 -> fp32"):
         demo.run_demo(run, epochs=1)
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
     (tmp_path / "other").mkdir()

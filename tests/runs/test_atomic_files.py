@@ -42,7 +42,9 @@ def test_a_folder_that_is_not_there_is_told_with_the_files_name(tmp_path):
 def test_what_was_copied_in_part_is_told_with_the_files_name(tmp_path, content):
     path = tmp_path / "scores.json"
     path.write_bytes(content)
-    with pytest.raises(ConfigError, match=r"^\S*scores\.json: not whole \(.+\); copy it again, or delete it$"):
+    with pytest.raises(
+        ConfigError, match=r"^\S*scores\.json: incomplete or damaged \(.+\); copy it again, or delete it$"
+    ):
         read_best_effort(path)
     path.write_text('{"samplers": {"a": 1}}')
     assert read_best_effort(path) == {"samplers": {"a": 1}}

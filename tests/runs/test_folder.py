@@ -33,7 +33,7 @@ def test_lines_wait_for_room_on_the_disk(tmp_path, capfd):
     log.write(1, loss=1.0)
     log.path.rename(tmp_path / "away")
     log.write(2, loss=2.0)
-    assert "the line is kept and written with the next" in capfd.readouterr().err
+    assert "the line is held back and written with the next" in capfd.readouterr().err
     (tmp_path / "away").rename(log.path)
     with log.path.open("a") as file:
         file.write('{"step": 2, "lo')  # half of what the disk refused

@@ -9,7 +9,7 @@ from fullstride.runs.lock import LOCK, hold, locked, release
 
 
 def refused_elsewhere(run) -> bool:
-    """Whether another process may not have the run."""
+    """Return whether another process is refused the run."""
     pid = os.fork()
     if pid == 0:
         try:

@@ -1,4 +1,4 @@
-"""What a step of masked language modelling is given: rows with tokens hidden by BERT's rule, or each in turn."""
+"""Batches of masked language modelling: rows with tokens hidden by BERT's rule, or each token hidden in turn."""
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -109,7 +109,7 @@ def word_starts(rows: TokenRows) -> Int[np.ndarray, "rows length"]:
 def _whole(
     order: Int[np.ndarray, "b t"], scores: Float[np.ndarray, "b t"], wanted: Float[np.ndarray, "b 1"], room: int
 ) -> tuple[Int[np.ndarray, "b p"], Bool[np.ndarray, "b p"]]:
-    """Of tokens in the order of their scores, one for each word, those of the words that fit, and which those are."""
+    """Tokens of the words that fit, in the order of the scores (one for each word), and a mask of those tokens."""
     real, (rows, length) = np.isfinite(scores), order.shape
     word = np.zeros(order.shape, np.int64)  # equal scores are one
     np.cumsum(scores[:, 1:] != scores[:, :-1], axis=1, out=word[:, 1:])

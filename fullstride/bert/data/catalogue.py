@@ -15,7 +15,7 @@ from fullstride.errors import ConfigError
 
 @dataclass(frozen=True)
 class HeldOut:
-    """What a model is scored on.
+    """Held-out rows that a model is scored on.
 
     Attributes:
         rows: of held-out texts.
@@ -29,7 +29,7 @@ class HeldOut:
 
 @dataclass(frozen=True)
 class Data:
-    """What a run is trained and scored on.
+    """Rows that a run is trained and scored on.
 
     Attributes:
         fingerprint: of the texts that are trained on.
@@ -58,7 +58,7 @@ def corpus_of(settings: DataSettings) -> Corpus:
     if settings.name == "hf_dataset":
         return hugging_face.load(path, settings.split, settings.column)
     if path:
-        raise ConfigError(f"data.path={path}: data=python_docs is this Python's own; take data=text_files")
+        raise ConfigError(f"data.path={path}: data=python_docs reads this Python's own files; use data=text_files")
     return python_docs.load()
 
 
@@ -114,8 +114,8 @@ def held_out_of(
     train, held_out = corpus_of(settings).split(settings.holdout)
     if texts not in (None, train.fingerprint):
         raise ConfigError(
-            f"data={settings.name}: the texts are not those any more that the model was trained on, some of which may "
-            "be held out now; give them back, or say that these are to be scored, by data=... or data.path=..."
+            f"data={settings.name}: the texts changed since training and may overlap the training set; "
+            "restore them, or name the texts to score with data=... or data.path=..."
         )
     return _held_out(settings, held_out, evaluation_size, tokenizer)
 
@@ -128,5 +128,5 @@ def _held_out(settings: DataSettings, texts: Corpus, size: int, tokenizer: Token
 def _rows(settings: DataSettings, texts: Corpus, tokenizer: Tokenizer, what: str) -> TokenRows:
     rows = rows_of(texts, tokenizer, settings.length, pack=settings.pack)
     if not rows.count():
-        raise ConfigError(f"data={settings.name}: the texts {what} have no token; give other or more texts")
+        raise ConfigError(f"data={settings.name}: the texts {what} have no token; use other or more texts")
     return rows

@@ -22,7 +22,7 @@ class Corpus:
 
     @property
     def fingerprint(self) -> str:
-        """What tells these texts from all others."""
+        """Hash that identifies these texts."""
         digest = hashlib.sha256()
         for entry in self.entries:
             digest.update(_digest(entry))
@@ -46,8 +46,8 @@ class Corpus:
         distinct = sorted(set(digests))
         if len(distinct) < 2:
             raise ConfigError(
-                f"data={self.name}: {len(distinct)} distinct texts; expected two or more, as some are held out: give "
-                "more files, or take data.separator=blank_line"
+                f"data={self.name}: {len(distinct)} distinct texts; expected two or more, since some are held out: "
+                "give more files, or use data.separator=blank_line"
             )
         held = set(distinct[: min(max(1, round(share * len(distinct))), len(distinct) - 1)])
         pairs = list(zip(digests, self.entries, strict=True))

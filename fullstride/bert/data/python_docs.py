@@ -40,19 +40,19 @@ def load() -> Corpus:
         texts = [*_topics(), *docstrings(root)]
         entries = list(dict.fromkeys("\n".join(found) for text in texts if (found := paragraphs(text))))
         if not entries:
-            raise ConfigError(f"data=python_docs: no docstrings in {root}; take data=text_files data.path=FILES")
+            raise ConfigError(f"data=python_docs: no docstrings in {root}; use data=text_files data.path=FILES")
         write_best_effort(kept, json.dumps(entries))
     return Corpus("python_docs", tuple(entries))
 
 
 def _read(kept: Path) -> list[str] | None:
-    """What is kept; None if there is nothing, or, with a note, if it is damaged."""
+    """Read the cached texts; None if there are none, or if they are damaged, which is noted."""
     if not kept.is_file():
         return None
     try:
         return json.loads(kept.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        note(f"{kept}: damaged ({error}); it is made anew")
+        note(f"{kept}: damaged ({error}); creating it again")
         return None
 
 
@@ -60,7 +60,7 @@ def _topics() -> list[str]:
     try:
         return list(importlib.import_module("pydoc_data.topics").topics.values())
     except ImportError:
-        note("this Python comes without its help topics; its docstrings are taken alone")
+        note("this Python comes without its help topics; using its docstrings alone")
         return []
 
 

@@ -14,7 +14,7 @@ from fullstride.errors import ConfigError
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """What of a tokenizer is needed to hide tokens.
+    """Facts about a tokenizer's vocabulary that masking needs.
 
     Attributes:
         size: how many tokens there are.
@@ -103,7 +103,9 @@ def rows_of(corpus: Corpus, tokenizer: Tokenizer, length: int, *, pack: bool = T
 
     """
     if length <= ENDS:
-        raise ConfigError(f"data.length={length}: expected at least {ENDS + 1}, two of which begin and end a text")
+        raise ConfigError(
+            f"data.length={length}: expected at least {ENDS + 1}, two of which mark the beginning and end of a text"
+        )
     tokens, texts = encoded(corpus, tokenizer)
     starts, sizes = _pieces(texts, length - ENDS)
     order, row = pack_rows(sizes + ENDS, length) if pack else (np.arange(len(sizes)), np.arange(len(sizes)))

@@ -66,7 +66,9 @@ def trained(texts: list[str], vocab_size: int, *, lowercase: bool = True) -> Tok
     first, inside = _alphabets(texts, normalizer)
     least = len(SPECIALS) + len(first) + len(inside)
     if vocab_size < least:
-        raise ConfigError(f"vocab_size={vocab_size}: expected at least {least}, which the texts' characters need alone")
+        raise ConfigError(
+            f"vocab_size={vocab_size}: expected at least {least}, since the texts' characters alone need that many"
+        )
     trainer = WordPieceTrainer(
         vocab_size=vocab_size,
         # The library numbers continuations as it meets them, in an order that differs from process to process, and
@@ -94,14 +96,14 @@ def _alphabets(texts: list[str], normalizer: BertNormalizer) -> tuple[list[str],
 
 
 def trained_once(texts: list[str], fingerprint: str, vocab_size: int, *, lowercase: bool = True) -> Tokenizer:
-    """As `trained`, kept in fullstride's cache by the texts' fingerprint; one that is damaged there is trained anew."""
+    """Train as `trained`, cached by the texts' fingerprint; a damaged entry is trained again."""
     name = json.dumps([VERSION, fingerprint, vocab_size, lowercase])
     path = cache_folder() / "wordpiece" / f"{hashlib.sha256(name.encode()).hexdigest()[:24]}.json"
     if path.is_file():
         try:
             return read_tokenizer(path)
         except ConfigError as error:
-            note(f"{error}; it is trained anew")
+            note(f"{error}; training it again")
     tokenizer = trained(texts, vocab_size, lowercase=lowercase)
     write_best_effort(path, tokenizer.to_str())
     return tokenizer
@@ -175,7 +177,7 @@ def read_tokenizer(path: Path) -> Tokenizer:
 
 
 def _treatment(config: Path) -> dict[str, Any]:
-    """What transformers' settings beside a `vocab.txt` say of case, accents and Chinese, for `from_vocabulary`."""
+    """Read case, accents and Chinese for `from_vocabulary` from transformers' settings next to a `vocab.txt`."""
     if not config.is_file():
         return {}
     try:

@@ -26,22 +26,22 @@ TILE = 128
 def _why_not_cudnn(dtype: str, head_size: int, packed: int, backend: str) -> str | None:
     """Why cuDNN's fused attention cannot run here, with the remedy; None if it can."""
     if backend != "gpu":
-        return f"it needs an NVIDIA GPU and JAX runs on {backend}; take attention=xla"
+        return f"it needs an NVIDIA GPU, but JAX runs on {backend}; use attention=xla"
     if dtype not in HALVES:
-        return f"it computes in bf16 and fp16 and the queries are {dtype}; take precision=bf16, or attention=xla"
+        return f"it computes in bf16 and fp16, but the queries are {dtype}; use precision=bf16, or attention=xla"
     if head_size > LARGEST_HEAD or head_size % HEAD_STEP:
-        return f"a head has {head_size} numbers, of at most {LARGEST_HEAD} in steps of {HEAD_STEP}; take attention=xla"
+        return f"head_size is {head_size}, expected a multiple of {HEAD_STEP} up to {LARGEST_HEAD}; use attention=xla"
     if packed % 2:
-        return f"rows of {packed} tokens hold several texts, for which it wants an even number; take attention=xla"
+        return f"packed rows have {packed} tokens, expected an even number; use attention=xla"
     return None
 
 
 def _why_not_xla(dtype: str, backend: str) -> str | None:
     """Why JAX's own attention cannot run, or not in this dtype, with the remedy; None if it can."""
     if dtype == "float64":
-        return "its softmax is fp32 and the queries are float64; take attention=eager"
+        return "its softmax is fp32, but the queries are float64; use attention=eager"
     if dtype == "float16" and backend == "cpu":
-        return "XLA has no such product of fp16 on a CPU; take attention=eager, or precision=bf16"
+        return "XLA has no fp16 matrix product for attention on a CPU; use attention=eager, or precision=bf16"
     return None
 
 
@@ -105,7 +105,7 @@ def attend_eagerly(
     lengths: Lengths = None,
     segments: Segments = None,
 ) -> Heads:
-    """The same written out, softmax in fp32, with a share of its weights dropped in training."""
+    """Compute attention in separate operations, softmax in fp32, with dropout on its weights in training."""
     scores = jnp.einsum("bqhd,bkhd->bhqk", query, key) / jnp.asarray(math.sqrt(query.shape[-1]), query.dtype)
     scores = scores.astype(wide(scores.dtype))
     mask = allowed(query.shape[1], lengths, segments)

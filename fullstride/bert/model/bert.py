@@ -126,7 +126,7 @@ class SelfAttention(eqx.Module):
         self.heads, self.implementation = config.heads, config.attention
 
     def __call__(self, x: Hidden, lengths: Lengths, segments: Segments, key: Key) -> Hidden:
-        """What each token takes from the tokens that it belongs together with."""
+        """Attend from each token to the tokens of its own text."""
         split = (*x.shape[:2], self.heads, x.shape[2] // self.heads)
         q, k, v = (project(x).reshape(split) for project in (self.query, self.key, self.value))
         packed = 0 if segments is None else x.shape[1]
@@ -225,7 +225,7 @@ class Bert(eqx.Module):
 
         """
         if self.head is None:
-            raise ConfigError("this model has no head for masked tokens: its weights are an encoder's alone")
+            raise ConfigError("this model has no head for masked tokens: its weights are those of an encoder only")
         return self.head(hidden, self.embeddings.tokens.weight)
 
     def pooled(self, hidden: Float[Array, "b t hidden"]) -> Float[Array, "b hidden"]:

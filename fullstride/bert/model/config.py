@@ -1,4 +1,4 @@
-"""What a BERT is made of: the sizes of its paper and of its small relatives."""
+"""Configuration of a BERT: the sizes of its paper and of its small relatives."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -59,7 +59,7 @@ class BertConfig:
         one_of("attention", self.attention, ATTENTIONS)
         if self.attention_dropout and self.attention in ("cudnn", "xla"):
             raise ConfigError(
-                f"attention_dropout={self.attention_dropout}: attention={self.attention} drops no weights; take "
+                f"attention_dropout={self.attention_dropout}: attention={self.attention} drops no weights; use "
                 "attention=eager, or attention_dropout=0"
             )
 

@@ -1,4 +1,4 @@
-"""What a model would put in the place of [MASK]."""
+"""Predictions of a model for [MASK] in a text."""
 
 from dataclasses import dataclass
 

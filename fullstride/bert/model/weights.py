@@ -118,7 +118,7 @@ def load(folder: str | Path, *, key: PRNGKeyArray | None = None, **changes: Any)
     config = replace(read_config(folder / CONFIG), **parts, **changes)
     model = eqx.filter_eval_shape(Bert, config, key=jax.random.key(0))
     if not has_head and key is not None:
-        note(f"{folder / WEIGHTS} has no head for masked tokens; it gets a new one")
+        note(f"{folder / WEIGHTS} has no head for masked tokens; initializing a new one")
         fresh = Bert(config, key=key)
         arrays |= {name: x for name, x in named(fresh) if name.startswith(HEAD)}
     return filled(model, arrays, str(folder / WEIGHTS))
@@ -160,13 +160,13 @@ def _arrays(path: Path) -> dict[str, Any]:
             bare = not any(name.startswith(ENCODER) for name in file.keys())  # noqa: SIM118, it is no dict
             arrays = {canonical(name, bare): file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError, ValueError) as error:
-        raise ConfigError(f"{path}: not a safetensors file that can be read ({error}); get it again") from None
+        raise ConfigError(f"{path}: not a readable safetensors file ({error}); download it again") from None
     for copy, original in TIED.items():
         if copy in arrays and original in arrays and not np.array_equal(arrays.pop(copy), arrays[original]):
             raise ConfigError(f"{path}: {copy} differs from {original}; expected a model whose decoder is tied")
     placeless = sorted(name for name in arrays if name.startswith(WITHOUT_PLACE))
     if lost := [name for name in placeless if not name.endswith("position_ids")]:
-        note(f"{path}: not used, as there is no next-sentence prediction here: {', '.join(lost)}")
+        note(f"{path}: not used, since next-sentence prediction is not supported: {', '.join(lost)}")
     return {name: x for name, x in arrays.items() if name not in placeless}
 
 
@@ -183,7 +183,7 @@ def read_config(path: Path) -> BertConfig:
         raise ConfigError(f"{path}: cannot be read ({error}); expected transformers' config.json of a BERT") from None
     for name, known in FIXED.items():
         if given.get(name, known[0]) not in known:
-            raise ConfigError(f"{path}: {name}={given[name]}; expected {known[0]}, this is BERT alone")
+            raise ConfigError(f"{path}: {name}={given[name]}; expected {known[0]}; only BERT is supported")
     if lacking := [name for name in list(FIELDS)[:6] if name not in given]:
         raise ConfigError(f"{path}: no {', '.join(lacking)}; expected transformers' config.json of a BERT")
     fields: dict[str, Any] = {ours: given[theirs] for theirs, ours in FIELDS.items() if theirs in given}

@@ -38,7 +38,7 @@ def use_device(name: str) -> str:
     backend = jax.default_backend()
     if name not in ("auto", backend):
         remedy = "install jax[cuda13] and check nvidia-smi" if name == "gpu" else "begin a new process"
-        raise ConfigError(f"device={name}: JAX runs on {backend}; {remedy}, or take device=auto")
+        raise ConfigError(f"device={name}: JAX runs on {backend}; {remedy}, or use device=auto")
     return backend
 
 
@@ -109,7 +109,8 @@ def check_fits(config: BertConfig, vocab_size: int, length: int, source: str) ->
     """
     if vocab_size > config.vocab_size:
         raise ConfigError(
-            f"{source}: knows {config.vocab_size} tokens, the tokenizer {vocab_size}; give its own by data.tokenizer"
+            f"{source}: has {config.vocab_size} tokens, the tokenizer {vocab_size}; set data.tokenizer to the model's "
+            "own"
         )
     if length > config.max_length:
         raise ConfigError(f"data.length={length}: {source} takes rows of at most {config.max_length} tokens")
@@ -143,7 +144,7 @@ def step_of(settings: TrainSettings, model: Bert) -> TrainStep:
 
 
 def evaluator_of(settings: TrainSettings, held_out: HeldOut) -> Evaluator:
-    """What scores the models of a run."""
+    """Evaluator of a run's models."""
     return Evaluator(
         held_out.rows,
         held_out.size,

@@ -22,7 +22,7 @@ SEED = 0
 
 @dataclass(frozen=True)
 class Scores:
-    """Of held-out text.
+    """Scores on held-out text.
 
     Attributes:
         masked_loss: nats a prediction, under the masks of training, drawn once.

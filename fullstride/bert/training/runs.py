@@ -99,7 +99,7 @@ def export(found: TrainedBert, out: Path) -> Path:
 
     """
     if (out / CHECKPOINTS).exists() or (out / METRICS).exists():
-        raise ConfigError(f"{out}: a run lives there, whose {SETTINGS} would be replaced; give another folder")
+        raise ConfigError(f"{out}: holds a run, and its {SETTINGS} would be replaced; give another folder")
     save_model(found.model, out, pad_token_id=found.tokenizer.token_to_id(PAD))
     save_tokenizer(found.tokenizer, out)
     return out
@@ -170,7 +170,7 @@ def evaluate_command(folder: Path, overrides: list[str]) -> Scores:
     apply(overrides, given)
     if unused := [key for override in overrides if (key := full_key(override)) not in USED]:
         raise ConfigError(
-            f"{', '.join(unused)}: evaluate takes model and tokenizer of {folder} as they are; expected of "
+            f"{', '.join(unused)}: evaluate takes model and tokenizer of {folder} as they are; expected some of "
             f"{', '.join(USED)}"
         )
     use_device(given.device)  # where it is scored, not where it was trained

@@ -1,4 +1,4 @@
-"""What `fullstride bert train` can be told: plain dataclasses, each key of which is an override.
+"""Settings of `fullstride bert train`: plain dataclasses, each key of which is an override.
 
 The type on a key's line says which values it takes, and the comment there is what `fullstride bert keys` shows of it.
 """
@@ -43,10 +43,10 @@ class DataSettings:
     vocab_size: int = 4096  # of a tokenizer that is trained
     lowercase: bool = True  # of a tokenizer that is trained
     # tokens of a row
-    length: Annotated[int, Rule("at least 3, two of which begin and end a text", lambda x: x >= 3)] = 64
+    length: Annotated[int, Rule("at least 3, two of which mark the beginning and end of a text", lambda x: x >= 3)] = 64
     batch_size: Count = 32  # rows of an optimizer step
     # share of the tokens that is predicted
-    mask_fraction: Annotated[float, Rule("a share above 0, of at most 0.5", lambda x: 0 < x <= 0.5)] = 0.15
+    mask_fraction: Annotated[float, Rule("a share above 0 and at most 0.5", lambda x: 0 < x <= 0.5)] = 0.15
     whole_words: bool = False  # words are chosen to be predicted, not tokens
     pack: bool = True  # several short texts in a row
 
@@ -78,7 +78,7 @@ class OptimizerSettings:
 
 @dataclass
 class EvaluationSettings:
-    """What `eval_every` and `fullstride bert evaluate` compute."""
+    """Scores that `eval_every` and `fullstride bert evaluate` compute."""
 
     size: Natural = 50_000  # bytes of held-out text; 0 takes all
     batch_size: Count = 64  # rows of a forward pass; changes no result
@@ -190,7 +190,7 @@ def settings_from(values: dict[str, Any], path: Path) -> TrainSettings:
         more = f" and {len(strange) - SHOWN} more" if len(strange) > SHOWN else ""
         raise ConfigError(
             f"{path} is not of this version's bert: {', '.join(strange[:SHOWN])}{more} are missing or unknown; train "
-            "anew under another run_name, or go on with the version that began the run"
+            "again under another run_name, or resume with the version that began the run"
         )
     for key, value in found.items():
         assign(settings, key, value)

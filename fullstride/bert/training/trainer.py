@@ -93,10 +93,10 @@ class Trainer:
         state, extra = self.checkpoints.restore(self.step)
         if extra["data"] != self.data.fingerprint:
             raise ConfigError(
-                f"{self.run}: its texts are not those of data={self.settings.data.name} any more; give it the same, or "
-                "choose another run_name"
+                f"{self.run}: the texts of data={self.settings.data.name} changed since the run began; restore them, "
+                "or choose another run_name"
             )
-        self._say(f"resume=true: on from step {state.step} of {self.run}")
+        self._say(f"resume=true: continuing from step {state.step} of {self.run}")
         return state
 
     def _described(self, model: Any, attention: str) -> str:
@@ -130,7 +130,7 @@ class Trainer:
             raise OutOfMemory(
                 f"{data.batch_size // settings.accumulate} rows of {data.length} tokens at once do not fit "
                 f"({one_line(error)[:200]}); raise accumulate={settings.accumulate}, lower data.batch_size or "
-                f"evaluation.batch_size={settings.evaluation.batch_size}, or take precision=bf16"
+                f"evaluation.batch_size={settings.evaluation.batch_size}, or use precision=bf16"
             ) from None
         finally:
             release(self.run)
@@ -150,7 +150,7 @@ class Trainer:
                 self._after_step()
 
     def _given(self, number: int) -> tuple[Any, Any]:
-        """What a step is given, on the device; runs on a thread of its own."""
+        """Put a step's batch on the device; runs on a thread of its own."""
         batch, sharding = self.batches.at(number), self.step.sharding
         placed = jax.device_put(batch) if sharding is None else sharding.put(batch)
         return placed, jax.random.fold_in(self._key, number)

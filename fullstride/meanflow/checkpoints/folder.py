@@ -1,7 +1,7 @@
-"""The checkpoints of a run: which there are, which of them to go on from, and which may go.
+"""The checkpoints of a run: their list, the one to resume from, and the removal of old ones.
 
 One folder each: tensors in safetensors, everything else in a JSON manifest with checksums. A checkpoint is written
-beside its final name and renamed, so a folder of that name is always whole; reading verifies every file against the
+next to its final name and renamed, so a folder of that name is always complete; reading verifies every file against the
 manifest, and the manifest against itself.
 """
 
@@ -31,7 +31,7 @@ Tensors = dict[str, Tensor]
 
 
 def _flush(path: Path) -> None:
-    """Bring a file or folder to the disk before anything refers to it."""
+    """Flush a file or folder to disk before anything refers to it."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -50,7 +50,7 @@ def write_checkpoint(folder: Path, step: int, groups: dict[str, Tensors], manife
     Args:
         folder: the run's folder of checkpoints.
         step: optimizer steps made.
-        groups: a safetensors file each, by name: model, ema, optimizer, rng, ...
+        groups: tensors of each safetensors file, by its name: model, ema, optimizer, rng, ...
         manifest: JSON-serialisable; stored with the format and the files' checksums.
 
     Returns:
@@ -120,7 +120,7 @@ def read_manifest(checkpoint: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: format {found!r}, this version reads {FORMAT}")
     seal = manifest.pop("seal", None)
     if seal != _seal(manifest):
-        raise ConfigError(f"{path}: its content does not match its seal; it was altered, use an older checkpoint")
+        raise ConfigError(f"{path}: its content does not match its checksum; it was altered, use an older checkpoint")
     return manifest
 
 
@@ -151,7 +151,7 @@ def read_group(checkpoint: Path, name: str) -> Tensors:
 def checkpoints(run: Path) -> list[Path]:
     """The checkpoints of a run, oldest first, damaged ones too: a half-written one has another name.
 
-    So has a copy that somebody put beside it, which is neither gone on from nor removed.
+    A copy under another name next to them is neither resumed from nor removed.
     """
     found = (run / "checkpoints").glob(f"{PREFIX}*")
     # By number: names of more than eight digits are longer.
@@ -163,11 +163,11 @@ def _step(checkpoint: Path) -> int:
 
 
 def newest_whole(run: Path, *, good: bool = False) -> Path | None:
-    """The newest checkpoint of a run that is whole; each damaged one is refused by name on stderr.
+    """The newest intact checkpoint of a run; each damaged one is named on stderr.
 
     Args:
-        run: its folder.
-        good: pass over those that a stop or the end saved among harmful steps.
+        run: the run's folder.
+        good: skip checkpoints that a stop or the end saved among harmful steps.
 
     Raises:
         ConfigError: if there are checkpoints and all are damaged.
@@ -185,12 +185,12 @@ def newest_whole(run: Path, *, good: bool = False) -> Path | None:
             if not good or not read_manifest(path).get("harmful"):
                 return path
     if damaged and not good:
-        raise ConfigError(f"{run}: every checkpoint is damaged ({', '.join(damaged)}); start anew with overwrite=true")
+        raise ConfigError(f"{run}: every checkpoint is damaged ({', '.join(damaged)}); start again with overwrite=true")
     return None
 
 
 def find_checkpoint(path: Path) -> Path:
-    """The checkpoint at `path`: itself, or the newest whole one of the run at `path`.
+    """The checkpoint at `path`, or the newest intact one of the run at `path`.
 
     Raises:
         ConfigError: if there is none, or the run is of another workload.
@@ -207,7 +207,7 @@ def find_checkpoint(path: Path) -> Path:
 
 
 def open_run(config: TrainConfig) -> tuple[Path, Path | None]:
-    """The folder of a run, made if need be, and the checkpoint to go on from, if any.
+    """The folder of a run, created if needed, and the checkpoint to resume from, if any.
 
     Raises:
         ConfigError: as `fullstride.runs.folder.open_folder`, or if the run is to be resumed and all its checkpoints are
@@ -233,13 +233,13 @@ def tidy(folder: Path) -> None:
 def keep_newest(run: Path, count: int, newest: Path) -> None:
     """Remove all but `newest` and the `count` - 1 before it; 0 keeps all.
 
-    Later ones were found damaged when the run went on from before them: they do not count and stay for a look.
+    Later ones were found damaged when the run resumed from before them: they do not count and stay for inspection.
     """
     for path in [p for p in checkpoints(run) if _step(p) <= _step(newest)][: -count or None] if count else []:
         remove_folder(path)
 
 
 def remove_later(run: Path, checkpoint: Path) -> None:
-    """Remove a run's checkpoints after one of them, so that none is gone on from."""
+    """Remove a run's checkpoints after one of them, so that none of them is resumed from."""
     for later in [path for path in checkpoints(run) if _step(path) > _step(checkpoint)]:
         remove_folder(later)

@@ -1,4 +1,4 @@
-"""The data sets by name: what is known of each without reading it, and which settings it takes."""
+"""The data sets by name: facts about each that need no reading, and the settings that it takes."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -14,14 +14,14 @@ class DatasetRow:
     Attributes:
         load: import path of the function that makes its `Dataset`: of a path or None, or, of a folder, of the
             `DataConfig` and the files that a run was begun with.
-        records: of its training half; 0 where it has to be read to know them.
-        image_shape: of its records, (channels, height, width).
-        num_classes: 0 where there are no labels.
-        folder: it is whatever lies at `data.path`.
-        made: it comes with a package, and takes no `data.path`.
-        pixels: its records are pictures, not latents.
-        one_by_one: its records are files, some of which may be damaged or change.
-        resizable: `data.image_size` brings it to another size.
+        records: number of records in the training half; 0 if only reading tells.
+        image_shape: (channels, height, width) of its records.
+        num_classes: number of classes; 0 if there are no labels.
+        folder: whether the data set is the folder at `data.path`.
+        made: whether it comes with a package and takes no `data.path`.
+        pixels: whether its records are pictures, not latents.
+        one_by_one: whether its records are files, some of which may be damaged or change.
+        resizable: whether `data.image_size` changes the size of its records.
 
     """
 
@@ -80,18 +80,18 @@ CONFLICTS = (
     Conflict(
         "data.allow_changed data",
         lambda c: c.data.allow_changed and not _row(c).one_by_one,
-        f"data={_FILES} beside it; other data are to be those that the run was begun with",
+        f"data={_FILES}; other data must be the same as when the run began",
     ),
     Conflict(
         "data.skip_damaged data",
         lambda c: c.data.skip_damaged > 0 and not _row(c).one_by_one,
-        f"data={_FILES} beside it, whose pictures are read one by one",
+        f"data={_FILES}, which reads pictures one by one",
     ),
-    Conflict("data.check", lambda c: c.data.check and not _row(c).folder, f"data={_FOLDERS} beside it"),
+    Conflict("data.check", lambda c: c.data.check and not _row(c).folder, f"data={_FOLDERS}"),
     Conflict(
         "data.augment data",
         lambda c: not _row(c).pixels and c.data.augment > 0,
-        "pictures; latents are mirrored at most",
+        "pictures; latents can only be mirrored (data.hflip)",
     ),
     Conflict(
         "data.image_size data",
@@ -121,6 +121,6 @@ CONFLICTS = (
     Conflict(
         "data.fit",
         lambda c: _changed(c, "fit") and c.data.image_size == 0,
-        "data.image_size=PIXELS beside it, or leave it out: the stored size stays",
+        "data.image_size=PIXELS as well; or leave data.fit out, and the stored size stays",
     ),
 )

@@ -18,9 +18,9 @@ class ModelConfig:
 
     Attributes:
         network: import path of the class, which is made as `Network(channels, image_size, num_classes=0, **keys)`.
-        augmented: it takes `augment_dim`, and is told how a picture was augmented.
-        convolutional: its weights have another memory order.
-        image_shape: (channels, height, width) of the inputs that its published runs and its benchmarks have.
+        augmented: whether it takes `augment_dim` and augmentation labels.
+        convolutional: whether channels_last changes the memory order of its weights.
+        image_shape: (channels, height, width) of the inputs of its published runs and its benchmarks.
 
     """
 
@@ -115,6 +115,6 @@ CONFLICTS = (
     Conflict(
         "data.augment",
         lambda c: c.data.augment > 0 and not c.model.augmented,
-        f"model={' or '.join(AUGMENTED)}, the networks that are told how a picture was augmented",
+        f"model={' or '.join(AUGMENTED)}, the networks that take augmentation labels",
     ),
 )

@@ -35,12 +35,14 @@ def network_config(path: str) -> type[ModelConfig]:
 
     made = load_object(path, "model")
     if not (inspect.isclass(made) and issubclass(made, nn.Module)):
-        raise ConfigError(f"model={path}: it is {_named(made)}, expected {NETWORK}")
+        raise ConfigError(f"model={path}: {_named(made)} found, expected {NETWORK}")
     signature = inspect.signature(made)
     try:
         signature.bind(3, 32, num_classes=0)
     except TypeError as error:
-        raise ConfigError(f"model={path}: made as {made.__name__}{signature} ({error}), expected {NETWORK}") from None
+        raise ConfigError(
+            f"model={path}: cannot be called as {made.__name__}{signature} ({error}), expected {NETWORK}"
+        ) from None
     own = list(signature.parameters.values())[2:]
     settable = [
         each for each in own if each.name not in ("num_classes", "augment_dim") and each.default is not Parameter.empty
@@ -62,7 +64,7 @@ def loss_config(path: str) -> type[LossConfig]:
 
     made = load_object(path, "loss")
     if not (inspect.isclass(made) and issubclass(made, MeanFlowLoss) and is_dataclass(made)):
-        raise ConfigError(f"loss={path}: it is {_named(made)}, expected {OBJECTIVE}")
+        raise ConfigError(f"loss={path}: {_named(made)} found, expected {OBJECTIVE}")
     common = {each.name for each in fields(MeanFlowLoss)}
     own = [each for each in fields(made) if each.init and each.name not in common]
     values = {f.name: f.default if f.default_factory is MISSING else f.default_factory() for f in own}

@@ -20,7 +20,7 @@ CONFLICTS = (
     Conflict(
         "resume overwrite",
         lambda c: c.resume and c.overwrite,
-        "one of them; resume goes on, overwrite deletes the run",
+        "one of them; resume continues the run, overwrite deletes it",
     ),
     *networks.CONFLICTS,
     *datasets.CONFLICTS,
@@ -29,7 +29,7 @@ CONFLICTS = (
 
 
 def validate(config: TrainConfig) -> None:
-    """Check everything that is wrong whatever the machine and the data.
+    """Check everything that depends neither on the machine nor on the data.
 
     Raises:
         ConfigError: for the first impossible value: its key, what was received, what is expected.
@@ -51,7 +51,7 @@ def compose(overrides: list[str]) -> TrainConfig:
     """The configuration of a run, e.g. of `["model=unet_tiny", "loss.meanflow_ratio=0.75", "epochs=20"]`.
 
     Args:
-        overrides: `preset=recipe`, `group=choice` or `key=value`, in any order, each at most once. What is given wins
+        overrides: `preset=recipe`, `group=choice` or `key=value`, in any order, each at most once. Given values win
             over the recipe; a chosen loss replaces all that the recipe says about it, a chosen model or data set keeps
             what it has too.
 
@@ -65,7 +65,7 @@ def compose(overrides: list[str]) -> TrainConfig:
 
 
 def read(overrides: list[str]) -> TrainConfig:
-    """The configuration of `compose`, not yet validated, as the trainer does first.
+    """The configuration of `compose`, not yet validated (the trainer validates it first).
 
     Raises:
         ConfigError: for an override without `=`, an unknown key or choice, a wrong type, or a key given twice; where it
@@ -123,7 +123,7 @@ def _hint(key: str, config: TrainConfig) -> str:
 def sweep(overrides: list[str]) -> list[list[str]]:
     """The runs of a sweep: every combination of the values that overrides list, as `seed=0,1` or `seed=range(3)`.
 
-    Each run is named after what it was given: run_name, then its share of the sweep.
+    Each run is named after its overrides: run_name, then its values of the sweep.
 
     Raises:
         ConfigError: if no override lists values, the name does, or two runs would be the same.
@@ -141,7 +141,7 @@ def sweep(overrides: list[str]) -> list[list[str]]:
         name = "_".join([base or "sweep", *(re.sub(r"[/\\\0]|\.\.", "_", value) for value in share)])
         runs.append([*(text for text in combination if not text.startswith("run_name=")), f"run_name={name}"])
     if "," in base:
-        raise ConfigError(f"run_name={base}: expected one name, which starts each run's; its values follow it")
+        raise ConfigError(f"run_name={base}: expected one name; each run's name is this one followed by its values")
     names = [run[-1] for run in runs]  # each needs a folder of its own
     if twice := sorted(name for name in set(names) if names.count(name) > 1):
         raise ConfigError(f"--multirun: {len(names)} runs, two of them {twice[0]}; expected each value once")

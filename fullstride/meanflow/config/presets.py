@@ -1,4 +1,4 @@
-"""What the command line can set: the choices of each group, as `model=unet_tiny`, and every key with its type."""
+"""Settings of the command line: the choices of each group, as `model=unet_tiny`, and every key with its type."""
 
 import copy
 from collections.abc import Callable, Mapping

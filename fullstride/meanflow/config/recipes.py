@@ -9,7 +9,7 @@ class Recipe:
     """The settings of a published run, in the command line's spelling.
 
     Attributes:
-        source: where the numbers come from, and what was published with them.
+        source: origin of the numbers, and the results published with them.
         settings: group choices and keys.
 
     """

@@ -46,7 +46,7 @@ Features = Annotated[
 
 @dataclass
 class DataConfig:
-    """`data=digits`, `data=fashion_mnist`, ...: which pictures or latents, and how a batch is made of them."""
+    """`data=digits`, `data=fashion_mnist`, ...: pictures or latents, and how batches are made of them."""
 
     name: str = "digits"
     path: str = ""  # file or folder; the small sets are fetched and cached without one
@@ -131,7 +131,7 @@ class OptimizerConfig:
 
 @dataclass
 class EmaConfig:
-    """Exponential moving averages of the weights; sampling and evaluation use the first unless told."""
+    """Exponential moving averages of the weights; sampling and evaluation use the first by default."""
 
     # share kept by each optimizer step
     decays: Annotated[
@@ -160,7 +160,7 @@ class GuardConfig:
 
 @dataclass
 class WatchConfig:
-    """When an attempt at a run ends itself, with exit code 75, so that it can be started again; 0 is never."""
+    """Limits at which a run ends itself with exit code 75, so that it can be restarted; 0 is no limit."""
 
     first_step_minutes: NotNegative = 60.0  # minutes until the first step: workers, compilation, checks
     step_minutes: NotNegative = 30.0  # minutes without a step

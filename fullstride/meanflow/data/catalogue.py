@@ -27,11 +27,11 @@ def fit(images: UInt8[Tensor, "n c h w"], size: int, how: str, *, value: int = 0
 
     Args:
         images: any height and width.
-        size: of the result.
+        size: height and width of the result, in pixels.
         how: `pad` surrounds the picture, one more row or column below or right where the rest is odd; `resize`
             stretches height and width to `size`; `crop` does so with the square in the middle of the picture. Both
             with the bicubic filter, widened where the picture shrinks, as PIL's.
-        value: of the pixels around the picture, 0 to 255.
+        value: level of the pixels around the picture, 0 to 255.
 
     Raises:
         ConfigError: for a size below 1, one that does not hold the picture (`pad`), or an unknown `how`.
@@ -75,7 +75,7 @@ def _resized(data: Dataset, size: int, how: str) -> Dataset:
 
     def split(old: Split) -> Split:
         if not isinstance(old.records, Tensor) or old.records.dtype != torch.uint8:
-            raise ConfigError(f"data.image_size={size}: data={data.name} stays as it is; leave it out")
+            raise ConfigError(f"data.image_size={size}: data={data.name} cannot be resized; leave it out")
         return Split(fit(old.records, size, how), old.labels)
 
     shape = (data.image_shape[0], size, size)
@@ -89,7 +89,7 @@ def check_holdout(config: DataConfig) -> None:
     """Check that a share to hold out is given only where one is held out.
 
     Raises:
-        ConfigError: if the folder says itself which records are held out, or is none.
+        ConfigError: if the folder has its own held-out half, or the data set is not a folder.
 
     """
     if not row_of(config.name).folder or config.holdout == DataConfig.holdout:
@@ -108,11 +108,11 @@ def load_data(config: DataConfig, known: KnownFiles | None = None) -> Dataset:
     `data.fit=auto` pads what is in memory and crops what lies in a folder.
 
     Args:
-        config: of the data.
-        known: the files that a run was begun with, for a run that goes on or is evaluated.
+        config: the configuration of the data.
+        known: the files that a run began with, for a run that is resumed or evaluated.
 
     Raises:
-        ConfigError: if it cannot be had, or is not what it should be.
+        ConfigError: if the data cannot be found or fetched, or is not the expected data.
 
     """
     row = row_of(config.name)

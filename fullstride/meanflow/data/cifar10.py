@@ -22,7 +22,7 @@ from fullstride.meanflow.data.dataset import Dataset, Split, fingerprint
 
 
 class _Bytes:
-    """What stands for the type of an array: unsigned bytes."""
+    """Stand-in for the type of an array: unsigned bytes."""
 
     def __init__(self, code: bytes | str, *flags: Any):
         if code not in (b"u1", "u1"):
@@ -33,7 +33,7 @@ class _Bytes:
 
 
 class _Array:
-    """What stands for NumPy's arrays while they are read."""
+    """Stand-in for NumPy's arrays while they are unpickled."""
 
     def __init__(self, *placeholder: Any):
         self.values = np.empty(0, np.uint8)
@@ -53,7 +53,7 @@ NAMES = {
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in NAMES:
-            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no batch of CIFAR does")
+            raise pickle.UnpicklingError(f"it refers to {module}.{name}, which no batch of CIFAR does")
         return NAMES[module, name]
 
 
@@ -124,7 +124,7 @@ def read_archive(file: Path) -> dict[str, bytes]:
                 if name in MD5 and (content := archive.extractfile(member)):
                     batches[name] = content.read()
     except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
-        raise ConfigError(f"{file}: {error}; damaged, get it again") from None
+        raise ConfigError(f"{file}: {error}; damaged, download it again") from None
     return batches
 
 
@@ -160,10 +160,10 @@ def _joined(batches: dict[str, bytes], names: tuple[str, ...], rows: int) -> tup
     parts = []
     for name in names:
         if name not in batches:
-            raise ConfigError(f"data=cifar10: no batch {name}; expected {', '.join(MD5)}: get the archive again")
+            raise ConfigError(f"data=cifar10: no batch {name}; expected {', '.join(MD5)}; download the archive again")
         try:
             parts.append(read_batch(batches[name], rows))
         except ValueError as error:
-            raise ConfigError(f"data=cifar10: {name}: {error}; get the archive again") from None
+            raise ConfigError(f"data=cifar10: {name}: {error}; download the archive again") from None
     images, labels = (torch.from_numpy(np.concatenate(arrays)) for arrays in zip(*parts, strict=True))
     return images, labels

@@ -1,4 +1,4 @@
-"""What a data set is to the rest of the program: two splits of raw records, and how a record becomes a network's input.
+"""Data sets as the program uses them: two splits of raw records, and the decoding of a record to a network's input.
 
 A record is what is stored: the bytes of a picture (uint8, (c, h, w)), a picture in [-1, 1] (floating, (c, h, w)), or
 the moments of a latent (floating, (2c, h, w)). A split holds its records in one tensor, which then lives on the
@@ -35,7 +35,7 @@ class Split:
 
     Attributes:
         records: one tensor of all records, or a store of them.
-        labels: of each record; all 0 where there are no classes.
+        labels: the class of each record; all 0 if there are no classes.
         flipped: a second store, of the same records made from mirrored pictures; None where the records are pictures,
             which are mirrored once they are on the device. An order of `n` records asks for record i mirrored as n + i.
         skips: counts damaged records, each of which the next of its class stands in for; None refuses them.
@@ -53,7 +53,7 @@ class Split:
 
     @property
     def in_memory(self) -> bool:
-        """Whether all records are one tensor."""
+        """Return whether all records are one tensor."""
         return isinstance(self.records, Tensor)
 
     def read(self, indices: Int[Tensor, " m"]) -> Tensor:
@@ -79,7 +79,7 @@ def read_records(
 
     Args:
         stores: of the same n records, in one form each; index n * j + i is record i of the j-th of them.
-        wanted: indices.
+        wanted: indices of the records to read.
         labels: of the records; None refuses damaged ones.
 
     Raises:
@@ -106,7 +106,7 @@ def check_finite_records(records: Tensor, origin: Callable[[int], str]) -> Tenso
 
     Args:
         records: as stored.
-        origin: where the i-th of them is from, for the message.
+        origin: function that names the source of the i-th record, for the message.
 
     Raises:
         ConfigError: if floating records hold a number that is not finite, or is not in fp32.
@@ -117,7 +117,7 @@ def check_finite_records(records: Tensor, origin: Callable[[int], str]) -> Tenso
         return records
     if not all(bound.float().isfinite() for bound in records.aminmax()):
         bad = int((~records.float().isfinite()).flatten(1).any(1).nonzero()[0])
-        raise ConfigError(f"{origin(bad)}: holds numbers that are not finite; make the record again, or leave it out")
+        raise ConfigError(f"{origin(bad)}: holds numbers that are not finite; create the record again, or remove it")
     return records
 
 
@@ -150,16 +150,16 @@ class Dataset:
     """A data set in two disjoint splits.
 
     Attributes:
-        name: as in `data=name`.
-        train: what is trained on.
-        test: held out; generated images are scored against it.
-        num_classes: 0 where there are no labels.
-        image_shape: of the network's input, (channels, height, width).
-        fingerprint: sha256 over what identifies the content; another content is another data set.
-        decode: from raw records to the network's input; draws from the generator where a record is a distribution,
-            whose mean it takes without one.
+        name: the name in `data=name`.
+        train: the training split.
+        test: the held-out split; generated images are scored against it.
+        num_classes: number of classes; 0 if there are no labels.
+        image_shape: (channels, height, width) of the network's input.
+        fingerprint: sha256 over data that identifies the content; other content is another data set.
+        decode: function from raw records to the network's input; if a record is a distribution, it draws from the
+            generator, or takes the mean without one.
         pixels: whether inputs are pictures in [-1, 1]; latents are not.
-        files: what it is read from, as `KnownFiles.packed`; empty where that is not listed.
+        files: the list of its files, as `KnownFiles.packed`; empty if the files are not listed.
 
     """
 

@@ -28,14 +28,14 @@ ROTATED_AXES = 0.5  # probability that anisotropic scaling has axes of its own
 
 @dataclass(frozen=True)
 class AugmentDraw:
-    """What is done to each picture; zeros do nothing.
+    """Augmentation parameters of each picture; zeros leave it unchanged.
 
     Attributes:
         flip: 1 mirrors left to right.
         scale: log2 of the enlargement, in units of 0.2.
         stretch: log2 of the enlargement along one axis and of the shrinking along the other, in units of 0.2.
-        angle: of that axis, in radians, anticlockwise from the horizontal.
-        shift: to the right and downwards, in units of an eighth of the size.
+        angle: direction of that axis, in radians, anticlockwise from the horizontal.
+        shift: translation to the right and downwards, in units of an eighth of the size.
 
     """
 
@@ -46,7 +46,7 @@ class AugmentDraw:
     shift: Float[Tensor, "2 b"]
 
     def labels(self) -> Float[Tensor, "b 6"]:
-        """What the network is told."""
+        """Augmentation labels that the network receives."""
         parts = [self.flip, self.scale, self.stretch * self.angle.cos(), self.stretch * self.angle.sin(), *self.shift]
         return torch.stack(parts, dim=1)
 
@@ -100,7 +100,7 @@ def _fine_places(size: int, like: Tensor) -> Tensor:
 
 
 def _grid(draw: AugmentDraw, height: int, width: int) -> Float[Tensor, "b h2 w2 2"]:
-    """What the fine result shows of the fine picture with its margins, as `grid_sample` takes it: x, y in [-1, 1].
+    """Sampling grid for `grid_sample`, x, y in [-1, 1]: the place in the padded fine picture for each result pixel.
 
     The place p is at 2 p - 1/2 there. Plain products: a matrix product would round coordinates to 11 bits in TF32.
     """
@@ -126,9 +126,9 @@ class EdmAugment:
     """Callable on pictures, which it mirrors, scales, stretches and shifts, each with a probability of its own.
 
     Attributes:
-        dim: length of the labels.
+        dim: length of the augmentation labels.
         p: probability of each scaling and of the translation; 0.12 in the CIFAR-10 MeanFlow recipe.
-        mirror: probability of the mirroring, whatever `p` is.
+        mirror: probability of the mirroring, independent of `p`.
 
     """
 
@@ -149,7 +149,7 @@ class EdmAugment:
                 raise ValueError(f"{name} is {value}, expected a probability in [0, 1]")
 
     def draw(self, batch: int, device: torch.device, generator: torch.Generator | None = None) -> AugmentDraw:
-        """Decide what is done to each picture."""
+        """Draw the augmentation parameters of each picture."""
 
         def normal(*shape: int) -> Tensor:
             return torch.randn(shape, device=device, generator=generator)

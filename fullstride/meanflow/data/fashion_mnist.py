@@ -30,7 +30,7 @@ def read_packed(file: Path) -> bytes:
     try:
         return gzip.decompress(data) if data.startswith(b"\x1f\x8b") else data
     except (OSError, EOFError, zlib.error) as error:
-        raise ConfigError(f"{file}: {error}; damaged, get it again") from None
+        raise ConfigError(f"{file}: {error}; damaged, download it again") from None
 
 
 UBYTE = 8
@@ -54,9 +54,11 @@ def read_idx(file: Path, shape: tuple[int, ...]) -> np.ndarray:
         raise ConfigError(f"{file}: magic number 0x{found.hex()}, expected 0x{header[:4].hex()}: not this IDX file")
     if data[: len(header)] != header:
         sizes = struct.unpack_from(f">{min(len(shape), len(data) // 4 - 1)}I", data, 4)
-        raise ConfigError(f"{file}: sizes {sizes}, expected {shape}: cut short, or of another data set")
+        raise ConfigError(f"{file}: sizes {sizes}, expected {shape}: truncated, or from another data set")
     if (count := len(data) - len(header)) != math.prod(shape):
-        raise ConfigError(f"{file}: {count} bytes after its header, expected {math.prod(shape)}: damaged, get it again")
+        raise ConfigError(
+            f"{file}: {count} bytes after its header, expected {math.prod(shape)}: damaged, download it again"
+        )
     return np.frombuffer(data, np.uint8, offset=len(header)).reshape(shape)
 
 
@@ -92,5 +94,5 @@ def read_split(images: Path, labels: Path, size: int) -> tuple[UInt8[Tensor, "n 
     """
     pixels, classes = read_idx(images, (size, SIDE, SIDE)), read_idx(labels, (size,))
     if classes.max() >= CLASSES:
-        raise ConfigError(f"{labels}: label {classes.max()}, expected 0 to {CLASSES - 1}; damaged, get it again")
+        raise ConfigError(f"{labels}: label {classes.max()}, expected 0 to {CLASSES - 1}; damaged, download it again")
     return torch.tensor(pixels)[:, None], torch.tensor(classes, dtype=torch.long)

@@ -71,7 +71,9 @@ def latents(path: Path, *, scale: float = SCALE, holdout: float = 0.1, num_class
         raise ConfigError(f"data.scale={scale}: expected a number above 0, such as {SCALE}")
     # Shards that an encoding has written so far are no data set until it says that all are there.
     if (path / MADE).is_file() and not read_best_effort(path / MADE).get(WHOLE, False):
-        raise ConfigError(f"{path}: its encoding is not finished; the same `fullstride meanflow encode` goes on")
+        raise ConfigError(
+            f"{path}: its encoding is not finished; run the same `fullstride meanflow encode` again to continue"
+        )
     root, test_folder = split_folders(path)
     folders = [root] if test_folder is None else [root, test_folder]
     read = [_shards(folder) for folder in folders]
@@ -119,7 +121,8 @@ def _shards(folder: Path) -> list[Shard]:
         # A worker stacks records in the type of a batch's first.
         if shard.dtype != first.dtype:
             raise ConfigError(
-                f"{shard.file}: {MOMENTS} is {shard.dtype}, expected {first.dtype} as in {first.file}; write all alike"
+                f"{shard.file}: {MOMENTS} is {shard.dtype}, expected {first.dtype} as in {first.file}; write all files "
+                "with one dtype"
             )
     return shards
 

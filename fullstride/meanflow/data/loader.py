@@ -1,4 +1,4 @@
-"""Batches on the device before they are asked for: from memory by indexing there, from stores by worker processes.
+"""Batches prefetched to the device: by indexing there if in memory, by worker processes if in a store.
 
 Which records make up a step is decided by an order of indices alone, drawn in the main process: neither the number of
 workers nor the step that a run goes on from changes what comes.
@@ -20,11 +20,11 @@ from fullstride.step.torch import prefetch
 
 
 class RecordBatch(NamedTuple):
-    """What one optimizer step sees, on the device.
+    """Records of one optimizer step, on the device.
 
     Attributes:
-        raw: records as stored, of the shape of the step's indices and theirs.
-        labels: of each.
+        raw: records as stored; the step's index shape, then a record's shape.
+        labels: the label of each record.
 
     """
 
@@ -36,7 +36,7 @@ class Prefetcher(Iterator[RecordBatch]):
     """An iterator over batches, of which the next one can be read before it is needed.
 
     Attributes:
-        error: why the next batch cannot be read, if `read` found so.
+        error: the error of reading the next batch, if `read` met one.
 
     """
 
@@ -57,7 +57,7 @@ class Prefetcher(Iterator[RecordBatch]):
         return next(self._batches) if batch is None else batch
 
     def read(self) -> None:
-        """Have the next batch ready, or know why it cannot be had."""
+        """Read the next batch, or keep the error that prevents it."""
         try:
             self._batch = next(self)
         except (ConfigError, ReadError) as error:
@@ -71,8 +71,8 @@ class Loader(AbstractContextManager["Loader"]):
         """Make the loader; a tensor of records moves to the device, workers start with the first iteration.
 
         Args:
-            split: what to read.
-            device: where batches are wanted.
+            split: the split to read.
+            device: the device of the batches.
             workers: processes that read a store, 0 to read in this one; a tensor of records needs none.
 
         Raises:
@@ -101,7 +101,7 @@ class Loader(AbstractContextManager["Loader"]):
         """The steps of one order after another; workers read ahead across their borders.
 
         Args:
-            orders: of each epoch, on the CPU, a row for each step; may be drawn as they are needed.
+            orders: record indices of each epoch, on the CPU, a row for each step; may be a lazy iterable.
             start: the step of the first order to begin with; what follows is what would have followed anyway.
 
         Returns:

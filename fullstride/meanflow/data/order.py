@@ -1,4 +1,4 @@
-"""Which records make up an epoch's steps: a function of seed, epoch and attempt alone; and a process's own of them."""
+"""The records of an epoch's steps, a function of seed, epoch and attempt alone, and each process's share of them."""
 
 import itertools
 from collections.abc import Iterator
@@ -27,10 +27,10 @@ def epoch_order(
         n: records to draw from.
         steps: optimizer steps of the epoch.
         micro_batches: k, forward passes a step.
-        batch_size: b, records of one.
-        seed: the run's.
-        epoch: from 0.
-        attempt: another one gives another order, so that what failed is not repeated.
+        batch_size: b, records of a forward pass.
+        seed: the run's seed.
+        epoch: number of the epoch, from 0.
+        attempt: number that changes the order, so that a failure is not repeated.
 
     Returns:
         Indices from 0 to n - 1; those of a last incomplete batch are left out.

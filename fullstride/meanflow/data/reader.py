@@ -82,8 +82,8 @@ def _from_living(steps: Iterator[Any], workers: int) -> Iterator[Any]:
                 raise
             who = f"the data's worker process {found[1]}" if found else "a worker process of the data"
             raise ReadError(
-                f"{who} has died, killed from outside, for want of memory, or by a disk "
-                "that went away while it read; with fewer data.workers less memory is used"
+                f"{who} has died, killed or out of memory, or because its disk "
+                "went away during a read; fewer data.workers use less memory"
             ) from None
         yield step
 
@@ -110,11 +110,11 @@ class StepReader:
         """Make the reader.
 
         Args:
-            stores: of the same records, in one form each.
-            workers: processes that read.
-            pinned: bring every step to page-locked memory.
-            labels: of the records, by which damaged ones are passed over.
-            skips: counts those.
+            stores: stores of the same records, in one form each.
+            workers: number of reading processes.
+            pinned: whether every step is copied to page-locked memory.
+            labels: labels of the records, by which damaged ones are replaced.
+            skips: counter of the damaged records.
 
         Raises:
             ConfigError: if `workers` is negative.

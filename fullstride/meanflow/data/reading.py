@@ -1,4 +1,4 @@
-"""Records read again when what they lie on is away for a moment, and damaged ones passed over up to a number."""
+"""Repeated reads while a disk is away for a moment, and replacement of damaged records up to a limit."""
 
 import errno
 import time
@@ -33,7 +33,7 @@ def read_again(read: Callable[[], T], origin: Callable[[], str]) -> T:
 
     Args:
         read: raises OSError where the operating system cannot read, and something else for damage.
-        origin: names what is read.
+        origin: function that names the record.
 
     Raises:
         ReadError: if it still cannot be read, or at once for a reason that time does not change, such as its rights.
@@ -49,7 +49,7 @@ def read_again(read: Callable[[], T], origin: Callable[[], str]) -> T:
                 again = f" at {tries} tries in {sum(WAITS):g} s" if tries > 1 else ""
                 raise ReadError(f"{origin()}: cannot be read{again} ({one_line(error)})") from None
             if tries == 1:
-                note(f"{origin()}: cannot be read ({one_line(error)}); it is tried again for {sum(WAITS):g} s")
+                note(f"{origin()}: cannot be read ({one_line(error)}); retrying for {sum(WAITS):g} s")
             time.sleep(wait)
     raise AssertionError  # the last try returns or raises
 
@@ -70,8 +70,8 @@ class SkippedRecords:
     """The damaged records of a data set that were passed over, each counted once.
 
     Attributes:
-        limit: most of them.
-        found: what was said of each.
+        limit: largest allowed number of damaged records.
+        found: the message about each.
 
     """
 
@@ -91,7 +91,7 @@ class SkippedRecords:
             self.found.add(message)
             if len(self.found) > self.limit:
                 raise ConfigError(
-                    f"{message}; {len(self.found)} are damaged, data.skip_damaged={self.limit} allows less"
+                    f"{message}; {len(self.found)} are damaged, more than data.skip_damaged={self.limit} allows"
                 )
             note(f"skipped, {len(self.found)} of data.skip_damaged={self.limit}: {message}")
 
@@ -103,8 +103,8 @@ def read_or_next(read: Callable[[int], Tensor], labels: Int[Tensor, " n"], index
 
     Args:
         read: gives a record by its index.
-        labels: of each.
-        index: of the one that is wanted.
+        labels: the label of each record.
+        index: index of the requested record.
 
     Raises:
         ConfigError: if no record of the class is whole.
@@ -117,4 +117,4 @@ def read_or_next(read: Callable[[int], Tensor], labels: Int[Tensor, " n"], index
                 return read(place), said
             except Damaged as error:
                 said.append(str(error))
-    raise ConfigError(f"{said[0]}; nor is another of its class whole")
+    raise ConfigError(f"{said[0]}; no other record of its class is intact")

@@ -32,14 +32,14 @@ def _open(file: Path) -> Any:
 
 @dataclass(frozen=True)
 class Shard:
-    """What one file holds.
+    """Contents of one file.
 
     Attributes:
-        file: where it lies.
-        shape: of one record, (2c, h, w).
-        dtype: of its numbers, as safetensors calls it.
-        labels: of each record.
-        flipped: whether every record is there mirrored, too.
+        file: path of the file.
+        shape: shape (2c, h, w) of one record.
+        dtype: dtype of the moments, by safetensors' name.
+        labels: the label of each record.
+        flipped: whether the file holds every record mirrored, too.
 
     """
 
@@ -67,9 +67,11 @@ class Shard:
         if FLIPPED in keys:
             other, kind = _moments_form(file, FLIPPED, content.get_slice(FLIPPED))
             if other != shape:
-                raise ConfigError(f"{file}: {FLIPPED} has shape {other}, expected that of {MOMENTS}, {shape}")
+                raise ConfigError(f"{file}: {FLIPPED} has shape {other}, expected {shape} as {MOMENTS}")
             if kind != dtype:
-                raise ConfigError(f"{file}: {FLIPPED} is {kind}, expected {dtype} as {MOMENTS}; write both alike")
+                raise ConfigError(
+                    f"{file}: {FLIPPED} is {kind}, expected {dtype} as {MOMENTS}; write both with one dtype"
+                )
         return cls(file, shape[1:], dtype, _checked_labels(file, labels, shape[0]), FLIPPED in keys)
 
 
@@ -103,8 +105,8 @@ class Moments:
         """Make the store.
 
         Args:
-            shards: files, whose records count on from one to the next.
-            rows: which of these records it holds, in its order.
+            shards: files; record indices continue from one to the next.
+            rows: indices of the records in this store, in its order.
             key: `moments`, or `moments_flip`.
 
         """
@@ -177,11 +179,11 @@ def write_latents(
     """Write latents as `latents` reads them.
 
     Args:
-        path: the folder, made if it is not there; `.../train` and `.../test` make a set with its own held-out half.
+        path: the folder, created if missing; `.../train` and `.../test` make a set with its own held-out half.
         moments: c means, then c log-variances, as a KL autoencoder's encoder gives them; d = 2c.
-        labels: 0 everywhere where there are no classes.
-        moments_flip: those of the mirrored pictures.
-        shard_size: records a file.
+        labels: class labels; all 0 if there are no classes.
+        moments_flip: moments of the mirrored pictures.
+        shard_size: number of records per file.
 
     Returns:
         The files: 00000.safetensors and so on, all of them or none.
@@ -194,10 +196,14 @@ def write_latents(
     counts = {key: len(values) for key, values in given.items() if values is not None}
     if len(set(counts.values())) > 1 or shard_size < 1:
         found = ", ".join(f"{count} {key}" for key, count in counts.items())
-        raise ConfigError(f"{path}: {found} in shards of {shard_size}, expected as many of each, and 1 or more a shard")
+        raise ConfigError(
+            f"{path}: {found} in shards of {shard_size}, expected equal numbers of each, and at least 1 a shard"
+        )
     path.mkdir(parents=True, exist_ok=True)
     if found := sorted(path.glob(f"*{SUFFIX}")):
-        raise ConfigError(f"{path}: holds {found[0].name} already, expected no shards; delete them or name another")
+        raise ConfigError(
+            f"{path}: holds {found[0].name} already, expected no shards; delete them or choose another folder"
+        )
     tensors = [t.split(shard_size) for t in (moments, labels, moments_flip) if t is not None]
     files = [path / f"{i:05d}{SUFFIX}" for i in range(len(tensors[0]))]
     try:

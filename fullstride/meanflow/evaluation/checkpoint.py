@@ -52,18 +52,18 @@ def evaluate_checkpoint(
 
     Args:
         path: a run's folder or a checkpoint's.
-        samplers: names and steps.
-        num_samples: 0 for the configured number.
+        samplers: names and numbers of steps.
+        num_samples: number of samples; 0 for the configured number.
         device: auto, cpu, cuda or mps.
         ema: decay of the average; the run's first if None.
-        features: in place of the configured ones.
-        inception_weights: file of the weights for `inception`, in place of the configured one.
-        data_path: where the data are now, if they were moved since.
-        precision: of the generating network's products, in place of the configured one.
-        batch_size: images of one forward pass, in place of the configured number.
-        backend: how the network runs, in place of the configured one.
-        processes: that share the work; collective.
-        keep: takes the images of each sampler on the first process.
+        features: names of features that replace the configured ones.
+        inception_weights: file of the weights for `inception` that replaces the configured one.
+        data_path: present path of the data, if they were moved.
+        precision: precision of the generating network that replaces the configured one.
+        batch_size: images of one forward pass that replaces the configured number.
+        backend: backend of the network that replaces the configured one.
+        processes: the processes that share the work; collective.
+        keep: function called with the images of each sampler on the first process.
 
     Raises:
         ConfigError: if there is no whole checkpoint, `num_samples` is below 4 and not 0, the device does not have the
@@ -71,7 +71,7 @@ def evaluate_checkpoint(
 
     """
     if num_samples != 0 and num_samples < 4:
-        raise ConfigError(f"num_samples is {num_samples}, expected at least 4, or 0 for as many as were held out")
+        raise ConfigError(f"num_samples is {num_samples}, expected at least 4, or 0 for the number of held-out images")
     generator = load_generator(path, device, ema)
     if data_path and row_of(generator.config.data.name).made:
         raise ConfigError(f"--data-path {data_path}: data={generator.config.data.name} comes with scikit-learn")
@@ -98,14 +98,16 @@ def _data_of(generator: Generator, path: Path, data_path: str) -> Dataset:
         data = load_data(dataclasses.replace(settings, path=data_path or settings.path), known)
     except ConfigError as error:
         moved = bool(settings.path) and not data_path
-        raise ConfigError(f"{error}; or, if the data were moved, give --data-path" if moved else str(error)) from None
+        raise ConfigError(f"{error}; if the data were moved, give --data-path" if moved else str(error)) from None
     if DataFacts.of(data) != generator.data:
-        raise ConfigError(f"data={data.name}: not the data that {path} was trained on; give theirs as --data-path")
+        raise ConfigError(
+            f"data={data.name}: not the data that {path} was trained on; give the original data as --data-path"
+        )
     return data
 
 
 def _scored(checkpoint: Path, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Which weights the scores are of, and how they generated."""
+    """Facts about the weights that were scored, and the settings of the generation."""
     config, ema = config_from_dict(read_manifest(checkpoint)["config"]), options.get("ema")
     keys = ("precision", "backend", "batch_size")
     asked = {key: options.get(key) or getattr(config.evaluation, key) for key in keys}
@@ -115,9 +117,9 @@ def _scored(checkpoint: Path, options: Mapping[str, Any]) -> dict[str, Any]:
 def evaluate_command(checkpoint: Path, *, consistency: bool = False, **options: Any) -> None:
     """Print the tables of a run or checkpoint, and write evaluation.json in its folder; see `evaluate_checkpoint`.
 
-    Processes that torchrun has started share the images; the first one tells.
+    Processes that torchrun has started share the images; the first one prints.
 
-    With `consistency`, one MeanFlow step beside Euler and RK4 of the same weights, their ratio, and how far apart their
+    With `consistency`: one MeanFlow step, Euler and RK4 of the same weights, their ratio, and how far apart their
     images of the same noise are, into consistency.json.
     """
     images: list[Tensor] = []
@@ -134,7 +136,7 @@ def evaluate_command(checkpoint: Path, *, consistency: bool = False, **options: 
 def _tell(
     checkpoint: Path, scored: dict[str, Any], scores: list[SamplerScore], floor: Score, images: list[Tensor]
 ) -> None:
-    """With images, those of a check of consistency."""
+    """Print and write the scores; with images, those of a consistency check."""
     console, more = Console(), {}
     for table in score_tables(scores, floor, str(checkpoint)):
         console.print(table)

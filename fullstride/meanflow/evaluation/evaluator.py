@@ -1,4 +1,4 @@
-"""How good generated images are, beside the floor: what as many training images score against the held-out split."""
+"""Scores of generated images, and the floor: the score of as many training images against the held-out split."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -34,7 +34,7 @@ Kind = tuple[Features, Reference, FeatureScore]
 
 
 class Evaluator:
-    """Scores images against the held-out split of a data set; reference statistics are kept between runs.
+    """Scores images against the held-out split of a data set; reference statistics are cached between runs.
 
     Attributes:
         floor: the score of as many training images as are generated.
@@ -56,11 +56,11 @@ class Evaluator:
 
         Args:
             data: the data set.
-            config: what is computed.
-            device: where.
+            config: the configuration of the evaluation.
+            device: the device that computes.
             processes: that share images and their features; the first has the scores. Where there are several, what
                 lies in the cache of references is found there by all but the first.
-            guarded: runs a part of the work of one process; None of it ends the whole.
+            guarded: function that runs a part of one process's work; if it returns None, the whole ends.
 
         Raises:
             ConfigError: see `check_evaluation`.
@@ -87,7 +87,7 @@ class Evaluator:
         return (extractor, *reference(self.data, extractor, num_floor=self.num, num=self.num))
 
     def _inputs(self, split: Split) -> Tensor:
-        """As many inputs of a split as are generated, the same ones each time."""
+        """Inputs of a split, as many as are generated, and the same ones each time."""
         return self.data.images(split, choose_reference(len(split), self.num)).to(self.device)
 
     def score(self, images: Tensor, labels: Tensor | None) -> Score:
@@ -136,7 +136,7 @@ class Evaluator:
         return self.processes.led(lambda: self._guarded(lambda: self._of_parts(parts, sampler, steps, labels, keep)))
 
     def _labels(self) -> Tensor:
-        """Those of the held-out images that the samples are compared with: classes are as frequent there as here.
+        """The labels of the held-out images that the samples are compared with, so that classes are equally frequent.
 
         Where more are generated than are held out, all in turn, and then some of all of them.
         """
@@ -240,11 +240,11 @@ def score_samplers(
     """The scores of samplers, of which the first process shows the progress, a line for each. Collective.
 
     Args:
-        evaluator: scores them.
+        evaluator: the evaluator of the images.
         model: the network.
-        rows: samplers and their steps.
-        num_classes: of the network; 0 without labels.
-        keep: takes the images of each sampler on the first process.
+        rows: samplers and their numbers of steps.
+        num_classes: number of the network's classes; 0 without labels.
+        keep: function called with the images of each sampler on the first process.
 
     """
     processes, scores, made = evaluator.processes, list[SamplerScore](), 0

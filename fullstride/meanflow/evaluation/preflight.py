@@ -1,4 +1,4 @@
-"""What an evaluation needs, asked for before a run trains for hours towards it."""
+"""Requirements of an evaluation, checked before a run trains for hours towards it."""
 
 from collections.abc import Collection
 from pathlib import Path
@@ -17,7 +17,7 @@ from fullstride.meanflow.sampling.graphed import check_backend
 
 
 def can_classify(data: Dataset) -> bool:
-    """Whether a classifier has something to learn there: pictures of several classes, large enough for its network."""
+    """Return whether a classifier can be trained: pictures of several classes, large enough for its network."""
     return data.pixels and data.num_classes > 1 and min(data.image_shape[1:]) >= MIN_SIZE
 
 
@@ -30,9 +30,9 @@ def check_evaluation(data: Dataset, config: EvalConfig, *, due: bool = True) -> 
     """Check that images can be scored on these data.
 
     Args:
-        data: what would be held against them.
-        config: as the run will have it.
-        due: whether the run evaluates at all. Otherwise nothing is fetched and no number of records asked for, but what
+        data: the data set that images would be compared with.
+        config: the run's configuration.
+        due: whether the run evaluates at all. Otherwise nothing is fetched and no number of records required, but what
             the configuration names must be there.
 
     Raises:
@@ -43,11 +43,11 @@ def check_evaluation(data: Dataset, config: EvalConfig, *, due: bool = True) -> 
     for name in config.features:
         one_of("evaluation.features", name, FEATURES)
         if not data.pixels:
-            raise ConfigError(f"evaluation.features=[{name}]: it needs pictures, data={data.name} holds latents")
+            raise ConfigError(f"evaluation.features=[{name}]: needs pictures, but data={data.name} holds latents")
         if name == "classifier" and not can_classify(data):
             size = "x".join(map(str, data.image_shape[1:]))
             raise ConfigError(
-                f"evaluation.features=[{name}]: it needs labelled pictures of several classes, at least "
+                f"evaluation.features=[{name}]: needs labelled pictures of several classes, at least "
                 f"{MIN_SIZE}x{MIN_SIZE}; data={data.name} has {data.num_classes} classes, {size}"
             )
         if name == "efficientnet_lite0" and due:
@@ -57,8 +57,8 @@ def check_evaluation(data: Dataset, config: EvalConfig, *, due: bool = True) -> 
     records = min(len(data.test), len(data.train))
     if due and records <= NEIGHBOURS:
         raise ConfigError(
-            f"data={data.name}: {len(data.test)} held-out and {len(data.train)} training records, an evaluation needs "
-            f"at least {NEIGHBOURS + 1} of each; raise data.holdout, or set eval_every=0"
+            f"data={data.name}: {len(data.test)} held-out and {len(data.train)} training records, but an evaluation "
+            f"needs at least {NEIGHBOURS + 1} of each; raise data.holdout, or set eval_every=0"
         )
 
 
@@ -66,9 +66,9 @@ def check_generating(config: EvalConfig, device: torch.device, options: Collecti
     """Check that the network can generate on a device as the configuration says.
 
     Args:
-        config: of the evaluation.
-        device: where.
-        options: keys that the command line has given instead, as messages then call them.
+        config: the configuration of the evaluation.
+        device: the device that generates.
+        options: command-line options given instead of keys, which messages then name.
 
     Raises:
         ConfigError: for a precision or a backend that the device does not have.
@@ -88,7 +88,7 @@ def inception_weights(config: EvalConfig) -> Path:
     """
     if not config.inception_weights:
         raise ConfigError(
-            "features=inception: no weights are named; give evaluation.inception_weights=FILE when training, "
+            "features=inception: no file of weights given; set evaluation.inception_weights=FILE when training, "
             "--inception-weights FILE when evaluating"
         )
     return Path(config.inception_weights).expanduser()

@@ -1,4 +1,4 @@
-"""What sets of images score, and the tables that show it."""
+"""Scores of sets of images, and the tables that show them."""
 
 import math
 from collections.abc import Sequence
@@ -60,7 +60,7 @@ class SamplerScore:
 
     @property
     def name(self) -> str:
-        """As in `meanflow 1`."""
+        """Name of the sampler and its steps, such as `meanflow 1`."""
         return f"{self.sampler} {self.steps}" if self.steps else self.sampler
 
 

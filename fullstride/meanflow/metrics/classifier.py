@@ -87,7 +87,7 @@ def train_classifier(
         images: values in [-1, 1], at least 8x8.
         labels: 0 to num_classes - 1.
         num_classes: number of classes.
-        seed: of the weights and the order.
+        seed: seed of the weights and the order.
         epochs: passes over the images, in batches of 64 under a one-cycle learning rate.
         device: where to train; the network stays there.
 

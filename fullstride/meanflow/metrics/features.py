@@ -1,4 +1,4 @@
-"""Features of images, by name: what the distances between sets of images are measured on."""
+"""Features of images, by name, on which distances between sets of images are measured."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -43,12 +43,12 @@ class Features:
 
     Attributes:
         name: one of `FEATURES`.
-        label: of a Frechet distance on these features, for tables; `FID` is the official network's alone.
-        dim: features an image.
-        identity: of weights and preprocessing; features of one identity compare.
-        compute: the function.
-        batch: images at a time.
-        device: where it computes.
+        label: name of a Frechet distance on these features, for tables; `FID` is the official network's alone.
+        dim: number of features per image.
+        identity: identifier of weights and preprocessing; only features of one identity are comparable.
+        compute: the function of images.
+        batch: images per call.
+        device: the device that computes.
 
     """
 
@@ -82,7 +82,7 @@ def build_features(
 
     Args:
         name: one of `FEATURES`.
-        device: where it computes.
+        device: the device that computes.
         classifier: a trained classifier, for `classifier`.
         weights: the file of weights, for the others.
 
@@ -94,13 +94,13 @@ def build_features(
     one_of("features", name, FEATURES)
     if name == "classifier":
         if classifier is None:
-            raise ValueError("features=classifier needs a trained classifier, there is none")
+            raise ValueError("features=classifier needs a trained classifier, but none was given")
         model = classifier.to(device)
         identity = f"classifier clamped {weights_sha256(model.state_dict())}"
         compute = lambda images: model.features(images.clamp(-1, 1))  # noqa: E731
         return Features(name, "FD-classifier", small.FEATURES, identity, compute, small.BATCH, device)
     if weights is None:
-        raise ConfigError(f"features={name}: no file of weights is given, expected its path")
+        raise ConfigError(f"features={name}: no file of weights given, expected its path")
     model = (inception.load_inception if name == "inception" else load_efficientnet)(weights).to(device)
     compute = lambda images: model.features(byte_levels(images))  # noqa: E731
     found = file_sha256(weights)

@@ -15,7 +15,7 @@ CONFLICTS = (
     Conflict(
         "evaluation.features",
         lambda c: "inception" in c.evaluation.features and not c.evaluation.inception_weights,
-        "evaluation.inception_weights=FILE beside it, the weights that torch-fidelity downloads",
+        "evaluation.inception_weights=FILE as well, the weights that torch-fidelity downloads",
     ),
 )
 
@@ -54,8 +54,8 @@ def load_inception(path: Path) -> Inception:
     # A torchvision built for another torch fails in many ways, RuntimeError among them.
     except (ImportError, RuntimeError, OSError) as error:
         raise ConfigError(
-            f"features=inception needs torch-fidelity, whose import failed ({first_line(error)}); pip install "
-            "torch-fidelity, with a torchvision made for the installed torch"
+            f"features=inception needs torch-fidelity, and its import failed ({first_line(error)}); pip install "
+            "torch-fidelity, with a torchvision that matches the installed torch"
         ) from None
     try:
         with torch.random.fork_rng(devices=[]):

@@ -1,4 +1,4 @@
-"""Reference statistics: features of real images, kept between runs, and what real images themselves score (the floor).
+"""Reference statistics: cached features of real images, and the score of real images themselves (the floor).
 
 A Frechet distance, precision and recall all depend on how many samples they are made from, so a score carries its
 counts, and the floor takes as many training images as are generated.
@@ -43,7 +43,7 @@ def cache_key(*parts: str | int | None) -> str:
 
 
 def cached(folder: Path, key: str, make: Callable[[], Entry]) -> Entry:
-    """What is kept under `key`; where there is nothing, what `make` returns, kept for the next.
+    """Return the entry cached under `key`; if there is none, cache and return the result of `make`.
 
     One process at a time makes it, and no process that finds it waits.
     """
@@ -69,7 +69,7 @@ def by_one_process(folder: Path, key: str) -> Iterator[None]:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                note(f"{folder}: another process computes what is needed here; waiting for it")
+                note(f"{folder}: another process computes this entry; waiting for it")
                 fcntl.flock(file, fcntl.LOCK_EX)
             held.callback(fcntl.flock, file, fcntl.LOCK_UN)
         yield
@@ -94,11 +94,11 @@ def write_entry(folder: Path, key: str, tensors: dict[str, Tensor], values: dict
         text = json.dumps({"sha256": digest, "values": values}, indent=1)
         replace_file(folder / f"{key}.json", text)
     except OSError as error:
-        note(f"{folder}: nothing is kept ({error}); set FULLSTRIDE_CACHE to a folder that can be written")
+        note(f"{folder}: nothing is cached ({error}); set FULLSTRIDE_CACHE to a writable folder")
 
 
 def read_entry(folder: Path, key: str, quiet: bool = False) -> Entry | None:
-    """What is kept under `key`; None if there is nothing, or, with a note unless `quiet`, if it is damaged."""
+    """Read the entry under `key`; None if there is none, or if it is damaged, which is noted unless `quiet`."""
     path = folder / f"{key}.json"
     if not path.is_file():
         return None
@@ -110,7 +110,7 @@ def read_entry(folder: Path, key: str, quiet: bool = False) -> Entry | None:
         return load(content), entry["values"]
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         if not quiet:
-            note(f"{path}: damaged cache entry ({error}); it is computed anew")
+            note(f"{path}: damaged cache entry ({error}); computing it again")
         return None
 
 
@@ -128,8 +128,8 @@ class FeatureScore:
     """A set of images against the reference, on one kind of features.
 
     Attributes:
-        label: of the Frechet distance, as in `FD-EffNetLite0`.
-        frechet: compares only at equal counts.
+        label: name of the Frechet distance, such as `FD-EffNetLite0`.
+        frechet: Frechet distance; comparable only at equal counts.
         kernel: kernel distance; unbiased at any counts, possibly below 0.
         precision: share of the images within the reference's manifold; compares only at equal counts.
         recall: share of the reference within the images' manifold; compares only at equal counts.
@@ -152,8 +152,8 @@ class Reference:
     """Features of real images.
 
     Attributes:
-        label: of the Frechet distance on these features.
-        features: in fp32, on the CPU.
+        label: name of the Frechet distance on these features.
+        features: the features, in fp32 on the CPU.
 
     """
 
@@ -188,7 +188,7 @@ def split_features(data: Dataset, split: Split, num: int, extractor: Features) -
     """
     if not data.pixels:
         raise ConfigError(
-            f"data={data.name} holds latents, features={extractor.name} needs pictures; decode them first"
+            f"data={data.name} holds latents, but features={extractor.name} needs pictures; decode them first"
         )
     parts = choose_reference(len(split), num).split(BATCH)
     return torch.cat([extractor(data.images(split, part)).cpu() for part in parts])
@@ -201,11 +201,11 @@ def reference(
 
     Args:
         data: a data set of pictures.
-        extractor: of the features.
+        extractor: the extractor of the features.
         num_floor: training images of the floor, as many as are generated; all of them where there are fewer, which
             the floor's `num_samples` then tells.
-        num: held-out images; 0, or more than there are, for all.
-        folder: of the cache; None for `reference_folder()`.
+        num: number of held-out images; 0, or more than there are, for all.
+        folder: folder of the cache; None for `reference_folder()`.
 
     Raises:
         ConfigError: if the data set holds no pictures, or fewer than 4 of them in a split are asked for.
@@ -242,7 +242,7 @@ def reference_classifier(
 
     """
     if not data.num_classes:
-        raise ConfigError(f"data={data.name} has no labels, features=classifier needs them; choose other features")
+        raise ConfigError(f"data={data.name} has no labels, but features=classifier needs them; choose other features")
     folder = folder or reference_folder()
     total, most = len(data.train), max(1, TRAINED // math.prod(data.image_shape))
     part = (most,) if most < total else ()
@@ -250,7 +250,7 @@ def reference_classifier(
 
     def make() -> Entry:
         if part:
-            note(f"the classifier is trained on {most} of {total} pictures of data={data.name}, as many as are 1 GiB")
+            note(f"the classifier is trained on {most} of {total} pictures of data={data.name}, which take 1 GiB")
         indices = choose_reference(total, most) if part else torch.arange(total)
         images, labels = data.images(data.train, indices), data.train.labels[indices]
         model = train_classifier(images, labels, num_classes=data.num_classes, epochs=epochs, device=device)

@@ -11,7 +11,7 @@ from fullstride.errors import ConfigError
 
 
 def first_line(error: Exception) -> str:
-    """What an exception says, on one line; its name if it says nothing."""
+    """First line of an exception's message; its type's name if the message is empty."""
     return next(iter(str(error).splitlines()), type(error).__name__)
 
 
@@ -34,7 +34,7 @@ def read_weights(path: Path, expected: str) -> dict[str, Tensor]:
     except Exception as error:
         raise ConfigError(f"{path}: not a file of weights ({type(error).__name__}); expected {expected}") from None
     if not isinstance(state, Mapping) or not all(isinstance(value, Tensor) for value in state.values()):
-        raise ConfigError(f"{path}: holds other things than tensors by name; expected {expected}")
+        raise ConfigError(f"{path}: holds more than a dictionary of tensors; expected {expected}")
     return dict(state)
 
 
@@ -50,7 +50,7 @@ def load_weights(model: nn.Module, state: Mapping[str, Tensor], path: Path, expe
     if differing := sorted(name for name in own.keys() | found.keys() if own.get(name) != found.get(name)):
         name = differing[0]
         raise ConfigError(
-            f"{path}: {len(differing)} tensors are not the network's, the first is {name} of shape "
+            f"{path}: {len(differing)} tensors do not match the network; the first is {name} of shape "
             f"{_shape(found.get(name))} instead of {_shape(own.get(name))}; expected {expected}"
         )
     model.load_state_dict(state)

@@ -76,7 +76,7 @@ class Conditioning(nn.Module):
     """The vector that conditions every block: embeddings of t, of t - r and of the class, summed."""
 
     def __init__(self, width: int, num_classes: int):
-        """Make it; `num_classes` 0 is unconditional, else one more embedding stands for 'no class'."""
+        """Make the layers; `num_classes` 0 is unconditional, else one more embedding stands for 'no class'."""
         super().__init__()
         self.time, self.gap = TimeMlp(width), TimeMlp(width)
         self.label = nn.Embedding(num_classes + 1, width) if num_classes else None

@@ -41,7 +41,7 @@ class Repeat(nn.Module):
 
 
 def _in_order(resample: Callable[[Tensor, int], Tensor], x: Tensor) -> Tensor:
-    """What acts on two neighbouring dimensions, of which it is told the first, in x's memory order."""
+    """Apply a function of two neighbouring dimensions (it takes the index of the first) in x's memory order."""
     if x.is_contiguous() or not x.is_contiguous(memory_format=torch.channels_last):
         return resample(x, 2)
     return resample(x.permute(0, 2, 3, 1), 1).permute(0, 3, 1, 2)

@@ -33,7 +33,7 @@ Points = tuple[Tensor, Tensor, Tensor]  # z, r and t
 
 
 def labelled(label: Tensor | None) -> dict[str, Tensor]:
-    """By which name a network is given its labels: it need not take any where there are none."""
+    """Keyword of a network's labels; empty without labels, so that a network need not take any."""
     return {} if label is None else {"label": label}
 
 
@@ -54,11 +54,11 @@ def _forward_ad(model: Velocity, points: Points, v: Tensor, conditions: Conditio
         try:
             u, dudt = forward_ad.unpack_dual(like(z, model(dual_z, r, dual_t, **conditions)))
         except GradientInside as error:
-            raise ValueError("the model takes a gradient itself, expected jvp_backend=func for such a one") from error
+            raise ValueError("the model computes a gradient itself; use jvp_backend=func for such a model") from error
         if dudt is None:
             raise ValueError(
                 "the model's output carries no tangent under forward_ad: it detaches its inputs or runs an operation "
-                "without forward derivative; use jvp_backend=finite_difference for such a model"
+                "without a forward-mode derivative; use jvp_backend=finite_difference for such a model"
             )
         return u, dudt.detach()
 
@@ -122,7 +122,7 @@ CONFLICTS = (
     Conflict(
         "loss.jvp_precision loss.jvp_backend",
         lambda c: c.loss.jvp_precision != "same" and c.loss.jvp_backend not in APART,
-        f"loss.jvp_backend={' or '.join(APART)} beside it; the others' derivative shares its pass with the prediction",
+        f"loss.jvp_backend={' or '.join(APART)}; the other backends compute derivative and prediction in one pass",
     ),
     # Products of fp32 are the process's: only what autocast rounds can be another inside a step.
     Conflict(
@@ -139,8 +139,8 @@ CONFLICTS = (
             and c.loss.meanflow_ratio > 0
             and getattr(c.model, "dropout", 0) > 0
         ),
-        "loss.jvp_backend=func, backend=eager or model.dropout=0: compiled, the passes of that derivative would each "
-        "drop other units",
+        "loss.jvp_backend=func, backend=eager or model.dropout=0: when compiled, each pass of this derivative would "
+        "drop different units",
     ),
 )
 
@@ -165,7 +165,7 @@ def velocity_and_derivative(
         r: the earlier time of each interval.
         t: the later time, at which z is.
         v: the velocity of z, dz/dt.
-        conditions: what else the network is called with, such as `{"label": label}`.
+        conditions: further arguments of the network, such as `{"label": label}`.
         backend: `func` (fullstride.jvp.jvp), `forward_ad` (dual tensors), `two_pass` (JVP without graph, then a forward
             pass), or `finite_difference` (central, step 5e-3).
         chunk: most samples that are differentiated at once, to bound the memory of their tangents; 0 takes all.
@@ -207,16 +207,16 @@ def velocity_and_some_derivatives(
     that is added (`fullstride.jvp.partial_jvp`).
 
     Args:
-        model: as for `velocity_and_derivative`, of operations that have a rule there.
+        model: the network, as for `velocity_and_derivative`, built from operations with a rule in `partial_jvp`.
         z: points z_t on the path.
         r: the earlier time of each interval.
         t: the later time.
         v: the velocities of the first n points.
-        conditions: what else the network is called with.
+        conditions: further arguments of the network.
 
     Raises:
-        ValueError: for a network that does what has no rule.
-        AttributeError: likewise, for methods of tensors.
+        ValueError: for a network with an operation that has no rule.
+        AttributeError: for a network that calls a tensor method that has no rule.
 
     """
     fn = lambda z, r, t: model(z, r, t, **(conditions or {}))  # noqa: E731

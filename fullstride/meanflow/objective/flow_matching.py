@@ -30,7 +30,7 @@ class FlowMatching(MeanFlowLoss):
         Conflict(
             "loss loss.omega loss.kappa loss.label_dropout",
             lambda c: c.loss.guided or c.loss.label_dropout > 0,
-            "no guidance: it enters MeanFlow's target; use loss=meanflow, with loss.meanflow_ratio=0 if r = t",
+            "no guidance, which is part of MeanFlow's target; use loss=meanflow, with loss.meanflow_ratio=0 for r = t",
         ),
         *MeanFlowLoss.conflicts,
     )

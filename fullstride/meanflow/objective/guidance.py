@@ -23,17 +23,18 @@ CONFLICTS = (
     Conflict(
         "loss.omega loss.kappa loss.label_dropout",
         lambda c: (c.loss.guided or c.loss.label_dropout > 0) and not c.model.class_conditional,
-        "model.class_conditional=true beside guidance",
+        "model.class_conditional=true with guidance",
     ),
     Conflict(
         "loss.guidance_start loss.guidance_end",
         lambda c: c.loss.guidance_start > c.loss.guidance_end,
-        "a start that is not above the end",
+        "a start no larger than the end",
     ),
     Conflict(
         "loss.omega loss.kappa loss.label_dropout",
         lambda c: c.loss.guided and c.loss.label_dropout == 0,
-        "loss.label_dropout above 0, such as 0.1: guidance needs the velocity of 'no class', which is trained so",
+        "loss.label_dropout above 0, such as 0.1: guidance needs the velocity of 'no class', which dropped labels train"
+        "",
     ),
 )
 
@@ -70,7 +71,7 @@ class Guidance:
             raise ValueError(f"num_classes is {self.num_classes}, expected at least 1; without classes guidance=None")
         check(self)
         if self.start > self.end:
-            raise ValueError(f"start is {self.start}, end {self.end}: expected a start that is not above the end")
+            raise ValueError(f"start is {self.start}, end {self.end}: expected a start no larger than the end")
 
     def drop(self, label: Int[Tensor, " b"], generator: torch.Generator | None = None) -> Int[Tensor, " b"]:
         """Labels of which a binomial number became 'no class': the last ones.
@@ -100,7 +101,7 @@ class Guidance:
         if self.omega == 1 and self.kappa == 0:
             return v
         if "label" not in conditions:
-            raise ValueError("guidance was asked for, but the batch has no labels; give label, or guidance=None")
+            raise ValueError("guidance is set, but the batch has no labels; pass label, or use guidance=None")
         if (label := conditions["label"]).shape != t.shape or label.is_floating_point():
             raise ValueError(
                 f"label is {tuple(label.shape)} of {label.dtype}, expected a class for each of {len(t)} samples, in "

@@ -1,4 +1,4 @@
-"""`loss.weighting=huber`: a sample's error is weighed by no less than what others have at such times."""
+"""`loss.weighting=huber`: a sample is weighted by its own error or, if larger, by the expected error at its times."""
 
 import torch
 from jaxtyping import Float
@@ -28,8 +28,8 @@ def expected_error(squared_error: Samples, t: Samples, r: Samples) -> Samples:
     """
     if len(squared_error) < 2:
         raise ValueError(
-            "weighting=huber with a batch of 1, expected at least 2 samples in a pass, as others tell what error to "
-            "expect; take a larger batch or fewer parts of it, or weighting=adaptive"
+            "weighting=huber with a batch of 1, expected at least 2 samples in a pass, since the other samples give "
+            "the expected error; use a larger batch or fewer parts of it, or weighting=adaptive"
         )
     time = torch.logit(t.detach().float(), ENDS) / OF_TIME
     step = (t - r).detach().float() / t.detach().float().clamp_min(ENDS) / OF_STEP
@@ -43,7 +43,7 @@ def expected_error(squared_error: Samples, t: Samples, r: Samples) -> Samples:
 def huber_weight(squared_error: Samples, t: Samples, r: Samples, power: float, c: float = 1e-3) -> Samples:
     """w = 1 / (max(||error||^2, E[||error||^2 | t, r]) + c)^p with stop-gradient.
 
-    A sample whose error is below what is usual at its times counts as all of them do, and only one above counts for
+    A sample whose error is below the expected error at its times is weighted like all of them; only one above it counts
     less: as a function of the sample a Huber loss (Ann. Math. Stat. 35, 1964, 73) with a threshold for each (t, r),
     quadratic below it and ||error||^(2 - 2p) above. `adaptive_weight` has its threshold at c, far below any error of a
     velocity: it goes after the samples that are easy, dark ones among pictures, which makes the velocity another than
@@ -75,7 +75,7 @@ HUBER = Weighting(
         Conflict(
             "loss.weighting data.batch_size",
             lambda c: c.data.batch_size < 2,
-            "at least 2 samples, as others tell what error is usual; or loss.weighting=adaptive",
+            "at least 2 samples, since the other samples give the expected error; or loss.weighting=adaptive",
         ),
     ),
 )

@@ -46,7 +46,7 @@ class AverageMeanFlow(ImprovedMeanFlow):
         Conflict(
             "loss distributed",
             lambda c: c.distributed == "fsdp",
-            "an average that is whole on each process, as with distributed=ddp, or loss=imf",
+            "an average that each process holds in full, as with distributed=ddp; or loss=imf",
         ),
     )
 
@@ -62,6 +62,7 @@ class AverageMeanFlow(ImprovedMeanFlow):
         """
         if averages is None:
             raise ValueError(
-                f"loss={config.name} without averages, expected those of the network, whose first it goes along"
+                f"loss={config.name} without averages, expected those of the network, since z moves along the velocity "
+                "of the first"
             )
         return super().build(config, num_classes, averages, average=averages.model, **own)

@@ -46,7 +46,7 @@ CONFLICTS = (
     Conflict(
         "loss.split loss.jvp_backend loss.jvp_chunk",
         lambda c: c.loss.split == "shared" and (c.loss.jvp_backend != "func" or c.loss.jvp_chunk > 0),
-        "loss.jvp_backend=func and loss.jvp_chunk=0, as its tangents share the batch's pass; or loss.split=static",
+        "loss.jvp_backend=func and loss.jvp_chunk=0, since its tangents share the batch's pass; or loss.split=static",
     ),
     *derivative.CONFLICTS,
     *guidance.CONFLICTS,
@@ -132,7 +132,7 @@ class MeanFlowLoss:
         if self.split == "shared" and not self._derives_in_the_pass:
             given = f"jvp_backend={self.backend} jvp_chunk={self.chunk} jvp_precision={self.precision or 'same'}"
             raise ValueError(
-                f"split=shared with {given}, expected jvp_backend=func, jvp_chunk=0 and jvp_precision=same, as its "
+                f"split=shared with {given}, expected jvp_backend=func, jvp_chunk=0 and jvp_precision=same, since its "
                 "tangents share the batch's pass; set these, or use split=static"
             )
 
@@ -143,9 +143,9 @@ class MeanFlowLoss:
         """The objective of a configuration.
 
         Args:
-            config: of the objective.
-            num_classes: of the data.
-            averages: of the network, for an objective that needs them.
+            config: the configuration of the objective.
+            num_classes: number of classes of the data.
+            averages: averages of the network's weights, for an objective that needs them.
             own: what an objective adds to these settings; of another package what it adds is in the configuration.
 
         """
@@ -258,7 +258,7 @@ class MeanFlowLoss:
         return (self.backend, self.chunk, self.precision) == ("func", 0, None)
 
     def _shares(self, model: Velocity, z: Tensor, r: Tensor, t: Tensor, v: Tensor, given: Conditions, n: int) -> bool:
-        """Whether the first n samples of a batch carry their tangents through the pass of all.
+        """Return whether the first n samples carry their tangents through one pass over the whole batch.
 
         Where that is every sample there is nothing to share: compiled, the derivative of the whole is one graph in
         either way; not compiled, the rules of the shared pass run each layer once, where dual tensors go through

@@ -37,11 +37,11 @@ def check_batch(x: Tensor) -> None:
 
     """
     if not x.is_floating_point():
-        raise ValueError(f"x is {x.dtype}, expected floating numbers; pictures of bytes become x.float() / 127.5 - 1")
+        raise ValueError(f"x is {x.dtype}, expected a floating dtype; convert bytes with x.float() / 127.5 - 1")
     if x.ndim == 0 or x.numel() == 0:
         raise ValueError(
-            f"x is {tuple(x.shape)}, expected (b, ...): at least one sample, each of at least one element; leave a "
-            "last, empty batch out"
+            f"x is {tuple(x.shape)}, expected (b, ...): at least one sample, each of at least one element; drop an "
+            "empty last batch"
         )
 
 
@@ -67,5 +67,5 @@ def like(z: Tensor, value: Any, what: str = "the network's output") -> Tensor:
     if not isinstance(value, Tensor):
         raise ValueError(f"{what} is a {type(value).__name__}, expected a tensor of z's shape {tuple(z.shape)}")
     if value.shape != z.shape:
-        raise ValueError(f"{what} is {tuple(value.shape)}, expected {tuple(z.shape)} like the points it is for")
+        raise ValueError(f"{what} is {tuple(value.shape)}, expected {tuple(z.shape)}, the shape of z")
     return value

@@ -1,4 +1,4 @@
-"""Trial of a shared pass: on a copy of the network, with three samples, beside the derivative of one alone."""
+"""Trial of a shared pass: on a copy of the network, with three samples, compared with the derivative of one alone."""
 
 import copy
 from typing import Any
@@ -24,9 +24,9 @@ _found: WeakKeyDictionary[nn.Module, dict[Any, bool]] = WeakKeyDictionary()
 
 
 def can_share(model: Velocity, z: Tensor, r: Tensor, t: Tensor, v: Tensor, conditions: Conditions) -> bool:
-    """Tell whether the network can share a pass, which is said once; neither it nor a random number is touched.
+    """Tell whether the network can share a pass, and note the answer once; neither it nor a random number is touched.
 
-    Under `torch.compile`, and in the recording of a CUDA graph, where nothing can be tried, the answer is no.
+    Under `torch.compile` and during the capture of a CUDA graph nothing can be tried, so the answer is no.
     """
     if torch.compiler.is_compiling() or (z.is_cuda and torch.cuda.is_current_stream_capturing()):
         return False
@@ -37,7 +37,7 @@ def can_share(model: Velocity, z: Tensor, r: Tensor, t: Tensor, v: Tensor, condi
     if form not in answers:
         obstacle = _obstacle(model, z, r, t, v, conditions)
         if (not obstacle) not in answers.values():
-            chosen = f"static, as {obstacle}" if obstacle else "shared, one pass for all samples"
+            chosen = f"static, because {obstacle}" if obstacle else "shared, one pass for all samples"
             note(f"split=auto of {type(model).__name__}: {chosen}")
         answers[form] = not obstacle
     return answers[form]
@@ -48,9 +48,9 @@ def _obstacle(model: nn.Module, z: Tensor, r: Tensor, t: Tensor, v: Tensor, cond
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return "several processes train it"
     if hasattr(model, "_orig_mod"):
-        return "it is compiled by itself"
+        return "it is compiled already"
     if any(getattr(module, hooks, None) for module in model.modules() for hooks in HOOKS):
-        return "it has hooks, which a trial would call"
+        return "it has hooks, and a trial would call them"
     pick = torch.tensor([0, len(z) - 1, 0], device=z.device)
     points = tuple(x.detach()[pick] for x in (z, r, t, v))
     given = {name: x.detach()[pick] if x.is_floating_point() else x[pick] for name, x in conditions.items()}
@@ -72,5 +72,5 @@ def _tried(net: nn.Module, points: tuple[Tensor, ...], given: Conditions) -> str
     _, derivative = velocity_and_derivative(net, z[:1], r[:1], t[:1], v[:1], {name: x[:1] for name, x in given.items()})
     for what, one, two in (("its output", found[0], net(z, r, t, **given)), ("du/dt", found[1], derivative)):
         if one.shape != two.shape or not (one - two).norm() <= TOLERANCE * two.norm():
-            return f"{what} is another there"
+            return f"{what} differs there"
     return ""

@@ -123,9 +123,9 @@ def times_of(config: LossConfig) -> TimeLaw:
 
 
 def conflicts_of(config: LossConfig) -> Iterator[Conflict]:
-    """Settings of the times that the chosen law does not read, where a run would not be the one that was meant."""
+    """Conflicts with settings of the times that the chosen law does not read."""
     for parameter, key in _SETTINGS.items():
         if getattr(config, key) != getattr(LossConfig, key) and not _reads(config.time_law, parameter):
             laws = " or ".join(name for name in TIME_LAWS if _reads(name, parameter))
-            remedy = f"loss.time_law={laws} beside it, as others have no {key}; or leave it out"
+            remedy = f"loss.time_law={laws}, since the other laws have no {key}; or leave it out"
             yield Conflict(f"loss.{key} loss.time_law", lambda _: True, remedy)

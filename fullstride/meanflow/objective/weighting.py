@@ -16,8 +16,8 @@ class Weighting:
     """A weight of each sample, without gradient.
 
     Attributes:
-        weigh: of the samples' summed squared errors (b,), their times t and r (b,), a power and a constant.
-        least_batch: samples of a pass that it needs.
+        weigh: function of the samples' summed squared errors (b,), times t and r (b,), a power and a constant.
+        least_batch: smallest number of samples of a pass.
         conflicts: settings that exclude each other with it.
 
     """

@@ -1,1 +1,1 @@
-"""What a run will take, predicted from counted work and the rates that measured steps reached."""
+"""Predicted cost of a run, from counted work and the rates that measured steps reached."""

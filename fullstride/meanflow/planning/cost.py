@@ -1,4 +1,4 @@
-"""The cost model of a recorded step on one GPU, and of the processes' sums; imports no framework.
+"""The cost model of a captured step on one GPU, and of the processes' all-reduce; imports no framework.
 
 A step's device time is the sum of what its kinds of work take: each kind's operations or bytes at the machine's own
 measured rates, times a factor that was fitted to measured steps (`fit.py`), plus a fixed time for every call. Nothing
@@ -19,11 +19,11 @@ OPTIMIZER_BYTES = 36
 
 @dataclass(frozen=True)
 class Rates:
-    """Of a machine, measured: operations and bytes a second.
+    """Measured rates of a machine: operations and bytes a second.
 
     Attributes:
-        flops: of a large matrix product in the step's number format.
-        bytes: of a large copy, read plus written.
+        flops: rate of a large matrix product in the step's number format.
+        bytes: rate of a large copy, bytes read plus written.
 
     """
 
@@ -33,17 +33,17 @@ class Rates:
 
 @dataclass(frozen=True)
 class Costs:
-    """Fitted: how many times as long as at the machine's own rates each kind of work takes.
+    """Fitted factors: the time of each kind of work over its time at the machine's measured rates.
 
     Attributes:
-        convolution: by precision, of operations.
-        product: of matrix products' operations, in each precision.
-        attention: of operations.
-        moved: of the bytes of norms and of what is kept.
-        call_us: of every call of a pass, in microseconds, whatever it does.
-        tangent: by precision, of a tangent's pass beside a third of flow matching's step.
-        written: of pointwise operations as they are written, 4 bytes a number; a compiled step has them in `moved`.
-        kept: by precision, what a step holds of the bytes that eager operations keep.
+        convolution: factor of operations, by precision.
+        product: factor of matrix products' operations, in each precision.
+        attention: factor of operations.
+        moved: factor of the bytes of norms and of saved activations.
+        call_us: fixed time of every call of a pass, in microseconds.
+        tangent: factor of a tangent's pass over a third of flow matching's step, by precision.
+        written: factor of uncompiled pointwise operations, 4 bytes a number; a compiled step has them in `moved`.
+        kept: share of the bytes saved by eager operations that a step holds, by precision.
 
     """
 
@@ -62,10 +62,10 @@ class NetworkWork:
     """A network's forward pass.
 
     Attributes:
-        parameters: numbers that are trained.
+        parameters: number of trained parameters.
         convolution, product, attention: operations an image, 2 a multiply-add; a product is a matrix product.
-        moved: bytes an image that norms read and write, and that are kept for the backward pass.
-        kept: the latter alone.
+        moved: bytes per image that norms read and write, and that are saved for the backward pass.
+        kept: bytes per image saved for the backward pass.
         pointwise: numbers an image that other operations read and write.
         calls: convolutions, products, attentions and norms, each at least a kernel.
 
@@ -92,14 +92,14 @@ class PlannedStep:
 
     Attributes:
         batch: samples of a forward pass on one GPU.
-        ratio: share of them in the JVP.
+        ratio: share of the samples in the JVP.
         precision: fp32, tf32 or bf16.
         backend: compile+graph or graph.
         whole: whether optimizer and averages belong to it.
-        averages: of the weights.
+        averages: number of averages of the weights.
         period: steps between the averages' updates.
-        accumulate: forward passes of a step.
-        guidance: samples of further forward passes without gradient, in units of the batch.
+        accumulate: number of forward passes of a step.
+        guidance: further forward passes without gradient, in units of the batch.
 
     """
 
@@ -123,8 +123,8 @@ class PlannedStep:
         one_of("precision", self.precision, PRECISIONS)
         if self.backend not in CAPTURED_BACKENDS:
             raise ConfigError(
-                f"backend={self.backend}: expected one of {', '.join(CAPTURED_BACKENDS)}; a step that is not captured "
-                "waits for the host, whose time scatters too much to be predicted"
+                f"backend={self.backend}: expected one of {', '.join(CAPTURED_BACKENDS)}; a step without CUDA graph "
+                "waits for the host, and host time varies too much to predict"
             )
 
 
@@ -132,10 +132,10 @@ def parts(work: NetworkWork, step: PlannedStep, rates: Rates, costs: Costs) -> d
     """Milliseconds of one optimizer step on one GPU, by kind of work.
 
     Args:
-        work: of the network.
-        step: how it is run.
-        rates: of the machine in the step's precision.
-        costs: fitted.
+        work: the work of the network.
+        step: the step.
+        rates: rates of the machine in the step's precision.
+        costs: fitted factors.
 
     """
     ms_flop, ms_byte = 1e3 / rates.flops, 1e3 / rates.bytes
@@ -176,8 +176,8 @@ def all_reduce_ms(parameters: int, gpus: int, link: float) -> float:
     """Milliseconds that a ring takes to sum fp32 gradients: 2 (n - 1) / n of their bytes through each GPU's link.
 
     Args:
-        parameters: of the network.
-        gpus: of the ring.
+        parameters: number of the network's parameters.
+        gpus: number of GPUs of the ring.
         link: bytes a second that a GPU sends and receives at once.
 
     """

@@ -94,7 +94,7 @@ def _written(costs: Costs, row: MeasuredStep, rates: Rates) -> float:
 
 
 def _kept(rows: Sequence[MeasuredStep]) -> dict[str, float]:
-    """Of the activations' bytes, from the largest steps of flow matching in each precision."""
+    """Fitted ratio of held bytes to activation bytes, from the largest flow-matching steps in each precision."""
     found: dict[str, list[float]] = {precision: [] for precision in PRECISIONS}
     for row in rows:
         largest = row.step.precision != "bf16" or row.step.batch >= 256
@@ -121,12 +121,12 @@ def write_fitted(folder: Path, out: Path = KEPT_FILE) -> Path:
 
 @dataclass(frozen=True)
 class FittedCosts:
-    """What is kept of a fit.
+    """Stored result of a fit.
 
     Attributes:
         machine: the GPU's name.
-        memory_bytes: of one.
-        rates: its own, by precision.
+        memory_bytes: memory of one GPU.
+        rates: the GPU's measured rates, by precision.
         costs: the factors.
 
     """
@@ -138,7 +138,7 @@ class FittedCosts:
 
 
 def fitted(path: Path = KEPT_FILE) -> FittedCosts:
-    """The kept fit."""
+    """The stored fit."""
     kept = json.loads(path.read_text())
     rates = {precision: Rates(**rates) for precision, rates in kept["rates"].items()}
     return FittedCosts(kept["machine"], kept["memory_bytes"], rates, Costs(**kept["costs"]))

@@ -29,14 +29,14 @@ class MeasuredStep:
     """A step that was measured.
 
     Attributes:
-        file: its result's.
-        name: its row's.
+        file: name of the result's file.
+        name: name of the row.
         model: the network, a choice of `model=`.
-        step: how it was run.
+        step: the step's settings.
         ms: the median of its times.
-        memory: most bytes alive, None where that is not known.
+        memory: peak memory in bytes; None if unknown.
         fitted: whether the costs were fitted to it.
-        dropout: whether the network drops units as its preset says.
+        dropout: whether the network uses its preset's dropout.
 
     """
 
@@ -52,7 +52,7 @@ class MeasuredStep:
 
 @cache
 def work_of(model: str, half: bool, dropout: bool = False) -> NetworkWork:
-    """Of a preset at the size of the step's bench, without classes."""
+    """Work of a preset at the size of the step's benchmark, without classes."""
     config = MODELS[model]()
     if "dropout" in vars(config) and not dropout:
         config = replace(config, dropout=0.0)
@@ -60,12 +60,12 @@ def work_of(model: str, half: bool, dropout: bool = False) -> NetworkWork:
 
 
 def work_for(row: MeasuredStep) -> NetworkWork:
-    """Of a measured step's network."""
+    """Work of a measured step's network."""
     return work_of(row.model, row.step.precision == "bf16", row.dropout)
 
 
 def measured(folder: Path) -> list[MeasuredStep]:
-    """Every recorded step of MeanFlow and flow matching by the default settings that was measured on `MACHINE`."""
+    """Every captured step of MeanFlow and flow matching by the default settings that was measured on `MACHINE`."""
     found = [row for name, data in _results(folder) for row in _steps(name, data)]
     return [*found, *_peer(folder / PEER)]
 
@@ -138,7 +138,7 @@ def memory_of(folder: Path) -> int:
 
 
 def profiles_of(folder: Path) -> list[tuple[str, PlannedStep, dict[str, float]]]:
-    """Of steps at batch 64 on `MACHINE`, milliseconds of kernels by kind of work; 1x1 convolutions run as products."""
+    """Milliseconds of kernels by kind of work, of steps at batch 64 on `MACHINE`; 1x1 convolutions run as products."""
     found = []
     for _, data in _results(folder, "unet--bf16--compile,"):
         for row in data["rows"]:

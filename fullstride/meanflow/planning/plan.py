@@ -1,4 +1,4 @@
-"""What a run will take: a configuration's step, its memory, and its times, on one machine or several GPUs of it."""
+"""Predicted cost of a run: a configuration's step, memory and times, on one or several GPUs of a machine."""
 
 from dataclasses import dataclass, replace
 
@@ -16,12 +16,12 @@ from fullstride.meanflow.training.state import Position
 
 @dataclass(frozen=True)
 class Machine:
-    """What a plan is made for.
+    """Machine that a plan is made for.
 
     Attributes:
-        rates: by precision; missing where the precision was not measured.
-        memory: bytes of one GPU.
-        gpus: that share each step.
+        rates: rates by precision; absent if the precision was not measured.
+        memory: memory of one GPU, in bytes.
+        gpus: number of GPUs that share each step.
         link: bytes a second that a GPU sends and receives at once; 0 if there is one GPU.
 
     Raises:
@@ -38,8 +38,8 @@ class Machine:
         """Check the link."""
         if self.gpus > 1 and self.link <= 0:
             raise ConfigError(
-                f"--gpus {self.gpus}: the sum of gradients takes as long as their link lets it, whose rate no result "
-                "has; measure it and give --link-gbs"
+                f"--gpus {self.gpus}: all-reduce time depends on the link bandwidth, which no stored result "
+                "contains; measure it and pass --link-gbs"
             )
 
 
@@ -48,15 +48,15 @@ class RunPlan:
     """A prediction.
 
     Attributes:
-        config: of the run.
-        work: of its network.
-        step: of one GPU.
-        gpus: that share it.
+        config: the run's configuration.
+        work: the work of its network.
+        step: the step of one GPU.
+        gpus: number of GPUs that share it.
         parts: milliseconds of one optimizer step on one GPU, by kind of work.
-        reduce_ms: of the sum of gradients over the GPUs, if nothing else ran.
-        memory: most bytes alive on one GPU.
+        reduce_ms: milliseconds of the all-reduce of gradients, if nothing else ran.
+        memory: peak memory of one GPU, in bytes.
         steps: optimizer steps of the run.
-        epoch_steps: of an epoch.
+        epoch_steps: optimizer steps of an epoch.
 
     """
 
@@ -72,31 +72,31 @@ class RunPlan:
 
     @property
     def ms(self) -> float:
-        """Of an optimizer step; the sum of gradients is not hidden behind the backward pass."""
+        """Milliseconds of an optimizer step; the all-reduce of gradients is not hidden behind the backward pass."""
         return sum(self.parts.values()) + self.reduce_ms
 
     @property
     def images_a_second(self) -> float:
-        """That are trained on, over all GPUs."""
+        """Images trained on per second, over all GPUs."""
         return self.step.batch * self.step.accumulate * self.gpus / self.ms * 1e3
 
     @property
     def seconds(self) -> float:
-        """Of all steps; neither evaluations nor checkpoints."""
+        """Seconds of all steps, without evaluations and checkpoints."""
         return self.seconds_of(self.steps)
 
     @property
     def epoch_seconds(self) -> float:
-        """Of an epoch's steps."""
+        """Seconds of an epoch's steps."""
         return self.seconds_of(self.epoch_steps)
 
     @property
     def first_save_seconds(self) -> float:
-        """Of the steps before the first checkpoint: that of `save_every`, or the run's last."""
+        """Seconds of the steps before the first checkpoint: that of `save_every`, or the run's last."""
         return self.seconds_of(min(self.steps, steps_to_checkpoint(self.config, Position(), self.epoch_steps)))
 
     def seconds_of(self, steps: int) -> float:
-        """Of that many steps."""
+        """Seconds of that many steps."""
         return self.ms * steps / 1e3
 
 
@@ -113,14 +113,14 @@ def data_of(config: TrainConfig, records: int | None) -> tuple[int, tuple[int, i
         return records or len(data.train), data.image_shape, data.num_classes
     (c, h, w), size = row.image_shape, config.data.image_size
     if not row.resizable and size not in (0, h):
-        raise ConfigError(f"data.image_size={size}: data={config.data.name} stays as it is; leave it out")
+        raise ConfigError(f"data.image_size={size}: data={config.data.name} cannot be resized; leave it out")
     if size and config.data.fit in ("auto", "pad"):
         check_padded(h, w, size)
     return records or row.records, (c, size, size) if size else (c, h, w), config.data.num_classes or row.num_classes
 
 
 def passes_without_gradient(loss: LossConfig) -> float:
-    """Forward passes beside the step's own, in units of the batch: of guidance, and of the objective."""
+    """Forward passes of guidance and objective in addition to the step's own, in units of the batch."""
     guidance = (1 if loss.kappa == 0 else 2) if loss.guided and loss.label_dropout > 0 else 0
     return guidance + loss_of(loss).more_passes * derived_share(loss)
 
@@ -138,11 +138,11 @@ def derived_share(loss: LossConfig) -> float:
     if loss.jvp_backend != "func" or loss.jvp_chunk:
         raise ConfigError(
             f"loss.jvp_backend={loss.jvp_backend} loss.jvp_chunk={loss.jvp_chunk}: expected func and 0; other "
-            "derivatives take up to twice as long, and no plan is made of them"
+            "derivatives take up to twice as long and cannot be planned"
         )
     if split == "static" and ratio < 1:
         raise ConfigError(
-            "loss.split=static: expected auto, shared, full or bernoulli; no plan is made of a network that runs twice"
+            "loss.split=static: expected auto, shared, full or bernoulli; a network that runs twice cannot be planned"
         )
     # These two differentiate the samples with r = t, too.
     return 1.0 if split in ("full", "bernoulli") else ratio
@@ -154,11 +154,11 @@ def make_plan(
     """Predict a run.
 
     Args:
-        config: as `fullstride meanflow train` would have it; eager and compiled steps are planned as recorded ones.
-        machine: that it is to run on.
+        config: the configuration of `fullstride meanflow train`; all steps are planned as captured ones.
+        machine: the machine.
         costs: fitted factors.
         steps: optimizer steps; None takes the configuration's epochs.
-        records: of the training half; None takes the known number.
+        records: number of training records; None takes the known number.
 
     Raises:
         ConfigError: if the data, the precision, the way of the derivative or the batch allow no plan, or training
@@ -182,7 +182,9 @@ def make_plan(
         guidance=passes_without_gradient(config.loss),
     )
     if step.precision not in machine.rates:
-        raise ConfigError(f"precision={step.precision}: the rates given are of {', '.join(machine.rates)}")
+        raise ConfigError(
+            f"precision={step.precision}: the machine has measured rates for {', '.join(machine.rates)} only"
+        )
     work = count_work(config.model, shape, classes, half=step.precision == "bf16")
     reduced = all_reduce_ms(work.parameters, machine.gpus, machine.link) if machine.gpus > 1 else 0.0
     return RunPlan(

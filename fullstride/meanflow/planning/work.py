@@ -1,4 +1,4 @@
-"""What a forward pass has to do, counted on tensors that have shapes and no numbers: nothing is allocated or computed.
+"""Work of a forward pass, counted on meta tensors (shapes without data): nothing is allocated or computed.
 
 Eager operations are counted. What a compiler makes of them is part of the fitted costs (`cost.py`).
 """
@@ -91,7 +91,7 @@ class _Counted(TorchDispatchMode):
             self.pointwise += sum(x.numel() for x in (*read, *made))
 
     def source(self, x: Tensor) -> Tensor:
-        """What a widened copy was made of; x itself if it is none."""
+        """Tensor that a widened copy was made from; x itself if it is no such copy."""
         return self.narrow.get(_memory(x), x)
 
 
@@ -112,7 +112,7 @@ def count_work(
     """
     if config.recompute:
         raise ConfigError(
-            "model.recompute=true: a plan of recomputed blocks has no measured step to rest on; leave it out"
+            "model.recompute=true: no step with recomputed blocks was measured, so it cannot be planned; leave it out"
         )
     saved: dict[int, Tensor] = {}
 

@@ -21,13 +21,13 @@ class Autoencoder:
 
     @torch.no_grad()
     def moments(self, pictures: Float[Tensor, "n 3 H W"]) -> Float[Tensor, "n d h w"]:
-        """Of pictures in [-1, 1]: c means, then c log-variances, d = 2c, in fp32 on the CPU."""
+        """Encode pictures in [-1, 1]: c means, then c log-variances, d = 2c, in fp32 on the CPU."""
         with exact_fp32(self.device):
             return self.network.encode(pictures.to(self.device)).latent_dist.parameters.float().cpu()
 
     @torch.no_grad()
     def pictures(self, latents: Float[Tensor, "n c h w"]) -> Float[Tensor, "n 3 H W"]:
-        """Of unscaled latents, in fp32 on the CPU, not clipped to [-1, 1].
+        """Decode unscaled latents, in fp32 on the CPU, not clipped to [-1, 1].
 
         Raises:
             FloatingPointError: if they are not finite.
@@ -36,12 +36,14 @@ class Autoencoder:
         with exact_fp32(self.device):
             pictures = self.network.decode(latents.to(self.device)).sample.float().cpu()
         if not pictures.isfinite().all():
-            raise FloatingPointError("the autoencoder's pictures of finite latents are not finite; give another --vae")
+            raise FloatingPointError(
+                "the autoencoder decoded finite latents to pictures that are not finite; give another --vae"
+            )
         return pictures
 
     @property
     def scale(self) -> float | None:
-        """What its latents are multiplied by to have about unit variance, if it says so."""
+        """Factor that brings the latents to about unit variance, if the autoencoder's configuration has one."""
         return getattr(self.network.config, "scaling_factor", None)
 
 

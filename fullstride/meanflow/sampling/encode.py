@@ -27,13 +27,13 @@ from fullstride.runs.next_steps import say
 
 @dataclass(frozen=True)
 class LatentEncoder:
-    """What latents are made of and how.
+    """Settings that determine the content of encoded latents.
 
     Attributes:
-        pictures: fingerprint of the data set.
+        pictures: fingerprint of the pictures' data set.
         vae: sha256 of the autoencoder's files.
         flip: whether the mirrored pictures are encoded, too.
-        half: whether moments are kept in 16 bits.
+        half: whether moments are stored in 16 bits.
         shard_size: records a file.
         num_classes: of the pictures; 0 without labels.
         scale: what the autoencoder's latents are multiplied by.
@@ -92,7 +92,7 @@ def encode_command(
     out.mkdir(parents=True, exist_ok=True)
     with locked(out) as alone:
         if not alone:  # two would write the same shards
-            raise ConfigError(f"{out}: another process encodes there; wait for its end, or name another folder")
+            raise ConfigError(f"{out}: another process is encoding there; wait until it ends, or choose another folder")
         _open(out, encoding)
         for name, split in (("train", data.train), ("test", data.test)):
             _encode(network, split, out / name, encoding, batch_size, workers)
@@ -115,14 +115,16 @@ def _open(out: Path, encoding: LatentEncoder) -> None:
         made = json.loads((out / MADE).read_text())
     except FileNotFoundError:
         if found := next(out.rglob(f"*{SUFFIX}"), None):
-            raise ConfigError(f"{out}: holds {found.relative_to(out)} already; delete it or name another") from None
+            raise ConfigError(
+                f"{out}: holds {found.relative_to(out)} already; delete it or choose another folder"
+            ) from None
         _keep(out, encoding, whole=False)
         return
     except ValueError as error:
-        raise ConfigError(f"{out / MADE}: not JSON ({error}); delete the folder or name another") from None
+        raise ConfigError(f"{out / MADE}: not JSON ({error}); delete the folder or choose another") from None
     if differing := sorted(key for key, value in asdict(encoding).items() if made.get(key) != value):
         changes = ", ".join(f"{key}: {made.get(key)} -> {getattr(encoding, key)}" for key in differing)
-        raise ConfigError(f"{out}: holds latents that were made otherwise ({changes}); name another folder")
+        raise ConfigError(f"{out}: holds latents made with other settings ({changes}); choose another folder")
 
 
 Part = tuple[Path, range]

@@ -45,9 +45,9 @@ def export_command(checkpoint: Path, *, out: Path, steps: int, ema: float | None
     Args:
         checkpoint: a run's folder or a checkpoint's.
         out: the file, which ends in .pt2.
-        steps: of MeanFlow, unrolled in the file.
+        steps: number of MeanFlow steps, unrolled in the file.
         ema: decay of the average to use; the run's first if None.
-        device: that the file is for: auto, cpu, cuda or mps.
+        device: device that the file is for: auto, cpu, cuda or mps.
 
     Raises:
         ConfigError: for a checkpoint, average or file name that cannot be.
@@ -93,11 +93,11 @@ def export_command(checkpoint: Path, *, out: Path, steps: int, ema: float | None
 
 
 def _check(sampler: nn.Module, given: tuple[Tensor, ...], path: Path) -> None:
-    """On another number of images than the file was made with."""
+    """Compare file and network on another number of images than the file was made with."""
     given = tuple(x[:-1] for x in given)
     found, right = torch.export.load(path).module()(*given), sampler(*given)
     if not (error := (found - right).abs().max()) <= TOLERANCE * right.abs().max():
         raise RuntimeError(
-            f"what was exported gives other images than the network, by up to {error.item():.2g} of "
+            f"the exported sampler gives different images than the network, by up to {error.item():.2g} of "
             f"{right.abs().max().item():.2g}; sample with fullstride instead"
         )

@@ -1,4 +1,4 @@
-"""The files of a set of samples: written beside an earlier set, whose place they take once all are there."""
+"""The files of a set of samples: written next to an earlier set, which they replace once complete."""
 
 import json
 import os
@@ -48,8 +48,8 @@ def default_place(checkpoint: Path, made: Mapping[str, Any], decay: float) -> Pa
 
     Args:
         checkpoint: the folder of a checkpoint; one that lies outside a run gets the samples next to it.
-        made: what they are made with.
-        decay: of the average that is used unless another is chosen, which the name then has.
+        made: the settings of the samples.
+        decay: decay of the default average; the name has the decay of any other.
 
     """
     parts = [checkpoint.absolute().name, made["sampler"]]
@@ -70,8 +70,8 @@ def replace_set(out: Path, made: dict[str, Any], write: Callable[[Path], None]) 
 
     Args:
         out: the folder of samples; what in it no earlier call has written stays.
-        made: what they were made with, and `num`, how many there are.
-        write: leaves the files in the folder that it is given.
+        made: the settings of the samples, and their number as `num`.
+        write: function that writes the files into a given folder.
 
     Raises:
         OSError: if they cannot be written.
@@ -87,7 +87,7 @@ def replace_set(out: Path, made: dict[str, Any], write: Callable[[Path], None]) 
             earlier = found if isinstance(found := json.loads((out / MADE).read_text()), dict) else {}
         keys = [key for key in {**earlier, **made} if earlier and earlier.get(key) != made.get(key)]
         if changed := ", ".join(f"{key}: {earlier.get(key)} -> {made.get(key)}" for key in keys):
-            note(f"{out}: replacing the samples there, which were made with other settings ({changed})")
+            note(f"{out}: replacing samples made with other settings ({changed})")
         for name in (name for name in _earlier(earlier) if name not in names):
             (out / name).unlink(missing_ok=True)
         # First the number of files, so that a later call finds all of them, whatever happens here in between.
@@ -128,7 +128,7 @@ def _move(part: Path, out: Path) -> None:
 
 
 def _earlier(made: dict[str, Any]) -> list[str]:
-    """What an earlier call may have written there, of which more might be there than are written now."""
+    """List files that an earlier call may have written and that a smaller set would leave behind."""
     try:
         count = int(made["num"])
     except (ValueError, KeyError, TypeError, OverflowError):
@@ -137,7 +137,7 @@ def _earlier(made: dict[str, Any]) -> list[str]:
 
 
 def write_latents(folder: Path, latents: Float[Tensor, "n c h w"]) -> None:
-    """One file of all of them."""
+    """Write all latents to one file."""
     save_tensors({"latents": latents}, folder / LATENTS)
     (folder / LATENTS).chmod(0o644)  # safetensors lets nobody else read
 
@@ -148,9 +148,9 @@ def write_pictures(folder: Path, images: Iterable[Tensor], classes: Int[Tensor, 
     Files are packed by all cores, those of a part while the next one is made.
 
     Args:
-        folder: where they go.
+        folder: folder of the files.
         images: (k, c, h, w) in [-1, 1], part after part.
-        classes: of all of them, or None.
+        classes: the class of every image, or None.
 
     """
     rows = _rows(classes)

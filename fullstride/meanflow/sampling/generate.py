@@ -1,4 +1,4 @@
-"""Images from a checkpoint: the averaged network and what it was trained on."""
+"""Images from a checkpoint: the averaged network and facts about its training data."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -83,7 +83,7 @@ def check_finite(samples: Float[Tensor, "n c h w"]) -> Float[Tensor, "n c h w"]:
     """
     if bad := int((~samples.isfinite()).flatten(1).any(1).sum()):
         raise FloatingPointError(
-            f"{bad} of {len(samples)} samples are not finite: the network diverged; take an earlier checkpoint, or "
+            f"{bad} of {len(samples)} samples are not finite: the network diverged; use an earlier checkpoint, or "
             "train with a lower optimizer.lr"
         )
     return samples
@@ -119,9 +119,9 @@ def sample_command(
         out: folder, made if need be; RUN/samples/NAME if None, where the name has the checkpoint and the settings.
         batch_size: samples of one forward pass.
         device: auto, cpu, cuda or mps.
-        precision: of the network's products: fp32, tf32 or bf16.
-        backend: how the network runs: eager; graph, one launch an evaluation; or auto, which is graph on CUDA unless
-            that cannot be.
+        precision: precision of the network's products: fp32, tf32 or bf16.
+        backend: how the network runs: eager; graph, one launch an evaluation; or auto, which is graph on CUDA if
+            possible.
         ema: decay of the average to use; the run's first if None.
         vae: folder of a diffusers AutoencoderKL that turns latents into pictures.
 
@@ -129,7 +129,7 @@ def sample_command(
         The path of the grid, or of latents.safetensors.
 
     Raises:
-        ConfigError: for a checkpoint, sampler, number, label, average or decoder that cannot be.
+        ConfigError: for a checkpoint, sampler, number, label, average or decoder that is not available.
         FloatingPointError: if a sample is not finite.
         OSError: if the folder cannot be written, before anything is sampled where that can be told.
 
@@ -168,7 +168,7 @@ def sample_command(
         path = processes.led(lambda: _write(result, generator, made | {"nfe": result.nfe}, drawn, place, decoder))
         if processes.leads:
             show_next_steps(
-                {path: "all of them" if path.name == files.LATENTS else "the first of them, one picture"},
+                {path: "all samples" if path.name == files.LATENTS else "grid of the first samples"},
                 {command("meanflow", "evaluate", checkpoint): "score samples of the same weights"},
             )
         return path
@@ -179,11 +179,11 @@ def _told(out: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise OSError(f"--out {out}: cannot write there ({error.strerror or error})") from error
+        raise OSError(f"--out {out}: cannot be written ({error.strerror or error})") from error
 
 
 def _check_sampler(sampler: str, steps: int | None) -> None:
-    """Before anything is loaded."""
+    """Check the sampler and its steps before anything is loaded."""
     one_of("--sampler", sampler, SAMPLERS)
     if steps is None and sampler in EVALUATIONS:
         each = EVALUATIONS[sampler]
@@ -192,7 +192,7 @@ def _check_sampler(sampler: str, steps: int | None) -> None:
             f"{'s' * (each > 1)} each, such as --steps 50; or --sampler dopri5, which chooses its own"
         )
     if steps is not None and sampler not in EVALUATIONS:
-        raise ConfigError(f"--sampler {sampler} --steps {steps}: it chooses its own; leave --steps out")
+        raise ConfigError(f"--sampler {sampler} --steps {steps}: this sampler chooses its own steps; leave --steps out")
 
 
 def _sampled(generator: Generator, own: range, label: int | None, **chosen: Any) -> SampleResult:

@@ -1,4 +1,4 @@
-"""Networks as samplers run them: as they are, or each evaluation as one launch, recorded in a CUDA graph."""
+"""Networks as samplers run them: eager, or each evaluation as one launch, captured in a CUDA graph."""
 
 from typing import Any
 
@@ -34,9 +34,9 @@ def run_by(name: str, network: Velocity, device: torch.device) -> Velocity:
     """The network as a backend runs it.
 
     Args:
-        name: eager; graph, whose evaluations are recorded; or auto, which is graph on CUDA unless that cannot be.
-        network: as `Recorded` takes it.
-        device: where it is.
+        name: eager; graph, whose evaluations are captured; or auto, which is graph on CUDA if possible.
+        network: the network, as for `GraphedNetwork`.
+        device: the network's device.
 
     Raises:
         ConfigError: as `check_backend`.
@@ -48,11 +48,11 @@ def run_by(name: str, network: Velocity, device: torch.device) -> Velocity:
 
 
 class GraphedNetwork(nn.Module):
-    """u(z, r, t) without gradients as one launch: the third evaluation in a row of a form is recorded, then replayed.
+    """u(z, r, t) without gradients as one launch: the third evaluation in a row of a form is captured, then replayed.
 
-    A form is the shapes, the labels' presence and the number formats. Others run as they are, such as a last, smaller
-    batch, and take the record's place after `WARM` evaluations in a row; so does a network in training mode or under
-    gradients. A record reads the weights where they lie: what is written into them counts, tensors put in their place
+    A form is the shapes, the labels' presence and the number formats. Other forms run eagerly, such as a last, smaller
+    batch, and replace the captured one after `WARM` evaluations in a row. A network in training mode or under gradients
+    runs eagerly, too. A graph reads the weights in place: values written into them count, new tensors assigned to them
     do not. It keeps the memory of an evaluation, and is for one stream at a time.
     """
 
@@ -61,8 +61,8 @@ class GraphedNetwork(nn.Module):
 
         Args:
             network: on a CUDA device, called as `network(z, r, t)`, with `label=label` where labels are given.
-            record: makes the records.
-            required: refuse one that cannot be recorded, or whose record does not fit into memory; else it is said, and
+            record: function that captures a graph.
+            required: refuse a network that cannot be captured or does not fit; otherwise that is noted, and
                 it runs as it is.
 
         """
@@ -70,7 +70,7 @@ class GraphedNetwork(nn.Module):
         self.network, self._record, self._required = network, record, required
         self._given_up = False
         self._stream: torch.cuda.Stream | None = None
-        self._recorded: Any = None  # the form of the record
+        self._recorded: Any = None  # the form of the captured graph
         self._inputs: Any = None
         self._graph: Any = None
         self._next: Any = None  # the form that came last, if it is another, and how often in a row
@@ -86,8 +86,8 @@ class GraphedNetwork(nn.Module):
         """The network's value, in memory that is the caller's.
 
         Raises:
-            ConfigError: for a network that cannot be recorded.
-            torch.OutOfMemoryError: if there is no memory for its record.
+            ConfigError: for a network that cannot be captured.
+            torch.OutOfMemoryError: if its graph does not fit into memory.
 
         """
         if self._given_up or getattr(self.network, "training", False) or torch.is_grad_enabled():
@@ -114,8 +114,8 @@ class GraphedNetwork(nn.Module):
             return self.network(z, r, t, **labelled(label))
 
     def _capture(self, given: Given) -> bool:
-        """Whether there is a record now."""
-        self._recorded = self._graph = self._inputs = None  # whose memory the next one may need
+        """Capture the evaluation in a CUDA graph; return whether there is a graph now."""
+        self._recorded = self._graph = self._inputs = None  # their memory may be needed by the next graph
         # Tensors of inference mode could not be written into outside it.
         with torch.inference_mode(False), torch.no_grad():
             inputs = static_input(without_gaps(given))
@@ -125,13 +125,16 @@ class GraphedNetwork(nn.Module):
             except RuntimeError as error:
                 reason = str(error).strip().splitlines()[0]
                 if not self._required:
-                    note(f"evaluations are not recorded in a CUDA graph, which takes longer ({reason})")
+                    note(
+                        "evaluations cannot be captured in a CUDA graph and run without one, which is slower "
+                        f"({reason})"
+                    )
                     self._given_up = True
                     return False
                 if isinstance(error, torch.OutOfMemoryError):
                     raise
                 raise ConfigError(
-                    f"the network cannot be recorded in a CUDA graph ({reason}), expected one that never waits for the "
+                    f"the network cannot be captured in a CUDA graph ({reason}), expected one that never waits for the "
                     "device; sample with backend=eager, in a run with evaluation.backend=eager"
                 ) from error
         self._inputs = inputs

@@ -1,4 +1,4 @@
-"""Pictures of a run: grids of images, generated beside real ones, the loss curve. All PNG.
+"""Figures of a run as PNG: grids of images, generated next to real ones, and the loss curve.
 
 A figure is laid out in pixels (at 72 dpi a point is one), so that the images keep their values exactly.
 """
@@ -81,7 +81,7 @@ def save_grid(
 
     Args:
         images: grey or colour, values in [-1, 1]; others are shown as the nearest of them.
-        path: of the PNG; its folder is made.
+        path: path of the PNG; its folder is created.
         columns: images a row.
         row_captions: one for each row, written left of it.
 
@@ -113,7 +113,7 @@ def save_comparison(
     Args:
         generated: grey or colour, values in [-1, 1].
         real: of the same shape.
-        path: of the PNG; its folder is made.
+        path: path of the PNG; its folder is created.
         titles: of both grids.
         row_captions: one for each row, written left of it in both grids.
 

@@ -56,11 +56,11 @@ def seeded_noise(
     Drawn on the CPU, so that every device sees the same bits, by as many of its cores as there is work for.
 
     Args:
-        seed: of the whole set of images.
+        seed: seed of the whole set of images.
         start: index of the first image.
         count: number of images.
         shape: of one image, (c, h, w).
-        device: where the noise goes.
+        device: the device of the noise.
         pinned: draw into pinned memory, from which it goes to a CUDA device without a detour.
 
     Raises:

@@ -26,10 +26,10 @@ IMAGE = 3  # dimensions of one: channels, height, width
 
 @dataclass(frozen=True)
 class SampleResult:
-    """What a sampler made.
+    """Result of a sampler.
 
     Attributes:
-        images: at t = 0.
+        images: the images, at t = 0.
         nfe: evaluations of the network that an image went through; their mean where an adaptive solver took another
             number of steps for another batch.
 
@@ -224,15 +224,15 @@ def sample(
         steps: number of steps; None for dopri5.
         num: number of images.
         shape: of one image, (c, h, w), or of a sample of another rank.
-        seed: of the noise and of the labels.
+        seed: seed of the noise and of the labels.
         start: index i of the first image; several processes generate a set in parts.
         label: one class for all images, a class for each, or None: balanced labels from the seed.
         num_classes: number of classes; 0 generates without labels.
         batch_size: images of one forward pass.
-        device: where the network is.
-        precision: of the network's products: fp32, tf32 or bf16. Steps are fp32 in each.
-        backend: how the network runs: eager; graph, by which evaluations of whole batches are one launch each (see
-            `Recorded`); or auto, which is graph on CUDA unless the network cannot be recorded.
+        device: the network's device.
+        precision: precision of the network's products: fp32, tf32 or bf16. Steps are always fp32.
+        backend: backend of the network: eager; graph, one launch for each evaluation of a whole batch (see
+            `GraphedNetwork`); or auto, which is graph on CUDA unless the network cannot be captured.
 
     Returns:
         The images in fp32 on the CPU, not clipped to [-1, 1], and the evaluations that an image took.

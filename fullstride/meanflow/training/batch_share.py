@@ -1,4 +1,4 @@
-"""A run's part on one of the processes that train it together: every micro-batch is shared out evenly."""
+"""Data parallelism of a run: every micro-batch is divided evenly among the processes."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,7 +18,7 @@ from fullstride.step.torch import SINGLE, Processes, join_processes
 
 @contextmanager
 def all_started(device: str) -> Iterator[Processes]:
-    """All processes that torchrun has started for a device's name, or this one alone."""
+    """The processes that torchrun has started, for a device's name, or this one alone."""
     if launched.world_size() == 1:
         yield SINGLE
         return
@@ -27,12 +27,12 @@ def all_started(device: str) -> Iterator[Processes]:
 
 
 def in_parts(make: Callable[[range], SampleResult], num: int, processes: Processes) -> SampleResult | None:
-    """Images that each process makes a part of, all of them on the first one; None on the others; collective.
+    """Generate images in parts, one for each process; returns all on the first one and None on the others; collective.
 
     Args:
-        make: images of these indices; it is asked of at least one.
-        num: of images in all.
-        processes: that share them.
+        make: function that returns the images of given indices, of which there is at least one.
+        num: total number of images.
+        processes: the processes that share them.
 
     Raises:
         PeerError: with the reason, if another process cannot make its part.
@@ -52,26 +52,26 @@ def check_parts(config: TrainConfig, count: int, device: str) -> None:
     """Check that the run can be shared out with nothing changed but the order of sums.
 
     Args:
-        config: of the run.
-        count: of the processes that will train it.
-        device: its type, or the configuration's own name of it; `auto` may become any and is not refused.
+        config: the run's configuration.
+        count: number of the processes that will train it.
+        device: the device's type, or its name in the configuration; `auto` may become any and is accepted.
 
     Raises:
-        ConfigError: for a device that has not been checked, or a batch that cannot be divided.
+        ConfigError: for a device whose collectives are not tested, or a batch that cannot be divided.
 
     """
     if config.distributed == "none":
         return
     if device not in ("auto", "cpu", "cuda"):
         raise ConfigError(
-            f"distributed={config.distributed} device={device}: expected device=cuda or cpu, between which "
-            "collectives have been checked"
+            f"distributed={config.distributed} device={device}: expected device=cuda or cpu, the devices whose "
+            "collectives are tested"
         )
     batch, ratio = config.data.batch_size, config.loss.meanflow_ratio
     if batch % count:
         raise ConfigError(
-            f"data.batch_size={batch} over {count} processes: expected a multiple of {count}; it is the batch of all "
-            f"of them together, such as {batch + -batch % count}"
+            f"data.batch_size={batch} over {count} processes: expected a multiple of {count}; this is the global "
+            f"batch size, such as {batch + -batch % count}"
         )
     least = weighting_of(config.loss.weighting).least_batch
     if batch // count < least:
@@ -83,6 +83,7 @@ def check_parts(config: TrainConfig, count: int, device: str) -> None:
     whole, parts = meanflow_count(ratio, batch), count * meanflow_count(ratio, batch // count)
     if config.loss.split in SAME_LOSS and whole != parts:
         raise ConfigError(
-            f"data.batch_size={batch} over {count} processes: loss.meanflow_ratio={ratio} is {parts} samples there and "
-            f"{whole} in one process; choose a batch size of which each process's part times the ratio is whole"
+            f"data.batch_size={batch} over {count} processes: loss.meanflow_ratio={ratio} is {parts} samples over the "
+            f"processes and {whole} in one process; choose a batch size for which each process's share times the ratio "
+            "is a whole number"
         )

@@ -25,7 +25,7 @@ from fullstride.step.torch import SINGLE, Averages, Processes, Shards
 
 
 def classes_of(config: ModelConfig, num_classes: int) -> int:
-    """Classes of the data that a network is given labels of; 0 for an unconditional one."""
+    """Number of classes that a network takes labels of; 0 for an unconditional one."""
     return num_classes if config.class_conditional else 0
 
 
@@ -35,10 +35,10 @@ def build_model(
     """The network for inputs of that shape.
 
     Args:
-        config: of one of the families.
+        config: the configuration of a network.
         image_shape: (channels, height, width).
-        num_classes: of the data.
-        augment_dim: length of the augmentation labels; 0 for a network that is given none.
+        num_classes: number of classes of the data.
+        augment_dim: length of the augmentation labels; 0 for a network without them.
 
     Raises:
         ConfigError: if the shape, the widths or the classes do not fit the network, or it has no blocks to recompute.
@@ -48,7 +48,7 @@ def build_model(
     if h != w:
         raise ConfigError(f"images are {h}x{w}, expected square ones; set data.image_size")
     if config.class_conditional and num_classes == 0:
-        raise ConfigError("model.class_conditional=true: the data have no labels; leave it out, or use labelled data")
+        raise ConfigError("model.class_conditional=true: the data has no labels; leave it out, or use labelled data")
     common = {field.name for field in fields(ModelConfig)}
     keys = {k: v for k, v in vars(config).items() if k not in common}
     keys |= {"augment_dim": augment_dim} if augment_dim else {}
@@ -59,7 +59,7 @@ def build_model(
     if config.recompute and not recompute(network):
         raise ConfigError(
             f"model.recompute=true model={config.name}: expected a network with blocks that have an attribute "
-            "recompute=False and are called by `through`, it has none; write them so, or leave model.recompute out"
+            "recompute=False and are called by `through`, found none; add such blocks, or leave model.recompute out"
         )
     return network
 
@@ -162,7 +162,7 @@ def watchdog_of(limits: WatchdogLimits, state: RunState, run: Path, use: GpuActi
 
 
 def steps_to_checkpoint(config: TrainConfig, position: Position, steps: int) -> int:
-    """How many steps the next checkpoint is away, with `steps` of them in an epoch."""
+    """Number of steps until the next checkpoint, with `steps` of them in an epoch."""
     every = config.save_every or config.epochs
     epoch = min(config.epochs, (position.epoch // every + 1) * every)
     return max(0, epoch * steps - position.epoch * steps - position.batch)

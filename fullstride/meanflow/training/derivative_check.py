@@ -1,4 +1,4 @@
-"""Whether du/dt is right, found out once before the first step: on the network and the data that are to be trained.
+"""Check of du/dt, once before the first step, on the network and the data that are to be trained.
 
 A wrong derivative trains: the loss falls, to a network that samples badly. So it is held against fp64.
 """
@@ -54,15 +54,15 @@ def check_derivative(
     own, so that the run is the same to the last bit with and without it.
 
     Args:
-        config: the run's.
-        objective: that it minimises.
-        state: of the run, which stays as it is.
+        config: the run's configuration.
+        objective: the objective that it minimises.
+        state: the run's state, which is not changed.
         raw: records (b, ...), as for a step.
-        labels: theirs (b,).
+        labels: labels (b,) of the records.
 
     Returns:
-        Errors, tolerance and seconds for the log; None where nothing is differentiated, or where weights are not
-        finite, which is the guard's to tell.
+        Errors, tolerance and seconds for the log; None if nothing is differentiated, or if weights are not
+        finite, which the guard reports.
 
     Raises:
         ConfigError: if the derivative is wrong: the worst element, received and expected.
@@ -78,23 +78,23 @@ def check_derivative(
             report = _report(config, objective, state.model, raw[:SAMPLES], labels[:SAMPLES])
     except TangentError as error:
         backend = config.loss.jvp_backend
-        other = "loss.jvp_backend=finite_difference, which asks no operation for a derivative"
+        other = "loss.jvp_backend=finite_difference, which needs no derivative of any operation"
         if backend == "finite_difference":
-            other = "loss.jvp_backend=func, or loss.jvp_precision=fp32 beside it"
+            other = "loss.jvp_backend=func, or add loss.jvp_precision=fp32"
         elif objective.meanflow.split == "shared":
-            other = "loss.split=static, with other rules for the derivative"
+            other = "loss.split=static, which uses other derivative rules"
         raise ConfigError(
             f"loss.jvp_backend={backend} backend={config.backend} precision={config.precision}: du/dt of "
             f"model={config.model.name} is wrong before the first step: {error}. Repair the network, or use {other}; "
-            "guard.check_tangents=false trains all the same"
+            "set guard.check_tangents=false to train anyway"
         ) from None
     except Exception as error:
         if not is_out_of_memory(error):
             raise
         raise OutOfMemory(
             f"out of memory in the check of du/dt before the first step: the peak was "
-            f"{memory.peak_memory(device) / memory.GIB:.2f} GiB; it holds the network twice more, once in fp64, and "
-            f"{SAMPLES} samples; guard.check_tangents=false leaves it out"
+            f"{memory.peak_memory(device) / memory.GIB:.2f} GiB; it holds two more copies of the network, one in fp64, "
+            f"and {SAMPLES} samples; set guard.check_tangents=false to skip it"
         ) from None
     finally:
         memory.release(device)
@@ -126,7 +126,7 @@ def _report(
 
 
 def _transform(config: TrainConfig, loss: MeanFlowLoss, model: nn.Module, conditions: Conditions) -> Callable:
-    """As a step takes the derivative, of the module itself and not of what `check_tangents` wraps it in."""
+    """Derivative as a step takes it, of the module itself and not of the wrapper around it in `check_tangents`."""
     take: Callable = _among_others if loss.split == "shared" and loss.ratio < 1 else loss.velocity_and_derivative
     if "compile" in config.backend and not config.guard.check_step:  # which compares the compiled step itself
         take = torch.compile(with_own_code(take), fullgraph=True, dynamic=False)
@@ -144,7 +144,7 @@ def _transform(config: TrainConfig, loss: MeanFlowLoss, model: nn.Module, condit
 def _among_others(
     model: nn.Module, z: Tensor, r: Tensor, t: Tensor, v: Tensor, conditions: Conditions
 ) -> tuple[Tensor, Tensor]:
-    """Of the samples beside one that carries no tangent, as in a step."""
+    """Derivative of the samples next to one that carries no tangent, as in a step."""
     z, r, t = (torch.cat([x, x[:1]]) for x in (z, r, t))
     more = {k: torch.cat([c, c[:1]]) for k, c in conditions.items()}
     u, dudt = velocity_and_some_derivatives(model, z, r, t, v, more)

@@ -1,4 +1,4 @@
-"""The evaluations of a run as it goes: when one is due, what scores it, and what becomes of one that fails."""
+"""The evaluations during a run: when one is due, its evaluator, and the handling of one that fails."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,13 +23,13 @@ class EvaluationSchedule:
     """Scores a run's averaged network after the epochs that its configuration names.
 
     Attributes:
-        config: the run's.
-        data: that it is trained on and held against.
-        device: where.
-        state: of the run, which is not changed.
-        reporter: takes the scores, and knows which there are.
-        stop: a signal ends an evaluation at once, since nothing of the run is lost with it.
-        evaluator: made for the first evaluation, since its reference takes a while, and kept.
+        config: the run's configuration.
+        data: the data set that it is trained on and compared with.
+        device: the run's device.
+        state: the run's state, which is not changed.
+        reporter: receiver of the scores, which knows the earlier ones.
+        stop: stop signal; it ends an evaluation at once, since nothing of the run is lost.
+        evaluator: the evaluator, created at the first evaluation, since its reference takes a while.
 
     """
 
@@ -42,12 +42,12 @@ class EvaluationSchedule:
     evaluator: Evaluator | None = None
 
     def is_due(self) -> bool:
-        """Whether the present epoch, if it is at its end, is one to be scored."""
+        """Return whether the current epoch has ended and is one to be scored."""
         epoch, every = self.state.position.epoch, self.config.eval_every
         return bool(every) and epoch > 0 and (epoch == self.config.epochs or epoch % every == 0)
 
     def is_missing(self) -> bool:
-        """Whether the run was stopped between the end of an epoch and its evaluation. Collective."""
+        """Return whether the run was stopped between the end of an epoch and its evaluation. Collective."""
         position = self.state.position
         if position.batch or not self.is_due():
             return False
@@ -57,7 +57,7 @@ class EvaluationSchedule:
         """Score the run and report it, unless a stop signal comes. Collective.
 
         Args:
-            save: called if that fails, before the error is raised.
+            save: function called before the error of a failed evaluation is raised.
 
         Raises:
             OutOfMemory: saying which setting to lower.
@@ -76,7 +76,8 @@ class EvaluationSchedule:
             raise OutOfMemory(
                 f"out of memory in an evaluation at evaluation.batch_size={self.config.evaluation.batch_size}: "
                 f"the peak was {memory.peak_memory(self.device) / memory.GIB:.2f} GiB; step "
-                f"{self.state.position.step} is saved; to continue, {how_to_resume(self.config)} and a smaller one"
+                f"{self.state.position.step} is saved; to continue, {how_to_resume(self.config)} and a smaller "
+                "evaluation.batch_size"
             ) from None
         if scores is not None:
             self.reporter.evaluation(self.state.position, scores)

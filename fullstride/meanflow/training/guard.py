@@ -37,7 +37,7 @@ class Guard:
     """
 
     def __init__(self, config: GuardConfig, device: torch.device):
-        """Start without any experience."""
+        """Start without any history."""
         self.config = config
         counts = ("accepted", "spikes", "skipped", "skipped_in_a_row", "lost")
         self.tensors = {"mean_norm": torch.zeros((), device=device)}
@@ -46,7 +46,7 @@ class Guard:
 
     @torch.no_grad()
     def judge(self, loss: Float[Tensor, ""], norm: Float[Tensor, ""]) -> tuple[Bool[Tensor, ""], Float[Tensor, ""]]:
-        """Whether the step is to be skipped, and what its gradient is to be divided by."""
+        """Decide whether the step is skipped, and by which number its gradient is divided."""
         memory = self.tensors
         harmful = ~(loss.isfinite() & norm.isfinite())
         spike = torch.zeros_like(harmful)
@@ -65,11 +65,11 @@ class Guard:
         return harmful, shrink
 
     def judged(self) -> GuardCounts:
-        """What it has done so far; waits for the device."""
+        """Counts so far; waits for the device."""
         return GuardCounts(*(int(self.tensors[name]) for name in GuardCounts._fields))
 
     def exhausted(self) -> bool:
-        """Whether too many steps in a row had been skipped when the last but one step was made."""
+        """Return whether too many consecutive steps had been skipped as of the step before last."""
         before = int(self._skips.arrived())
         self._skips = HostCopy(self.tensors["skipped_in_a_row"])
         return before >= self.config.max_skips

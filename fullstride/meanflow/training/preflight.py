@@ -1,4 +1,4 @@
-"""Every check of a run, made before anything of it is, and without leaving anything."""
+"""Every check of a run, made before anything else, and without leaving anything behind."""
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -30,10 +30,10 @@ class CheckedRun:
     """Facts about a run that can begin.
 
     Attributes:
-        device: that it trains on.
-        data: that it trains on and is held against.
-        precision: of the process's fp32 products.
-        steps: optimizer steps of an epoch.
+        device: the device that it trains on.
+        data: the data set that it trains on and is compared with.
+        precision: precision of the process's fp32 products.
+        steps: number of optimizer steps of an epoch.
 
     """
 
@@ -73,9 +73,9 @@ def check_records(data: Dataset, threads: int, allowed: int) -> None:
     """Read every record of a data set once, each fault told on stderr.
 
     Args:
-        data: that is read from files; of one in memory nothing is left to read.
-        threads: at a time.
-        allowed: damaged ones that may be.
+        data: a data set that is read from files; one in memory has been read already.
+        threads: number of reading threads.
+        allowed: allowed number of damaged records.
 
     Raises:
         ConfigError: if more are damaged, or one is not like the others.
@@ -94,7 +94,7 @@ def check_records(data: Dataset, threads: int, allowed: int) -> None:
     for found in faults:
         note(str(found))
     count = sum(map(len, stores))
-    note(f"data.check=true: {count:,} records read, {len(faults):,} of them with a fault")
+    note(f"data.check=true: {count:,} records read, {len(faults):,} of them faulty")
     if len(faults) > allowed or not all(isinstance(found, Damaged) for found in faults):
-        advice = f"replace or delete them, or pass over damaged ones by data.skip_damaged={len(faults)}"
+        advice = f"replace or delete them, or skip damaged ones with data.skip_damaged={len(faults)}"
         raise ConfigError(f"{len(faults)} of {count} records cannot be used, such as {faults[0]}; {advice}")

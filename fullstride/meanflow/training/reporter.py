@@ -1,4 +1,4 @@
-"""Where a run's numbers go: metrics.jsonl, a tracker, the progress bar."""
+"""Outputs of a run's numbers: metrics.jsonl, a tracker, the progress bar."""
 
 import math
 import time
@@ -103,11 +103,13 @@ class Reporter:
 
     def _tell(self, step: int, judged: GuardCounts) -> None:
         if judged.skipped > self._judged.skipped:
-            where = f"{judged.lost} of them in the loss, {judged.skipped - judged.lost} in the gradient alone"
-            note(f"step {step}: {judged.skipped} steps skipped so far, which were not finite, {where}")
+            where = (
+                f"{judged.lost} of them had a loss that was not finite, {judged.skipped - judged.lost} only a gradient"
+            )
+            note(f"step {step}: {judged.skipped} steps skipped so far because they were not finite: {where}")
         if judged.spikes > self._judged.spikes:
-            over = f"{self.config.guard.spike:g} x their average"
-            note(f"step {step}: {judged.spikes} gradients so far were over {over} and scaled to it")
+            over = f"{self.config.guard.spike:g} x their running average"
+            note(f"step {step}: {judged.spikes} gradients so far exceeded {over} and were scaled to it")
         self._judged = judged
 
     def evaluation(self, position: Position, scores: dict[str, dict]) -> None:
@@ -119,14 +121,14 @@ class Reporter:
         self._clock = time.perf_counter(), position.step
 
     def tangents(self, position: Position, report: dict[str, Any]) -> None:
-        """Report the check of du/dt that this process began with."""
+        """Report the check of du/dt at the start of this process."""
         if not self.enabled:
             return
         self.log.write(position.step, tangents=report)
         self._clock = time.perf_counter(), self._clock[1]
 
     def has_evaluation(self, step: int) -> bool:
-        """Whether an evaluation after that step was reported."""
+        """Return whether an evaluation after that step was reported."""
         return has_evaluation(self.run, step)
 
     def restored(self, position: Position, checkpoint: str, harmful_before: int, judged: GuardCounts) -> None:
@@ -140,7 +142,7 @@ class Reporter:
         try:
             self.tracker = self._open_tracker(step)
         except ConfigError as error:  # as on a full disk: it costs the tracker's numbers and not the training
-            note(f"{error}; it is off for the rest of this run, metrics.jsonl goes on")
+            note(f"{error}; it is off for the rest of this run; metrics.jsonl is still written")
             self.tracker = Tracker("none", None)
         self.progress.at(step)
         self._clock = time.perf_counter(), step

@@ -1,4 +1,4 @@
-"""The checkpoints of a run as it goes: written, thinned out, and returned to after harmful steps."""
+"""The checkpoints during a run: written, thinned out, and restored after harmful steps."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,14 +14,14 @@ from fullstride.runs.atomic_files import note
 
 @dataclass
 class CheckpointSaver:
-    """Saves a run's state in its folder and brings it back; of several processes the first alone writes.
+    """Saves a run's state in its folder and restores it; of several processes only the first writes.
 
     Attributes:
-        config: the run's.
-        state: of the run.
-        run: its folder.
-        resume_advice: what a person has to do to continue a stopped run.
-        returns: how often it went back since it last saved.
+        config: the run's configuration.
+        state: the run's state.
+        run: the run's folder.
+        resume_advice: instructions for a person to continue a stopped run.
+        returns: number of restored checkpoints since the last save.
 
     """
 
@@ -46,10 +46,12 @@ class CheckpointSaver:
             start = checkpoint or f"no checkpoint in {run} yet, starting at step 0"
             changed = ""
             if checkpoint and (before := read_manifest(checkpoint)["config"]["epochs"]) != config.epochs:
-                cosine = ", to whose end the cosine is stretched" if config.optimizer.decay == "cosine" else ""
+                cosine = (
+                    ", and the cosine schedule is stretched to end there" if config.optimizer.decay == "cosine" else ""
+                )
                 changed = f"; epochs: {before} -> {config.epochs}{cosine}"
                 if state.position.epoch >= config.epochs:
-                    changed = f"; epochs={config.epochs} are made already, nothing to train"
+                    changed = f"; epochs={config.epochs} are done already, nothing to train"
             Console().print(f"resume=true: {start}{changed}", soft_wrap=True, markup=False)
         return cls(config, state, run, resume_advice)
 
@@ -68,14 +70,14 @@ class CheckpointSaver:
         except (OSError, PeerError) as error:
             if must:
                 newest = newest_whole(self.run)
-                kept = f"{newest} is whole: free space, then {self.resume_advice}"
+                kept = f"{newest} is intact: free space, then {self.resume_advice}"
                 advice = kept if newest else "free space and start again"
                 raise OSError(f"cannot save step {self.state.position.step} ({error}); {advice}") from error
-            self.note(f"not saved at step {self.state.position.step} ({error}); training goes on")
+            self.note(f"not saved at step {self.state.position.step} ({error}); training continues")
             return None
         if harmful:
             # The good ones before it stay, whatever their number.
-            self.note(f"{saved} comes after harmful steps ({harmful} in a row): its weights may not be good")
+            self.note(f"{saved} was saved after harmful steps ({harmful} in a row): its weights may be bad")
             return saved
         self.state.processes.led(lambda: keep_newest(self.run, self.config.keep, saved))
         self.returns = 0
@@ -89,13 +91,13 @@ class CheckpointSaver:
 
         """
         step, limit = self.state.position.step, self.config.guard.max_skips
-        trouble = f"{limit} steps in a row were harmful (not finite) before step {step}"
+        trouble = f"{limit} steps in a row were not finite before step {step}"
         advice = "lower optimizer.lr, or set optimizer.grad_clip=1"
         checkpoint = self.state.processes.led(lambda: newest_whole(self.run, good=True))
         if checkpoint is None:
             raise FloatingPointError(f"{trouble}, and there is no checkpoint to return to; {advice}")
         if self.returns == self.config.guard.max_rollbacks:
-            raise FloatingPointError(f"{trouble}, {self.returns} times after {checkpoint}, which is kept; {advice}")
+            raise FloatingPointError(f"{trouble}, {self.returns} times after {checkpoint}, which stays; {advice}")
         attempt, self.returns = self.state.position.attempt + 1, self.returns + 1
         self.state.restore(checkpoint, self.config)
         # Saved by a stop among the harmful steps.
@@ -103,10 +105,10 @@ class CheckpointSaver:
         self.state.position.attempt = attempt
         self.state.reseed(self.config.seed)
         self.state.guard.forget_skips()
-        self.note(f"{trouble}; went back to {checkpoint}, on with other random numbers")
+        self.note(f"{trouble}; went back to {checkpoint}, continuing with other random numbers")
         return checkpoint
 
     def note(self, message: str) -> None:
-        """Tell it, once."""
+        """Print a message, on the first process only."""
         if self.state.processes.leads:
             note(message)

@@ -1,4 +1,4 @@
-"""Everything that a run needs to go on exactly: weights, averages, optimizer, random number generators, position."""
+"""Everything that a run needs to resume exactly: weights, averages, optimizer, random number generators, position."""
 
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -39,8 +39,8 @@ def load_streams(generator: torch.Generator, tensors: Tensors) -> None:
     if ("cuda" in tensors) != (generator.device.type == "cuda"):
         kind = "CUDA" if "cuda" in tensors else "no CUDA"
         raise ConfigError(
-            f"the checkpoint was made with {kind} device, the device is {generator.device}: their random numbers "
-            "differ; go on with the device it was made on, or use another run_name"
+            f"the checkpoint was made with {kind} device, but the device is {generator.device}: their random numbers "
+            "differ; resume on the device it was made on, or use another run_name"
         )
     generator.set_state(tensors["generator"])
     torch.set_rng_state(tensors["cpu"])
@@ -80,9 +80,9 @@ def ema_group(decay: float) -> str:
 
 @dataclass
 class Position:
-    """Where in the run: `step` optimizer steps made in all, `batch` of them in epoch `epoch`.
+    """Position in the run: `step` optimizer steps in all, `batch` of them in epoch `epoch`.
 
-    `attempt` counts restored checkpoints: each goes on with other random numbers and another order.
+    `attempt` counts restored checkpoints: each continues with other random numbers and another order.
     """
 
     step: int = 0
@@ -93,7 +93,7 @@ class Position:
 
 @dataclass(frozen=True)
 class DataFacts:
-    """What a checkpoint remembers of the data: enough to sample without them, and to know them again."""
+    """Facts about the data in a checkpoint: enough to sample without the data, and to recognise them."""
 
     image_shape: tuple[int, int, int]
     num_classes: int
@@ -118,7 +118,7 @@ class RunState:
     """The live objects of a run; `save` and `restore` are each other's inverse, and collective.
 
     Of several processes each has all of it, or with `shards` a part of the optimizer's state and of the averages; only
-    their random numbers differ. A checkpoint is whole, whatever number of processes it comes from or goes to.
+    their random numbers differ. A checkpoint is complete for any number of processes that write or read it.
     """
 
     model: nn.Module
@@ -190,7 +190,9 @@ class RunState:
             return
         self.reseed(config.seed)
         if self.processes.leads:
-            note(f"{checkpoint} was made by {before} processes: other random numbers from here on, with {size}")
+            note(
+                f"{checkpoint} was made by {before} processes; with {size}, other random numbers are used from here on"
+            )
 
     def _check_data(self, checkpoint: Path, saved: DataFacts, *, allowed: bool) -> None:
         """Refuse other data than the checkpoint's, unless only files changed and may."""
@@ -201,14 +203,12 @@ class RunState:
         changed = changed_files(before, after)
         if not allowed:
             raise ConfigError(
-                f"{checkpoint}: cannot resume with other data: {changed}; bring the files back, or go on with them as "
-                "they are by data.allow_changed=true"
+                f"{checkpoint}: cannot resume with other data: {changed}; restore the files, or accept them as "
+                "they are with data.allow_changed=true"
             )
         check_comparable(before, after)
         if self.processes.leads:
-            note(
-                f"data.allow_changed=true: since the run began, {changed}; its epochs are drawn from what is there now"
-            )
+            note(f"data.allow_changed=true: since the run began, {changed}; epochs are drawn from the present files")
 
     def reseed(self, seed: int) -> None:
         """Other random numbers from here on, the same for the same seed, attempt, step and process."""

@@ -1,4 +1,4 @@
-"""A run's optimizer step: what MeanFlow draws and minimises, for a `TrainStep`."""
+"""A run's optimizer step: MeanFlow's random draws and objective, for a `TrainStep`."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -36,7 +36,7 @@ def random_hflip(x: Shaped[Tensor, "b c h w"], generator: torch.Generator | None
 
     Args:
         x: images, (batch, channels, height, width), of any type.
-        generator: what decides, on the images' device; the device's own if None.
+        generator: random generator on the images' device; the device's own if None.
 
     Returns:
         A new tensor.
@@ -61,11 +61,11 @@ class RecordObjective:
     """Function that a run minimises on batches of raw records; all randomness comes from a generator.
 
     Attributes:
-        meanflow: the loss of what is drawn.
-        decode: from records to the network's input, the data set's.
-        hflip: mirror each picture with probability 1/2.
+        meanflow: the loss at drawn noise and times.
+        decode: the data set's function from records to the network's input.
+        hflip: whether each picture is mirrored with probability 1/2.
         augment: EDM's augmentations, or None.
-        conditional: whether the network is given labels.
+        conditional: whether the network takes labels.
 
     """
 

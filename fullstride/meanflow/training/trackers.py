@@ -1,4 +1,4 @@
-"""Trackers: a run's numbers where dashboards look for them, beside metrics.jsonl, which stays the complete record.
+"""Trackers: a run's numbers in dashboards, next to metrics.jsonl, which stays the complete record.
 
 TensorBoard's event files go through tensorboardX's encoder and not its `SummaryWriter`, which writes from a thread: if
 that dies, as on a full disk, its bounded queue blocks the training for ever. Here a full disk is an error of the step
@@ -124,7 +124,7 @@ class Tracker:
             self._backend = None
             Console(stderr=True).print(
                 f"track={self._name} failed and is off for the rest of this run: {type(error).__name__}: {error}; "
-                "metrics.jsonl goes on",
+                "metrics.jsonl is still written",
                 markup=False,
             )
 
@@ -142,7 +142,7 @@ def check_tracker(name: str) -> None:
             importlib.import_module(PACKAGES[name])
     except ModuleNotFoundError as error:
         raise ConfigError(
-            f"track={name}: {error.name} is not installed; {how_to_install('track')}, or take track=none"
+            f"track={name}: {error.name} is not installed; {how_to_install('track')}, or use track=none"
         ) from None
 
 
@@ -156,8 +156,8 @@ def open_tracker(
         project: the group of runs, for trackio.
         run_name: the run in its group, for trackio.
         run: the run's folder.
-        config: shown beside the run by trackio; config.json in the run's folder has it too.
-        step: optimizer steps that the run has made. Above 0 it goes on with its earlier curves: tensorboard replaces
+        config: settings shown by trackio; config.json in the run's folder has it too.
+        step: number of optimizer steps that the run has made. Above 0 it goes on with its earlier curves: tensorboard replaces
             what they have of later steps, trackio, which cannot, leaves it and takes no second value.
 
     Raises:
@@ -170,4 +170,4 @@ def open_tracker(
             name, TRACKER_BACKENDS[name](project=project, run_name=run_name, run=run, config=config, step=step)
         )
     except Exception as error:  # trackio raises SQLite's errors, too
-        raise ConfigError(f"track={name}: cannot be opened: {error}; mend that, or take track=none") from None
+        raise ConfigError(f"track={name}: cannot be opened: {error}; repair that, or use track=none") from None

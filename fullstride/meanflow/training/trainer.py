@@ -44,8 +44,8 @@ class Trainer:
     """One run: its live objects and its loop; of several processes each has one, and the first alone writes.
 
     Attributes:
-        step: makes optimizer steps; its `made` counts them.
-        after_step: what is called behind each step, for those who watch.
+        step: the training step; its `made` counts optimizer steps.
+        after_step: function called after each step, for observers.
 
     """
 
@@ -53,9 +53,9 @@ class Trainer:
         """Build everything of a run, going on from its newest whole checkpoint if the configuration says so.
 
         Args:
-            config: the run's.
-            processes: that train it together.
-            resume_advice: what a person has to do to continue a stopped run; see `how_to_resume`, which is the default.
+            config: the run's configuration.
+            processes: the processes that train it together.
+            resume_advice: instructions for a person to continue a stopped run; `how_to_resume` by default.
 
         Raises:
             ConfigError: for settings that cannot work here, or a run that would be overwritten.
@@ -104,7 +104,7 @@ class Trainer:
 
     @property
     def description(self) -> str:
-        """What is trained on what, for people."""
+        """Description of the network, the data and the steps, for the console."""
         config, data = self.config, self.data
         parameters = sum(p.numel() for p in self.state.model.parameters())
         size = "x".join(map(str, data.image_shape))
@@ -123,7 +123,7 @@ class Trainer:
             Preempted: after saving, if SIGTERM came.
             KeyboardInterrupt: after saving, if SIGINT came.
             FloatingPointError: if steps keep being harmful after the last checkpoint was restored.
-            OutOfMemory: if a step does not fit; the message says what takes less. Also if the check of du/dt does not.
+            OutOfMemory: if a step does not fit; the message says what helps. Also if the check of du/dt does not.
             OSError: if the last checkpoint cannot be written.
             ConfigError: if an evaluation is missing something, or a record is damaged; the run is saved first. Before
                 the first step, if du/dt is wrong.
@@ -173,7 +173,7 @@ class Trainer:
         try:
             return self.step({"raw": raw, "labels": labels})
         except StepError as error:
-            raise ConfigError(f"{error}; guard.check_step=false trains all the same") from None
+            raise ConfigError(f"{error}; set guard.check_step=false to train anyway") from None
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
@@ -209,7 +209,7 @@ class Trainer:
         return schedule(self.config.optimizer, self.total_steps)
 
     def _rate(self, step: int) -> float:
-        """The learning rate of a step (from 0), for those who read of it."""
+        """The learning rate of a step (counted from 0), for reports."""
         factor = 1.0 if self.rates is None else float(self.rates(torch.tensor(step)))
         return self.config.optimizer.lr * factor
 
@@ -257,7 +257,7 @@ class Trainer:
             raise type(error)(f"{error}; {kept}; to continue, {self.resume_advice}") from None
         if found & 1:  # its steps have become much slower, and the next checkpoint is far away
             if saved := self._save(must=False):
-                self.saves.note(f"steps have become slower; saved early: {saved}")
+                self.saves.note(f"steps became slower; saved early: {saved}")
             self._expect_checkpoint()
 
     def _after_epoch(self) -> None:
@@ -286,7 +286,7 @@ class Trainer:
 def train(config: TrainConfig) -> Path:
     """Train a run to its end and return its folder; see `Trainer`.
 
-    With `distributed=ddp` or `fsdp` torchrun learns why a process failed, and all that it starts anew go on where they
+    With `distributed=ddp` or `fsdp` torchrun learns why a process failed, and restarted processes resume where they
     were.
 
     Raises:

@@ -24,7 +24,7 @@ def test_every_name_reads_its_own_texts_with_its_own_settings(monkeypatch, lines
     given = DataSettings("hf_dataset", "wiki:en", split="test", column="body")
     assert corpus_of(given).entries == ("wiki:en", "test", "body")
     assert corpus_of(lines).entries == corpus().entries
-    with pytest.raises(ConfigError, match="data=python_docs is this Python's own; take data=text_files"):
+    with pytest.raises(ConfigError, match="data=python_docs reads this Python's own files; use data=text_files"):
         corpus_of(DataSettings(path="books"))
 
 

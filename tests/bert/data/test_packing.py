@@ -8,7 +8,7 @@ from tests.bert.data.texts import corpus, tokenizer
 
 
 def texts_in(rows) -> list[tuple[int, ...]]:
-    """What lies between the ends of each segment, read token by token."""
+    """Texts between the ends of each segment, read token by token."""
     found, vocabulary = [], rows.vocabulary
     for tokens, segments in zip(rows.tokens, rows.segments, strict=True):
         for number in range(1, segments.max() + 1):

@@ -53,7 +53,7 @@ def test_a_cache_that_is_no_good_costs_the_copy_alone(monkeypatch, tmp_path, cap
     for kept in tmp_path.glob("python_docs/*"):
         kept.write_text('["some pro')
     assert python_docs.load().entries == ("some prose", "more of it")
-    told = {"damaged": "it is made anew", "closed": "set FULLSTRIDE_CACHE to a folder that can be written"}
+    told = {"damaged": "creating it again", "closed": "set FULLSTRIDE_CACHE to a writable folder"}
     assert told[cache] in capfd.readouterr().err
 
 

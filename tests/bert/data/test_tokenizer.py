@@ -83,7 +83,7 @@ def test_a_cache_that_cannot_be_written_costs_the_copy_alone(monkeypatch, tmp_pa
     monkeypatch.setenv("FULLSTRIDE_CACHE", str(tmp_path / "file"))
     found = trained_once(list(corpus().entries), "made", 90)
     assert found.to_str() == tokenizer().to_str()
-    assert "not kept" in capfd.readouterr().err
+    assert "not cached" in capfd.readouterr().err
 
 
 def test_transformers_reads_what_is_saved(tmp_path):

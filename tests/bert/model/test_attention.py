@@ -107,7 +107,7 @@ def test_auto_takes_what_runs_and_a_named_one_is_taken(attention, drops, dtype, 
 
 def test_rows_of_several_texts_and_odd_length_are_not_for_cudnn():
     assert chosen("auto", False, "bfloat16", 64, 63, "gpu") == "xla"
-    with pytest.raises(ConfigError, match="rows of 63 tokens hold several texts"):
+    with pytest.raises(ConfigError, match="packed rows have 63 tokens, expected an even number"):
         chosen("cudnn", False, "bfloat16", 64, 63, "gpu")
 
 
@@ -116,8 +116,8 @@ def test_rows_of_several_texts_and_odd_length_are_not_for_cudnn():
     [
         ("bfloat16", 64, "cpu", "JAX runs on cpu"),
         ("float32", 64, "gpu", "the queries are float32"),
-        ("bfloat16", 36, "gpu", "a head has 36 numbers"),
-        ("bfloat16", 136, "gpu", "a head has 136 numbers"),
+        ("bfloat16", 36, "gpu", "head_size is 36"),
+        ("bfloat16", 136, "gpu", "head_size is 136"),
     ],
 )
 def test_cudnn_runs_or_says_why_not(dtype, size, backend, reason):
@@ -133,7 +133,7 @@ def test_xlas_softmax_is_not_that_of_fp64():
         q, k, v = (jnp.asarray(x) for x in (q, k, v))
         errors = [np.abs(np.asarray(attention(q, k, v)) - expected).max() for attention in (eager, fused)]
     assert errors[0] < 1e-14 < 1e-9 < errors[1]
-    with pytest.raises(ConfigError, match="attention=xla: its softmax is fp32 and the queries are float64"):
+    with pytest.raises(ConfigError, match="attention=xla: its softmax is fp32, but the queries are float64"):
         chosen("xla", False, "float64", 64)
 
 
@@ -143,6 +143,6 @@ def test_xla_has_no_product_of_fp16_on_a_cpu():
     q, k, v = (jnp.asarray(x, jnp.float16) for x in (q, k, v))
     np.testing.assert_allclose(eager(q, k, v), expected, atol=5e-3)
     with pytest.raises(
-        ConfigError, match="attention=xla: XLA has no such product of fp16 on a CPU; take attention=eager"
+        ConfigError, match="attention=xla: XLA has no fp16 matrix product for attention on a CPU; use attention=eager"
     ):
         chosen("xla", False, "float16", 64)

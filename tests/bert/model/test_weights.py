@@ -135,7 +135,7 @@ def test_files_of_long_ago_have_other_names(folder, capsys):
     changed(folder, age)
     old, tokens = load(folder), ids(0, (2, 7))
     np.testing.assert_array_equal(run(old, tokens), run(ours, tokens))
-    assert "not used, as there is no next-sentence prediction here: cls.seq_relation" in capsys.readouterr().err
+    assert "not used, since next-sentence prediction is not supported: cls.seq_relation" in capsys.readouterr().err
 
 
 def test_what_a_file_lacks_adds_or_misshapes_is_listed(folder):
@@ -184,7 +184,7 @@ def test_missing_and_damaged_files_are_named(folder, tmp_path_factory):
     with pytest.raises(ConfigError, match="config.json: cannot be read"):
         load(folder)
     (folder / "model.safetensors").write_bytes(b"nothing")
-    with pytest.raises(ConfigError, match="model.safetensors: not a safetensors file"):
+    with pytest.raises(ConfigError, match="model.safetensors: not a readable safetensors file"):
         load(folder)
 
 

@@ -70,7 +70,7 @@ def test_a_file_of_a_run_that_was_copied_in_part_is_named(tmp_path, left):
     for name in ("config.json", "model.json"):
         (tmp_path / name).write_text(left)
     for read, name in ((own_settings, "config"), (own_sizes, "model")):
-        with pytest.raises(ConfigError, match=rf"{name}.json: not whole \(.*\); copy it again"):
+        with pytest.raises(ConfigError, match=rf"{name}.json: incomplete or damaged \(.*\); copy it again"):
             read(tmp_path)
 
 
@@ -91,7 +91,7 @@ def test_other_texts_are_not_scored_as_the_runs_own(texts, tmp_path):
     scores = evaluate_command(tmp_path / "run", [])
     lines = own.read_text().splitlines()
     own.write_text("\n".join(lines[: len(lines) // 2]))
-    with pytest.raises(ConfigError, match="the texts are not those any more that the model was trained on"):
+    with pytest.raises(ConfigError, match="the texts changed since training"):
         evaluate_command(tmp_path / "run", ["data.length=20"])
     assert evaluate_command(tmp_path / "run", [f"data.path={own}"]) != scores
     assert evaluate_command(tmp_path / "run", [f"data.path={texts}"]) == scores

@@ -41,7 +41,7 @@ def test_overrides_set_what_they_name_and_nothing_else():
         ("data.pack=yes", r"expected true or false"),
         ("data=gcid", r"data\.name=gcid: expected one of gcide, .*did you mean gcide\?"),
         ("data.length=2", r"data\.length=2: expected at least 3"),
-        ("data.mask_fraction=0.6", r"a share above 0, of at most 0\.5"),
+        ("data.mask_fraction=0.6", r"a share above 0 and at most 0\.5"),
         ("model.attention=flash", r"model\.attention=flash: expected one of"),
         ("run_name=../x", r"expected a folder's name"),
         ("accumulate=5", r"accumulate=5: expected a divisor of data\.batch_size=32"),
@@ -69,10 +69,10 @@ def test_a_key_twice_and_settings_of_another_version_are_refused():
         settings_of(["data.name=gcide", "data=gcide"])
     values = dataclasses.asdict(TrainSettings())
     path = Path("runs/old/config.json")
-    message = "^runs/old/config.json is not of this version's bert: colour, steps are missing or unknown; train anew"
+    message = "^runs/old/config.json is not of this version's bert: colour, steps are missing or unknown; train again"
     with pytest.raises(ConfigError, match=message):
         settings_from({k: v for k, v in values.items() if k != "steps"} | {"colour": 1}, path)
-    message = "bert: key0, key1, key2, key3, key4 and 4 more are missing or unknown; train anew"
+    message = "bert: key0, key1, key2, key3, key4 and 4 more are missing or unknown; train again"
     with pytest.raises(ConfigError, match=message):
         settings_from(values | {f"key{i}": i for i in range(9)}, path)
 

@@ -114,11 +114,11 @@ def test_the_weights_of_the_start_do_not_stay(texts, tmp_path):
 def test_a_run_is_not_overwritten_by_chance_nor_goes_on_with_other_texts(texts, tmp_path):
     with pytest.raises(Preempted):
         run(settings(texts, tmp_path), 1)
-    with pytest.raises(ConfigError, match="already holds a run; go on with it"):
+    with pytest.raises(ConfigError, match="already holds a run; continue it"):
         run(settings(texts, tmp_path))
     other = tmp_path / "other.txt"
     other.write_text(texts.read_text().replace("ba", "de"))
-    with pytest.raises(ConfigError, match="its texts are not those of data=text_files any more"):
+    with pytest.raises(ConfigError, match="the texts of data=text_files changed since the run began"):
         run(settings(other, tmp_path, "resume=true"))
     with pytest.raises(Preempted):
         run(settings(texts, tmp_path, "overwrite=true"), 2)
@@ -154,7 +154,7 @@ def test_a_run_that_is_replaced_leaves_neither_its_tokenizer_nor_its_sizes(texts
 def test_weights_are_not_exported_over_a_run(texts, tmp_path):
     run(settings(texts, tmp_path, "steps=3"))
     kept = (tmp_path / "run" / "config.json").read_text()
-    with pytest.raises(ConfigError, match="run: a run lives there, whose config.json would be replaced; give another"):
+    with pytest.raises(ConfigError, match="run: holds a run, and its config.json would be replaced; give another"):
         export(load_trained(tmp_path / "run"), tmp_path / "run")
     assert (tmp_path / "run" / "config.json").read_text() == kept
     out = export(load_trained(tmp_path / "run"), tmp_path / "hf")
@@ -186,7 +186,7 @@ def test_weights_of_another_vocabulary_are_refused(texts, tmp_path):
     out = export(TrainedBert(Bert(sizes, key=jax.random.key(0)), tokenizer()), tmp_path / "hf")
     larger = tmp_path / "tokenizer.json"
     trained_wordpiece(list(corpus().entries), 95).save(str(larger))
-    with pytest.raises(ConfigError, match="knows 90 tokens, the tokenizer 95; give its own by data.tokenizer"):
+    with pytest.raises(ConfigError, match="has 90 tokens, the tokenizer 95; set data.tokenizer"):
         run(settings(texts, tmp_path, f"model.init={out}", f"data.tokenizer={larger}"))
     with pytest.raises(ConfigError, match="data.length=25: .* takes rows of at most 24 tokens"):
         run(settings(texts, tmp_path, f"model.init={out}", "data.length=25"))

@@ -119,7 +119,7 @@ def test_an_altered_manifest_is_refused(run):
     path.write_text(json.dumps(manifest))  # another layout of the same content is the same
     assert read_manifest(path.parent)["note"] == 12
     path.write_text(json.dumps(manifest | {"note": 13}))
-    with pytest.raises(ConfigError, match=r"manifest.json: its content does not match its seal; it was altered"):
+    with pytest.raises(ConfigError, match=r"manifest.json: its content does not match its checksum; it was altered"):
         read_manifest(path.parent)
 
 

@@ -51,8 +51,8 @@ def test_an_objective_is_not_imported_to_sample():
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("model=nowhere.nets:Net", "model=nowhere.nets:Net: expected a module that can be imported (No module named "),
-        ("loss=strangers.broken:X", "can be imported (division by zero); repair strangers.broken"),
+        ("model=nowhere.nets:Net", "model=nowhere.nets:Net: expected an importable module (No module named "),
+        ("loss=strangers.broken:X", "importable module (division by zero); repair strangers.broken"),
         ("model=strangers.nets:Nett", "expected one of strangers.nets:Net, "),
         (
             "model=strangers.nets:Alien",

@@ -206,10 +206,10 @@ def test_flow_matching_refuses_values_that_it_would_ignore(key):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"loss.omega": 2.0}, "expected model.class_conditional=true beside guidance"),
+        ({"loss.omega": 2.0}, "expected model.class_conditional=true with guidance"),
         ({"loss.label_dropout": 0.1}, "expected model.class_conditional=true"),
         ({"loss.omega": 2.0, "model.class_conditional": True}, "expected loss.label_dropout above 0"),
-        ({"loss.guidance_start": 0.9, "loss.guidance_end": 0.1}, "expected a start that is not above the end"),
+        ({"loss.guidance_start": 0.9, "loss.guidance_end": 0.1}, "expected a start no larger than the end"),
         ({"data.augment": 0.1}, "data.augment=0.1: expected model=song_unet or song_unet_tiny"),
         ({"data.name": "image_folder"}, "expected data.path=FOLDER with data=image_folder"),
         ({"data.path": "x"}, "data.path=x: expected no data.path with data=digits"),
@@ -234,7 +234,7 @@ def test_flow_matching_refuses_values_that_it_would_ignore(key):
         ),
         (
             {"guard.check_step": False, "backend": "auto", "loss.jvp_backend": "two_pass", "model.dropout": 0.1},
-            "the passes of that derivative would each drop other units",
+            "each pass of this derivative would drop different units",
         ),
         (
             {"data.batch_size": 1},
@@ -257,15 +257,21 @@ def test_flow_matching_refuses_values_that_it_would_ignore(key):
             {"loss.r_logit_normal_mean": -1.0},
             "loss.r_logit_normal_mean=-1.0 loss.time_law=v0: expected loss.time_law=v1",
         ),
-        ({"loss.r_logit_normal_std": 1.0, "loss.time_law": "uniform"}, "expected loss.time_law=v1 beside it"),
+        (
+            {"loss.r_logit_normal_std": 1.0, "loss.time_law": "uniform"},
+            "expected loss.time_law=v1, since the other laws",
+        ),
         (
             {"loss.logit_normal_mean": -2.0, "loss.time_law": "uniform"},
-            "loss.logit_normal_mean=-2.0 loss.time_law=uniform: expected loss.time_law=v0 or v1 beside it",
+            "loss.logit_normal_mean=-2.0 loss.time_law=uniform: expected loss.time_law=v0 or v1, since the other laws",
         ),
-        ({"loss.logit_normal_std": 2.0, "loss.time_law": "uniform"}, "expected loss.time_law=v0 or v1 beside it"),
+        (
+            {"loss.logit_normal_std": 2.0, "loss.time_law": "uniform"},
+            "expected loss.time_law=v0 or v1, since the other laws",
+        ),
         ({"data.latent_scale": 0.5}, "data.latent_scale=0.5: expected none with data=digits"),
         ({"data.holdout": 0.4}, "data.holdout=0.4: expected none with data=digits, which has a held-out half"),
-        ({"data.fit": "crop"}, "data.fit=crop: expected data.image_size=PIXELS beside it"),
+        ({"data.fit": "crop"}, "data.fit=crop: expected data.image_size=PIXELS as well"),
         ({"data.name": "latents", "data.path": "x", "data.fit": "resize"}, "data.fit=resize: expected data.image_size"),
     ],
 )

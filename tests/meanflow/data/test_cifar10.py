@@ -71,7 +71,7 @@ class _Harmful:
 def test_no_function_of_a_pickle_is_called(protocol, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     stream = pickle.dumps({b"data": _Harmful()}, protocol)
-    with pytest.raises(ValueError, match="it asks for .*, which no batch of CIFAR does"):
+    with pytest.raises(ValueError, match="it refers to .*, which no batch of CIFAR does"):
         read_batch(stream, ROWS)
     assert not list(tmp_path.iterdir())
     pickle.loads(stream)
@@ -80,7 +80,7 @@ def test_no_function_of_a_pickle_is_called(protocol, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", ["getattr", "eval", "__import__"])
 def test_no_builtin_is_lent(name):
-    with pytest.raises(ValueError, match=f"it asks for __builtin__.{name}"):
+    with pytest.raises(ValueError, match=f"it refers to __builtin__.{name}"):
         read_batch(b"\x80\x02c__builtin__\n" + name.encode() + b"\n.", ROWS)
 
 
@@ -161,7 +161,7 @@ def test_another_archive_is_refused(published, tmp_path):
     archive.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(ConfigError, match="has sha256"):
         cifar10.load(archive)
-    with pytest.raises(ConfigError, match="damaged, get it again"):
+    with pytest.raises(ConfigError, match="damaged, download it again"):
         read_archive(archive)
     with pytest.raises(ConfigError, match="no such file or folder"):
         cifar10.load(tmp_path / "nowhere")

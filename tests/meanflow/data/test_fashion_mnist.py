@@ -57,11 +57,11 @@ def test_pictures_and_labels_of_different_counts_are_refused(tmp_path, seed):
         (lambda data: b"\0\0\x0d\x03" + data[4:], "magic number 0x00000d03, expected 0x00000803"),
         (lambda data: b"\0\0\x08\x01" + data[4:], "magic number 0x00000801, expected 0x00000803"),
         (lambda data: b"", "magic number 0x, expected"),
-        (lambda data: data[:10], r"sizes \(5,\), expected \(5, 4, 3\): cut short"),
+        (lambda data: data[:10], r"sizes \(5,\), expected \(5, 4, 3\): truncated"),
         (lambda data: data[:4] + struct.pack(">3I", 5, 3, 4) + data[16:], r"sizes \(5, 3, 4\), expected \(5, 4, 3\)"),
         (lambda data: data[:-1], "59 bytes after its header, expected 60"),
         (lambda data: data + b"\0", "61 bytes after its header, expected 60"),
-        (lambda data: gzip.compress(data)[:-9], "Compressed file ended .*damaged, get it again"),
+        (lambda data: gzip.compress(data)[:-9], "Compressed file ended .*damaged, download it again"),
     ],
 )
 def test_a_damaged_file_is_refused_with_what_is_wrong(change, reason, tmp_path, seed):

@@ -168,7 +168,7 @@ def test_notes_of_an_encoding_that_were_copied_in_part_are_named(tmp_path, left)
     write_latents(tmp_path / "train", *made(12))
     write_latents(tmp_path / "test", *made(12))
     (tmp_path / "encoded.json").write_text(left)
-    with pytest.raises(ConfigError, match=r"encoded.json: not whole \(.*\); copy it again"):
+    with pytest.raises(ConfigError, match=r"encoded.json: incomplete or damaged \(.*\); copy it again"):
         latents(tmp_path)
 
 
@@ -213,7 +213,7 @@ def test_numbers_that_are_not_finite_are_refused_with_their_place(tmp_path, seed
     save_file({"moments": moments, "labels": labels}, tmp_path / "train" / "a.safetensors")
     write_latents(tmp_path / "test", *made(4))
     data = latents(tmp_path)
-    message = r"a.safetensors: record 13 of moments: holds numbers that are not finite; make the record again"
+    message = r"a.safetensors: record 13 of moments: holds numbers that are not finite; create the record again"
     with pytest.raises(ConfigError, match=message):
         data.images(data.train, torch.tensor([2, 13, 4]))
     with Loader(data.train, torch.device("cpu"), workers) as loader, pytest.raises(ConfigError, match=message):

@@ -44,7 +44,7 @@ def test_another_table_is_refused(columns, largest, reason, tmp_path, seed):
 @pytest.mark.parametrize("table", [b"a,b\n", gzip.compress(b"1,2,3\n")[:-9]], ids=["letters", "cut short"])
 def test_what_is_no_table_is_refused(table, tmp_path):
     (tmp_path / "table").write_bytes(table)
-    with pytest.raises(ConfigError, match="expected rows of whole numbers|damaged, get it again"):
+    with pytest.raises(ConfigError, match="expected rows of whole numbers|damaged, download it again"):
         read_csv(tmp_path / "table")
 
 

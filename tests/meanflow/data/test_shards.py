@@ -56,8 +56,8 @@ def test_a_store_goes_to_another_process_without_its_files(tmp_path):
         ({"moments": torch.zeros(4, 6, 2)}, r"moments has shape \(4, 6, 2\)"),
         ({"moments": torch.zeros(0, 6, 2, 5)}, r"moments has shape \(0, 6, 2, 5\)"),
         ({"moments": torch.zeros(4, 6, 2, 5, dtype=torch.int32)}, "moments is I32, expected one of F16"),
-        ({"moments_flip": torch.zeros(3, 6, 2, 5)}, r"moments_flip has shape .*, expected that of moments"),
-        ({"moments_flip": torch.zeros(4, 6, 2, 4)}, r"moments_flip has shape .*, expected that of moments"),
+        ({"moments_flip": torch.zeros(3, 6, 2, 5)}, r"moments_flip has shape .*, expected .* as moments"),
+        ({"moments_flip": torch.zeros(4, 6, 2, 4)}, r"moments_flip has shape .*, expected .* as moments"),
         ({"moments_flip": torch.zeros(4, 6, 2, 5)}, "moments_flip is F32, expected F16 as moments"),
         ({"labels": torch.zeros(4)}, "labels are torch.float32, expected integers"),
         ({"labels": torch.zeros(4, dtype=torch.bool)}, "labels are torch.bool, expected integers"),
@@ -117,7 +117,7 @@ def test_a_set_is_written_whole_or_not_at_all(tmp_path):
     broken[22, 0, 0, 0] = torch.nan
     with pytest.raises(ConfigError, match="record 2 of moments: holds numbers that are not finite"):
         write_latents(tmp_path / "a", broken, content["labels"], shard_size=10)
-    with pytest.raises(ConfigError, match="25 moments, 19 labels in shards of 10, expected as many of each"):
+    with pytest.raises(ConfigError, match="25 moments, 19 labels in shards of 10, expected equal numbers of each"):
         write_latents(tmp_path / "a", content["moments"], content["labels"][:19], shard_size=10)
     with pytest.raises(ConfigError, match="in shards of 0, expected"):
         write_latents(tmp_path / "a", content["moments"], content["labels"], shard_size=0)

@@ -52,7 +52,7 @@ def test_the_next_whole_picture_of_its_class_stands_in(classes, workers, capfd):
 def test_more_than_that_are_refused_and_the_run_is_saved(classes):
     trainer = Trainer(config(classes, epochs=2, data={"skip_damaged": 2}))
     damage(trainer.data.train, [1, 5, 9])
-    with pytest.raises(ConfigError, match=r"3 are damaged, data.skip_damaged=2 allows less"):
+    with pytest.raises(ConfigError, match=r"3 are damaged, more than data.skip_damaged=2 allows"):
         trainer.run_to_end()
 
 
@@ -71,7 +71,7 @@ def test_other_faults_than_damage_are_not_passed_over(classes):
 def test_a_class_of_which_none_is_whole_is_refused(classes):
     data = load_data(config(classes, data={"skip_damaged": 99}).data)
     damage(data.train, (data.train.labels == 1).nonzero().flatten().tolist())
-    with pytest.raises(ConfigError, match="nor is another of its class whole"):
+    with pytest.raises(ConfigError, match="no other record of its class is intact"):
         data.train.read(torch.tensor([len(data.train) - 1]))
 
 

@@ -123,7 +123,7 @@ def test_a_network_that_diverged_is_one_line(evaluator, test_half, run, tmp_path
 def test_features_that_the_data_cannot_have_are_refused(data):
     unlabelled = dataclasses.replace(data, num_classes=0)
     assert Evaluator(unlabelled, EvalConfig(num_samples=9), torch.device("cpu")).floor.features == {}
-    with pytest.raises(ConfigError, match=r"features=\[classifier\]: it needs labelled pictures"):
+    with pytest.raises(ConfigError, match=r"features=\[classifier\]: needs labelled pictures"):
         Evaluator(unlabelled, EvalConfig(num_samples=9, features=["classifier"]), torch.device("cpu"))
 
 
@@ -175,7 +175,7 @@ class Perfect(torch.nn.Module):
 
 
 def world(counts, held_out, seed):
-    """As many records of each class, sorted by class, in memory, and the generator that they are from."""
+    """Records in memory, equally many of each class and sorted by class, and the generator that they are from."""
     g = torch.Generator().manual_seed(seed)
     perfect = Perfect(1.6 * torch.rand(len(counts), 1, 8, 8, generator=g) - 0.8)
 
@@ -376,7 +376,7 @@ def test_data_that_were_moved_are_found_by_their_new_place(tmp_path, seed):
     evaluate_command(run, num_samples=0, device="cpu", data_path=str(tmp_path / "new"))
     assert (run / "evaluation.json").is_file()
     write_latents(tmp_path / "other", torch.randn(60, 8, 4, 4, generator=g), torch.arange(60) % 3)
-    with pytest.raises(ConfigError, match="not the data that .* was trained on; give theirs as --data-path"):
+    with pytest.raises(ConfigError, match="not the data that .* was trained on; .* --data-path"):
         evaluate_command(run, num_samples=0, device="cpu", data_path=str(tmp_path / "other"))
 
 
@@ -432,9 +432,7 @@ def test_a_set_of_other_settings_is_not_replaced_without_a_word(run, tmp_path, c
     sampled(run, tmp_path, seed=3)
     assert not capsys.readouterr().err
     sampled(run, tmp_path, seed=8)
-    assert f"{tmp_path}: replacing the samples there, which were made with other settings (seed: 3 -> 8)" in (
-        capsys.readouterr().err
-    )
+    assert f"{tmp_path}: replacing samples made with other settings (seed: 3 -> 8)" in (capsys.readouterr().err)
 
 
 @pytest.mark.parametrize(("option", "value"), [("precision", "tf32"), ("backend", "graph")])
@@ -455,7 +453,7 @@ def test_a_generator_has_the_memory_order_of_its_run(tmp_path):
 
 
 def test_a_folder_holds_the_samples_of_one_call(run, tmp_path):
-    """What reads all of its pictures must not find those of an earlier and larger set among them."""
+    """A reader of all its pictures must not find those of an earlier and larger set among them."""
     (tmp_path / "000099.png").write_text("of somebody else")
     sampled(run, tmp_path, num=5)
     sampled(run, tmp_path, num=2, label=3)
@@ -515,7 +513,7 @@ def test_a_folder_that_takes_no_samples_is_named_before_they_are_made(run, tmp_p
     (tmp_path / "file").touch()
     made = []
     monkeypatch.setattr(sampling, "sample", lambda *_, **__: made.append(1))
-    with pytest.raises(OSError, match=rf"--out \S*{name}: cannot write there \(Not a directory\)"):
+    with pytest.raises(OSError, match=rf"--out \S*{name}: cannot be written \(Not a directory\)"):
         sampled(run, tmp_path / name)
     assert not made
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
@@ -528,7 +526,7 @@ def test_a_disk_that_takes_no_samples_is_told_before_they_are_made(run, tmp_path
     made = []
     monkeypatch.setattr(sampling, "sample", lambda *_, **__: made.append(1))
     monkeypatch.setattr("tempfile.mkdtemp", read_only)
-    with pytest.raises(OSError, match=r"--out \S*a/b: cannot write there \(Read-only file system\)"):
+    with pytest.raises(OSError, match=r"--out \S*a/b: cannot be written \(Read-only file system\)"):
         sampled(run, tmp_path / "a" / "b")
     assert not made
     assert not (tmp_path / "a").exists()

@@ -29,7 +29,7 @@ def test_a_classifier_needs_several_classes_of_pictures_that_its_network_can_see
     assert not can_classify(other)
     assert feature_names(other, EvalConfig()) == []
     check_evaluation(other, EvalConfig())
-    with pytest.raises(ConfigError, match=r"evaluation.features=\[classifier\]: it needs (labelled )?pictures"):
+    with pytest.raises(ConfigError, match=r"evaluation.features=\[classifier\]: needs (labelled )?pictures"):
         check_evaluation(other, EvalConfig(features=["classifier"]), due=False)
 
 
@@ -41,7 +41,7 @@ def test_inceptions_weights_are_asked_for_whether_or_not_the_run_evaluates(data,
         check_evaluation(data, EvalConfig(features=["inception"], inception_weights=str(tmp_path / "w.pth")), due=due)
         with pytest.raises(ConfigError, match=r"none.pth: no such file"):
             check_evaluation(data, EvalConfig(features=["inception"], inception_weights="none.pth"), due=due)
-        with pytest.raises(ConfigError, match=r"no weights are named; give evaluation.inception_weights=FILE when"):
+        with pytest.raises(ConfigError, match=r"evaluation.inception_weights=FILE when"):
             check_evaluation(data, EvalConfig(features=["inception"]), due=due)
 
 
@@ -61,6 +61,6 @@ def test_an_unknown_name_is_told_from_a_known_one(data):
 
 def test_too_few_held_out_records_are_no_distribution(data):
     three = dataclasses.replace(data, test=Split(data.test.records[:3], data.test.labels[:3]))
-    with pytest.raises(ConfigError, match="3 held-out and 898 training records, an evaluation needs at least 4 "):
+    with pytest.raises(ConfigError, match="3 held-out and 898 training records, but an evaluation needs at least 4 "):
         check_evaluation(three, EvalConfig())
     check_evaluation(three, EvalConfig(), due=False)

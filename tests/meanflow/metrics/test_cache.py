@@ -78,7 +78,7 @@ def test_a_damaged_entry_is_not_trusted_and_can_be_replaced(tmp_path, tensors, c
     assert read_entry(tmp_path, "key") is None
     note = capsys.readouterr().err
     assert "key.json: damaged cache entry (" in note
-    assert note.endswith("computed anew\n")
+    assert note.endswith("computing it again\n")
     write_entry(tmp_path, "key", tensors, VALUES)
     assert read_entry(tmp_path, "key") is not None
 
@@ -101,7 +101,7 @@ def test_an_interrupted_write_leaves_the_old_entry(tmp_path, tensors, monkeypatc
 def test_a_folder_that_cannot_be_written_is_said(tmp_path, tensors, capsys):
     (tmp_path / "file").touch()
     write_entry(tmp_path / "file" / "cache", "key", tensors, VALUES)
-    assert "nothing is kept" in capsys.readouterr().err
+    assert "nothing is cached" in capsys.readouterr().err
 
 
 def test_keys_differ_with_every_part():

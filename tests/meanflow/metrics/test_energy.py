@@ -70,7 +70,7 @@ def test_a_shift_of_an_image_far_from_zero_is_not_lost_to_rounding():
 
 @pytest.mark.parametrize("offset", [0.0, 300.0])
 def test_equal_and_nearly_equal_images_are_at_their_distances(seed, offset):
-    """Of which a product of matrices loses the most digits."""
+    """Nearly equal images are the hardest case: a product of matrices loses the most digits on them."""
     x, y = samples(seed, shape=(3, 16, 16))
     y[:20], y[20:30] = x[:20], x[:10] + 1e-4
     x, y = x.double() + offset, y.double() + offset

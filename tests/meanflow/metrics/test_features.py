@@ -118,7 +118,7 @@ def test_features_are_plain_fp32_whatever_the_process_computes_in(monkeypatch):
 def test_extractors_that_cannot_be_are_refused():
     with pytest.raises(ConfigError, match="features=inceptoin: expected one of inception, .* did you mean inception"):
         build_features("inceptoin", CPU)
-    with pytest.raises(ConfigError, match="features=efficientnet_lite0: no file of weights is given"):
+    with pytest.raises(ConfigError, match="features=efficientnet_lite0: no file of weights given"):
         build_features("efficientnet_lite0", CPU)
     with pytest.raises(ValueError, match="needs a trained classifier"):
         build_features("classifier", CPU)

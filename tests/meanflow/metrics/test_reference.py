@@ -131,7 +131,7 @@ def test_too_few_images_and_latents_are_refused(tmp_path):
     with pytest.raises(ConfigError, match="data=toy: 31 held-out and 3 training images .* at least 4 of each"):
         reference(data(), Pooled(), num_floor=3, folder=tmp_path)
     latents = dataclasses.replace(data(), pixels=False)
-    with pytest.raises(ConfigError, match="data=toy holds latents, features=pooled needs pictures"):
+    with pytest.raises(ConfigError, match="data=toy holds latents, but features=pooled needs pictures"):
         reference(latents, Pooled(), num_floor=20, folder=tmp_path)
 
 
@@ -151,7 +151,7 @@ def test_the_classifier_is_trained_once(tmp_path, monkeypatch):
 
 
 def test_a_classifier_sees_no_more_pictures_than_fit(tmp_path, monkeypatch, capsys):
-    """Of a large folder all of them would be hundreds of GiB; another number of them is another classifier."""
+    """All pictures of a large folder would be hundreds of GiB; another number of them is another classifier."""
     toy, seen = data(), []
     train = module.train_classifier
     monkeypatch.setattr(module, "TRAINED", 20 * 64 + 63)

@@ -44,7 +44,7 @@ def test_other_things_and_no_file_are_refused(tmp_path):
         read_weights(tmp_path / "none.pth", "w of p")
     for other in ([torch.zeros(2)], {"a": 1}):
         torch.save(other, tmp_path / "w.pth")
-        with pytest.raises(ConfigError, match="holds other things than tensors by name"):
+        with pytest.raises(ConfigError, match="holds more than a dictionary of tensors"):
             read_weights(tmp_path / "w.pth", "w of p")
 
 

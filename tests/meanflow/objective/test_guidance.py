@@ -81,7 +81,7 @@ def test_labels_are_dropped_with_their_probability_at_the_end_of_the_batch(seed)
 
 @pytest.mark.parametrize("split", SPLITS)
 def test_labels_are_dropped_where_r_is_t(split, seed):
-    """Of 64 samples about 16 have r = t and about 3 lose their labels: these are all among those."""
+    """About 16 of 64 samples have r = t and about 3 lose their labels: these are all among those."""
     loss = MeanFlowLoss(0.75, split=split, guidance=Guidance(CLASSES, label_dropout=0.05))
     generator, curved, count = torch.Generator().manual_seed(seed), [], 0
     for _ in range(200):

@@ -84,7 +84,7 @@ def test_it_is_static_where_not_and_says_why(name, capfd):
     assert net.calls == 2
     assert torch.equal(torch.get_rng_state(), before)
     said = capfd.readouterr().err
-    assert "split=auto of Around: static, as" in said
+    assert "split=auto of Around: static, because" in said
     assert why in said
     if name == "batch norm":  # two passes of the network itself, none of the trial
         assert net.state_dict()["operation.num_batches_tracked"] == state["operation.num_batches_tracked"] + 2

@@ -90,7 +90,7 @@ def test_a_sample_weighs_by_its_own_error_where_that_is_the_greater_one(seed):
 
 
 def test_what_it_is_least_at_is_nearer_the_mean(seed):
-    """Of samples half of which lie about one point closely and half about another widely, at times alike."""
+    """Half of the samples lie closely about one point and half widely about another, at times alike."""
     generator, size = torch.Generator().manual_seed(seed), 400
     spread = torch.where(torch.arange(size) % 2 == 0, 0.1, 2.0)[:, None]
     x = spread.sign() * (spread > 1) + spread * torch.randn(size, 16, generator=generator)

@@ -30,13 +30,13 @@ class Folding(nn.Module):
 
 
 def moments(x: Tensor) -> Tensor:
-    """Of pictures (n, 3, H, W), (n, 8, H/2, W/2)."""
+    """Moments (n, 8, H/2, W/2) of pictures (n, 3, H, W)."""
     folded = nn.functional.pixel_unshuffle(x[:, :2], SIDE)
     return torch.cat([folded[:, :4], folded[:, 4:] - 3], 1)
 
 
 def pictures(latents: Tensor) -> Tensor:
-    """Of latents (n, 4, h, w), (n, 3, 2h, 2w)."""
+    """Pictures (n, 3, 2h, 2w) of latents (n, 4, h, w)."""
     return nn.functional.pixel_shuffle(latents, SIDE).tanh().expand(-1, 3, -1, -1)
 
 

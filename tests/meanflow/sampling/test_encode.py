@@ -89,7 +89,9 @@ def test_an_encoding_that_was_stopped_goes_on(autoencoder: Folding, tmp_path, mo
         patched.setattr(encode, "write_shard", stopped)
         with pytest.raises(KeyboardInterrupt):
             made(tmp_path)
-    with pytest.raises(ConfigError, match="out: its encoding is not finished; the same `fullstride meanflow encode`"):
+    with pytest.raises(
+        ConfigError, match="out: its encoding is not finished; run the same `fullstride meanflow encode`"
+    ):
         load_data(DataConfig("latents", str(tmp_path / "out"), latent_scale=1.0))
     assert autoencoder.encoded in (28, 30, 32)
     autoencoder.encoded = 0
@@ -106,18 +108,20 @@ def test_an_encoding_that_was_stopped_goes_on(autoencoder: Folding, tmp_path, mo
 def test_what_was_made_otherwise_is_not_gone_on_with(autoencoder: Folding, tmp_path):
     write_pictures(tmp_path / "pictures", {"train/a": 9, "test/a": 3})
     out = made(tmp_path)
-    with pytest.raises(ConfigError, match=r"made otherwise \(flip: False -> True, half: False -> True\); name another"):
+    with pytest.raises(
+        ConfigError, match=r"made with other settings \(flip: False -> True, half: False -> True\); choose another"
+    ):
         made(tmp_path, flip=True, half=True)
-    with pytest.raises(ConfigError, match=r"made otherwise \(pictures: .* -> .*\)"):
+    with pytest.raises(ConfigError, match=r"made with other settings \(pictures: .* -> .*\)"):
         made(tmp_path, image_size=4)
     (tmp_path / "vae" / "config.json").write_text("{} ")
-    with pytest.raises(ConfigError, match=r"made otherwise \(vae: .* -> .*\)"):
+    with pytest.raises(ConfigError, match=r"made with other settings \(vae: .* -> .*\)"):
         made(tmp_path)
     (out / "encoded.json").write_text("[")
     with pytest.raises(ConfigError, match="encoded.json: not JSON"):
         made(tmp_path)
     (out / "encoded.json").unlink()
-    with pytest.raises(ConfigError, match=r"out: holds t[a-z]+/00000.safetensors already; delete it or name another"):
+    with pytest.raises(ConfigError, match=r"out: holds t[a-z]+/00000.safetensors already; delete it or choose another"):
         made(tmp_path)
 
 
@@ -130,7 +134,9 @@ def test_a_folder_that_another_process_encodes_into_is_refused(autoencoder: Fold
     with subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
         assert other.stdout is not None
         other.stdout.readline()
-        with pytest.raises(ConfigError, match="out: another process encodes there; wait for its end, or name another"):
+        with pytest.raises(
+            ConfigError, match="out: another process is encoding there; wait until it ends, or choose another"
+        ):
             made(tmp_path)
         assert autoencoder.encoded == 0
         other.communicate(b"\n")

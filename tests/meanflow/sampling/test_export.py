@@ -92,6 +92,6 @@ def test_what_cannot_be_exported_is_refused_and_leaves_nothing(run, tmp_path, mo
         export_command(run, out=tmp_path / "sampler.pt2", steps=1, ema=0.1, device="cpu")
     monkeypatch.setattr(export, "TOLERANCE", -1.0)
     (tmp_path / "sampler.pt2").write_text("earlier")
-    with pytest.raises(RuntimeError, match="what was exported gives other images than the network"):
+    with pytest.raises(RuntimeError, match="the exported sampler gives different images than the network"):
         export_command(run, out=tmp_path / "sampler.pt2", steps=1, ema=None, device="cpu")
     assert [(path.name, Path.read_text(path)) for path in tmp_path.iterdir()] == [("sampler.pt2", "earlier")]

@@ -65,7 +65,7 @@ def test_every_evaluation_is_the_networks_at_the_points_of_the_call(network):
 
 
 class Refusing:
-    """What a network that waits for the device, or a memory that is full, makes of a capture."""
+    """Capture that fails, as for a network that waits for the device or when memory is full."""
 
     def __init__(self, error):
         self.error, self.asked = error, 0
@@ -88,7 +88,7 @@ def test_what_cannot_be_recorded_runs_as_it_is_where_a_record_is_not_required(ne
             assert torch.equal(recorded(z, r, t, label=label), network(z, r, t, label=label))
     assert record.asked == 1
     said = capsys.readouterr().err
-    assert said.count("not recorded in a CUDA graph") == 1
+    assert said.count("cannot be captured in a CUDA graph") == 1
     assert str(error) in said
 
 
@@ -264,7 +264,7 @@ def test_a_network_that_cannot_be_recorded_is_named(network):
     with torch.no_grad():
         for _ in range(WARM):
             recorded(*drawn(2))
-        with pytest.raises(ConfigError, match=f"the network cannot be recorded in a CUDA graph {said}"):
+        with pytest.raises(ConfigError, match=f"the network cannot be captured in a CUDA graph {said}"):
             recorded(*drawn(2))
 
 

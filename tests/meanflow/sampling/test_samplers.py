@@ -467,7 +467,7 @@ def test_a_printed_result_says_how_many_images_of_which_size_took_what(seed):
     [
         ("heun", None, r"--sampler heun without --steps: expected .*2 network evaluations each, such as --steps 50"),
         ("meanflow", None, r"--sampler meanflow without --steps"),
-        ("dopri5", 5, "--sampler dopri5 --steps 5: it chooses its own"),
+        ("dopri5", 5, "--sampler dopri5 --steps 5: this sampler chooses its own"),
         ("eular", 5, "--sampler=eular: expected one of .*did you mean euler"),
     ],
 )

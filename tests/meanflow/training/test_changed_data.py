@@ -80,7 +80,7 @@ def test_a_class_that_is_gone_or_new_is_refused(tmp_path):
     trainer = Trainer(config(tmp_path / "data", epochs=1))
     trainer._save(must=True)
     shutil.move(tmp_path / "data/ant", tmp_path / "data/cow")  # as many classes, and bees would be class 0
-    with pytest.raises(ConfigError, match="class ant is gone, expected the same folders of classes"):
+    with pytest.raises(ConfigError, match="class ant is gone, expected the same class folders"):
         Trainer(changed(tmp_path / "data"))
 
 
@@ -90,7 +90,7 @@ def test_without_a_list_of_files_what_was_held_out_is_not_guessed(folder):  # no
     assert known_files(first.run) is not None
     (first.run / KNOWN).unlink()
     (folder / "0003.png").unlink()
-    with pytest.raises(ConfigError, match="which files changed is not known"):
+    with pytest.raises(ConfigError, match="the changed files are unknown"):
         Trainer(config(folder, epochs=3, resume=True))
     with pytest.raises(ConfigError, match=f"the run has no {KNOWN}"):
         Trainer(changed(folder))

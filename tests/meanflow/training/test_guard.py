@@ -94,7 +94,7 @@ def test_after_a_restored_checkpoint_it_counts_anew():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_the_fused_optimizer_takes_no_part_of_a_skipped_step(dtype, seed):
-    """What Update relies on: with found_inf set, weights, moments and step count stay as they are."""
+    """Update relies on this: with found_inf set, weights, moments and step count stay as they are."""
     torch.manual_seed(seed)
     p = torch.nn.Parameter(torch.randn(7, dtype=dtype))
     optimizer = torch.optim.AdamW([p], lr=0.1, weight_decay=0.1, fused=True)

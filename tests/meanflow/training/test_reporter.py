@@ -57,12 +57,15 @@ def test_skipped_steps_are_told_once_as_they_come(reporter, capfd):
     for step, skipped in ((2, 0), (4, 3), (6, 3), (7, 4)):
         report(reporter, step, 1.0, skipped)
     assert capfd.readouterr().err.splitlines() == [
-        "step 4: 3 steps skipped so far, which were not finite, 0 of them in the loss, 3 in the gradient alone",
-        "step 7: 4 steps skipped so far, which were not finite, 0 of them in the loss, 4 in the gradient alone",
+        "step 4: 3 steps skipped so far because they were not finite: 0 of them had a loss that was not finite, 3 only "
+        "a gradient",
+        "step 7: 4 steps skipped so far because they were not finite: 0 of them had a loss that was not finite, 4 only "
+        "a gradient",
     ]
     reporter.step(Position(8, 0, 8), METRICS, lambda _: 1e-3, lambda: GuardCounts(7, 0, 2))
     assert capfd.readouterr().err.splitlines() == [
-        "step 8: 7 steps skipped so far, which were not finite, 2 of them in the loss, 5 in the gradient alone"
+        "step 8: 7 steps skipped so far because they were not finite: 2 of them had a loss that was not finite, 5 only "
+        "a gradient"
     ]
 
 
@@ -70,8 +73,8 @@ def test_spikes_are_told_once_as_they_come(reporter, capfd):
     for step, spikes in ((2, 0), (4, 2), (6, 2), (7, 9)):
         report(reporter, step, 1.0, 0, spikes)
     assert capfd.readouterr().err.splitlines() == [
-        "step 4: 2 gradients so far were over 20 x their average and scaled to it",
-        "step 7: 9 gradients so far were over 20 x their average and scaled to it",
+        "step 4: 2 gradients so far exceeded 20 x their running average and were scaled to it",
+        "step 7: 9 gradients so far exceeded 20 x their running average and were scaled to it",
     ]
     assert [line["spikes"] for line in read_metrics(reporter.run)] == [0, 2, 2, 9]
 

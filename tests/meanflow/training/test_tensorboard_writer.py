@@ -53,7 +53,7 @@ def events(path: Path) -> list[dict]:
 
 
 def curves(folder: Path) -> dict[str, dict[int, float]]:
-    """What a reader shows: a session's start at step s takes away what came before it of s and later."""
+    """Curves as a reader shows them: a session that starts at step s hides earlier points of step s and later."""
     shown: dict[str, dict[int, float]] = {}
     for path in sorted(folder.iterdir()):
         for event in events(path):

@@ -38,7 +38,7 @@ def torchrun(*args: str) -> subprocess.CompletedProcess[str]:
 
 
 def of(rank: int, size: int) -> Processes:
-    """What a process of several knows of itself, without the others."""
+    """State of one process of several, without the others."""
     processes = Processes()
     processes.rank, processes.size = rank, size
     return processes
@@ -201,7 +201,7 @@ def test_what_has_not_been_checked_is_refused(tmp_path, monkeypatch):
         check_parts(run, 2, "mps")
     with pytest.raises(ConfigError, match=r"over 3 processes: expected a multiple of 3; .* 150"):
         check_parts(run, 3, "cpu")
-    with pytest.raises(ConfigError, match="meanflow_ratio=0.5 is 76 samples there and 74 in one process"):
+    with pytest.raises(ConfigError, match="meanflow_ratio=0.5 is 76 samples over the processes and 74 in one process"):
         check_parts(run, 4, "cpu")
     few = dataclasses.replace(run, loss=LossConfig(weighting="huber"), data=DataConfig(batch_size=4))
     with pytest.raises(

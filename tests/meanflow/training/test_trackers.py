@@ -35,7 +35,7 @@ def track(store: Path, step: int, points: list) -> subprocess.CompletedProcess[s
 
 
 def trackio(store: Path, *arguments: str):
-    """What trackio's own command answers."""
+    """Answer of trackio's own command."""
     command = [str(Path(sys.executable).with_name("trackio")), *arguments, "--json"]
     environment = os.environ | {"TRACKIO_DIR": str(store)}
     return json.loads(subprocess.run(command, capture_output=True, text=True, env=environment, check=True).stdout)
@@ -101,12 +101,12 @@ def test_a_failing_tracker_warns_once_and_lets_the_training_go_on(tmp_path, capf
     assert output.out == ""
     said = " ".join(output.err.split())
     assert said.count("track=tensorboard failed and is off for the rest of this run: ValueError") == 1
-    assert said.endswith("; metrics.jsonl goes on")
+    assert said.endswith("; metrics.jsonl is still written")
 
 
 def test_a_tracker_that_cannot_be_opened_is_refused(tmp_path):
     (tmp_path / "tensorboard").touch()
-    with pytest.raises(ConfigError, match=r"track=tensorboard: cannot be opened: .*File exists.*; mend that, or take"):
+    with pytest.raises(ConfigError, match=r"track=tensorboard: cannot be opened: .*File exists.*; repair that, or use"):
         tensorboard(tmp_path)
 
 
@@ -122,7 +122,7 @@ def test_what_is_not_installed_is_named(tmp_path, monkeypatch):
     for name, package in PACKAGES.items():
         check_tracker(name)
         monkeypatch.setitem(sys.modules, package, None)
-        with pytest.raises(ConfigError, match=rf"track={name}: {package} is not installed; run, .*\[track\]', or take"):
+        with pytest.raises(ConfigError, match=rf"track={name}: {package} is not installed; run, .*\[track\]', or use"):
             open_tracker(name, project="p", run_name="r", run=tmp_path, config={})
 
 

@@ -305,7 +305,7 @@ def test_learning_rate_warms_up_then_follows_the_cosine():
 
 def test_an_earlier_run_is_never_lost_unasked(tmp_path):
     run = train(config(tmp_path, epochs=1))
-    with pytest.raises(ConfigError, match=r"already holds a run; go on with it \(resume=true\)"):
+    with pytest.raises(ConfigError, match=r"already holds a run; continue it \(resume=true\)"):
         train(config(tmp_path))
     assert len(checkpoints(run)) == 1
     train(config(tmp_path, epochs=1, seed=5, overwrite=True))
@@ -376,7 +376,7 @@ def test_a_run_goes_on_by_another_split_of_the_same_loss(tmp_path):
 
 
 def test_a_run_goes_on_in_another_memory_order_by_another_name_of_its_device(tmp_path):
-    """The same steps up to rounding: what a checkpoint holds has no memory order."""
+    """Steps agree up to rounding: the content of a checkpoint has no memory order."""
     model = dataclasses.replace(config(tmp_path).model, dropout=0.0)  # whose masks follow the order
     given = {"model": model, "optimizer": OptimizerConfig(lr=1e-3, grad_clip=1.0)}
     straight = train(config(tmp_path / "a", epochs=2, **given))
@@ -512,7 +512,7 @@ def test_a_run_that_keeps_diverging_gives_up_with_its_checkpoint_kept(tmp_path, 
         return metrics | {"loss": metrics["loss"] * float("nan")} if trainer.state.position.step >= 2 else metrics
 
     monkeypatch.setattr(Body, "gradients", wrong)
-    with pytest.raises(FloatingPointError, match=r"2 times after .*step_0+2, which is kept"):
+    with pytest.raises(FloatingPointError, match=r"2 times after .*step_0+2, which stays"):
         trainer.run_to_end()
     assert [p.name for p in checkpoints(trainer.run)] == ["step_00000002"]
 
@@ -560,7 +560,7 @@ def test_a_full_disk_costs_neither_the_run_nor_a_checkpoint(tmp_path, monkeypatc
     assert "not saved at step 2" in capfd.readouterr().err
     assert [p.name for p in checkpoints(run)] == ["step_00000004", "step_00000006"]
     failures.append(10)
-    with pytest.raises(OSError, match=r"cannot save step 10 .*step_00000008 is whole: free space"):
+    with pytest.raises(OSError, match=r"cannot save step 10 .*step_00000008 is intact: free space"):
         train(config(tmp_path, optimizer=OptimizerConfig(), run_name="other", epochs=5))
 
 
@@ -689,10 +689,10 @@ def test_another_length_is_told_when_a_run_goes_on(tmp_path, capsys):
     assert capsys.readouterr().out.splitlines()[0].endswith("step_00000004")
     train(config(tmp_path, epochs=1, resume=True))
     told = capsys.readouterr().out.splitlines()[0]
-    assert told.endswith("step_00000004; epochs=1 are made already, nothing to train")
+    assert told.endswith("step_00000004; epochs=1 are done already, nothing to train")
     train(config(tmp_path, epochs=3, resume=True))
     told = capsys.readouterr().out.splitlines()[0]
-    assert told.endswith("step_00000004; epochs: 2 -> 3, to whose end the cosine is stretched")
+    assert told.endswith("step_00000004; epochs: 2 -> 3, and the cosine schedule is stretched to end there")
 
 
 def test_averages_of_almost_the_same_decay_are_kept_apart(tmp_path):
@@ -743,7 +743,7 @@ def test_what_a_stop_saves_among_harmful_steps_is_not_what_a_run_returns_to(tmp_
     signalled(stopped, monkeypatch, 4)
     with pytest.raises(Preempted, match="step_00000005"):
         stopped.run_to_end()
-    assert "step_00000005 comes after harmful steps (1 in a row)" in capfd.readouterr().err
+    assert "step_00000005 was saved after harmful steps (1 in a row)" in capfd.readouterr().err
     assert [p.name for p in checkpoints(stopped.run)] == ["step_00000004", "step_00000005"]
     resumed = Trainer(config(tmp_path, guard=guard, epochs=6, keep=1, resume=True))
     assert resumed.state.position.step == 5

@@ -46,7 +46,7 @@ def test_an_overdue_checkpoint_is_saved_at_the_next_step_and_the_run_goes_on(tmp
     monkeypatch.setattr(Watchdog, "checkpoint_overdue", overdue)
     run = trainer.run_to_end()
     assert [path.name for path in checkpoints(run)] == [f"step_{step:08d}" for step in (2, 3, 4, 6)]
-    assert capfd.readouterr().err.count("steps have become slower; saved early") == 1
+    assert capfd.readouterr().err.count("steps became slower; saved early") == 1
 
 
 def test_a_first_step_that_compiles_for_long_is_not_stuck(troubled):

@@ -44,7 +44,7 @@ def top_folders(root: Path) -> list[str]:
 
     """
     if not root.is_dir():
-        raise ConfigError(f"{root}: no such folder; expected one of data files, or with train/ and test/ in it")
+        raise ConfigError(f"{root}: no such folder; expected a folder of data files, or one with train/ and test/")
     return [p.name for p in root.iterdir() if p.is_dir() and not p.name.startswith(".")]
 
 
@@ -59,7 +59,9 @@ def halves(root: Path, folders: Sequence[str]) -> tuple[str, str | None]:
         return "train", held_out[0]
     if len(folders) > 1:
         other = min(name for name in folders if name != "train")
-        raise ConfigError(f"{root}: train/ beside {other}/ but no test/ or val/; add one, or rename train/ if a class")
+        raise ConfigError(
+            f"{root}: train/ next to {other}/ but no test/ or val/; add one, or rename train/ if it is a class"
+        )
     return "train", None
 
 
@@ -88,7 +90,7 @@ def list_files(folder: Path, suffixes: Iterable[str]) -> tuple[list[str], int]:
         above = [path.resolve() for path in (Path(base), *Path(base).parents)]
         for path in (Path(base) / name for name in folders):
             if path.is_symlink() and any(each.is_relative_to(path.resolve()) for each in above):
-                raise ConfigError(f"{path}: a link to {path.resolve()}, in which it lies; remove it")
+                raise ConfigError(f"{path}: a link to {path.resolve()}, which contains it; remove the link")
         visible = [name for name in files if not name.startswith(".")]
         chosen = [name for name in visible if name.lower().endswith(wanted)]
         inner = Path(base).relative_to(folder).as_posix()
@@ -122,7 +124,7 @@ def hold_out(keys: Sequence[str], labels: np.ndarray, share: float) -> np.ndarra
     held = np.zeros(len(keys), dtype=bool)
     held[order] = passed[1:] > passed[:-1]
     if not held.any():
-        raise ConfigError(f"data.holdout={share}: none of {len(keys)} records is held out; raise it or add test/")
+        raise ConfigError(f"data.holdout={share}: none of {len(keys)} records would be held out; raise it or add test/")
     return held
 
 
@@ -141,7 +143,7 @@ def file_sizes(root: Path, names: Iterable[str]) -> dict[str, int]:
         except OSError as error:
             refuse_if_away(error)
             what = f"a link to {os.readlink(file)}, " if file.is_symlink() else ""
-            raise ConfigError(f"{file}: {what}{error.strerror}; bring the file back, or remove the name") from None
+            raise ConfigError(f"{file}: {what}{error.strerror}; restore the file, or remove the link or name") from None
     return sizes
 
 

@@ -82,7 +82,7 @@ def _loaded(path: Path) -> dict[str, Any]:
         import datasets  # pyright: ignore[reportMissingImports]
     except ImportError:
         raise ConfigError(
-            f"{path}: a Hugging Face data set, which the package datasets reads; {how_to_install(EXTRA)}"
+            f"{path}: a Hugging Face data set, which needs the package datasets; {how_to_install(EXTRA)}"
         ) from None
     try:
         found = datasets.load_from_disk(str(path))
@@ -107,8 +107,8 @@ def _pictures(where: Path, rows: Any) -> Any:
     """The column of the pictures' bytes, in chunks that stay on disk until one is read."""
     if len(found := _columns(rows, "Image")) != 1:
         raise ConfigError(
-            f"{where}: {len(found)} columns of pictures among {', '.join(rows.column_names)}; expected one; keep it by "
-            "select_columns, or cast it to datasets.Image, and save the set again"
+            f"{where}: {len(found)} columns of pictures among {', '.join(rows.column_names)}; expected one; keep it "
+            "with select_columns, or cast it to datasets.Image, and save the set again"
         )
     import pyarrow.compute as pc  # pyright: ignore[reportMissingImports]
 

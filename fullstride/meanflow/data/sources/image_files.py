@@ -30,7 +30,7 @@ HOWS = ("crop", "stretch")
 
 @dataclass(frozen=True)
 class ImageForm:
-    """What every picture of a set comes out as.
+    """Format to which every picture of a set is decoded.
 
     Attributes:
         grey: one channel, else red, green and blue.
@@ -86,7 +86,7 @@ def read_picture(file: Path | Member, form: ImageForm) -> UInt8[Tensor, "c h w"]
         image.load()
         _turn(image, file)
     if deep:
-        raise ConfigError(f"{file}: {deep}, expected 8 bits a channel; convert the file to them")
+        raise ConfigError(f"{file}: {deep}, expected 8 bits a channel; convert the file")
     pixels = np.asarray(_resized(_flat(image, file, form.grey), file, form))
     return torch.tensor(pixels).reshape(*pixels.shape[:2], -1).permute(2, 0, 1).contiguous()
 
@@ -100,12 +100,12 @@ def _turn(image: Image.Image, file: Path | Member) -> None:
     if orientation in TURNED:
         if not _said:
             _said.append(file)
-            note(f"{file}: turned as its EXIF orientation ({orientation}) says; so are other pictures")
+            note(f"{file}: rotated by its EXIF orientation ({orientation}); other pictures are, too")
         ImageOps.exif_transpose(image, in_place=True)
 
 
 def _deep(image: ImageFile.ImageFile) -> str:
-    """What a picture that is not decoded yet has more than 8 bits a channel by; nothing if it has not."""
+    """Describe the depth of an undecoded picture with more than 8 bits a channel; empty if it has no more."""
     if image.mode in DEEP_MODES:
         return f"mode {image.mode}"
     for tile in image.tile:
@@ -121,7 +121,8 @@ def _flat(image: Image.Image, file: Path | Member, grey: bool) -> Image.Image:
     """Without alpha, in mode L or RGB."""
     if grey and image.mode not in GREY_MODES:
         raise ConfigError(
-            f"{file}: mode {image.mode}, expected grey like the set's other pictures; convert it, or them to RGB"
+            f"{file}: mode {image.mode}, expected grey like the set's other pictures; convert it to grey, or the "
+            "others to RGB"
         )
     if image.has_transparency_data:
         image = image.convert("RGBA")

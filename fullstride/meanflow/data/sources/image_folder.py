@@ -138,7 +138,7 @@ def _held_out(
     if not held.any() or held.all():
         raise ConfigError(
             f"{prefix}: {held.sum()} of {len(held)} pictures are held out by the run's list of files, expected some "
-            "and not all; bring its files back, or begin another run"
+            "and not all; restore its files, or begin another run"
         )
     return held, [] if np.array_equal(held, anew) else [content(held)]
 
@@ -187,13 +187,15 @@ def _labelled(
         loose = [name for name in names if "/" not in name]
         if classes and loose:
             raise ConfigError(
-                f"{folder}: {len(loose)} pictures such as {loose[0]} beside class folders such as {classes[0]}/; "
+                f"{folder}: {len(loose)} pictures such as {loose[0]} next to class folders such as {classes[0]}/; "
                 "move them into a class, or all into one folder"
             )
         return _labels(folder, names, classes if trained is None else trained), classes
     if isinstance(trained, list) or (trained is not None and (found[1] > trained or bool(found[1]) != bool(trained))):
         has = f"{trained} classes" if isinstance(trained, int) else "none"
-        raise ConfigError(f"{folder}: its labels are of {found[1]} classes, those of train/ {has}; expected both alike")
+        raise ConfigError(
+            f"{folder}: its labels have {found[1]} classes, those of train/ {has}; expected the same classes"
+        )
     return found
 
 
@@ -219,7 +221,7 @@ def _form(root: Source, files: list[str], image_size: int | None, how: str, *, l
                 raise
     if not headers:
         raise ConfigError(
-            f"{root.path}: none of {len(looked_at)} pictures is whole, such as {looked_at[0]}; copy them again"
+            f"{root.path}: none of {len(looked_at)} pictures can be read, such as {looked_at[0]}; copy them again"
         )
     grey = all(mode in GREY_MODES for mode, _ in headers)
     return (

@@ -151,7 +151,7 @@ def check_inside(path: Path, name: str) -> None:
     if name.startswith("/") or posixpath.normpath(name) != name or name.split("/")[0] == "..":
         shown = shortened(name, MOST_SHOWN)
         raise ConfigError(
-            f"{path}: a member named {shown}, expected names inside of it such as cat/1.png; pack it anew"
+            f"{path}: a member named {shown}, expected names inside the archive such as cat/1.png; pack it again"
         )
 
 
@@ -179,7 +179,7 @@ def listed_labels(place: str, content: bytes | None, names: Sequence[str]) -> tu
         if all(CHUNKED.fullmatch(name) for name in names):
             raise ConfigError(
                 f"{place}: pictures such as {names[0]}, as EDM's dataset_tool writes them, but no {LABELS}, without "
-                f'which their folders would be taken for classes; copy it, too, or write {{"labels": null}} there '
+                f'which their folders would count as classes; copy it, too, or write {{"labels": null}} there '
                 "for no classes"
             )
         return None
@@ -192,23 +192,23 @@ def listed_labels(place: str, content: bytes | None, names: Sequence[str]) -> tu
             "one for each; add them, or remove the pictures"
         )
     if absent := len(classes) - len(names):
-        note(f"{place}/{LABELS}: names {absent} pictures that are not there")
+        note(f"{place}/{LABELS}: names {absent} pictures that do not exist")
     return np.array([classes[name] for name in names], dtype=np.int64), max(classes.values()) + 1
 
 
 def _parsed(file: str, content: bytes) -> dict[str, int] | None:
-    form = 'EDM\'s {"labels": [["00000/img00000000.png", 3], ...]}, or null in the place of the list'
+    form = 'EDM\'s {"labels": [["00000/img00000000.png", 3], ...]}, or null instead of the list'
     try:
         pairs = json.loads(content)["labels"]
         if pairs is None:
             return None
         found = {str(name).replace("\\", "/"): label for name, label in pairs}
     except (ValueError, KeyError, TypeError):
-        raise ConfigError(f"{file}: expected {form}; mend it, or rename it if it is something else") from None
+        raise ConfigError(f"{file}: expected {form}; repair it, or rename it if it is something else") from None
     wrong = [name for name, label in found.items() if type(label) is not int or label < 0]
     if wrong or not found:
         what = f"{found[wrong[0]]!r} as the label of {wrong[0]}" if wrong else "no label"
-        raise ConfigError(f"{file}: {what}, expected a class from 0 on for each picture, as in {form}")
+        raise ConfigError(f"{file}: {what}, expected a class, counted from 0, for each picture, as in {form}")
     if len(found) < len(pairs):
         raise ConfigError(f"{file}: names a picture twice, expected one label for each")
     return found

@@ -58,13 +58,13 @@ def known_files(run: Path) -> KnownFiles | None:
     try:
         return KnownFiles.unpacked(file.read_bytes())
     except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"{file}: not whole ({error}); copy it again") from None
+        raise ConfigError(f"{file}: incomplete or damaged ({error}); copy it again") from None
 
 
 def changed_files(before: KnownFiles | None, after: KnownFiles) -> str:
     """Which files are gone, new or of another size, in words."""
     if before is None:
-        return "which files changed is not known, since the run has no list of them"
+        return "the changed files are unknown, since the run has no list of its files"
     old, new = before.sizes, after.sizes
     kinds = {
         "gone": sorted(old.keys() - new.keys()),
@@ -73,7 +73,7 @@ def changed_files(before: KnownFiles | None, after: KnownFiles) -> str:
     }
     shown = {kind: ", ".join(names[:SHOWN]) + ", ..." * (len(names) > SHOWN) for kind, names in kinds.items()}
     found = [f"{len(names)} {kind} ({shown[kind]})" for kind, names in kinds.items() if names]
-    return ", ".join(found) or "the same files by name and size; their labels, or what else was set, changed"
+    return ", ".join(found) or "the same files by name and size; their labels or other settings changed"
 
 
 def check_comparable(before: KnownFiles | None, after: KnownFiles) -> None:
@@ -87,8 +87,8 @@ def check_comparable(before: KnownFiles | None, after: KnownFiles) -> None:
     if before is None:
         if after.held is not None:
             raise ConfigError(
-                f"data.allow_changed=true: the run has no {KNOWN}, which says what of the folder it held out; expected "
-                "one, or a folder with test/; bring the files back, or begin another run"
+                f"data.allow_changed=true: the run has no {KNOWN}, which lists the files that it held out; expected "
+                "one, or a folder with test/; restore the files, or begin another run"
             )
         return
     names = ([] if files.listed else files.sizes for files in (before, after))
@@ -96,5 +96,5 @@ def check_comparable(before: KnownFiles | None, after: KnownFiles) -> None:
     if differing := sorted(old ^ new):
         raise ConfigError(
             f"data.allow_changed=true: class {differing[0]} is {'new' if differing[0] in new else 'gone'}, expected "
-            "the same folders of classes, by whose order labels are numbered; bring them back, or begin another run"
+            "the same class folders, whose order numbers the labels; restore them, or begin another run"
         )

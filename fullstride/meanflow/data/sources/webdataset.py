@@ -54,7 +54,7 @@ def read_shard(file: Path) -> list[tuple[TarMember, int | None]]:
                 if not info.isfile() or info.issparse() or "\0" in name:
                     raise ConfigError(
                         f"{file}: {shortened(name, MOST_SHOWN)} is a link, a device or a sparse file, or its name "
-                        "holds a zero byte; expected plain files; pack it anew, with the files in place of links"
+                        "holds a zero byte; expected regular files; pack it again, with the files instead of links"
                     )
                 samples[sample[1]].append(TarMember(name, info.offset_data, info.size))
         return [found for parts in samples.values() if (found := _picture(file, opened, parts))]
@@ -76,15 +76,15 @@ def _members(file: Path, opened: IO[bytes]) -> list[tarfile.TarInfo]:
     # Each part of a header has exceptions of its own for damage.
     except Exception as error:
         raise ConfigError(
-            f"{file}: not a whole tar at byte {opened.tell():,} ({one_line(error)}); copy it again, or unpack it to a "
-            "plain tar if it is compressed"
+            f"{file}: not a complete tar at byte {opened.tell():,} ({one_line(error)}); copy it again, or unpack it to "
+            "a plain tar if it is compressed"
         ) from None
     # The library takes a damaged header, and the end of the file, for the end of the tar.
     rest = bytes_at(opened, end, LONGEST_END + 1)
     if not BLOCK <= len(rest) <= LONGEST_END or any(rest):
         raise ConfigError(
-            f"{file}: no end of a tar at byte {end:,}, after {len(found)} members; copy it again, or pack it anew if "
-            "it was put together from several or in records of more than 10 KiB"
+            f"{file}: no end of a tar at byte {end:,}, after {len(found)} members; copy it again, or pack it again if "
+            "it was concatenated from several or has records of more than 10 KiB"
         )
     return found
 
@@ -96,7 +96,7 @@ def _picture(file: Path, opened: IO[bytes], parts: list[TarMember]) -> tuple[Tar
         return picture, _label(file, opened, label or _only(file, parts, (METADATA,)))
     if label:
         raise ConfigError(
-            f"{file}: {shortened(label.name, MOST_SHOWN)} without a picture, expected one beside it, of "
+            f"{file}: {shortened(label.name, MOST_SHOWN)} without a picture, expected one next to it, with suffix "
             f"{' '.join(SUFFIXES)}; add it, or leave the class out"
         )
     return None
@@ -107,8 +107,8 @@ def _only(file: Path, parts: list[TarMember], suffixes: tuple[str, ...]) -> TarM
     if len(found) > 1:
         names = " and ".join(shortened(part.name, MOST_SHOWN) for part in found[:2])
         raise ConfigError(
-            f"{file}: {names} are of one sample, as their names are the same up to the first dot; expected one picture "
-            "and one class in each; rename or leave out the others"
+            f"{file}: {names} belong to one sample, since their names are the same up to the first dot; expected one "
+            "picture and one class in each; rename or leave out the others"
         )
     return found[0] if found else None
 
@@ -128,7 +128,7 @@ def _label(file: Path, opened: IO[bytes], part: TarMember | None) -> int | None:
         return value
     raise ConfigError(
         f"{file}: {shortened(part.name, MOST_SHOWN)} says {shortened(str(value), MOST_SHOWN)!r}, expected the number "
-        "of a class from 0 on; write it so"
+        "of a class, counted from 0"
     )
 
 
@@ -200,13 +200,13 @@ class WebDatasetShards(Archive):
         where, labels = self.path / half, self._labels[half]
         known = [label for label in labels if label is not None]
         if not known:
-            note(f"{where}: no {LABEL} in its shards, so no classes")
+            note(f"{where}: no {LABEL} in its shards; the data set has no classes")
             return np.zeros(len(names), dtype=np.int64), 0
         if missing := len(labels) - len(known):
             raise ConfigError(
                 f"{where}: no class for {missing} of {len(labels)} pictures, such as "
-                f"{shortened(names[labels.index(None)], MOST_SHOWN)}; expected {LABEL} beside each, or none; add it, "
-                "or leave them out"
+                f"{shortened(names[labels.index(None)], MOST_SHOWN)}; expected {LABEL} next to each, or to none; add "
+                "it, or leave them out"
             )
         return np.array(known, dtype=np.int64), max(known) + 1
 
@@ -239,17 +239,17 @@ def _shards(where: Path) -> list[Path]:
         folder, found = where, list_files(where, (SHARD, *COMPRESSED, *SUFFIXES))[0]
     if packed := [name for name in found if name.lower().endswith(COMPRESSED)]:
         raise ConfigError(
-            f"{where}: {packed[0]} is compressed, expected plain tar files; unpack it to one, as gunzip does"
+            f"{where}: {packed[0]} is compressed, expected uncompressed tar files; decompress it, such as with gunzip"
         )
     if loose := [name for name in found if not name.lower().endswith(SHARD)]:
         raise ConfigError(
-            f"{where}: pictures such as {loose[0]} where tar files are, too; expected pictures, or webdataset's "
+            f"{where}: pictures such as {loose[0]} next to tar files; expected pictures, or webdataset's "
             "shards; move one of them away"
         )
     splits = {said[1].lower(): name for name in found if (said := SPLITS.search(name))}
     if len(splits) > 1:
         raise ConfigError(
-            f"{where}: shards of several splits, {' and '.join(splits.values())}; expected those of one; move or link "
-            "those to train on into a folder train/, and those to hold out into test/ or val/ beside it"
+            f"{where}: shards of several splits, {' and '.join(splits.values())}; expected shards of one; move or link "
+            "those to train on into a folder train/, and those to hold out into test/ or val/ next to it"
         )
     return [folder / name for name in found]

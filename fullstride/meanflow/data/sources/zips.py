@@ -61,7 +61,7 @@ class Zip(Archive):
         # Each way of packing has exceptions of its own for damage.
         except Exception as error:
             where = f"{self.path}/{name.removeprefix('./')}"
-            raise Damaged(f"{where}: not whole ({one_line(error)}); copy or pack the zip again") from None
+            raise Damaged(f"{where}: incomplete or damaged ({one_line(error)}); copy or pack the zip again") from None
 
     def _opened(self) -> ZipFile:
         """A handle of this process: one that a fork shared would be moved by both."""
@@ -69,7 +69,7 @@ class Zip(Archive):
             try:
                 self._handle = os.getpid(), ZipFile(self.path)
             except (BadZipFile, NotImplementedError, ValueError) as error:
-                raise ConfigError(f"{self.path}: not a whole zip ({one_line(error)}); copy it again") from None
+                raise ConfigError(f"{self.path}: not a complete zip ({one_line(error)}); copy it again") from None
         return self._handle[1]
 
     def __getstate__(self) -> dict[str, Any]:
@@ -92,7 +92,7 @@ def _members(path: Path, listed: Iterable[ZipInfo]) -> dict[str, int]:
                 "there twice": name in sizes,
             }
             if found := [fault for fault, there in faults.items() if there]:
-                raise ConfigError(f"{path}: {name} is {found[0]}; pack the zip anew")
+                raise ConfigError(f"{path}: {name} is {found[0]}; pack the zip again")
         sizes[name] = info.file_size
     return sizes
 

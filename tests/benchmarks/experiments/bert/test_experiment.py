@@ -117,7 +117,9 @@ def test_times_that_were_copied_in_part_are_named(tmp_path):
     asked = BertRequest("smoke", ("tiny",), 1e-3, 0, tmp_path)
     asked.run("tiny").mkdir(parents=True)
     (asked.run("tiny") / "overhead.json").write_text('{"minutes": 0.001, "st')
-    with pytest.raises(ConfigError, match=r"tiny-0/overhead\.json: not whole \(.*\); copy it again, or delete it"):
+    with pytest.raises(
+        ConfigError, match=r"tiny-0/overhead\.json: incomplete or damaged \(.*\); copy it again, or delete it"
+    ):
         experiment.run("tiny", asked)
 
 

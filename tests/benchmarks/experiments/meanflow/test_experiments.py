@@ -158,7 +158,7 @@ def test_scores_that_were_copied_in_part_are_named(phase2, tmp_path):
     path.write_bytes(path.read_bytes()[:50])
     ended = CliRunner().invoke(app, ["phase2", "--scale=smoke", "--collect", f"--runs={tmp_path}/runs"])
     assert ended.exit_code == 2
-    assert f"error: {path}: not whole (" in ended.output
+    assert f"error: {path}: incomplete or damaged (" in ended.output
     assert "copy it again, or delete it" in ended.output
 
 
@@ -210,7 +210,7 @@ def test_a_part_that_overrides_cannot_be_of_keeps_no_other_from_being_gathered(t
     found = json.loads(run("phase5", asked, tmp_path / "results").read_text())
     assert {part["name"]: len(part["rows"]) for part in found["parts"] if part["rows"]} == {"objective-labels": 13}
     given = "loss.omega=1.0 loss.kappa=0.0 loss.label_dropout=0.1"
-    why = f"not with these overrides ({given}: expected model.class_conditional=true beside guidance)"
+    why = f"not with these overrides ({given}: expected model.class_conditional=true with guidance)"
     names = [part.name for part in PHASE5.parts if part.name != "objective-labels"]
     assert found["missing"] == [f"{name}: {why}" for name in names]
     with pytest.raises(ConfigError, match="loss.label_dropout=0.1: expected model.class_conditional=true"):

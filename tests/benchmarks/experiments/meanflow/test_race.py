@@ -144,7 +144,7 @@ def test_a_record_that_was_copied_in_part_is_named(tmp_path):
     path.write_text('{"minutes": 0.003, "mar')
     asked = _asked(tmp_path)
     for read in (lambda: asked.record("official", 0), asked.begun, lambda: asked.start_of("official")):
-        with pytest.raises(ConfigError, match=r"official-0/record\.json: not whole \(.*\); copy it again"):
+        with pytest.raises(ConfigError, match=r"official-0/record\.json: incomplete or damaged \(.*\); copy it again"):
             read()
 
 

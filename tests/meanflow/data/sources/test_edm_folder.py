@@ -64,7 +64,7 @@ def test_both_halves_have_labels_of_their_own(tmp_path):
     assert data.num_classes == CLASSES
     assert by_pixels(data.test) == {made[name].tobytes(): i % 2 for i, name in enumerate(sorted(made))}
     (tmp_path / "test/dataset.json").write_text('{"labels": null}')
-    with pytest.raises(ConfigError, match=r"test: its labels are of 0 classes, those of train/ 5 classes"):
+    with pytest.raises(ConfigError, match=r"test: its labels have 0 classes, those of train/ 5 classes"):
         image_folder(tmp_path)
     (tmp_path / "test/dataset.json").unlink()
     with pytest.raises(ConfigError, match=r"test: .*no dataset\.json"):

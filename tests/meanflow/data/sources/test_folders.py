@@ -33,7 +33,7 @@ def test_where_the_splits_lie(tmp_path, folders, train, held_out):
     ("folders", "message"),
     [
         (["test", "cats"], "test/ without train/; expected both"),
-        (["train", "plane", "car"], "train/ beside car/ but no test/ or val/"),
+        (["train", "plane", "car"], "train/ next to car/ but no test/ or val/"),
     ],
 )
 def test_folders_that_can_be_read_in_two_ways_are_refused(tmp_path, folders, message):
@@ -64,7 +64,7 @@ def test_a_link_to_a_folder_that_it_lies_in_is_refused(tmp_path, target):
     (tmp_path / "a/b/beside").symlink_to(tmp_path / "elsewhere")
     assert list_files(tmp_path, [".png"]) == (["a/b/1.png"], 0)
     (tmp_path / "a/b/back").symlink_to(tmp_path / target)
-    with pytest.raises(ConfigError, match=f"a/b/back: a link to {(tmp_path / target).resolve()}, in which it lies"):
+    with pytest.raises(ConfigError, match=f"a/b/back: a link to {(tmp_path / target).resolve()}, which contains it"):
         list_files(tmp_path, [".png"])
 
 
@@ -74,9 +74,9 @@ def test_links_that_lead_in_a_circle_are_refused(tmp_path):
     (tmp_path / "a/beside").symlink_to(tmp_path / "b")
     assert list_files(tmp_path, [".png"]) == (["a/1.png"], 0)
     (tmp_path / "b/back").symlink_to(tmp_path / "a")
-    with pytest.raises(ConfigError, match=f"a/beside/back: a link to {(tmp_path / 'a').resolve()}, in which it lies"):
+    with pytest.raises(ConfigError, match=f"a/beside/back: a link to {(tmp_path / 'a').resolve()}, which contains it"):
         list_files(tmp_path / "a", [".png"])
-    with pytest.raises(ConfigError, match="in which it lies; remove it"):
+    with pytest.raises(ConfigError, match="which contains it; remove the link"):
         list_files(tmp_path, [".png"])
 
 
@@ -144,5 +144,5 @@ def test_the_fingerprint_covers_names_sizes_and_settings(tmp_path):
 
 def test_a_link_to_nothing_is_named(tmp_path):
     (tmp_path / "a.png").symlink_to(tmp_path / "gone.png")
-    with pytest.raises(ConfigError, match=r"a.png: a link to \S+gone.png, No such file or directory; bring the file"):
+    with pytest.raises(ConfigError, match=r"a.png: a link to \S+gone.png, No such file or directory; restore the file"):
         fingerprint(file_sizes(tmp_path, ["a.png"]))

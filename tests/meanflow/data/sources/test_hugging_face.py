@@ -21,7 +21,7 @@ COUNT = 23
 def test_without_the_package_its_extra_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     (tmp_path / "dataset_dict.json").write_text(json.dumps({"splits": ["train"]}))
-    with pytest.raises(ConfigError, match=r"Hugging Face data set, which the package datasets reads; .*hugging-face"):
+    with pytest.raises(ConfigError, match=r"Hugging Face data set, which needs the package datasets; .*hugging-face"):
         image_folder(tmp_path)
 
 

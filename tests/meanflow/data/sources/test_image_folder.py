@@ -136,7 +136,7 @@ def test_settings_out_of_range_are_refused(tmp_path, settings, message):
     [
         ([], r"no picture \(0 other files\); expected files of .avif .bmp"),
         (["a.txt", "b/c.npz", ".d.png"], r"no picture \(2 other files\)"),
-        (["a.png", "b.png", "cats/c.png"], "2 pictures such as a.png beside class folders such as cats/"),
+        (["a.png", "b.png", "cats/c.png"], "2 pictures such as a.png next to class folders such as cats/"),
         (["train/a/1.png", "test/b/1.png"], r"test: class b, expected the classes of train/ \(a"),
         (["train/a/1.png", "test/1.png"], r"test: pictures without class, expected the classes of train/ \(a"),
         (["train/1.png", "test/a/1.png"], "test: class a, expected no classes, as in train/"),

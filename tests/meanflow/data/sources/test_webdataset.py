@@ -104,7 +104,7 @@ def test_labels_may_be_in_json_or_none(tmp_path, capfd):
     plain = [part for i in range(20) for part in sample(f"{i}", pixels(rng, (7, 5)))]
     data = image_folder(pack(tmp_path / "plain.tar", plain))
     assert (data.num_classes, int(data.train.labels.max())) == (0, 0)
-    assert "plain.tar: no .cls in its shards, so no classes" in capfd.readouterr().err
+    assert "plain.tar: no .cls in its shards; the data set has no classes" in capfd.readouterr().err
 
 
 @settings(max_examples=25, deadline=None)
@@ -181,9 +181,9 @@ PLAIN = b"not looked at"
     ("members", "said"),
     [
         ([*sample("0", PLAIN, 1), *sample("1", PLAIN)], r"no class for 1 of 2 pictures, such as 1\.png"),
-        (sample("0", PLAIN, 1) * 2, r"0\.png and 0\.png are of one sample"),
-        ([*sample("0.left", PLAIN), ("0.right.jpg", PLAIN)], r"0\.left\.png and 0\.right\.jpg are of one sample"),
-        ([*sample("0", PLAIN, 1), ("0.more.cls", b"1")], r"0\.cls and 0\.more\.cls are of one sample"),
+        (sample("0", PLAIN, 1) * 2, r"0\.png and 0\.png belong to one sample"),
+        ([*sample("0.left", PLAIN), ("0.right.jpg", PLAIN)], r"0\.left\.png and 0\.right\.jpg belong to one sample"),
+        ([*sample("0", PLAIN, 1), ("0.more.cls", b"1")], r"0\.cls and 0\.more\.cls belong to one sample"),
         (sample("0", PLAIN, "cat"), r"0\.cls says 'cat', expected the number of a class"),
         (sample("0", PLAIN, -1), r"0\.cls says '-1'"),
         (sample("0", PLAIN, 1.5), r"0\.cls says '1\.5'"),
@@ -212,8 +212,8 @@ def test_which_shards_are_meant_must_be_clear(tmp_path):
     shard = (tmp_path / "00000.tar").rename(tmp_path / "set-train-000.tar")
     for other, said in [
         ("set-validation-00.tar", r"several splits, .*train-000.* and .*validation-00.*folder train/"),
-        ("set-001.tar.gz", r"set-001\.tar\.gz is compressed, expected plain tar files; unpack"),
-        ("part/more.png", r"pictures such as part/more\.png where tar files are"),
+        ("set-001.tar.gz", r"set-001\.tar\.gz is compressed, expected uncompressed tar files; decompress"),
+        ("part/more.png", r"pictures such as part/more\.png next to tar files"),
     ]:
         (tmp_path / other).parent.mkdir(exist_ok=True)
         (tmp_path / other).write_bytes(shard.read_bytes())
@@ -235,7 +235,7 @@ def test_both_halves_have_the_same_classes(tmp_path, train, other):
     picture = pixels(np.random.default_rng(0), (7, 5))
     for half, label in (("train", train), ("val", other)):
         pack(tmp_path / half / "0.tar", sample("0", picture, label))
-    with pytest.raises(ConfigError, match=r"val: its labels are of \d classes, those of train/ \d classes"):
+    with pytest.raises(ConfigError, match=r"val: its labels have \d classes, those of train/ \d classes"):
         image_folder(tmp_path)
 
 
@@ -266,7 +266,7 @@ def test_damaged_pictures_are_named_passed_over_or_counted(tmp_path, capfd):
     with pytest.raises(Damaged, match=rf"{part.name}: PIL cannot read it"):
         contents(data.train)
     check_records(data, threads=2, allowed=1)
-    assert "30 records read, 1 of them with a fault" in capfd.readouterr().err
+    assert "30 records read, 1 of them faulty" in capfd.readouterr().err
     file.write_bytes(content[: part.offset + 50])
     with pytest.raises(Damaged, match=rf"00000\.tar: ends at byte {part.offset + 50:,}, within .*copy it again"):
         data.train.read(torch.tensor([5]))

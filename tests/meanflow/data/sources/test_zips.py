@@ -88,7 +88,7 @@ def test_a_damaged_member_is_named_or_passed_over(tmp_path, capfd):
     config = DataConfig("image_folder", str(file), skip_damaged=1)
     assert len(contents(load_data(config).train)) == 18
     assert victim in capfd.readouterr().err
-    with pytest.raises(Damaged, match=rf"a\.zip/{victim}: not whole .*copy or pack") as caught:
+    with pytest.raises(Damaged, match=rf"a\.zip/{victim}: incomplete or damaged .*copy or pack") as caught:
         contents(image_folder(file, leave_damaged=True).train)
     assert "\n" not in str(caught.value)
 
@@ -123,7 +123,7 @@ def test_a_zip_that_is_encrypted_or_none_is_one_line(tmp_path):
         image_folder(file)
     for content in (whole[: len(whole) // 2], b"", b"no zip"):
         file.write_bytes(content)
-        with pytest.raises(ConfigError, match=r"a\.zip: not a whole zip .*copy it again"):
+        with pytest.raises(ConfigError, match=r"a\.zip: not a complete zip .*copy it again"):
             image_folder(file)
     with pytest.raises(ConfigError, match=r"a\.7z: a file, expected a folder of pictures, or a \.zip"):
         image_folder(file.rename(tmp_path / "a.7z"))
