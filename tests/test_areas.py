@@ -1,4 +1,4 @@
-"""What each area imports is what its extra brings; what is missing is named, all of it, with the extra."""
+"""Each area imports only what its extra installs; an error names all missing packages and the extra."""
 
 import json
 

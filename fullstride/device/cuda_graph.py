@@ -41,7 +41,7 @@ class CudaGraph:
 
 
 def without_gaps(batch: Any) -> Any:
-    """The same, where a view with gaps is a copy: a record reads a clone, and compilers tell the two apart."""
+    """Copy views with gaps: a captured graph reads clones, whose strides compilers tell from a view's."""
 
     def copied(x: Any) -> Any:
         if not isinstance(x, Tensor) or x.stride() == torch.empty_like(x, device="meta").stride():

@@ -52,7 +52,7 @@ def _round(allowed: bool) -> None:
 
 
 def rounds_products() -> bool:
-    """Whether CUDA's fp32 products are taken in TF32, by either of PyTorch's two interfaces to that setting.
+    """Return whether CUDA's fp32 products use TF32, set by either of PyTorch's two interfaces.
 
     `torch.get_float32_matmul_precision()` raises once the other interface was used.
     """
@@ -62,7 +62,7 @@ def rounds_products() -> bool:
 
 
 def rounds_convolutions() -> bool:
-    """Whether cuDNN's fp32 convolutions are taken in TF32."""
+    """Return whether cuDNN's fp32 convolutions use TF32."""
     import torch
 
     cudnn: Any = torch.backends.cudnn
@@ -78,7 +78,7 @@ def process_precision(precision: str, derivative: str) -> str:
 
 
 def current_formats(device: "torch.device") -> tuple[object, ...]:
-    """What the process's settings and autocast take the products of a device in now: equal where that is the same."""
+    """Return a key of the formats that a device's products use now, by the process's settings and autocast."""
     import torch
 
     cast = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None

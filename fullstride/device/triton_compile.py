@@ -57,12 +57,12 @@ def compile_only(device: torch.device) -> Iterator[None]:
 
 
 def compiles(device: torch.device) -> bool:
-    """Whether kernels for a device can be compiled ahead: Triton does so from 3.5 on, and not where it interprets."""
+    """Return whether kernels for a device can be compiled ahead: this needs Triton 3.5, not its interpreter."""
     return device.type == KIND and _able()
 
 
 def gathering() -> bool:
-    """Whether this thread's launches are to be handed to `compile_soon`."""
+    """Return whether this thread's launches go to `compile_soon`."""
     return torch._C._is_key_in_tls(_GATHERING) and torch._C._get_obj_in_tls(_GATHERING)
 
 
@@ -202,7 +202,7 @@ def _threads() -> ThreadPoolExecutor:
 
 
 def _stand_in(argument: Any) -> Any:
-    """What Triton specialises on as it does on the argument: an aligned tensor of its format."""
+    """Return a stand-in on which Triton specialises as on the argument: an aligned tensor of its format."""
     from triton.runtime.jit import MockTensor
 
     if isinstance(argument, tuple):

@@ -15,7 +15,7 @@ PREFIX = "TRITON_"
 
 
 class OfflineDriver:
-    """What a launch asks of a driver, of a GPU that is not there."""
+    """Driver of an absent GPU, with what a launch needs."""
 
     def __init__(self, target: Any):
         """Take Triton's description of the GPU."""

@@ -97,7 +97,7 @@ class _Settings:
 
     @contextlib.contextmanager
     def again(self) -> Iterator[None]:
-        """As it was then."""
+        """Restore the saved autocast and random state while the context is open."""
         with torch.autocast(**self._autocast), contextlib.ExitStack() as stack:
             if self._random:
                 stack.enter_context(torch.random.fork_rng([self._device] if self._device is not None else []))

@@ -77,7 +77,7 @@ def constant(x: Tensor) -> Tensor:
 
 
 def unpack_optional(x: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-    """As `unpack`, of an argument that may be left out."""
+    """Unpack an argument that may be absent, like `unpack`."""
     return (None, None) if x is None else unpack(x)
 
 
@@ -90,7 +90,7 @@ def pack(primal: Tensor, tangent: Tensor | None) -> Tensor:
 
 
 def is_expanded(x: Tensor) -> bool:
-    """Whether elements share memory, as those of a number that was expanded: PyTorch gives such a tensor no tangent."""
+    """Return whether elements of x share memory (an expanded tensor): PyTorch gives such a tensor no tangent."""
     return any(size > 1 and stride == 0 for size, stride in zip(x.shape, x.stride(), strict=True))
 
 
@@ -109,7 +109,7 @@ def check_pair(primal: Any, tangent: Any) -> None:
 
 
 def moves(x: object) -> bool:
-    """Whether x is a tensor with a tangent, or, inside a transform that hides tangents, may have one."""
+    """Return whether x is a tensor with a tangent, or may be one inside a transform that hides tangents."""
     if not isinstance(x, Tensor) or isinstance(x, CausalBias):
         return False
     if inside_transform():
@@ -121,14 +121,14 @@ def moves(x: object) -> bool:
 
 
 def inside_transform() -> bool:
-    """Whether a gradient or a vmap of torch.func inside the derivative hides its tangents from the ops."""
+    """Return whether a gradient or vmap of torch.func inside the derivative hides its tangents from the ops."""
     if torch.compiler.is_compiling():
         return False
     return _inside_jvp(TransformType.Grad) or _inside_jvp(TransformType.Vmap)
 
 
 def may_require_grad(*tensors: Tensor) -> bool:
-    """Whether a gradient of any of them may be wanted; inside transforms of torch.func `requires_grad` may hide it."""
+    """Return whether any of them may need a gradient; inside transforms of torch.func `requires_grad` may hide it."""
     inside = eager_transforms.JVP_NESTING > 0 or (not torch.compiler.is_compiling() and get_interpreter_stack())
     return bool(inside) or any(x.requires_grad for x in tensors)
 

@@ -135,7 +135,7 @@ class DualOp:
         return found
 
     def kept(self, tensors: Tensors, outputs: Tensors, tangent_grad: bool) -> list[Tensor | None]:
-        """What backward is given; without a gradient of the tangent nothing of the tangents."""
+        """Select the tensors saved for backward; without a gradient of the tangent, none of the tangents."""
         primals, tangents = tensors[: len(self.primals)], tensors[len(self.primals) :]
         output, tangent, *rows = outputs
         full = tangent_grad and any(t is not None for t in tangents)
@@ -148,7 +148,7 @@ class Forward(torch.autograd.Function):
 
     @staticmethod
     def forward(op: DualOp, settings: tuple, tangent_grad: bool, *tensors: Tensor | None) -> tuple:
-        """What the op's forward returns."""
+        """Run the op's forward pass."""
         return tuple(map(_no_view, op.run(*tensors, *settings)))
 
     @staticmethod
@@ -191,7 +191,7 @@ class Backward(torch.autograd.Function):
 
     @staticmethod
     def forward(op: DualOp, settings: tuple, needs_seldom: bool, *tensors: Tensor | None) -> tuple:
-        """What the op's backward returns."""
+        """Run the op's backward pass."""
         gradient, of_tangent, *kept = tensors
         if gradient is None:
             assert of_tangent is not None
@@ -229,12 +229,12 @@ class Backward(torch.autograd.Function):
 
 
 def _no_view(x: Tensor | None) -> Tensor | None:
-    """The same memory: a view that a Function returns may not be written in place, as an activation behind it does."""
+    """Return x's memory as a non-view: a later in-place activation may not write to a view that a Function returns."""
     return torch.ops.aten._unsafe_view(x, x.shape) if x is not None and x._is_view() else x
 
 
 def _has_batch(x: Tensor | None, dim: int | None) -> bool:
-    """Whether the first primal has a dimension to fold into: a single row has none."""
+    """Return whether the first primal has a dimension to fold into: a single row has none."""
     return x is not None and x.ndim - (dim is not None) > 1
 
 

@@ -1,4 +1,4 @@
-"""What eager forward AD does needlessly: a graph of the tangent, and shape inference of tangents that are zero."""
+"""Modes that spare eager forward AD needless work: a graph of the tangent, and shape inference of zero tangents."""
 
 from typing import Any
 

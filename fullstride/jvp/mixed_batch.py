@@ -43,7 +43,7 @@ class MixedBatch(_Like):
         return RULES[name](*args, **(kwargs or {}))
 
     def __getattr__(self, name: str) -> NoReturn:
-        """What a tensor has and a `Partial` has not."""
+        """Raise for an attribute that a tensor has and a `MixedBatch` lacks."""
         raise AttributeError(f"{name} of a batch of which some samples carry a tangent has no rule; {REMEDY}")
 
     @property

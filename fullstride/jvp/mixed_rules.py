@@ -1,4 +1,4 @@
-"""What torch's functions do with a batch of which only the first samples carry a tangent."""
+"""Rules of torch's functions for a batch in which only the first samples carry a tangent."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -72,7 +72,7 @@ def neg(x: MixedBatch) -> MixedBatch:
 
 @rule("sin")
 def sin(x: MixedBatch) -> MixedBatch:
-    """Of each element."""
+    """Apply to each element."""
     with torch.no_grad():
         tangent = x.tangent * x.head.cos()
     return MixedBatch(x.primal.sin(), tangent)
@@ -80,7 +80,7 @@ def sin(x: MixedBatch) -> MixedBatch:
 
 @rule("cos")
 def cos(x: MixedBatch) -> MixedBatch:
-    """Of each element."""
+    """Apply to each element."""
     with torch.no_grad():
         tangent = -x.tangent * x.head.sin()
     return MixedBatch(x.primal.cos(), tangent)
@@ -91,7 +91,7 @@ def cos(x: MixedBatch) -> MixedBatch:
 
 @rule("silu")
 def silu(input: MixedBatch, inplace: bool = False) -> MixedBatch:  # noqa: A002
-    """Of each element; never in place."""
+    """Apply SiLU to each element; never in place."""
     with torch.no_grad():
         tangent = aten.silu_backward(input.tangent, input.head)
     return MixedBatch(F.silu(input.primal), tangent)
@@ -99,7 +99,7 @@ def silu(input: MixedBatch, inplace: bool = False) -> MixedBatch:  # noqa: A002
 
 @rule("gelu")
 def gelu(input: MixedBatch, approximate: str = "none") -> MixedBatch:  # noqa: A002
-    """Of each element."""
+    """Apply to each element."""
     with torch.no_grad():
         tangent = aten.gelu_backward(input.tangent, input.head, approximate=approximate)
     return MixedBatch(F.gelu(input.primal, approximate=approximate), tangent)
@@ -155,7 +155,7 @@ def _primal(x: Any) -> Any:
 
 
 def _head(x: Any, n: int, like: Tensor) -> Any:
-    """Of an operand that broadcasts with `like`, what meets the first n samples."""
+    """Return the part of an operand, broadcast with `like`, that meets the first n samples."""
     if isinstance(x, MixedBatch):
         return x.head
     return x[:n] if isinstance(x, Tensor) and x.ndim == like.ndim and len(x) == len(like) else x

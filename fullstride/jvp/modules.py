@@ -130,10 +130,10 @@ class MultiheadAttention(nn.MultiheadAttention):
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """As `nn.MultiheadAttention`, but dropout also without weights where a tangent flows.
+        """Compute `nn.MultiheadAttention`; if a tangent flows, dropout also works without weights.
 
         Raises:
-            ValueError: for is_causal, which is but a hint about the mask, without one.
+            ValueError: if is_causal, which is only a hint about the mask, is given without attn_mask.
 
         """
         given = query, key, value, key_padding_mask

@@ -46,7 +46,7 @@ WHATEVER = "whatever it and its modules call of attention and norms, wherever th
 
 @dataclass
 class Prepared:
-    """What `prepare` did, by the modules' names.
+    """Report of `prepare`, by the modules' names.
 
     Attributes:
         swapped: modules that are now this package's, with the class they were of.
@@ -138,7 +138,7 @@ def _routing(kind: type[nn.Module]) -> type[nn.Module]:
 
 
 def _blank(kind: type[nn.Module]) -> nn.Module:
-    """What a pickled module is filled into."""
+    """Return an empty module that unpickling fills."""
     return object.__new__(_routing(kind))
 
 

@@ -119,7 +119,7 @@ def _handled(func: Any, args: tuple, kwargs: dict) -> Any:
 
 
 def _counts(*given: Any) -> bool:
-    """Whether a counter is written, such as that of a batch norm: torch.func refuses whatever is written in place."""
+    """Return whether a counter (a batch norm's, say) is written in place, which torch.func would refuse."""
     if torch.compiler.is_compiling() or given[0].is_floating_point():
         return False
     return not any(isinstance(x, Tensor) and is_functorch_wrapped_tensor(x) for x in given)

@@ -1,4 +1,4 @@
-"""What `jvp` says to the ops and layers that run inside it."""
+"""Settings of the running `jvp` for the ops and layers inside it."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -34,19 +34,19 @@ class GradientInside(Exception):  # noqa: N818, as it is no failure
 
 
 def tangent_grad() -> bool:
-    """Whether gradients may be wanted through the tangents that are computed now; always, outside of `jvp`."""
+    """Return whether gradients may be needed through the current tangents; always True outside of `jvp`."""
     return _tangent_grad
 
 
 def computes_apart() -> bool:
-    """Whether primals may be computed without their tangents: not outside of `jvp`, where nobody looks for gradients
+    """Return whether primals may be computed without tangents: not outside of `jvp`, which is what looks for gradients
     that are taken inside of the function and whose tangents would be lost.
     """
     return _gradient_inside is False
 
 
 def gradient_inside() -> bool:
-    """Whether the function inside `jvp` takes gradients, so that its operations need all their derivatives."""
+    """Return whether the function inside `jvp` takes gradients, so that its operations need all their derivatives."""
     return _gradient_inside is True
 
 

@@ -42,7 +42,7 @@ def materialized(name: str, x: Tensor) -> Tensor:
 
 
 def _only_a_name(kind: Any) -> bool:
-    """Whether a subclass leaves every operation to `Tensor`."""
+    """Return whether a subclass leaves every operation to `Tensor`."""
     function: Any = kind.__torch_function__
     unchanged = function is torch._C._disabled_torch_function_impl or (
         getattr(function, "__func__", None) is Tensor.__torch_function__.__func__  # pyright: ignore[reportFunctionMemberAccess]

@@ -18,7 +18,7 @@ COMMIT_VARIABLE = "FULLSTRIDE_COMMIT"
 
 
 def _output(*command: str) -> str | None:
-    """What a command prints, run in the package's folder; None where it is missing or fails."""
+    """Return a command's output, run in the package's folder; None if it is missing or fails."""
     root = Path(__file__).parents[1]
     try:
         done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True, timeout=30)

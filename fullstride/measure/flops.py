@@ -43,7 +43,7 @@ def _no_fast_path() -> Iterator[None]:
 
 
 def _formulas() -> dict[Any, Callable[..., int]]:
-    """What PyTorch's own table lacks or has otherwise, by operation; shapes stand for tensors."""
+    """FLOP formulas that PyTorch's own table lacks or has wrong, by operation; shapes stand for tensors."""
     from torch import ops
     from torch.utils.flop_counter import sdpa_backward_flop_count, sdpa_flop_count
 
@@ -79,7 +79,7 @@ def _convolution_backward(
     wanted: Sequence[bool],
     **_: Any,
 ) -> int:
-    """As often as the forward pass as gradients of images and weights are wanted; PyTorch's own leaves groups out."""
+    """Count the forward pass once per gradient needed (images, weights); PyTorch's own formula ignores groups."""
     from torch.utils.flop_counter import conv_flop_count
 
     return sum(wanted[:2]) * conv_flop_count(list(x), list(weight), list(grad), transposed=transposed)

@@ -56,7 +56,7 @@ class Pair:
         return Timing(0.0, self.ratios, None).median_ms
 
     def __str__(self) -> str:
-        """What the pairs show, in a sentence, and both times with their ratio in a table."""
+        """Summary of the pairs: a sentence, and a table of both times and their ratio."""
         lines: list[tuple[str, ...]] = [("", "median", "p10", "p90", "first")]
         for name, t in (("a, ms", self.a), ("b, ms", self.b)):
             lines.append((name, *map(milliseconds, (t.median_ms, t.quantile(0.1), t.quantile(0.9), t.first_ms))))

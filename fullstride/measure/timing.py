@@ -151,7 +151,7 @@ class TimingPlan:
             raise ValueError(f"repeats is {self.repeats} and warmup {self.warmup}; expected repeats >= 1, warmup >= 0")
 
     def done(self, samples: list[float]) -> bool:
-        """Whether these samples, in milliseconds, are enough."""
+        """Return whether these samples, in milliseconds, are enough."""
         return len(samples) >= self.repeats and (sum(samples) >= self.seconds * 1e3 or len(samples) >= self.most)
 
 

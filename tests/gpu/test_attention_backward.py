@@ -26,7 +26,7 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 @pytest.fixture(autouse=True)
 def poisoned(seed):
-    """What the allocator hands out next was NaN before: a row that is not written shows."""
+    """Fill the memory that the allocator hands out next with NaN, so that a row that is not written shows."""
     block = torch.full((1 << 26,), torch.nan, device=CUDA)
     del block
 
@@ -77,7 +77,7 @@ def test_lengths_with_and_without_a_rest(length, dtype, seed):
 
 
 def far_from_zero(case: Case, score: float) -> Case:
-    """The same with about so much added to all scores, by a column that no tangent moves."""
+    """Add about `score` to all scores of the case, by a column that no tangent moves."""
     q, k, tq, tk = (x.clone() for x in (case.q, case.k, case.tq, case.tk))
     q[..., 0], k[..., 0], tq[..., 0], tk[..., 0] = 4.0, score / (4.0 * case.scale), 0.0, 0.0
     return replace(case, q=q, k=k, tq=tq, tk=tk)

@@ -244,7 +244,7 @@ def test_what_waits_for_the_device_cannot_be_recorded(seed):
 
 
 def recorded(function: Callable[[], Tensor]) -> Tensor:
-    """What a replay gives of a function that ran before on the stream it is recorded on."""
+    """Capture a function that ran before on the capturing stream, and return its replay's result."""
     with torch.cuda.stream(torch.cuda.Stream()):
         function()
         found = CudaGraph(function, None).replay()

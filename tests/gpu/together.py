@@ -1,4 +1,4 @@
-"""What test_distributed.py looks at: run by torchrun, a GPU each; every scenario leaves tensors in a folder."""
+"""Scenarios of test_distributed.py: torchrun runs them, one GPU per process; each leaves tensors in a folder."""
 
 import sys
 from pathlib import Path
@@ -38,7 +38,7 @@ def loss(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, dict[str, 
 
 
 def batches() -> list[dict[str, Tensor]]:
-    """The same on every process."""
+    """Batches that are equal on every process."""
     g = torch.Generator("cuda").manual_seed(7)
     draw = lambda: torch.randn(SIZE, 24, generator=g, device="cuda")  # noqa: E731
     return [{"x": draw(), "v": draw()} for _ in range(STEPS)]
@@ -76,7 +76,7 @@ def steps(folder: Path, processes: Processes) -> None:
 
 
 def alone(folder: Path) -> None:
-    """What one process makes of all samples."""
+    """Train one process on all samples."""
     for accumulate in (1, 2):
         step = make("ddp", "eager", SINGLE, accumulate=accumulate)
         torch.save(left(step, [step(batch) for batch in batches()]), folder / f"alone-{accumulate}.pt")

@@ -16,6 +16,6 @@ jax.config.update("jax_disable_most_optimizations", True)
 
 @pytest.fixture(autouse=True)
 def strict():
-    """What JAX would promote in silence is an error."""
+    """Raise for promotions that JAX would do silently."""
     with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
         yield

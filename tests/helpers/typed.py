@@ -87,7 +87,7 @@ def _is_array(kind: type) -> bool:
 
 
 def _names_array(hint: Any) -> bool:
-    """Whether jaxtyping has something to compare, or may have where a hint is a name that is not known yet."""
+    """Return whether jaxtyping can check the hint, or may be able to if it is a name not known yet."""
     if isinstance(hint, str):
         return True
     return (inspect.isclass(hint) and issubclass(hint, AbstractArray)) or any(map(_names_array, get_args(hint)))

@@ -29,7 +29,7 @@ compiled: list[str] = []
 
 
 class Hopper:
-    """What a launch asks of a driver."""
+    """Driver of an absent Hopper GPU, with what a launch needs."""
 
     def get_current_target(self) -> GPUTarget:
         """An H200's."""
@@ -111,7 +111,7 @@ def norms() -> None:
 
 
 def averages() -> None:
-    """Of weights."""
+    """Launch the kernel of weight averages."""
     LerpTable([empty(70, dtype=torch.float32)], [[empty(70, dtype=torch.float32)]] * 2)(empty(2, dtype=torch.float64))
 
 

@@ -1,4 +1,4 @@
-"""What is compiled, in processes of its own: a failed trace leaves forward AD's level entered."""
+"""Checks of compiled functions, in a process for each: a failed trace leaves forward AD's level entered."""
 
 import functools
 import os
@@ -247,7 +247,7 @@ def transforms(backend: str) -> None:
 
 
 def is_refused(name: str, call: Callable) -> None:
-    """What cannot be compiled raises."""
+    """Check that compiling the call raises."""
     try:
         call()
     except Exception:

@@ -67,7 +67,7 @@ WAYS = {"jvp": ours, "torch.func.jvp": torchs, "dual_level": dual_level, "detach
 def gradients(
     op: Call, way: Callable, primals: Points, tangents: Points, weights: Points, through: bool
 ) -> list[Tensor]:
-    """Of a loss in the output and its tangent, by the primals and the tangents that there are."""
+    """Gradients of a loss of the output and its tangent, by all primals and tangents that are given."""
     leaves = [None if x is None else x.detach().clone().requires_grad_() for x in (*primals, *tangents)]
     o, to = way(op, leaves[: len(primals)], leaves[len(primals) :])
     loss = (o * weights[0]).sum() + ((to.sin() if through else to.detach()) * o * weights[1]).sum()

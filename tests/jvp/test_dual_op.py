@@ -42,7 +42,7 @@ def backward(gy: Tensor, gty: Tensor | None, primals: Any, tangents: Any, saved:
 
 
 def shapes(primals: Any, tangents: Any, settings: Any) -> tuple:
-    """What forward returns, empty."""
+    """Return empty tensors of forward's shapes."""
     x = primals[0]
     ty = None if all(t is None for t in tangents) else torch.empty_like(x)
     return torch.empty_like(x), ty, torch.empty_like(x)
@@ -85,7 +85,7 @@ def test_every_way_to_its_derivatives(name, seed):
 
 
 def kept(name: str, through: bool, absent: bool = False) -> tuple[Any, ...]:
-    """What backward was given: tx, tw, y, ty."""
+    """Return the tensors that backward received: tx, tw, y, ty."""
     op, primals, tangents = power_of(OPS[name]), draw(0), draw(10)
     CALLS.clear()
     way = ours if through else lambda f, p, t: jvp(f, tuple(p), tuple(t))

@@ -48,7 +48,7 @@ def laid(shape: tuple[int, ...], layout: str, draw: random.Random) -> Tensor:
 
 
 def strides(x: Tensor | None) -> object:
-    """What a compiler asserts: a dimension of one element has no stride."""
+    """Return the layout that a compiler asserts: a dimension of one element has no stride."""
     if x is None:
         return None
     return tuple(x.shape), x.dtype, [s for s, n in zip(x.stride(), x.shape, strict=True) if n > 1]

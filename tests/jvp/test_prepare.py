@@ -23,7 +23,7 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 class Attention(nn.Module):
-    """As users write it: functional attention, here behind a function of their own."""
+    """Attention as users write it: functional, here behind a function of their own."""
 
     def __init__(self, width: int, heads: int):
         super().__init__()
@@ -160,7 +160,7 @@ def test_what_was_done_is_listed(pair):
 
 
 class Single(nn.LayerNorm):
-    """As in CLIP."""
+    """Attention of one argument, like CLIP's."""
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002
         return super().forward(input.float()).type_as(input)
@@ -271,7 +271,7 @@ def test_multihead_attention_with_its_options(seed, name, weights, masks):
 
 
 class Own(nn.MultiheadAttention):
-    """As a code base's own attention, which adds to torch's."""
+    """Subclass of torch's attention, like those of other code bases."""
 
     def forward(self, x: Tensor, weights: bool) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         out, found = super().forward(x, x, x, need_weights=weights)
@@ -280,7 +280,7 @@ class Own(nn.MultiheadAttention):
 
 
 class Pool(nn.Module):
-    """As CLIP's attention pool: linear layers of its own around torch's function."""
+    """Attention pool like CLIP's: linear layers of its own around torch's function."""
 
     def __init__(self):
         super().__init__()

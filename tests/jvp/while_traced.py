@@ -71,7 +71,7 @@ def check_threads() -> None:
 
 
 def check_processes(ptxas: str) -> None:
-    """What this process compiles lies in the cache already."""
+    """Check that the cache already holds the kernels that this process compiles."""
     from torch._inductor.async_compile import AsyncCompile
 
     # Their assembler is another, as where PyTorch brings its own.
@@ -88,7 +88,7 @@ def check_processes(ptxas: str) -> None:
 
 
 def check_changed() -> None:
-    """What other processes would make of another source is made here, and they leave nothing in the cache."""
+    """Check that a changed source is compiled here, and that other processes leave nothing in the cache."""
     from torch._inductor.async_compile import AsyncCompile
 
     triton_compile.start_processes(torch.device("cpu"))

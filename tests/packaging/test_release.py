@@ -1,4 +1,4 @@
-"""What would be uploaded has what a stranger needs, and nothing else; and the check sees what is wrong."""
+"""Release files hold what a user needs and nothing else, and the check finds what is wrong."""
 
 import dataclasses
 import shutil

@@ -37,7 +37,7 @@ def skeleton(text: str) -> str:
 
 
 def printed(example: Example) -> str:
-    """What a block prints when it is run."""
+    """Run a block and return its output."""
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
         example.evaluate()
@@ -50,7 +50,7 @@ def visible(example: Example) -> bool:
 
 
 def shown(example: Example) -> str:
-    """What the page shows below a block; empty if nothing."""
+    """Return the output that the page shows below a block; empty if none."""
     found = SHOWN.match(example.document.text, example.end) if visible(example) else None
     return found[1] if found else ""
 

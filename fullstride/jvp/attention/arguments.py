@@ -1,4 +1,4 @@
-"""What attention may be given."""
+"""Checks of attention's arguments."""
 
 from typing import NamedTuple
 
@@ -15,7 +15,7 @@ WIDEST = 256
 
 
 class AttentionOptions(NamedTuple):
-    """What of attention is not differentiated; an empty precision is torch's own at the time of the call."""
+    """Arguments of attention that are not differentiated; an empty precision means torch's at the time of the call."""
 
     scale: float
     causal: bool

@@ -1,4 +1,4 @@
-"""What the launchers of the attention kernels share: strides, descriptors of tiles, constants of a configuration."""
+"""Helpers that the attention launchers share: strides, tile descriptors, constants of a configuration."""
 
 import contextlib
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ def strides_of(x: Tensor | None) -> Strides:
 
 
 def fits_tma(x: Tensor | None) -> bool:
-    """Whether the tensor memory accelerator can copy a tensor's rows: 16-byte strides, nothing broadcast or empty."""
+    """Return whether the tensor memory accelerator can copy x's rows: 16-byte strides, nothing broadcast or empty."""
     if x is None:
         return True
     outer = zip(x.shape[:3], x.stride()[:3], strict=True)
@@ -116,7 +116,7 @@ def tiling(
 
 
 def takes_tma(inputs: Any) -> bool:
-    """Whether the tensor memory accelerator can copy the tiles of every input; packed sequences need their own ends."""
+    """Return whether the tensor memory accelerator can copy every input's tiles; not those of packed sequences."""
     whole = not pieces(inputs[0].shape[-1])[2] and not pieces(inputs[2].shape[-1])[2]
     return whole and all(x is None or (x.dim() == 4 and fits_tma(x)) for x in inputs)
 
@@ -132,7 +132,7 @@ def chosen(
 
 
 def takes_specialised(inputs: Any, mask: Tensor | None, window: Any, scale: float) -> bool:
-    """Whether the warp-specialised kernel of Hopper computes this: its limits are those of `hopper_kernel`."""
+    """Return whether Hopper's warp-specialised kernel supports the inputs; its limits are those of `hopper_kernel`."""
     q, k, v, *tangents = inputs
     if not q.is_cuda or capability(q)[0] != 9 or q.itemsize != 2 or any(t is None for t in tangents):
         return False

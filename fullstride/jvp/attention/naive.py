@@ -101,7 +101,7 @@ def _maybe(x: Tensor | None, given: Tensor | None) -> Tensor | None:
 
 
 class _Flat(NamedTuple):
-    """What backward is given, each `_flat`, and the weights; of a detached tangent only what makes the primal."""
+    """Tensors of the backward pass, each `_flat`, and the weights; a detached tangent leaves only the primal's."""
 
     go: Tensor
     gto: Tensor | None

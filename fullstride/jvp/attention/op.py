@@ -224,7 +224,7 @@ def _of_some(given: tuple[Batch, ...], mask: Tensor | None, options: dict[str, A
 
 
 def _autocast(*tensors: Any) -> tuple[Any, ...]:
-    """As autocast treats SDPA; an absent tensor stays absent."""
+    """Cast the tensors as autocast does for SDPA; an absent tensor stays absent."""
     there = [x for x in tensors if x is not None]
     if not there or there[0].dtype == torch.float64 or not torch.is_autocast_enabled(there[0].device.type):
         return tensors

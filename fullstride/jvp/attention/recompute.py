@@ -1,4 +1,4 @@
-"""What both backward kernels make anew of a tile of scores and its rows: the softmax, and sums over rows."""
+"""Recomputation in both backward kernels, for a tile of scores: the softmax, and sums over rows."""
 
 from typing import no_type_check
 

@@ -123,7 +123,7 @@ def backward(
 
 
 def _curvature(h: Tensor, t: Tensor, xh: Tensor, txh: Tensor, r: Tensor, kind: NormKind) -> Tensor:
-    """What dx loses because A(t) depends on x."""
+    """Compute the term that dx loses because A(t) depends on x."""
     h = kind.less_mean(h)
     rc, d = r * kind.mean(xh * kind.less_mean(t)), kind.mean(xh * h)
     return r * (rc * h + d * txh + xh * (kind.mean(h * txh) - rc * d))

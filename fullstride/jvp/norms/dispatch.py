@@ -174,7 +174,7 @@ def _present(x: Tensor | None) -> Tensor:
 
 
 def _autocast(x: Tensor | None) -> Tensor | None:
-    """As autocast treats norms: in fp32, but on a CPU as they come."""
+    """Cast x as autocast does for norms: to fp32, but unchanged on a CPU."""
     if x is None or x.dtype not in (torch.float16, torch.bfloat16) or x.device.type == "cpu":
         return x
     return x.float() if torch.is_autocast_enabled(x.device.type) else x

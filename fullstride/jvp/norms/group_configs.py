@@ -33,7 +33,7 @@ class GroupConfig:
 
 
 class GroupSize(NamedTuple):
-    """What the choice depends on."""
+    """Sizes and format that the choice of a configuration depends on."""
 
     samples: int
     groups: int
@@ -45,13 +45,13 @@ class GroupSize(NamedTuple):
 
 
 class GroupLimits(NamedTuple):
-    """Of one kind of work.
+    """Limits of tile sizes for one kind of work.
 
     Attributes:
-        kept: most elements of a tile that stays on the chip in fp32.
-        packed: most of half precision that waits there as it came.
-        thread: elements to a thread of a tile that waits so.
-        walked: elements of a tile that a program walks with.
+        kept: maximum number of elements of a tile that stays on the chip in fp32.
+        packed: maximum number of elements of a tile that stays there in its 16-bit format.
+        thread: number of elements per thread of a tile in that 16-bit format.
+        walked: number of elements of a tile when a program loops over a group.
 
     """
 
@@ -109,7 +109,7 @@ def group_config(work: str, size: GroupSize) -> GroupConfig:
 
 
 def _elements(size: GroupSize, groups: int) -> int:
-    """Of a tile."""
+    """Return the number of elements of a tile."""
     return groups * padded(size.group_channels) * size.pixels
 
 

@@ -45,7 +45,7 @@ class GroupTile(NamedTuple):
 @triton.jit
 @no_type_check
 def lanes(block, groups, T: tl.constexpr):
-    """Of each lane, [1, lanes]: its channel, its group, whether it holds one, whether it is its group's first."""
+    """Return for each lane, [1, lanes]: channel, group, whether it holds a channel, whether it is its group's first."""
     lane = tl.arange(0, T.groups * T.pad)[None, :]
     group = block * T.groups + lane // T.pad
     if T.cpg == T.pad:  # Written so that the compiler sees neighbours, and reads them together.

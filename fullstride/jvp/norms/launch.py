@@ -30,7 +30,7 @@ def _hopper(device: torch.device) -> bool:
 
 
 def overlaps(x: Tensor) -> bool:
-    """Whether a kernel on x's device can start before the one ahead of it has ended (programmatic dependent launch)."""
+    """Return whether x's device can start a kernel before the previous one ends (programmatic dependent launch)."""
     return x.is_cuda and _hopper(x.device)
 
 

@@ -102,7 +102,7 @@ def dot(a, b):
 @triton.jit
 @no_type_check
 def means(values, D: tl.constexpr):
-    """Of each row, as columns, from sums over the pieces."""
+    """Return the means of each row, as columns, from sums over the pieces."""
     found = sums(values, 1)
     result = ()
     for i in tl.static_range(len(found)):

@@ -11,7 +11,7 @@ TENSORS = ("q", "k", "v", "tq", "tk", "tv")
 
 
 def visible(lq: int, lk: int, causal: bool, window: tuple[int, int] | None) -> Tensor:
-    """Whether query i sees key j, by the definition."""
+    """Return whether query i sees key j, by the definition."""
     left, right = window or (-1, -1)
     rows = [
         [(not causal or j <= i) and (left < 0 or j >= i - left) and (right < 0 or j <= i + right) for j in range(lk)]
@@ -42,7 +42,7 @@ class Case:
 
     @property
     def options(self) -> dict[str, Any]:
-        """What is not differentiated."""
+        """Arguments that are not differentiated."""
         return {"scale": self.scale, "mask": self.mask, "causal": self.causal, "window": self.window}
 
     def to(self, *args: Any) -> "Case":
@@ -55,7 +55,7 @@ class Case:
 
 
 def transposed(x: Tensor) -> Tensor:
-    """The same values as a transposed view of (B, L, H, D)."""
+    """Return x's values as a transposed view of (B, L, H, D)."""
     return x.transpose(1, 2).contiguous().transpose(1, 2)
 
 

@@ -108,7 +108,7 @@ def test_other_subclasses_are_refused_with_the_remedy(seed):
 
 
 def learned(op: Callable[..., Tensor], way: Callable, bias: Tensor, weight: Tensor, q: Tensor, tq: Tensor) -> Tensor:
-    """Of a bias that is computed in the function: functorch wraps it there, and hides that it learns."""
+    """Loss of a bias that is computed in the function: functorch wraps it there, and hides its `requires_grad`."""
     out, tangent = way(lambda q: op(q @ weight, q, q.sin(), bias * 1 + bias.mean()), [q], [tq])
     return (out * tangent.sin()).sum()
 

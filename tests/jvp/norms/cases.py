@@ -1,4 +1,4 @@
-"""What the tests of the norms share: random inputs, and torch's own norms as the independent reference."""
+"""Helpers of the norms' tests: random inputs, and torch's own norms as the independent reference."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -113,7 +113,7 @@ class Inputs:
         return (self.tx, self.tweight, self.tbias)
 
     def to(self, dtype: torch.dtype) -> "Inputs":
-        """The same in another format."""
+        """Convert all tensors to another dtype."""
         there = {k: a.to(dtype) for k, a in vars(self).items() if isinstance(a, Tensor)}
         return replace(self, **there)
 

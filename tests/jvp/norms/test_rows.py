@@ -128,7 +128,7 @@ def test_parts_of_a_chunk_modulate_without_a_copy(seed):
 
 @pytest.mark.parametrize("op", ["layer_norm", "ada_layer_norm"])
 def test_a_mean_a_thousand_times_the_deviation(op, seed):
-    """What is left of x's digits decides the error: 1000 / 1 times the rounding of fp32."""
+    """Subtracting the mean cancels digits of x: the error may be 1000 / 1 times the rounding of fp32."""
     inputs = Case(op, (3, 8, 200)).draw(seed, torch.float32)
     inputs = dataclasses.replace(inputs, x=inputs.x + 1000)
     for got, want in zip(inputs.forward(rows)[:2], reference_dual(inputs.to(torch.float64)), strict=True):
