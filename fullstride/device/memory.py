@@ -47,8 +47,8 @@ def too_large(batch_size: int, accumulation: int, processes: int, device: torch.
     smaller = range(batch_size // 2 // processes * processes, processes, -processes)
     size = next((n for n in smaller if total % n == 0), None)
     if size is None:
-        return f"{took}; there is no smaller batch of as many images a step: choose a smaller model"
+        return f"{took}; there is no smaller batch with as many images per step; choose a smaller model"
     return (
-        f"{took}; data.batch_size={size} gradient_accumulation_steps={total // size} takes less, for steps of as many "
-        "images; every checkpoint is untouched"
+        f"{took}; data.batch_size={size} gradient_accumulation_steps={total // size} takes less memory for as many "
+        "images per step; all checkpoints are intact"
     )

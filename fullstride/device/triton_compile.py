@@ -139,7 +139,7 @@ def _say_once(problem: str) -> None:
     with _saying:
         said, _said = _said, True
     if not said:
-        note(f"kernels are compiled by this process where the compiler's cannot, as here: {problem}")
+        note(f"this process compiles the kernels that a compiler process cannot, such as: {problem}")
 
 
 def wait_for_compiles() -> None:

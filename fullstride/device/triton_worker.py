@@ -94,7 +94,7 @@ def compile_kernel(
     module, function, key = name
     kernel: Any = getattr(importlib.import_module(module), function)
     if changed := changed_since(imported, module.partition(".")[0]):
-        raise RuntimeError(f"{changed[0]} was changed since the process that trains began; start anew")
+        raise RuntimeError(f"{changed[0]} was changed since the training process started; restart it")
     with compiling_for(*where):
         # Triton's key of a source depends on which others were asked for theirs before (Triton 3.6, `_update_hash`).
         assert kernel.cache_key

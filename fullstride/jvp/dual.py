@@ -56,8 +56,8 @@ def unpack(x: Tensor) -> Dual:
 def _unpack(x: Tensor) -> Dual:
     if _inside_jvp(TransformType.Vmap):
         raise RuntimeError(
-            "a jvp of a vmap, whose tangents the ops of fullstride.jvp cannot see; take vmap outside (vmap of jvp), or "
-            "let the op's own batch dimension do its work"
+            "a jvp of a vmap: the ops of fullstride.jvp cannot see its tangents; take vmap outside (vmap of jvp), or "
+            "use the op's own batch dimension"
         )
     if forward_ad._current_level < 0:
         return Dual(x, None)  # vmap has no rule for taking apart
@@ -100,12 +100,12 @@ def check_pair(primal: Any, tangent: Any) -> None:
         return
     if not isinstance(primal, Tensor) or not isinstance(tangent, Tensor):
         kinds = f"{type(primal).__name__} and {type(tangent).__name__}"
-        raise ValueError(f"a primal and its tangent are {kinds}, expected tensors; give None to what does not move")
+        raise ValueError(f"a primal and its tangent are {kinds}, expected tensors; pass None as a constant's tangent")
     if primal.dtype != tangent.dtype or primal.shape != tangent.shape or primal.device != tangent.device:
         described = [f"{x.dtype} {tuple(x.shape)} on {x.device}" for x in (primal, tangent)]
         raise ValueError(f"a tangent is {described[1]}, expected {described[0]} like its primal")
     if not primal.is_floating_point():
-        raise ValueError(f"a primal with a tangent is {primal.dtype}, expected a floating dtype; give None as tangent")
+        raise ValueError(f"a primal with a tangent is {primal.dtype}, expected a floating dtype; pass None as tangent")
 
 
 def moves(x: object) -> bool:
@@ -137,8 +137,8 @@ def refuse_higher_order() -> None:
     """Raise where a tangent of a tangent, or of a gradient, is asked for."""
     if eager_transforms.JVP_NESTING > 1:
         raise RuntimeError(
-            "a jvp inside a jvp: the ops of fullstride.jvp have one forward derivative; expected a single jvp around "
-            "them. For higher orders use plain operations (torch.nn.functional) in the model"
+            "a jvp inside a jvp: the ops of fullstride.jvp have only a first forward derivative; expected a single jvp "
+            "around them. For higher orders use PyTorch operations (torch.nn.functional) in the model"
         )
     refuse_gradient_inside_jvp()
 
@@ -148,7 +148,7 @@ def refuse_gradient_inside_jvp() -> None:
     if not torch.compiler.is_compiling() and _inside_jvp(TransformType.Grad):
         raise RuntimeError(
             "a jvp of a gradient (torch.func.grad or vjp inside jvp): the ops of fullstride.jvp have no derivative of "
-            "their backward pass; take the gradient outside (grad of jvp), or use plain operations in the model"
+            "their backward pass; take the gradient outside (grad of jvp), or use PyTorch operations in the model"
         )
 
 

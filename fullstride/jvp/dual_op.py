@@ -212,8 +212,8 @@ class Backward(torch.autograd.Function):
 
         """
         raise RuntimeError(
-            f"a second derivative by backward passes through fullstride's {ctx.name}, which has one; use plain "
-            "operations (torch.nn.functional) in a model that is differentiated twice"
+            f"a second derivative by backward passes through fullstride's {ctx.name}, which has only a first one; use "
+            "PyTorch operations (torch.nn.functional) in a model that is differentiated twice"
         )
 
     @staticmethod

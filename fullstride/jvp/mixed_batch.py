@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 from torch import Tensor
 
-REMEDY = "use loss.split=static, where every sample of a pass carries a tangent, or write it with other operations"
+REMEDY = "use loss.split=static (every sample of a pass then carries a tangent), or rewrite it with other operations"
 # To the type checker it is what it stands for.
 _Like = Tensor if TYPE_CHECKING else object
 
@@ -39,12 +39,14 @@ class MixedBatch(_Like):
         """
         name = func.__name__
         if name not in RULES:
-            raise ValueError(f"torch's {name} of a batch of which some samples carry a tangent has no rule; {REMEDY}")
+            raise ValueError(
+                f"torch's {name} has no rule for a batch in which only some samples carry a tangent; {REMEDY}"
+            )
         return RULES[name](*args, **(kwargs or {}))
 
     def __getattr__(self, name: str) -> NoReturn:
         """Raise for an attribute that a tensor has and a `MixedBatch` lacks."""
-        raise AttributeError(f"{name} of a batch of which some samples carry a tangent has no rule; {REMEDY}")
+        raise AttributeError(f"{name} has no rule for a batch in which only some samples carry a tangent; {REMEDY}")
 
     @property
     def head(self) -> Tensor:
@@ -102,8 +104,8 @@ def refuse_lost_gradient(*samples: Any) -> None:
     """
     if not torch.is_grad_enabled() and any(isinstance(x, MixedBatch) and x.recorded for x in samples):
         raise ValueError(
-            "an autograd.Function, or torch.no_grad, in a pass over a batch of which some samples carry a tangent: "
-            f"its gradient would be lost; {REMEDY}"
+            "an autograd.Function, or torch.no_grad, in a pass over a batch in which only some samples carry a "
+            f"tangent: its gradient would be lost; {REMEDY}"
         )
 
 
@@ -160,7 +162,7 @@ def _item(self: MixedBatch, index: Any) -> MixedBatch:
     whole = first is Ellipsis or first == slice(None)
     found = MixedBatch(self.primal[index], self.tangent[index]) if whole else None
     if found is None or _counts(found) != _counts(self):
-        raise ValueError(f"an index of a batch of which some samples carry a tangent chooses samples; {REMEDY}")
+        raise ValueError(f"an index chooses samples of a batch in which only some carry a tangent; {REMEDY}")
     return found
 
 
@@ -187,8 +189,8 @@ def _check_first(x: MixedBatch, start: int, at: int, name: str) -> None:
     """Raise if samples in dimension `at` lie behind others from `start` on: those in front are then not the first."""
     if x.primal.shape[start:at].numel() > 1:
         raise ValueError(
-            f"{name} puts {tuple(x.primal.shape[start:at])} in front of the samples, some of which carry a tangent, "
-            f"expected the samples in front; {REMEDY}"
+            f"{name} puts {tuple(x.primal.shape[start:at])} in front of the samples, of which only some carry a "
+            f"tangent, expected the samples in front; {REMEDY}"
         )
 
 
@@ -198,13 +200,13 @@ def _unbind(self: MixedBatch, dim: int = 0) -> tuple[MixedBatch, ...]:
 
 def _chunk(self: MixedBatch, chunks: int, dim: int = 0) -> tuple[MixedBatch, ...]:
     if dim % self.primal.ndim in (0, self.samples):
-        raise ValueError(f"chunk along the samples of a batch, some of which carry a tangent; {REMEDY}")
+        raise ValueError(f"chunk along the samples of a batch in which only some carry a tangent; {REMEDY}")
     return _pairs(self.primal.chunk(chunks, dim), self.tangent.chunk(chunks, dim))
 
 
 def _pairs(primals: Sequence[Tensor], tangents: Sequence[Tensor]) -> tuple[MixedBatch, ...]:
     if len(primals) != len(tangents):
-        raise ValueError(f"{len(primals)} samples one by one, {len(tangents)} of which carry a tangent; {REMEDY}")
+        raise ValueError(f"iteration over {len(primals)} samples, of which {len(tangents)} carry a tangent; {REMEDY}")
     return tuple(MixedBatch(*pair) for pair in zip(primals, tangents, strict=True))
 
 

@@ -49,7 +49,7 @@ def _plain(name: str) -> Callable[..., Any]:
 
 
 def _refuse(reason: str) -> ValueError:
-    return ValueError(f"{reason} of a batch of which some samples carry a tangent; {REMEDY}")
+    return ValueError(f"{reason} of a batch in which only some samples carry a tangent; {REMEDY}")
 
 
 def _moved(f: Callable[..., Tensor], args: Sequence[Any], heads: Sequence[Any]) -> Tensor:
@@ -109,13 +109,13 @@ def _spatial(name: str, ndim: int) -> Callable[..., MixedBatch]:
 
     def run(input: Any, *args: Any, **named: Any) -> MixedBatch:  # noqa: A002
         if any(isinstance(x, MixedBatch) for x in (*args, *named.values())) or not isinstance(input, MixedBatch):
-            raise _refuse(f"{name} by weights that move")
+            raise _refuse(f"{name} by weights that carry a tangent")
         if named.pop("return_indices", False):
             raise _refuse(f"{name} with indices")
         input.check_front()
         pads = (args[0] if args else named["pad"]) if name == "pad" else ()
         if input.primal.ndim < ndim or len(pads) > 2 * (input.primal.ndim - 1):
-            raise _refuse(f"{name} of {tuple(input.primal.shape)}, without a dimension for the samples,")
+            raise _refuse(f"{name} of {tuple(input.primal.shape)}, which has no dimension for the samples,")
         call = lambda x: f(x, *args, **named)  # noqa: E731
         return MixedBatch(call(input.primal), _moved(call, [input], [input.head]))
 
@@ -231,7 +231,7 @@ def _in_place(name: str, f: Callable[..., MixedBatch]) -> Callable[..., MixedBat
 
     def run(self: MixedBatch, *args: Any, **named: Any) -> MixedBatch:
         if torch.compiler.is_compiling():
-            raise _refuse(f"a compiled {name}, which the compiler may put in another order,")
+            raise _refuse(f"a compiled {name}, which the compiler may reorder,")
         if self.primal.requires_grad and self.primal.is_leaf:
             raise _refuse(f"{name} of an input")
         with torch.no_grad():

@@ -143,7 +143,7 @@ def cat(tensors: Sequence[Any], dim: int = 0) -> MixedBatch:
     """
     some = next(x for x in tensors if isinstance(x, MixedBatch))
     if dim % some.primal.ndim in (0, some.samples):
-        raise ValueError(f"cat along the samples of a batch, some of which carry a tangent; {REMEDY}")
+        raise ValueError(f"cat along the samples of a batch in which only some carry a tangent; {REMEDY}")
     primal = torch.cat([_primal(x) for x in tensors], dim)
     n = len(some.tangent)
     moved = [x.tangent if isinstance(x, MixedBatch) else torch.zeros_like(x[:n]) for x in tensors]
@@ -167,7 +167,7 @@ def _beside(primal: Tensor, tangent: Tensor, *operands: Any) -> MixedBatch:
         if isinstance(x, MixedBatch):
             x.check_front()  # else a single tangent would be expanded to all samples
             if x.primal.ndim != primal.ndim:
-                raise ValueError(f"an operand puts a dimension in front of that of the samples; {REMEDY}")
+                raise ValueError(f"an operand puts a dimension in front of the samples; {REMEDY}")
     shape = (len(tangent), *primal.shape[1:])
     return MixedBatch(primal, (tangent if tangent.shape == shape else tangent.expand(shape)).to(primal.dtype))
 

@@ -37,7 +37,7 @@ def partial_jvp(
     """
     counts = {len(tangent) for tangent in tangents if tangent is not None}
     if len(counts) != 1:
-        raise ValueError(f"tangents are of {sorted(counts)} samples, expected one number of them for all that move")
+        raise ValueError(f"tangents have {sorted(counts)} samples, expected at least one tangent and one size for all")
     n = counts.pop()
     pairs = list(zip(primals, tangents, strict=True))
     for primal, tangent in pairs:

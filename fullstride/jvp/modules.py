@@ -143,7 +143,7 @@ class MultiheadAttention(nn.MultiheadAttention):
             out, weights = super().forward(*given, True, attn_mask, average_attn_weights, is_causal)
             return out, weights if need_weights else None
         if is_causal and attn_mask is None:
-            raise ValueError("is_causal=True is given without attn_mask, expected both: it says what the mask is")
+            raise ValueError("is_causal=True is given without attn_mask, expected both: it only describes attn_mask")
         return self._fused(*given, attn_mask), None
 
     def _fused(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None, mask: Tensor | None) -> Tensor:

@@ -91,7 +91,9 @@ def prepare(model: nn.Module) -> Prepared:
 
     """
     if hasattr(model, "_orig_mod"):
-        raise ValueError("the model is compiled, expected the module itself; prepare it, then compile what calls it")
+        raise ValueError(
+            "the model is compiled, expected the original module; prepare it, then compile the function that calls it"
+        )
     done = Prepared()
     for name, module in model.named_modules():
         kind = type(module)

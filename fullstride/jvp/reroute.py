@@ -129,7 +129,7 @@ def _refuse_wrong_gradient(func: Any, given: tuple[Any, ...]) -> None:
     if any(map(moves, given)):
         raise ValueError(
             f"torch's gradient through the tangent of {func.__name__} is wrong, and gradients of tangents may be "
-            "wanted here; expected jvp without tangent_grad, a norm of torch.nn.functional, or elementary operations "
+            "needed here; expected jvp without tangent_grad, a norm of torch.nn.functional, or elementary operations "
             "(torch.linalg.inv has a right one)"
         )
 

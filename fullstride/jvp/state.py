@@ -55,9 +55,9 @@ def refuse_checkpoint() -> None:
     hooks = _top_hooks(True)
     if hooks is not None and _gradient_inside is not None and hooks[0].__module__ == "torch.utils.checkpoint":
         raise RuntimeError(
-            "torch.utils.checkpoint inside jvp, whose second forward pass has no tangents and saves other tensors than "
-            "the first; expected fullstride.jvp.checkpoint(module, *args) in its place, or none (of a transformers "
-            "model, call gradient_checkpointing_disable())"
+            "torch.utils.checkpoint inside jvp: its second forward pass has no tangents and saves other tensors than "
+            "the first; use fullstride.jvp.checkpoint(module, *args) instead, or none (for a transformers model, call "
+            "gradient_checkpointing_disable())"
         )
 
 

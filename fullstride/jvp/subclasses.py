@@ -35,8 +35,8 @@ def materialized(name: str, x: Tensor) -> Tensor:
     if kind.dequantize is not Tensor.dequantize:
         return x.dequantize()
     raise ValueError(
-        f"{name} is a {kind.__name__}, expected a torch.Tensor: a kernel reads memory, which need not hold what a "
-        "subclass stands for; convert it before (DTensor.to_local(), NestedTensor.values() with attention_varlen, "
+        f"{name} is a {kind.__name__}, expected a torch.Tensor: a kernel reads memory, which need not hold a "
+        "subclass's values; convert it first (DTensor.to_local(), NestedTensor.values() with attention_varlen, "
         "MaskedTensor.to_tensor(), x.as_subclass(torch.Tensor) if its memory does hold it)"
     )
 

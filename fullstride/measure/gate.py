@@ -37,7 +37,9 @@ def require_close(name: str, out: "Tensor", reference: "Tensor", tolerance: floa
 
     """
     if not 0 <= tolerance < 1:
-        raise ValueError(f"{name}: tolerance is {tolerance}, expected 0 <= tolerance < 1: zeros are wrong by 1")
+        raise ValueError(
+            f"{name}: tolerance is {tolerance}, expected 0 <= tolerance < 1 (an all-zero result has error 1)"
+        )
     if not (reference.isfinite().all() and reference.any()):
         raise GateError(f"{name}: the reference is empty, zero or not finite: agreeing with it proves nothing")
     if out.shape != reference.shape:

@@ -131,7 +131,7 @@ def roofline_bound(flops: int | float, moved: int | float, ceilings: Ceilings) -
 
     """
     if not (flops >= 0 and moved >= 0 and flops + moved > 0):
-        raise ValueError(f"flops is {flops} and moved {moved}; expected neither negative and one above 0")
+        raise ValueError(f"flops is {flops} and moved {moved}; expected both >= 0 and at least one > 0")
     return RooflineBound(flops / ceilings.flops * 1e3, moved / ceilings.bytes * 1e3)
 
 

@@ -94,7 +94,7 @@ class Norm:
 
 def _check_format(dtype: Dtype) -> None:
     if dtype is not None and not dtype.is_floating_point:
-        raise ValueError(f"dtype is {dtype}, expected a float format, or None for that of x")
+        raise ValueError(f"dtype is {dtype}, expected a floating dtype, or None for x's dtype")
 
 
 def _check(x: Tensor, least: int, shape: str, **parameters: Tensor | None) -> None:
@@ -116,7 +116,7 @@ def _check_samples(x: Tensor, scale: Tensor, shift: Tensor, eps: float) -> None:
     expected = x.shape[0], x.shape[-1]
     for name, value in (("scale", scale), ("shift", shift)):
         if value.numel() != expected[0] * expected[1] or (value.shape[0], value.shape[-1]) != expected:
-            raise ValueError(f"{name} is {tuple(value.shape)}, expected one row a sample: {expected}")
+            raise ValueError(f"{name} is {tuple(value.shape)}, expected one row per sample: {expected}")
 
 
 def _check_images(
