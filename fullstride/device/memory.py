@@ -1,4 +1,4 @@
-"""Out of memory: what a step took, and which batch takes less."""
+"""Out of memory: the peak of a step, and a batch that needs less."""
 
 import gc
 import resource
@@ -26,13 +26,13 @@ def release(device: torch.device) -> None:
 
 
 def too_large(batch_size: int, accumulation: int, processes: int, device: torch.device) -> str:
-    """The message of a step that did not fit: what it took, and a batch of half the size or less that takes less.
+    """Return the message of a step that did not fit: its peak, and a batch of half the size or less that needs less.
 
     Args:
-        batch_size: of all processes together.
-        accumulation: its gradient_accumulation_steps.
-        processes: that share it; at least two samples are left to each.
-        device: where.
+        batch_size: number of images per micro-batch, all processes together.
+        accumulation: the run's gradient_accumulation_steps.
+        processes: number of processes that share it; each keeps at least two samples.
+        device: device of the step.
 
     """
     if device.type == "cuda":

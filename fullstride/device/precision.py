@@ -1,4 +1,4 @@
-"""Number formats of a training step: what is named is what runs."""
+"""Number formats of a training step: the named format is the one that runs."""
 
 import contextlib
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ PRECISIONS = ("fp32", "tf32", "bf16")
 
 
 def check_precision(name: str, device: "torch.device", key: str = "precision") -> None:
-    """Check that products can be taken so, before anything is.
+    """Check that the device supports a precision, before anything is computed.
 
     Raises:
         ConfigError: for an unknown name, or tf32 without CUDA, naming the setting `key`.
@@ -72,7 +72,7 @@ def rounds_convolutions() -> bool:
 def process_precision(precision: str, derivative: str) -> str:
     """The treatment of fp32 products that a step needs whose derivative may have a format of its own.
 
-    It is the process's, not a region's: beside bf16 autocast it is the derivative's that counts.
+    It applies to the process, not to a region: with bf16 autocast the derivative's format decides it.
     """
     return derivative if derivative in ("fp32", "tf32") else precision
 
@@ -107,7 +107,7 @@ def uncached(device: "torch.device") -> contextlib.AbstractContextManager:
 
 
 def exact_fp32(device: "torch.device") -> contextlib.AbstractContextManager[None]:
-    """Plain fp32 on a device, whatever the process trains in, and the process's own treatment again afterwards.
+    """Use exact fp32 on a device inside the context, and the process's own setting again afterwards.
 
     For what is measured or drawn: rounded factors would make another measure, and other images for another batch size.
     """
@@ -116,7 +116,7 @@ def exact_fp32(device: "torch.device") -> contextlib.AbstractContextManager[None
 
 @contextlib.contextmanager
 def matmul_precision(name: str, device: "torch.device") -> Iterator[None]:
-    """A precision, whatever the process trains in, and the process's own treatment again afterwards.
+    """Use a precision inside the context, and the process's own setting again afterwards.
 
     Raises:
         ConfigError: for an unknown name, or tf32 without CUDA.

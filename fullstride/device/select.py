@@ -1,4 +1,4 @@
-"""Which device a run uses: a named one is there or refused with the reason; only `auto` chooses."""
+"""Choice of a run's device: a named one is available or refused with the reason; only `auto` chooses."""
 
 import os
 from typing import TYPE_CHECKING

@@ -54,7 +54,7 @@ def mapped(change: Callable[[Any], Any], tree: Any, is_leaf: Callable[[Any], boo
 
 
 def batch_size(batch: Any) -> int:
-    """How many samples a batch has: the first dimension of its tensors and arrays, apart from scalars.
+    """Return the number of samples of a batch: the first dimension of its tensors and arrays, apart from scalars.
 
     Raises:
         ValueError: if they disagree, or there is none, or no sample.

@@ -1,7 +1,7 @@
 """Triton kernels compiled on all cores: before a pass that launches many of them, or while a graph with them is traced.
 
 A kernel is compiled at its first launch, one after the other, and while Triton's passes run nothing else does: the
-norms of a network of many sizes take a minute. What is launched inside `gathered` is compiled meanwhile instead, and
+norms of a network of many sizes take a minute. Launches inside `compile_only` are compiled in parallel instead, and
 not run: by the compiler's processes if they were started, else by threads of this one.
 """
 
@@ -77,7 +77,7 @@ def start_processes(device: torch.device) -> None:
 
 
 def launch(kernel: Any, grid: tuple[int, ...], arguments: Sequence[Any], options: dict[str, Any]) -> None:
-    """Run a kernel on a grid of programs, if there are any; inside `gathered` compile it and no more."""
+    """Run a kernel on a grid of programs, if there are any; inside `compile_only` only compile it."""
     if not all(grid):
         return
     if gathering():
@@ -157,9 +157,9 @@ def compile_from_fake_tensors(name: str, run: Callable[..., Any], args: tuple[An
     """Compile the kernels of an operator's call that the compiler traces with fake tensors.
 
     Args:
-        name: of the operator.
+        name: name of the operator.
         run: the operator, which must take fake tensors.
-        args: of the call.
+        args: arguments of the call.
 
     """
     tensors = [x for x in args if isinstance(x, Tensor)]
@@ -177,7 +177,7 @@ def compile_from_fake_tensors(name: str, run: Callable[..., Any], args: tuple[An
 
 
 def address(x: Tensor) -> int:
-    """Where a tensor lies in memory; one that a compiler traces with begins where allocators let them begin."""
+    """Return a tensor's address; a compiler's fake tensor gets one that is aligned as allocators align it."""
     return int(x.storage_offset()) * x.itemsize if isinstance(x, FakeTensor) else x.data_ptr()
 
 

@@ -80,15 +80,15 @@ def compile_kernel(
     """Compile a kernel for arguments, which stand in for those of a launch.
 
     Args:
-        name: of the kernel's module, in it, and the name of its source in the cache.
-        imported: when the process that asks imported it, in seconds since the epoch.
-        grid: of programs.
-        arguments: of the kernel.
-        options: the rest of the launch.
+        name: names of the kernel's module, of the kernel, and of its source in the cache.
+        imported: time of the requesting process's import, in seconds since the epoch.
+        grid: numbers of programs.
+        arguments: arguments of the kernel.
+        options: other options of the launch.
         where: as `compiling_for`.
 
     Raises:
-        RuntimeError: if this process may have imported another source than the one that asks, as after an edit.
+        RuntimeError: if this process may have imported another source than the requesting one, as after an edit.
 
     """
     module, function, key = name

@@ -29,7 +29,7 @@ def outermost_level() -> Iterator[None]:
 
 
 class Dual(NamedTuple):
-    """A tensor and its tangent, of the same shape; None where nothing moves it."""
+    """A tensor and its tangent, of the same shape; None for a constant."""
 
     primal: Tensor
     tangent: Tensor | None
@@ -82,7 +82,7 @@ def unpack_optional(x: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
 
 
 def pack(primal: Tensor, tangent: Tensor | None) -> Tensor:
-    """The dual tensor of a primal and a tangent; the primal itself where there is none."""
+    """Return the dual tensor of a primal and a tangent; the primal itself if there is no tangent."""
     if tangent is None:
         return primal
     with without_own_modes():
@@ -134,7 +134,7 @@ def may_require_grad(*tensors: Tensor) -> bool:
 
 
 def refuse_higher_order() -> None:
-    """Raise where a tangent of a tangent, or of a gradient, is asked for."""
+    """Raise if a tangent of a tangent, or of a gradient, is computed."""
     if eager_transforms.JVP_NESTING > 1:
         raise RuntimeError(
             "a jvp inside a jvp: the ops of fullstride.jvp have only a first forward derivative; expected a single jvp "

@@ -1,4 +1,4 @@
-"""How an op on primals and tangents becomes one that PyTorch differentiates, transforms, compiles and captures.
+"""Ops on primals and tangents that PyTorch can differentiate, transform, compile and capture.
 
 An op is three functions of plain tensors: forward, backward, and the shapes of what forward returns. Eager calls go
 through an `autograd.Function` with a rule for vmap, calls under `torch.compile` through operators of the library
@@ -40,20 +40,20 @@ def _undisturbed(run: Callable[..., Any]) -> Callable[..., Any]:
 class DualOp:
     """An op on primals and tangents.
 
-    Its functions take tuples in the order of the names; `saved` are the outputs of forward, absent where not kept.
+    Its functions take tuples in the order of the names; `saved` are the outputs of forward, absent if not saved.
 
     Attributes:
-        name: of the operator, unique.
-        primals: names of the tensor arguments that are no tangents, of which all but the first may be absent.
-        tangents: names of those that are, any of which may be absent.
-        settings: names and schema types of the other arguments. Where the last is "triton", forward and backward take
+        name: unique name of the operator.
+        primals: names of the tensor arguments that are not tangents; all but the first may be absent.
+        tangents: names of the tangents; any of them may be absent.
+        settings: names and schema types of the other arguments. If the last is "triton", forward and backward take
             fake tensors, too, by which a compiler traces: their kernels are then compiled meanwhile.
-        rows: how many tensors beside the output and its tangent forward returns.
+        rows: number of tensors that forward returns after the output and its tangent.
         forward: (primals, tangents, settings) -> output, its tangent or None, and the rows' statistics that backward
             needs.
         backward: (gradient of the output, of its tangent or None, primals, tangents, saved, settings) -> a gradient or
-            None for each tensor. Where the gradient of the tangent is None, so are all tangents.
-        shapes: (primals, tangents, settings) -> what forward returns, empty.
+            None for each tensor. If the gradient of the tangent is None, so are all tangents.
+        shapes: (primals, tangents, settings) -> empty tensors like those that forward returns.
         keeps_output: whether backward needs the output and its tangent, too.
         shared: names of the tensors whose first dimension is no batch. Where vmap maps none of them, it is folded into
             the others' batch; else the op runs once for each.

@@ -13,7 +13,7 @@ from fullstride.jvp.dual import is_expanded
 from fullstride.jvp.reroute import RerouteFunctional
 from fullstride.jvp.state import OwnMode
 
-# With a plain tensor beside a dual one, these infer the missing tangent's shape through Python, which costs host time
+# With a plain tensor next to a dual one, these infer the missing tangent's shape through Python, which costs host time
 # that an explicit zero does not.
 MIXING = {
     F.linear,

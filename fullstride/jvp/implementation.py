@@ -1,4 +1,4 @@
-"""Which implementation of an op runs: plain PyTorch operations, or fused kernels in Triton."""
+"""Choice of an op's implementation: PyTorch operations, or fused kernels in Triton."""
 
 import importlib.util
 from collections.abc import Iterator
@@ -32,10 +32,10 @@ def chosen(name: str, x: Tensor, fits: bool = True) -> str:
     Args:
         name: one of `NAMES`.
         x: a tensor of the call.
-        fits: whether the kernels take its sizes.
+        fits: whether the kernels support its sizes.
 
     Raises:
-        ValueError: for another name, and for `triton` where its kernels cannot run.
+        ValueError: for an unknown name, and for `triton` if its kernels cannot run.
 
     """
     if name not in NAMES:

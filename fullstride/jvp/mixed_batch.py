@@ -1,6 +1,6 @@
-"""A batch of which only the first samples move: one pass over all primals, and tangents beside it for some.
+"""Batches in which only the first samples carry a tangent: one pass over all primals, and tangents for some.
 
-A `Partial` is a tensor of B samples and the tangent of its first n. What a network does with it runs once on the B
+A `MixedBatch` is a tensor of B samples and the tangent of its first n. A network's operations run once on the B
 primals, as it would without any derivative, autograd included, and once on the n tangents, without a graph: nothing of
 them is kept, and the backward pass is that of the primals alone. Torch's functions find their rules in `RULES` by
 `__torch_function__`, which the compiler follows, too; one without a rule raises.
@@ -31,7 +31,7 @@ class MixedBatch(_Like):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """A function of torch by its rule.
+        """Run a function of torch by its rule.
 
         Raises:
             ValueError: for one that has none.
@@ -86,7 +86,7 @@ RULES: dict[str, Rule] = {}  # by the names of torch's functions, as not all of 
 
 
 def rule(*names: str) -> Callable[[Rule], Rule]:
-    """Make what follows the rule of the functions of these names."""
+    """Register the decorated function as the rule of the functions of these names."""
 
     def registered(f: Rule) -> Rule:
         RULES.update(dict.fromkeys(names, watched := _watched(f)))
@@ -96,7 +96,7 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
 
 
 def refuse_lost_gradient(*samples: Any) -> None:
-    """Refuse to go on where autograd stopped recording: what an `autograd.Function` makes would have no graph.
+    """Raise if autograd stopped recording: the output of an `autograd.Function` would have no graph.
 
     Raises:
         ValueError: if it recorded how one of them was made and does not record now.
@@ -128,7 +128,7 @@ def split_mixed(samples: Sequence[Batch]) -> tuple[list[Tensor], list[Tensor], l
     """The primals of an op's arguments, those of the samples that carry a tangent, and these tangents.
 
     Args:
-        samples: at least one `Partial`; plain tensors hold all samples, none of which moves.
+        samples: tensors, at least one a `MixedBatch`; in the others no sample carries a tangent.
 
     Raises:
         ValueError: where a gradient would be lost.
@@ -167,7 +167,7 @@ def _item(self: MixedBatch, index: Any) -> MixedBatch:
 
 
 def _counts(x: MixedBatch) -> tuple[int, int] | None:
-    """How many samples there are, and how many carry a tangent; None where all do."""
+    """Return the numbers of samples and of those that carry a tangent; None if all do."""
     return None if x.samples is None else (x.primal.shape[x.samples], x.tangent.shape[x.samples])
 
 

@@ -84,7 +84,7 @@ def _pointwise(name: str) -> Callable[..., MixedBatch]:
 
 
 def _dims(x: MixedBatch, dim: Any, name: str) -> None:
-    """Refuse what goes along the samples."""
+    """Return the dimensions; raise if one is the samples'."""
     x.check_front()
     dims = dim if isinstance(dim, (tuple, list)) else (dim,)
     if not dims or any(type(d) is not int or d % x.primal.ndim == 0 for d in dims):
@@ -132,7 +132,7 @@ def _rows(x: MixedBatch, sizes: Sequence[int]) -> tuple[int, ...]:
 
 @rule("reshape", "view")
 def reshape(input: MixedBatch, *shape: Any) -> MixedBatch:  # noqa: A002
-    """Into rows that hold only samples with a tangent, or none with one."""
+    """Reshape into rows in which all samples carry a tangent, or none."""
     input.check_front()
     sizes = shape[0] if isinstance(shape[0], (tuple, list, torch.Size)) else shape
     primal = input.primal.reshape(tuple(sizes))
@@ -161,7 +161,7 @@ def squeeze(input: MixedBatch, dim: Any = None) -> MixedBatch:  # noqa: A002
 
 @rule("stack")
 def stack(tensors: Sequence[Any], dim: int = 0) -> MixedBatch:
-    """Along a new dimension behind the samples'."""
+    """Stack along a new dimension after the samples'."""
     some = next(x for x in tensors if isinstance(x, MixedBatch))
     some.check_front()
     if dim % (some.primal.ndim + 1) == 0:
@@ -175,7 +175,7 @@ def stack(tensors: Sequence[Any], dim: int = 0) -> MixedBatch:
 
 @rule("split")
 def split(tensor: MixedBatch, split_size_or_sections: Any, dim: int = 0) -> tuple[MixedBatch, ...]:
-    """Along any dimension but the samples'."""
+    """Split along any dimension but the samples'."""
     _dims(tensor, dim, "split")
     parts = (x.split(split_size_or_sections, dim) for x in (tensor.primal, tensor.tangent))
     return tuple(MixedBatch(*pair) for pair in zip(*parts, strict=True))
@@ -204,7 +204,7 @@ def matmul(input: Any, other: Any) -> MixedBatch:  # noqa: A002
 
 @rule("einsum")
 def einsum(equation: str, *operands: Any) -> MixedBatch:
-    """With the samples' letter in front of every operand that moves, and of the output."""
+    """Apply if the samples' letter comes first in the output and in every operand with a tangent."""
     given = operands[0] if isinstance(operands[0], (tuple, list)) else operands
     inputs, arrow, output = equation.replace(" ", "").partition("->")
     terms = inputs.split(",")
@@ -227,7 +227,7 @@ def _compared(name: str) -> Callable[..., Tensor]:
 
 
 def _in_place(name: str, f: Callable[..., MixedBatch]) -> Callable[..., MixedBatch]:
-    """The primal as torch changes it, views included, and the tangent likewise."""
+    """Change the primal in place as torch does, views included, and its tangent in the same way."""
 
     def run(self: MixedBatch, *args: Any, **named: Any) -> MixedBatch:
         if torch.compiler.is_compiling():

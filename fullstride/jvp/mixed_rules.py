@@ -14,14 +14,14 @@ aten = torch.ops.aten
 
 @rule("add", "__add__", "__radd__")
 def add(a: Any, b: Any) -> MixedBatch:
-    """A sum."""
+    """Add."""
     moved = [x.tangent for x in (a, b) if isinstance(x, MixedBatch)]
     return _beside(_primal(a) + _primal(b), moved[0] if len(moved) == 1 else moved[0] + moved[1], a, b)
 
 
 @rule("sub", "__sub__")
 def sub(a: Any, b: Any) -> MixedBatch:
-    """A difference."""
+    """Subtract."""
     primal = _primal(a) - _primal(b)
     if not isinstance(b, MixedBatch):
         return _beside(primal, a.tangent, a)
@@ -30,13 +30,13 @@ def sub(a: Any, b: Any) -> MixedBatch:
 
 @rule("rsub", "__rsub__")
 def rsub(a: Any, b: Any) -> MixedBatch:
-    """B - a, as which the compiler calls b - a of a `Partial` b."""
+    """Compute b - a, called by the compiler in this form if b is a `MixedBatch`."""
     return sub(b, a)
 
 
 @rule("mul", "__mul__", "__rmul__")
 def mul(a: Any, b: Any) -> MixedBatch:
-    """A product."""
+    """Multiply."""
     primal = _primal(a) * _primal(b)
     with torch.no_grad():
         pairs = ((x, y) for x, y in ((a, b), (b, a)) if isinstance(x, MixedBatch))
@@ -46,7 +46,7 @@ def mul(a: Any, b: Any) -> MixedBatch:
 
 @rule("div", "__truediv__")
 def div(a: Any, b: Any) -> MixedBatch:
-    """A quotient."""
+    """Divide."""
     primal = _primal(a) / _primal(b)
     n = len((a if isinstance(a, MixedBatch) else b).tangent)
     with torch.no_grad():
@@ -60,13 +60,13 @@ def div(a: Any, b: Any) -> MixedBatch:
 
 @rule("__rdiv__", "__rtruediv__")
 def rdiv(a: Any, b: Any) -> MixedBatch:
-    """B / a, as which the compiler calls b / a of a `Partial` b."""
+    """Compute b / a, called by the compiler in this form if b is a `MixedBatch`."""
     return div(b, a)
 
 
 @rule("neg", "__neg__")
 def neg(x: MixedBatch) -> MixedBatch:
-    """The negative."""
+    """Negate."""
     return MixedBatch(-x.primal, -x.tangent)
 
 
@@ -119,7 +119,7 @@ def dropout(input: MixedBatch, p: float = 0.5, training: bool = True, inplace: b
 
 @rule("linear")
 def linear(input: MixedBatch, weight: Tensor, bias: Tensor | None = None) -> MixedBatch:  # noqa: A002
-    """The bias does not move."""
+    """Apply to primals and tangents; the bias carries no tangent."""
     primal = F.linear(input.primal, weight, bias)
     with torch.no_grad():
         return MixedBatch(primal, F.linear(input.tangent, weight))
@@ -127,7 +127,7 @@ def linear(input: MixedBatch, weight: Tensor, bias: Tensor | None = None) -> Mix
 
 @rule("conv2d")
 def conv2d(input: MixedBatch, weight: Tensor, bias: Tensor | None = None, *settings: Any, **named: Any) -> MixedBatch:  # noqa: A002
-    """The bias does not move."""
+    """Apply to primals and tangents; the bias carries no tangent."""
     primal = F.conv2d(input.primal, weight, bias, *settings, **named)
     with torch.no_grad():
         return MixedBatch(primal, F.conv2d(input.tangent, weight, None, *settings, **named))
@@ -135,7 +135,7 @@ def conv2d(input: MixedBatch, weight: Tensor, bias: Tensor | None = None, *setti
 
 @rule("cat")
 def cat(tensors: Sequence[Any], dim: int = 0) -> MixedBatch:
-    """Along any dimension but the samples'.
+    """Concatenate along any dimension but the samples'.
 
     Raises:
         ValueError: along the samples'.

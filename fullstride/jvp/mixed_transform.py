@@ -14,17 +14,17 @@ from fullstride.jvp.mixed_batch import REMEDY, MixedBatch
 def partial_jvp(
     fn: Callable[..., Any], primals: tuple[Tensor, ...], tangents: tuple[Tensor | None, ...]
 ) -> tuple[Tensor, Tensor]:
-    """fn(*primals) of B samples, and its derivative for the first n along theirs, in one pass over the batch.
+    """Compute fn(*primals) of B samples, and the derivative of the first n, in one pass over the batch.
 
-    The primals run as without a derivative, each operation once over all samples, and keep for a backward pass what
-    they keep so; the tangents run beside them, without a graph. fn acts on each sample alone, and is made of this
+    The primals run as without a derivative, each operation once over all samples, and save the same tensors for a
+    backward pass; the tangents run alongside, without a graph. fn acts on each sample alone, and is made of this
     package's operations and of those of torch's that have a rule here (`fullstride.jvp.mixed_rules`); an
     `autograd.Function` has none.
 
     Args:
         fn: a function of tensors whose first dimension is that of the samples, such as a module, to one of them.
-        primals: its arguments, of B samples each.
-        tangents: for each that moves the tangent of its first n samples, the same n for all; None for the others.
+        primals: arguments of fn, of B samples each.
+        tangents: for each primal the tangent of its first n samples, with the same n for all; None for a constant.
 
     Returns:
         The output (B, ...), and its tangent (n, ...), detached.

@@ -37,11 +37,11 @@ class InstanceNorm1d(_InstanceNorm, nn.InstanceNorm1d):
 
 
 class InstanceNorm2d(_InstanceNorm, nn.InstanceNorm2d):
-    """`nn.InstanceNorm2d`, likewise."""
+    """`nn.InstanceNorm2d` through `group_norm`; with running statistics it is torch's own."""
 
 
 class InstanceNorm3d(_InstanceNorm, nn.InstanceNorm3d):
-    """`nn.InstanceNorm3d`, likewise."""
+    """`nn.InstanceNorm3d` through `group_norm`; with running statistics it is torch's own."""
 
 
 class LayerNorm(nn.LayerNorm):
@@ -83,15 +83,15 @@ class _Convolution(nn.modules.conv._ConvNd):
 
 
 class Conv1d(_Convolution, nn.Conv1d):
-    """`nn.Conv1d`, as `Linear`."""
+    """`nn.Conv1d` whose tangent is one convolution."""
 
 
 class Conv2d(_Convolution, nn.Conv2d):
-    """`nn.Conv2d`, as `Linear`."""
+    """`nn.Conv2d` whose tangent is one convolution."""
 
 
 class Conv3d(_Convolution, nn.Conv3d):
-    """`nn.Conv3d`, as `Linear`."""
+    """`nn.Conv3d` whose tangent is one convolution."""
 
 
 class _BatchNorm(nn.modules.batchnorm._BatchNorm):
@@ -102,21 +102,21 @@ class _BatchNorm(nn.modules.batchnorm._BatchNorm):
 
 
 class BatchNorm1d(_BatchNorm, nn.BatchNorm1d):
-    """`nn.BatchNorm1d`, so that it compiles."""
+    """`nn.BatchNorm1d` that compiles under `jvp`."""
 
 
 class BatchNorm2d(_BatchNorm, nn.BatchNorm2d):
-    """`nn.BatchNorm2d`, so that it compiles."""
+    """`nn.BatchNorm2d` that compiles under `jvp`."""
 
 
 class BatchNorm3d(_BatchNorm, nn.BatchNorm3d):
-    """`nn.BatchNorm3d`, so that it compiles."""
+    """`nn.BatchNorm3d` that compiles under `jvp`."""
 
 
 class MultiheadAttention(nn.MultiheadAttention):
     """`nn.MultiheadAttention` through `attention`.
 
-    In plain operations where it returns its weights, drops some of them out, or has extra keys.
+    It runs in elementary operations if it returns its weights, drops some of them out, or has extra keys.
     """
 
     def forward(

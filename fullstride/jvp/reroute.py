@@ -49,7 +49,7 @@ def _attention(
 
 
 def _multi_head(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
-    """In plain operations, which it takes where it returns its weights: they have torch's own derivatives."""
+    """Compute it in elementary operations, whose derivatives are torch's own, if it returns its weights."""
     given: list[Any] = list(args)
     if len(given) > NEED_WEIGHTS:
         asked, given[NEED_WEIGHTS] = given[NEED_WEIGHTS], True
@@ -59,7 +59,7 @@ def _multi_head(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
     return out, weights if asked else None
 
 
-# Where F.multi_head_attention_forward has it among its arguments.
+# Position among the arguments of F.multi_head_attention_forward.
 NEED_WEIGHTS = 15
 ROUTES: dict[Any, Callable[..., Any]] = {
     F.scaled_dot_product_attention: _attention,

@@ -63,7 +63,7 @@ def refuse_checkpoint() -> None:
 
 @contextmanager
 def computing(gradients: bool, inside: bool) -> Iterator[None]:
-    """Say whether gradients of tangents may be wanted, and whether the function takes gradients itself."""
+    """Set whether gradients of tangents may be needed, and whether the function takes gradients itself."""
     global _tangent_grad, _gradient_inside
     before, was_inside = _tangent_grad, _gradient_inside
     _tangent_grad = gradients

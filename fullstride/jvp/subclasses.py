@@ -17,7 +17,7 @@ def materialized(name: str, x: Tensor) -> Tensor:
     Gradients flow back to x.
 
     Args:
-        name: of the argument, for the message.
+        name: name of the argument, for the message.
         x: a tensor, of a subclass or not.
 
     Raises:

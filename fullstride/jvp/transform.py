@@ -68,24 +68,24 @@ def jvp(
     tangent_grad: bool = False,
     has_aux: bool = False,
 ) -> tuple[Any, ...]:
-    """fn(*primals) and its derivative along the tangents, J_fn(primals) @ tangents, in one pass.
+    """Compute fn(*primals) and its derivative along the tangents, J_fn(primals) @ tangents, in one pass.
 
-    As `torch.func.jvp`, which it calls while compiling and inside other transforms, but by default without a graph of
-    the tangent (pytorch#151782): nothing is kept for a backward pass through it, and every op of this package saves
-    what the primal's backward pass needs and no more. Call the backward pass after `jvp` has returned.
+    Like `torch.func.jvp`, which it calls while compiling and inside other transforms, but by default without a graph of
+    the tangent (pytorch#151782): nothing is saved for a backward pass through it, and every op of this package saves
+    only what the primal's backward pass needs. Call the backward pass after `jvp` has returned.
 
     Functional attention and norms that fn calls, wherever it finds them, run as the ops of this package. An fn that
     takes a gradient itself is called once more, with these written out in elementary operations.
 
     Args:
         fn: a function of tensors, or of pytrees of them, such as a module.
-        primals: its arguments.
-        tangents: one for each, of the same structure, shape, dtype and device; None for a leaf that does not move.
+        primals: arguments of fn.
+        tangents: one tangent for each, of the same structure, shape, dtype and device; None for a constant leaf.
         tangent_grad: whether gradients may be taken through the tangent.
         has_aux: whether fn returns (output, aux) with an aux that is not differentiated.
 
     Returns:
-        The output, its tangent (zeros where nothing moves it), and aux if `has_aux`.
+        The output, its tangent (zeros if it does not depend on the inputs that have one), and aux if `has_aux`.
 
     Raises:
         ValueError: if primals and tangents do not fit each other.

@@ -1,4 +1,4 @@
-"""Where a number was measured: machine, versions, commit, date."""
+"""Environment of a measurement: machine, versions, commit, date."""
 
 import os
 import platform

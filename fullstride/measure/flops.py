@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-# What multiplies matrices inside itself, where nothing sees their sizes.
+# Operations that multiply matrices internally, so that their sizes cannot be seen.
 HIDDEN = ("_native_multi_head_attention", "_transformer_encoder_layer_fwd", "_trilinear")
 HIDDEN += ("mkldnn_rnn_layer", "_cudnn_rnn", "miopen_rnn")
 
@@ -16,7 +16,7 @@ def count_flops(call: Callable[[], Any]) -> int:
     Forward derivatives count products with zero tangents too: count the primal, and derive what the tangent must add.
 
     Raises:
-        ValueError: if there are none, as a compiled function hides them and a floor of none would flatter it; or for an
+        ValueError: if there are none, since a compiled function hides them and its roofline bound would be 0; or for an
             operation whose products cannot be seen.
 
     """
@@ -31,7 +31,7 @@ def count_flops(call: Callable[[], Any]) -> int:
 
 @contextmanager
 def _no_fast_path() -> Iterator[None]:
-    """Without PyTorch's own layers in one operation, which it takes in eval mode."""
+    """Disable PyTorch's fused layers, which it uses in eval mode."""
     from torch.backends import mha
 
     before = mha.get_fastpath_enabled()

@@ -97,9 +97,9 @@ class Timing:
     """Times of one function, in milliseconds.
 
     Attributes:
-        first_ms: the very first call, which holds compilation and allocation.
-        samples_ms: every timed call, in order.
-        peak_bytes: most device memory alive during the timed calls; None where it is not known.
+        first_ms: time of the first call, including compilation and allocation.
+        samples_ms: times of all timed calls, in order.
+        peak_bytes: peak device memory during the timed calls; None if unknown.
 
     """
 
@@ -133,7 +133,7 @@ class Timing:
 
 @dataclass(frozen=True)
 class TimingPlan:
-    """How often to call: at least `repeats` times, and on until `seconds` have been timed or `most` calls made.
+    """Number of calls: at least `repeats`, then more until `seconds` have been timed or `most` calls made.
 
     Raises:
         ValueError: if nothing would be timed.

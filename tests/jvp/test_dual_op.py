@@ -150,7 +150,7 @@ def test_a_second_backward_pass_is_refused(seed):
     op, primals, tangents = power_of(OPS["shared"]), draw(seed), draw(seed + 10)
     x = primals[0].requires_grad_()
     (first,) = torch.autograd.grad(torchs(op, primals, tangents)[1].sum(), x, create_graph=True)
-    message = "a second derivative by backward passes through fullstride's test_power, which has only a first one; use PyTorch"
+    message = "a second derivative by backward passes through .* only a first one; use PyTorch"
     with pytest.raises(RuntimeError, match=message):
         torch.autograd.grad(first.sum(), x)
 

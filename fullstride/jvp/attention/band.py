@@ -1,4 +1,4 @@
-"""Which keys a block of queries sees: ranges of key blocks, and scores with what is hidden at -inf."""
+"""Keys that a block of queries sees: ranges of key blocks, and scores with hidden keys at -inf."""
 
 from typing import no_type_check
 

@@ -27,7 +27,7 @@ from fullstride.jvp.attention.tiles import (
 @triton.jit
 @no_type_check
 def tangent_scores(q, tq, k_tile, tk, head, start, end, C: tl.constexpr, EDGE: tl.constexpr):
-    """Tq k^T + q tk^T, unscaled, of what is there; tk with its strides, the others as tiles."""
+    """Compute tq k^T + q tk^T, unscaled; an absent factor is zero; tk with its strides, the others as tiles."""
     QK: tl.constexpr = C.qk
     ts = tl.full([C.block_m, C.block_n], 0.0, tl.float32)
     if tq is not None:

@@ -91,7 +91,7 @@ def _as_output(x: Tensor, q: Tensor) -> Tensor:
 
 
 def _as_gradient(x: Tensor, given: Tensor) -> Tensor:
-    """In the dtype and layout of what it is the gradient of."""
+    """Convert a gradient to the dtype and layout of its tensor."""
     out = x.reshape(given.shape)
     return out if given.is_contiguous() and out.dtype == given.dtype else torch.empty_like(given).copy_(out)
 
@@ -170,10 +170,10 @@ def forward(
         tq: tangent of q, or None.
         tk: tangent of k, or None.
         tv: tangent of v, or None.
-        scale: of the scores.
+        scale: factor of the scores.
         mask: true where a query sees a key, or what is added to the scores (-inf hides).
         causal: key j is seen by query i if j <= i.
-        window: (left, right): key j is seen by query i if i - left <= j <= i + right; negative is without limit.
+        window: (left, right): key j is seen by query i if i - left <= j <= i + right; negative means no limit.
 
     Returns:
         o, to, lse, mu: to and mu are None without any tangent. A row that sees no key has o = to = mu = 0, lse = -inf.
@@ -220,7 +220,7 @@ def backward(
 
     Args:
         go: gradient of o.
-        gto: gradient of to, or None where the tangent was detached.
+        gto: gradient of to, or None if the tangent was detached.
         q: as given to `forward`, and so the other inputs.
         k: keys.
         v: values.
@@ -228,7 +228,7 @@ def backward(
         tk: tangent of k, or None.
         tv: tangent of v, or None.
         o: as `forward` returned it, and so the other outputs.
-        to: tangent of o; unused where gto is None, and so is mu.
+        to: tangent of o; unused if gto is None, and so is mu.
         lse: logsumexp of the scores; not used here, as the weights are made from the scores alone.
         mu: mean of the scores' tangent.
         scale: as given to `forward`, and so the rest.

@@ -81,7 +81,7 @@ def aligned(strides, COUNT: tl.constexpr, STEP: tl.constexpr):
 @triton.jit
 @no_type_check
 def place_of(operand, head, first):
-    """Where the rows of a head from `first` on begin; an operand is a pointer and its strides."""
+    """Return the address of a head's row `first`; an operand is a pointer and its strides."""
     x, strides = operand
     at = x + tl.cast(head[0], tl.int64) * strides[0] + tl.cast(head[1], tl.int64) * strides[1]
     return at + tl.cast(first, tl.int64) * strides[2]

@@ -40,7 +40,7 @@ class RowNorm(NamedTuple):
     """A norm of the last dimension.
 
     Attributes:
-        centred: whether the mean is taken off.
+        centred: whether the mean is subtracted.
         modulated: each sample has its own scale, which comes on top of one, and shift.
 
     """
@@ -57,7 +57,7 @@ ROW_NORMS = {
 
 
 class NormKind(NamedTuple):
-    """Which norm: the dimensions of a group's elements, whether the mean is taken off, whether SiLU follows."""
+    """Kind of norm: dimensions of a group's elements, whether the mean is subtracted, whether SiLU follows."""
 
     dims: tuple[int, ...]
     centred: bool = True

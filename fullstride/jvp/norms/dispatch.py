@@ -1,4 +1,4 @@
-"""The norms of primals and tangents: torch's own where nothing carries a tangent, else the op."""
+"""Norms of primals and tangents: torch's own if nothing carries a tangent, else the op."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,12 +27,12 @@ class Norm:
     """A norm, by functions of its primals and settings.
 
     Attributes:
-        op: on primals and tangents.
-        check: raises for what the norm cannot be given.
-        torchs: the norm in torch's own operations, for what carries no tangent.
-        written_out: the norm in elementary ones.
-        settings: as the op has them.
-        fits: whether the kernels take rows or groups as long.
+        op: the dual op on primals and tangents.
+        check: function that raises for invalid arguments.
+        torchs: the norm in torch's own operations, for arguments without a tangent.
+        written_out: the norm in elementary operations.
+        settings: function that returns the op's settings.
+        fits: function that tells whether the kernels support rows or groups of this length.
 
     """
 

@@ -1,4 +1,4 @@
-"""How the GroupNorm kernels are launched, by the work, the layout and the size of a group."""
+"""Launch configurations of the GroupNorm kernels, by the work, the layout and the size of a group."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -11,14 +11,14 @@ class GroupConfig:
     """A launch.
 
     Attributes:
-        groups: side by side in a tile.
-        pixels: of a tile; as many as a group has or more, and the group stays on the chip.
-        warps: of a program.
-        stages: tiles that a program has under way at once, where it walks.
-        chunks: at most so many programs share a group's pixels.
-        pieces: that a tile which stays on the chip is worked on in.
-        packed: whether half-precision tensors wait there as they came, and are converted anew for each step.
-        registers: at most so many a thread; None leaves that to the compiler.
+        groups: number of groups side by side in a tile.
+        pixels: number of pixels of a tile; if it is at least a group's, the group stays on the chip.
+        warps: number of warps of a program.
+        stages: number of tiles in flight if a program loops over a group.
+        chunks: maximum number of programs that share a group's pixels.
+        pieces: number of pieces of a tile that stays on the chip.
+        packed: whether 16-bit tensors stay there in their format and are converted again for each step.
+        registers: maximum number of registers per thread; None leaves it to the compiler.
 
     """
 

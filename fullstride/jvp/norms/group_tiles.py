@@ -15,17 +15,17 @@ class GroupTile(NamedTuple):
     """The constants of a GroupNorm kernel.
 
     Attributes:
-        cpg: channels of a group.
+        cpg: number of channels of a group.
         pad: that number padded to a power of two.
-        groups: side by side in a tile.
-        pixels: of a tile, or of one of its pieces.
+        groups: number of groups side by side in a tile.
+        pixels: number of pixels of a tile, or of one of its pieces.
         last: whether the images are channels_last.
         silu: whether SiLU follows.
-        stages: tiles that a program has under way at once.
-        chunks: at least as many as share a group's pixels, a power of two.
-        pieces: that a tile which stays on the chip is cut into.
+        stages: number of tiles that a program has in flight.
+        chunks: a power of two, at least the number of chunks that share a group's pixels.
+        pieces: number of pieces of a tile that stays on the chip.
         exact: whether every place of every tile holds an element.
-        packed: whether half-precision tiles wait as they came.
+        packed: whether 16-bit tiles stay in their format.
 
     """
 
@@ -60,7 +60,7 @@ def lanes(block, groups, T: tl.constexpr):
 @triton.jit
 @no_type_check
 def positions(pixel, channel, sizes, T: tl.constexpr):
-    """Where a tile lies in its sample: pixels [*, 1], channels [1, *]."""
+    """Return a tile's position in its sample: pixels [*, 1], channels [1, *]."""
     return pixel * sizes[1] + channel if T.last else channel * sizes[2] + pixel
 
 

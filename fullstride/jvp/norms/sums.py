@@ -1,4 +1,4 @@
-"""Several sums for the barriers of one, and what the interpreter takes in their place."""
+"""Several sums for the barriers of one, and their substitutes in the interpreter."""
 
 from typing import no_type_check
 
