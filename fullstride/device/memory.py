@@ -10,7 +10,7 @@ GIB = 2**30
 
 
 def peak_memory(device: torch.device) -> int:
-    """Bytes: the most that tensors on a GPU held since the last reset, or this process's largest resident set."""
+    """Return the peak in bytes: of tensors on a GPU since the last reset, or of this process's resident set."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     unit = 1 if sys.platform == "darwin" else 1024
@@ -18,7 +18,7 @@ def peak_memory(device: torch.device) -> int:
 
 
 def release(device: torch.device) -> None:
-    """Give back what nothing refers to, and begin to count the peak anew."""
+    """Free unreferenced memory, and reset the peak."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()

@@ -70,7 +70,7 @@ def rounds_convolutions() -> bool:
 
 
 def process_precision(precision: str, derivative: str) -> str:
-    """The treatment of fp32 products that a step needs whose derivative may have a format of its own.
+    """Return the setting of fp32 products for a step whose derivative may have a format of its own.
 
     It applies to the process, not to a region: with bf16 autocast the derivative's format decides it.
     """
@@ -98,7 +98,7 @@ def autocast(name: str, device: "torch.device") -> contextlib.AbstractContextMan
 
 
 def uncached(device: "torch.device") -> contextlib.AbstractContextManager:
-    """The autocast around it, if there is one, without its cache of cast weights, which a record would outlive."""
+    """Disable the surrounding autocast's cache of cast weights, which a captured graph would outlive."""
     import torch
 
     if not torch.is_autocast_enabled(device.type):
@@ -109,7 +109,7 @@ def uncached(device: "torch.device") -> contextlib.AbstractContextManager:
 def exact_fp32(device: "torch.device") -> contextlib.AbstractContextManager[None]:
     """Use exact fp32 on a device inside the context, and the process's own setting again afterwards.
 
-    For what is measured or drawn: rounded factors would make another measure, and other images for another batch size.
+    For metrics and sampling: rounded factors would change the metric, and the images with the batch size.
     """
     return matmul_precision("fp32", device)
 
@@ -146,11 +146,11 @@ class _Settings:
         self._newer = [place.fp32_precision for place in self._places]
         try:
             self._older = torch.get_float32_matmul_precision()
-        except RuntimeError:  # the newer interface allows TF32 where the older one was left at its default
+        except RuntimeError:  # the newer interface allows TF32 and the older one was left at its default
             self._older = "highest"
         try:
             self._convolutions = torch.backends.cudnn.allow_tf32
-        except RuntimeError:  # likewise, where convolutions and recurrent layers differ
+        except RuntimeError:  # convolutions and recurrent layers have different settings
             self._convolutions = None
 
     def restore(self) -> None:
@@ -168,7 +168,7 @@ class _Settings:
 def unsearched_convolutions() -> Iterator[None]:
     """Let cuDNN take the algorithms that it knows of, the same each time and of those that add in one order.
 
-    For what runs once, where a search takes longer than it saves, and for what must come out the same again.
+    For work that runs once, so that a search takes longer than it saves, and for results that must be reproducible.
     """
     import torch
 

@@ -67,13 +67,13 @@ def gathering() -> bool:
 
 
 def start_processes(device: torch.device) -> None:
-    """Start those in which `torch.compile` compiles, for kernels of ours, too, where a device has kernels."""
+    """Start the compiler processes of `torch.compile`, for our kernels too, if the device has kernels."""
     global _processes
     if compiles(device):
         from torch._inductor.async_compile import AsyncCompile, get_compile_threads  # a long import
 
         _processes = get_compile_threads() > 1
-        AsyncCompile.use_process_pool()  # they begin, if they are wanted
+        AsyncCompile.use_process_pool()  # starts the processes, if they are enabled
 
 
 def launch(kernel: Any, grid: tuple[int, ...], arguments: Sequence[Any], options: dict[str, Any]) -> None:
@@ -134,7 +134,7 @@ def _by_process(work: tuple[Any, ...], compile_here: Callable[[], Any]) -> Any:
 
 
 def _say_once(problem: str) -> None:
-    """Tell of the first failure: others are likely to be like it, and nothing is lost but time."""
+    """Report only the first failure: others are likely to be like it, and only time is lost."""
     global _said
     with _saying:
         said, _said = _said, True

@@ -35,7 +35,7 @@ class OfflineDriver:
 
 
 def settings() -> dict[str, str]:
-    """Triton's of this process, which decide what a kernel becomes and where it is kept."""
+    """Return this process's Triton settings, which decide how a kernel is compiled and where it is cached."""
     from triton import knobs
 
     given = {key: value for key, value in os.environ.items() if key.startswith(PREFIX)}
@@ -96,7 +96,7 @@ def compile_kernel(
     if changed := changed_since(imported, module.partition(".")[0]):
         raise RuntimeError(f"{changed[0]} was changed since the training process started; restart it")
     with compiling_for(*where):
-        # Triton's key of a source depends on which others were asked for theirs before (Triton 3.6, `_update_hash`).
+        # Triton's key of a source depends on which other keys were computed before (Triton 3.6, `_update_hash`).
         assert kernel.cache_key
         kernel.hash = key
         kernel.warmup(*arguments, grid=grid, **options)

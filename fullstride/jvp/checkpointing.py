@@ -1,7 +1,7 @@
 """Activation checkpointing that works with a JVP: the backward pass recomputes a module's activations.
 
-`torch.utils.checkpoint` counts what each pass keeps, and a forward pass with tangents keeps other tensors than one
-without: it fails where a derivative is taken in eager mode. Only the primal has a gradient here, so only it is computed
+`torch.utils.checkpoint` counts what each pass saves, and a forward pass with tangents saves other tensors than one
+without: it fails if a derivative is taken in eager mode. Only the primal has a gradient here, so only it is computed
 anew; the tangent is computed once and kept nowhere.
 """
 
@@ -24,8 +24,8 @@ def checkpoint(module: nn.Module, *args: Batch) -> Batch:
     """Compute module(*args), saving only its arguments for the backward pass (arXiv:1604.06174).
 
     Under `fullstride.jvp.jvp` the derivative goes through it. What is random, such as dropout, is drawn alike again;
-    while a CUDA graph is recorded, the module must draw nothing. Compiled, it is `torch.utils.checkpoint` and the
-    compiler decides what is kept.
+    during a graph capture, the module must draw nothing. Compiled, it is `torch.utils.checkpoint` and the
+    compiler decides what is saved.
 
     Args:
         module: function or module that returns a tensor; its parameters get their gradients.

@@ -44,7 +44,7 @@ def unpack(x: Tensor) -> Dual:
     """
     if torch.compiler.is_compiling():
         # The level is named: left out, the compiler would read the global one at the first op that it meets and take it
-        # for all, also for those inside the JVP where that first one was outside.
+        # for all, also for those inside the JVP if that first one was outside.
         primal, tangent = forward_ad.unpack_dual(x, level=0)
         if tangent is not None:
             refuse_higher_order()

@@ -55,7 +55,7 @@ class DualOp:
             None for each tensor. If the gradient of the tangent is None, so are all tangents.
         shapes: (primals, tangents, settings) -> empty tensors like those that forward returns.
         keeps_output: whether backward needs the output and its tangent, too.
-        shared: names of the tensors whose first dimension is no batch. Where vmap maps none of them, it is folded into
+        shared: names of the tensors whose first dimension is no batch. If vmap maps none of them, it is folded into
             the others' batch; else the op runs once for each.
         gradient_like: (first tensor, a tensor) -> that one's gradient, empty, as it lies in memory.
         seldom: a primal whose gradient backward leaves out, and a function of the same arguments that returns it; it is

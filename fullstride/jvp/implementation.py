@@ -15,7 +15,7 @@ _plain_only = False
 
 @contextmanager
 def only_plain() -> Iterator[None]:
-    """Plain operations also where another implementation is named: what a reference is computed with."""
+    """Use PyTorch operations even if another implementation is named, to compute a reference."""
     global _plain_only
     before, _plain_only = _plain_only, True
     try:

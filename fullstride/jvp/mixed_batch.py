@@ -67,7 +67,7 @@ class MixedBatch(_Like):
 
     @property
     def samples(self) -> int | None:
-        """The dimension of the samples, the one whose size is another in the tangent; None where all carry one."""
+        """The dimension of the samples, in which primal and tangent differ in size; None if all carry a tangent."""
         sizes = zip(self.primal.shape, self.tangent.shape, strict=True)
         return next((i for i, (all_of_them, some) in enumerate(sizes) if all_of_them != some), None)
 
@@ -99,7 +99,7 @@ def refuse_lost_gradient(*samples: Any) -> None:
     """Raise if autograd stopped recording: the output of an `autograd.Function` would have no graph.
 
     Raises:
-        ValueError: if it recorded how one of them was made and does not record now.
+        ValueError: if autograd recorded one of them and does not record now.
 
     """
     if not torch.is_grad_enabled() and any(isinstance(x, MixedBatch) and x.recorded for x in samples):
@@ -110,7 +110,7 @@ def refuse_lost_gradient(*samples: Any) -> None:
 
 
 def _watched(f: Rule) -> Rule:
-    """The rule, where no gradient is lost."""
+    """Return the rule with a check that no gradient is lost."""
 
     @functools.wraps(f)
     def called(*args: Any, **kwargs: Any) -> Any:
@@ -131,7 +131,7 @@ def split_mixed(samples: Sequence[Batch]) -> tuple[list[Tensor], list[Tensor], l
         samples: tensors, at least one a `MixedBatch`; in the others no sample carries a tangent.
 
     Raises:
-        ValueError: where a gradient would be lost.
+        ValueError: if a gradient would be lost.
 
     """
     refuse_lost_gradient(*samples)

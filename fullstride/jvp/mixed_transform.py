@@ -30,9 +30,9 @@ def partial_jvp(
         The output (B, ...), and its tangent (n, ...), detached.
 
     Raises:
-        ValueError: if the tangents do not fit the primals, or where fn calls a function without a rule, an
+        ValueError: if the tangents do not fit the primals, or if fn calls a function without a rule, an
             `autograd.Function` among them, or stops autograd.
-        AttributeError: where fn calls a method without one.
+        AttributeError: if fn calls a method without one.
 
     """
     counts = {len(tangent) for tangent in tangents if tangent is not None}

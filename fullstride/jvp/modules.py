@@ -191,7 +191,7 @@ def linear_map(f: Callable[[Tensor], Tensor], x: Batch) -> Batch:
 
 
 def _along(f: Callable[[Tensor], Tensor], tangent: Tensor) -> Tensor:
-    """f(tangent), recorded only where gradients through tangents may be wanted."""
+    """Compute f(tangent), recorded by autograd only if gradients through tangents may be needed."""
     if tangent_grad():
         return f(tangent)
     with torch.no_grad():

@@ -78,19 +78,19 @@ WRONG_GRADIENTS = frozenset({
     torch.linalg.solve_ex, torch.linalg.tensorsolve, torch.linalg.householder_product,
     *(getattr(torch.ops.aten, name) for name in _ATEN), *(getattr(torch.ops.aten, name).default for name in _ATEN),
 })  # fmt: skip
-# What eager calls of anything else need not be asked for, which is host time of every operation.
+# Eager calls of other functions are not checked, since a check of every operation costs host time.
 HANDLED = frozenset({*ROUTES, *GRADIENTS, *WRONG_GRADIENTS, Tensor.add_})
 
 
 class RerouteFunctional(state.OwnMode):
-    """Sends functional calls that carry a tangent to the ops of this package."""
+    """Mode that sends functional calls that carry a tangent to the ops of this package."""
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         """Run one call.
 
         Raises:
             GradientInside: at a gradient, if what it goes back through may have been computed apart from its tangent.
-            ValueError: where gradients of the tangent may be wanted, for what torch has a wrong one of.
+            ValueError: if gradients of the tangent may be needed and torch's own are wrong.
 
         """
         kwargs = kwargs or {}

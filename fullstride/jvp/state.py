@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-# Read where an op is called, also by the compiler, which guards on them.
+# Read when an op is called, also by the compiler, which guards on them.
 _tangent_grad = True
 _gradient_inside: bool | None = None
 _routing = False
@@ -16,11 +16,11 @@ _top_hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks  # pyright
 
 
 class OwnMode(TorchFunctionMode):
-    """A mode of this package, which has nothing to say about the operations of which the package's ops are made."""
+    """A mode of this package, which ignores the operations inside the package's own ops."""
 
 
 def without_own_modes() -> AbstractContextManager[Any]:
-    """Spare what an op calls the way through this package's modes, unless a mode of the user's sees it, too."""
+    """Disable this package's modes for the calls of an op, unless a mode of the user sees them, too."""
     if torch.compiler.is_compiling():
         return nullcontext()
     modes = range(torch._C._len_torch_function_stack())
@@ -30,7 +30,7 @@ def without_own_modes() -> AbstractContextManager[Any]:
 
 
 class GradientInside(Exception):  # noqa: N818, as it is no failure
-    """A gradient is taken where its own tangent may be wanted: primals must know of their tangents there."""
+    """A gradient is taken whose own tangent may be needed: primals must carry their tangents there."""
 
 
 def tangent_grad() -> bool:

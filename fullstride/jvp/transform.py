@@ -123,7 +123,7 @@ def _eagerly(
 ) -> tuple[Any, ...]:
     """Call fn, and once more with every operation whole if it turns out to take a gradient itself."""
     outermost = not get_interpreter_stack()  # else the duals of a mode are out of reach: torch.func wraps them
-    # With a graph of the tangent it is torch.func, too: some of torch's derivatives write in place where it is not.
+    # With a graph of the tangent it is torch.func, too: some of torch's derivatives write in place otherwise.
     by = _dual_level if outermost and not tangent_grad else _functorch
     with _explained():
         try:

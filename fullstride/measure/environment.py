@@ -33,7 +33,7 @@ def _commit() -> dict[str, Any]:
     # Installed into an environment that lies in another project's repository, the commit would be that project's.
     if _output("git", "rev-parse", "--show-prefix") != "fullstride/":
         return {"commit": None, "dirty": None}
-    # A new module runs as well as a changed one; results beside the package do not.
+    # New modules count like changed ones; result files next to the package do not.
     changes = _output("git", "status", "--porcelain", "--", ".", "../benchmarks/**/*.py")
     return {"commit": _output("git", "rev-parse", "HEAD"), "dirty": None if changes is None else bool(changes)}
 

@@ -81,7 +81,7 @@ class Comparison:
         return self.timing.median_ms / self.bound.ms
 
     def __str__(self) -> str:
-        """The time and the bound in a sentence, with what to do if the time is below it."""
+        """Summary of the time and the bound, with a remedy if the time is below it."""
         bound = f"{milliseconds(self.bound.ms)} ms ({self.bound.bound})"
         said = f"{self.timing},\n{self.ratio:.2f} x its roofline bound of {bound}"
         return f"{said}\n{textwrap.fill(IMPOSSIBLE, 80)}" if self.ratio < 1 else said

@@ -1,4 +1,4 @@
-"""Time a call: warm-up apart, device events or a synchronised clock, the median with its spread, raw samples kept."""
+"""Time a call: warm-up apart, device events or a synchronised clock, the median with its spread, and raw samples."""
 
 import time
 from collections.abc import Callable
@@ -69,7 +69,7 @@ class CudaClock:
         torch.cuda.reset_peak_memory_stats()
 
     def peak_bytes(self) -> int:
-        """Most bytes of tensors alive at once since the last reset; not what a captured graph keeps in its pool."""
+        """Peak bytes of tensors since the last reset, without those in a captured graph's memory pool."""
         import torch
 
         return torch.cuda.max_memory_allocated()

@@ -34,7 +34,7 @@ def attention_options(
     precision: str | None,
     implementation: str,
 ) -> AttentionOptions:
-    """The settings, with their defaults filled in.
+    """Return the settings, with their defaults filled in.
 
     Raises:
         ValueError: for an unknown window, precision or implementation, or heads too wide for it.
@@ -102,7 +102,7 @@ def check_heads(q: Tensor, k: Tensor, v: Tensor, heads: int, enable_gqa: bool) -
 
 
 def as_causal(bias: CausalBias, q: Tensor, k: Tensor, causal: bool) -> tuple[Tensor | None, bool]:
-    """The mask and `is_causal` that say the same as a causal bias, whose own memory is never filled."""
+    """Return the mask and `is_causal` that mean the same as a causal bias, which has no values in memory."""
     lengths = bias.seq_len_q, bias.seq_len_kv
     first = bias.variant == CausalVariant.UPPER_LEFT or lengths[0] == lengths[1]
     if first and not causal and lengths == (q.shape[-2], k.shape[-2]):
@@ -111,7 +111,7 @@ def as_causal(bias: CausalBias, q: Tensor, k: Tensor, causal: bool) -> tuple[Ten
 
 
 def checked_mask(mask: Tensor | None, q: Tensor, k: Tensor, causal: bool) -> Tensor | None:
-    """The mask in full size (B, H, Lq, Lk), without a copy.
+    """Return the mask expanded to (B, H, Lq, Lk), without a copy.
 
     Raises:
         ValueError: for a mask of another shape, dtype or device, or one with is_causal.

@@ -1,4 +1,4 @@
-"""Launches the kernels of attention's gradients: dense or packed, with masks, causal and windows."""
+"""Launches of the kernels of attention's gradients: dense or packed, with masks, causal and windows."""
 
 from dataclasses import replace
 from typing import Any
@@ -128,7 +128,7 @@ def _gradients(tensors: Any, outputs: Any, mask: Any, packed: Any, sizes: Any, o
 
 
 def launch_row_sums(go: Tensor, gto: Tensor | None, o: Tensor, to: Tensor | None, lse: Tensor) -> tuple[Tensor, Tensor]:
-    """rowsum(go o + gto to) and rowsum(gto o), laid out as lse; the latter is not written where gto is None."""
+    """Compute rowsum(go o + gto to) and rowsum(gto o), laid out as lse; the latter is not written if gto is None."""
     delta, d2 = torch.empty_like(lse), torch.empty_like(lse)
     heads, length = lse.shape[-2:]
     blocks: Any = triton.cdiv(length, SUM_ROWS)

@@ -99,7 +99,7 @@ OTHER: dict[tuple[int, bool], dict[int, Config]] = {
 
 
 def pick(dtype: torch.dtype, d: int, dv: int, through: bool, capability: tuple[int, int]) -> Config:
-    """The table's configuration; `through` where the tangent has a gradient."""
+    """Return the table's configuration; `through` if the tangent has a gradient."""
     table = (HOPPER if capability[0] == 9 else OTHER)[dtype.itemsize, through]
     columns = max(sum(pieces(d)[1:]), sum(pieces(dv)[1:]))
     return next(config for most, config in sorted(table.items()) if columns <= most)

@@ -17,7 +17,7 @@ from fullstride.jvp.attention.tiles import Tiling, pieces
 
 Strides = tuple[int, int, int, int] | None
 
-# A tile's offsets are taken in 32 bits where its 256 rows and columns cannot pass them.
+# A tile's offsets are 32-bit integers if those of its 256 rows and columns fit.
 WIDE_STRIDE = 2**31 // 256
 
 
@@ -62,7 +62,7 @@ def aligned_strides(x: Tensor) -> list[int]:
 
 
 def on_device(x: Tensor) -> contextlib.AbstractContextManager:
-    """The tensor's GPU as the current one, where kernels are launched."""
+    """Make the tensor's GPU the current one, on which kernels are launched."""
     return torch.cuda.device(x.device) if x.is_cuda else contextlib.nullcontext()
 
 
@@ -83,7 +83,7 @@ def index_type(strides: Sequence[Strides]) -> Any:
 
 
 def stride_step(x: Tensor, strides: Sequence[Strides]) -> int:
-    """Numbers in 16 bytes if Triton must be told that outer strides are multiples of those; else 1.
+    """Numbers in 16 bytes if Triton must know that outer strides are multiples of those; else 1.
 
     It sees multiples of 16 numbers itself, and 72 is none.
     """

@@ -68,7 +68,7 @@ def _hide(s: Tensor, mask: Tensor | None, band: tuple[int, int]) -> None:
 def _softmax(s: Tensor) -> Tensor:
     """logsumexp of each row, and the scores become their softmax, in place; a row without any key has zeros.
 
-    Not exp(s - logsumexp): where a mask adds -1e9 to all of a row, the rounding of the latter would be its weights.
+    Not exp(s - logsumexp): if a mask adds -1e9 to all of a row, its weights would be that sum's rounding error.
     """
     if s.shape[-1] == 0:
         return s.new_full((*s.shape[:-1], 1), -torch.inf)
@@ -171,7 +171,7 @@ def forward(
         tk: tangent of k, or None.
         tv: tangent of v, or None.
         scale: factor of the scores.
-        mask: true where a query sees a key, or what is added to the scores (-inf hides).
+        mask: bool, true if a query sees a key, or numbers added to the scores (-inf hides).
         causal: key j is seen by query i if j <= i.
         window: (left, right): key j is seen by query i if i - left <= j <= i + right; negative means no limit.
 
@@ -238,7 +238,7 @@ def backward(
 
     Returns:
         dq, dk, dv, dtq, dtk, dtv, each in the dtype and layout of its input; those of absent tangents are None, and
-        those of all tangents where gto is None.
+        those of all tangents if gto is None.
 
     """
     given = go, gto, q, k, v, tq, tk, tv, o, to, lse, mu

@@ -4,7 +4,7 @@ A gradient that does not go through the tangent needs no more than (q, k, v, o, 
 too.
 
 On Hopper cuDNN reads keys in tiles of 128 and hides what lies beyond the last one by tiles of 64: with 64 keys in the
-last tile it takes exp(0 - lse) of the other 64, which is infinite where a row's scores are all below -88, and the
+last tile it takes exp(0 - lse) of the other 64, which is infinite if a row's scores are all below -88, and the
 gradient of q is NaN there, in cuDNN up to 9.30 (github.com/NVIDIA/cudnn-frontend/pull/628; seen with masks in
 github.com/pytorch/pytorch/issues/196678). Other lengths have had the like (cudnn-frontend/issues/160 and 1072).
 """

@@ -102,7 +102,7 @@ def forward(
 def backward(
     gy: Tensor, gty: Tensor | None, x: Tensor, tx: Tensor | None, affine: Affine, kind: NormKind, m: Tensor, r: Tensor
 ) -> Gradients:
-    """Gradients of (x, tx, weight, bias, tweight, tbias); None where there is no input, or no gty to give one."""
+    """Gradients of (x, tx, weight, bias, tweight, tbias); None for an absent input or without the gty that it needs."""
     xh = (x - m if kind.centred else x) * r
     txh = None if tx is None or gty is None else kind.project(tx, xh, r)
     gu, gtu = _through_silu(gy, gty, *_affine(xh, txh, affine)) if kind.silu else (gy, gty)

@@ -73,14 +73,14 @@ LIMITS = {
 FEW, MANY, FEW_UP_TO = 16, 32, 8192
 # Two programs to a multiprocessor, one of which loads while the other one computes.
 PACKED_REGISTERS = 128
-# Without SiLU there is little to be done anew, and packing pays from here on.
+# Without SiLU there is little to recompute, and packing pays from here on.
 PACKED_FULL_FROM = 4096
 # Neighbours that a thread reads together; fewer channels, since it holds their parameters and sums too.
 PIXEL_BYTES, CHANNEL_BYTES = 16, 8
 WALKED_WARP = 256
-# Channels that lie together: a DRAM sector at least, two where that leaves the tile small enough.
+# Neighbouring channels: at least a DRAM sector, two if the tile stays small enough.
 NARROW_BYTES, WIDE_BYTES = 32, 64
-# Where a thread's elements are neighbouring channels, it holds their parameters too, and needs more registers.
+# If a thread's elements are neighbouring channels, it holds their parameters too, and needs more registers.
 MAX_WARPS, MAX_WARPS_LAST = 32, 16
 PROGRAMS, MAX_CHUNKS = 264, 64
 LEAST_PIXELS, MOST_LANES = 8, 4096

@@ -133,7 +133,7 @@ def keep_group_value(at, value, sample, lane, groups):
 @triton.jit
 @no_type_check
 def keep_partials(PARTIAL, row, lane, channels, gradients, ASKED: tl.constexpr):
-    """A row's shares of those of dw, db, dtw, dtb that are asked: PARTIAL (rows, as many, channels)."""
+    """Store a row's shares of those of dw, db, dtw, dtb that are needed: PARTIAL (rows, as many, channels)."""
     if PARTIAL is not None:
         COUNT: tl.constexpr = ASKED[0] + ASKED[1] + ASKED[2] + ASKED[3]
         to = PARTIAL + (row * COUNT).to(tl.int64) * channels + lane[0]
