@@ -14,7 +14,7 @@ triton = pytest.importorskip("triton")
 
 
 class Kernel:
-    """Notes what becomes of it."""
+    """Kernel that notes its compilations and launches."""
 
     def __init__(self, fails: bool = False):
         self.fails, self.ran, self.asked = fails, [], []

@@ -90,7 +90,7 @@ def test_copies_are_what_gradients_travel_by_unasked(rounds):
 
 @pytest.mark.parametrize("how", ["eager", "replayed"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_means_of_gpus_that_dawdle_are_each_rounds_own(rounds, kind, how):
+def test_means_of_gpus_with_random_delays_are_each_rounds_own(rounds, kind, how):
     for rank in (0, 1):
         errors = torch.load(rounds / f"rounds-{rank}.pt")[f"{kind}, {how}"]
         wrong = (~(errors < 1e-5)).nonzero().flatten().tolist()  # a NaN is one, too

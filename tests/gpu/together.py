@@ -45,7 +45,7 @@ def batches() -> list[dict[str, Tensor]]:
 
 
 def make(kind: str, backend: str, processes: Processes, **options: Any) -> TrainStep:
-    """A step of that kind; its weights differ between processes until it is made."""
+    """Make a step of that kind; weights differ between processes before."""
     model = network(processes.rank)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.1, fused=True)
     averages = Averages(model, [0.9, 0.99], period=2)
@@ -65,7 +65,7 @@ def left(step: TrainStep, metrics: list[dict[str, Tensor]]) -> dict[str, Tensor]
 
 
 def steps(folder: Path, processes: Processes) -> None:
-    """Each backend's steps, shared out in both ways, with one micro-batch and with two."""
+    """Run each backend's steps, distributed in both ways, with one micro-batch and with two."""
     for kind in KINDS:
         for backend, accumulate in CASES[processes.transfers]:
             torch._dynamo.reset()

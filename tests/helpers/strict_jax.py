@@ -1,4 +1,4 @@
-"""JAX for tests: programs compiled once a run, without what only makes them faster, and nothing promoted silently."""
+"""JAX for tests: programs compiled once per run, with little optimisation, and nothing promoted silently."""
 
 import os
 

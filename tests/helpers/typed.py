@@ -31,7 +31,7 @@ def install() -> None:
 
 
 def _jaxtyped(fn: Any = None, *, typechecker: Any = None) -> Any:
-    """In the place of `jaxtyping.jaxtyped` with a checker, which is what the hook decorates with."""
+    """Replacement of `jaxtyping.jaxtyped` with a checker, with which the import hook decorates."""
     if typechecker is None:
         return _everywhere(fn)
     return functools.partial(_checked, typechecker) if fn is None else _checked(typechecker, fn)

@@ -1,4 +1,4 @@
-"""The ops of `fullstride.jvp` from elementary operations, whose every derivative torch has right."""
+"""The ops of `fullstride.jvp` in elementary operations, all of whose derivatives torch computes correctly."""
 
 import torch
 import torch.nn.functional as F

@@ -74,7 +74,7 @@ def test_values_and_gradients_are_those_without_it(moving, dropout, seed):
 
 
 class OwnDropout(nn.Module):
-    """Drops in its own code: no layer of dropout shows it."""
+    """Module with dropout in its own code, not in a dropout layer."""
 
     def __init__(self):
         super().__init__()

@@ -17,7 +17,7 @@ CALLS: list[tuple[Any, ...]] = []
 
 
 def forward(primals: Any, tangents: Any, settings: Any) -> tuple:
-    """x^power w, one w for all rows, and what its backward keeps."""
+    """Compute x^power w, with one w for all rows, and the tensors that backward saves."""
     (x, w), (tx, tw), (power,) = primals, tangents, settings
     CALLS.append(("forward", *x.shape))
     factor = torch.ones_like(x[0]) if w is None else w
@@ -27,7 +27,7 @@ def forward(primals: Any, tangents: Any, settings: Any) -> tuple:
 
 
 def backward(gy: Tensor, gty: Tensor | None, primals: Any, tangents: Any, saved: Any, settings: Any) -> tuple:
-    """By torch on the forward, which is an independent way; checks that only what was asked for was kept."""
+    """Derive the forward by torch, an independent way; check that only needed tensors were saved."""
     (x, w), (tx, tw), (y, ty, last), (power,) = primals, tangents, saved, settings
     CALLS.append(("backward", tx is not None, tw is not None, y is not None, ty is not None))
     assert torch.equal(last, x ** (power - 1))

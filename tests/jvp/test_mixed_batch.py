@@ -51,7 +51,7 @@ FUNCTIONS = {
 
 
 def head(f):
-    """f of the first samples alone, for what knows samples that do not move."""
+    """Return f of the first samples alone, for an f that uses constant samples."""
 
     def called(x: Tensor, y: Tensor) -> Tensor:
         whole = [torch.cat([a, torch.zeros_like(a[:1]).expand(B - N, *a.shape[1:]) + 0.5]) for a in (x, y)]

@@ -1,4 +1,4 @@
-"""Functions and models as they come: `jvp` itself sends their attention and norms to the right ops."""
+"""Unprepared functions and models: `jvp` itself sends their attention and norms to the right ops."""
 
 from collections.abc import Callable
 from typing import Any
@@ -223,7 +223,7 @@ def test_a_backward_hook_is_named():
 
 
 class Named(TorchFunctionMode):
-    """Notes which functions pass."""
+    """Mode that notes the functions called."""
 
     def __init__(self):
         super().__init__()

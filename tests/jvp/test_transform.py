@@ -17,7 +17,7 @@ from tests.jvp.networks import OURS, SHAPES, random_network, random_points, save
 
 
 def close(found, expected):
-    """To the rounding of fp64; nothing that is expected is zero."""
+    """Compare to the rounding of fp64; no expected tensor is zero."""
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
     assert all(x.abs().max() > 1e-3 for x in pytree.tree_leaves(expected))
 
@@ -29,7 +29,7 @@ def points(seed: int, *shapes: tuple[int, ...]) -> list[Tensor]:
 
 @pytest.fixture(params=SHAPES)
 def case(request, seed):
-    """A network, the same from elementary operations, primals and tangents."""
+    """Return a network, a reference in elementary operations, primals and tangents."""
     net = random_network(request.param, seed=seed)
     return net, random_network(request.param, plain_ops, seed), *random_points(request.param, seed)
 
@@ -281,7 +281,7 @@ OF_COMPILED = "an autograd.Function without a jvp, or a compiled function; compi
 
 
 class Doubled(torch.autograd.Function):
-    """Without a jvp."""
+    """A Function without a jvp."""
 
     @staticmethod
     def forward(ctx, x):

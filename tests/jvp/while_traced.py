@@ -1,4 +1,4 @@
-"""Traces operators as a compiler does, on a machine without a GPU; a process of its own.
+"""Tracing of operators as in a compiler, without a GPU, in a process of its own.
 
 Their kernels are compiled for Hopper by threads or processes. The driver's part is played, and CPUs count as devices
 with kernels.
@@ -30,7 +30,7 @@ KERNELS = (*ROWS, *ATTENTION, backward_queries.query_gradients)
 
 
 def known() -> list[int]:
-    """How many kernels each function was compiled to; Triton 3.8 keeps those that are compiled, too."""
+    """Number of compiled kernels of each function, without those that Triton 3.8 is still compiling."""
     kept = [kernel.device_caches[0][0].values() for kernel in KERNELS]
     return [sum(type(each).__name__ != "FutureKernel" for each in found) for found in kept]
 

@@ -1,4 +1,4 @@
-"""Blocks of the pages, what they print, and what the pages show below them.
+"""Blocks of the pages, their output, and the output that the pages show below them.
 
 `python -m tests.pages.outputs PAGE ...` runs pages and writes below each block what it printed.
 """
@@ -45,7 +45,7 @@ def printed(example: Example) -> str:
 
 
 def visible(example: Example) -> bool:
-    """Tell whether readers of the page see a block."""
+    """Return whether readers of the page see a block."""
     return example.document.text.startswith("```python", example.start)
 
 

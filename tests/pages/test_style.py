@@ -31,7 +31,7 @@ WORDS = {
 
 
 def prose(page: Path) -> str:
-    """A page without what is made from results."""
+    """Return a page without the parts that are generated from results."""
     return TABLE.sub("", page.read_text())
 
 

@@ -36,7 +36,7 @@ def poisoning(empty):
 
 @pytest.fixture(autouse=True)
 def poisoned(monkeypatch, seed):
-    """Outputs start as NaN, so that what is not written shows; inputs are new for each seed."""
+    """Fill outputs with NaN first, so that unwritten elements show; inputs are new for each seed."""
     torch.manual_seed(seed)
     for owner, name in ((torch, "empty"), (torch, "empty_like"), (torch.Tensor, "new_empty")):
         monkeypatch.setattr(owner, name, poisoning(getattr(owner, name)))

@@ -12,7 +12,7 @@ STARTS = {"q": [0, 3, 3, 8, 9], "k": [0, 4, 6, 6, 11]}
 
 
 def packed(seed: int, *, window=None, is_causal=False, gqa=False):
-    """The op on packed sequences, the same one sequence after the other, and its tensors."""
+    """Return the op on packed sequences, a reference that takes one sequence at a time, and the tensors."""
     g = torch.Generator().manual_seed(seed)
     hk = 2 if gqa else 4
     shapes = [(9, 4, 5), (11, hk, 5), (11, hk, 3)]

@@ -41,7 +41,7 @@ def library_ada(x, scale, shift, eps=1e-6):
 def calls(
     name: str, groups: int | None = None, implementation: str = "auto", **options: Any
 ) -> tuple[Call, Call, Call]:
-    """Ours, the same from elementary operations, and the library's; all of (x, parameters)."""
+    """Return our norm, one in elementary operations, and torch's; all take (x, parameters)."""
     named = {"implementation": implementation}
     if groups is not None:
         of = lambda f, **how: lambda x, *p: f(x, groups, *p, **options, **how)  # noqa: E731
@@ -283,7 +283,7 @@ def test_a_second_backward_pass_is_refused(seed):
 
 
 def test_a_gradient_of_the_librarys_own_may_be_differentiated_forward(seed):
-    """Where no tangent is seen the op is torch's, with torch's derivatives; the named plain form refuses."""
+    """Without a tangent the op is torch's, with torch's derivatives; `implementation="plain"` refuses."""
     x, t = (draw("rms_norm_alone", s)[0] for s in (seed, seed + 10))
     slope = lambda f: lambda x: torch.func.jvp(grad(lambda x: f(x).sin().sum()), (x,), (t,))[1]  # noqa: E731
     close(slope(rms_norm)(x), slope(plain_ops.rms_norm)(x))

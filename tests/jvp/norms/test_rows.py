@@ -35,7 +35,7 @@ SMALL = RowConfig(width=32, rows=4, warps=1, programs=3, stages=2)
 
 @pytest.fixture(autouse=True)
 def poison(monkeypatch):
-    """Outputs begin as NaN, so that what is not written shows."""
+    """Fill outputs with NaN first, so that unwritten elements show."""
     empty, empty_like = torch.empty, torch.empty_like
     monkeypatch.setattr(torch, "empty", lambda *a, **k: empty(*a, **k).fill_(torch.nan))
     monkeypatch.setattr(torch, "empty_like", lambda *a, **k: empty_like(*a, **k).fill_(torch.nan))
@@ -92,7 +92,7 @@ def test_every_way_to_launch(case, config):
 
 @pytest.mark.parametrize("op", ["layer_norm", "rms_norm", "ada_layer_norm"])
 def test_the_tables_own_launch(op):
-    """Whatever the tables say, for sizes of one, three and five pieces."""
+    """The tables' configurations are right for sizes of one, three and five pieces."""
     for D in (16, 300, 1152):
         inputs = Case(op, (2, 3, D)).draw(D, torch.float32)
         y, ty, *moments = inputs.forward(rows)
