@@ -36,7 +36,7 @@ except ModuleNotFoundError:
 
 
 def pytest_collection_finish() -> None:
-    """A search for dead cycles, of which runs make many, does not go through all that libraries and tests hold."""
+    """Freeze the objects of libraries and tests, so that garbage collection skips them."""
     gc.collect()
     gc.freeze()
 

@@ -1,4 +1,4 @@
-"""What each area imports is what its extra brings; what is missing is named, all of it, with the extra."""
+"""Each area imports only what its extra installs; an error names all missing packages and the extra."""
 
 import json
 
@@ -59,7 +59,7 @@ def test_an_area_imports_nothing_but_what_it_says(lines, modules, use):
 
 @pytest.fixture(scope="module")
 def failed() -> dict[str, list[str]]:
-    """Modules that the base package alone cannot import, with what was not found and what was said."""
+    """Modules that the base package alone cannot import, with the missing package and the message."""
     code = """
 import functools, importlib
 from fullstride import extras

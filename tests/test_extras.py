@@ -147,6 +147,6 @@ def test_checks_of_types_while_the_tests_run_are_not_displaced():
 
 
 def test_no_advice_names_the_project_to_an_index():
-    """Whoever takes a name that is not on PyPI has their code run by what installs it."""
+    """Whoever registers a free name on PyPI gets their code run by everyone who installs it."""
     package = Path(extras.__file__).parent
     assert [path for path in package.rglob("*.py") if "pip install 'fullstride" in path.read_text()] == []

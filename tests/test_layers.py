@@ -1,4 +1,4 @@
-"""The rules of the house: which room may import which, and how large the rooms are."""
+"""Rules of the house: imports allowed between rooms, and sizes of rooms."""
 
 import subprocess
 from pathlib import Path
@@ -60,7 +60,7 @@ def circles(found: list[Import], modules: set[str]) -> list[str]:
 
 
 def too_large(files: list[Path]) -> list[str]:
-    """Folders with more files than one can hold in mind."""
+    """Folders with too many files."""
     counts: dict[Path, int] = {}
     for file in files:
         counts[file.parent] = counts.get(file.parent, 0) + 1

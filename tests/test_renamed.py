@@ -1,4 +1,4 @@
-"""Names of modules that the documentation gave before."""
+"""Old names of modules that the documentation showed."""
 
 import importlib
 import subprocess

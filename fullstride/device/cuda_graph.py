@@ -1,4 +1,4 @@
-"""A CUDA graph, and what recording one asks of the process."""
+"""A CUDA graph, and its capture."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,22 +12,22 @@ from fullstride.process.gc_paused import gc_paused
 
 
 class CudaGraph:
-    """A function recorded once and replayed."""
+    """A function captured once and replayed."""
 
     def __init__(self, function: Callable[[], Any], generator: torch.Generator | None):
-        """Record a function that ran before on this stream; nothing of it is executed.
+        """Capture a function that ran before on this stream; nothing of it is executed.
 
         Raises:
-            RuntimeError: if it does what cannot be captured, as waiting for the device.
+            RuntimeError: if it does something that cannot be captured, such as waiting for the device.
 
         """
         self._graph = torch.cuda.CUDAGraph()
         if generator is not None and generator.device.type == "cuda":
             self._graph.register_generator_state(generator)
-        # What other threads do, as one that pins a loader's batches, is none of the record.
+        # The work of other threads, such as one that pins a loader's batches, is not captured.
         record = torch.cuda.graph(self._graph, stream=torch.cuda.current_stream(), capture_error_mode="thread_local")
         try:
-            # A dead CUDA graph that the garbage collector finds breaks the one that is recorded (pytorch#161037).
+            # If the garbage collector frees an old CUDA graph meanwhile, the capture fails (pytorch#161037).
             with gc_paused(), record:
                 self.result = function()
         except BaseException:
@@ -35,13 +35,13 @@ class CudaGraph:
             raise
 
     def replay(self) -> Any:
-        """Run it; the result lies where it lay."""
+        """Replay the graph; the result is in the memory of the capture."""
         self._graph.replay()
         return self.result
 
 
 def without_gaps(batch: Any) -> Any:
-    """The same, where a view with gaps is a copy: a record reads a clone, and compilers tell the two apart."""
+    """Copy views with gaps: a captured graph reads clones, whose strides compilers tell from a view's."""
 
     def copied(x: Any) -> Any:
         if not isinstance(x, Tensor) or x.stride() == torch.empty_like(x, device="meta").stride():
@@ -52,12 +52,12 @@ def without_gaps(batch: Any) -> Any:
 
 
 def static_input(batch: Any) -> Any:
-    """Where a record reads a batch: copies of its tensors, which `fill` writes into."""
+    """Return the inputs of a captured graph: copies of a batch's tensors, which `copy_into` overwrites."""
     return mapped(lambda x: x.clone() if isinstance(x, Tensor) else x, batch)
 
 
 def copy_into(place: Any, batch: Any) -> None:
-    """Write a batch of the same shapes where a record reads it."""
+    """Copy a batch of the same shapes into the inputs of a captured graph."""
     for kept, new in zip(flattened(place)[0], flattened(batch)[0], strict=True):
         if isinstance(new, Tensor):
             kept.copy_(new, non_blocking=True)
@@ -79,7 +79,7 @@ def on_stream(stream: torch.cuda.Stream | None) -> Iterator[None]:
 
 
 def _release(generator: torch.Generator | None) -> None:
-    """After a record that failed, generators would refuse to draw: they still take themselves for recorded."""
+    """Unregister generators after a failed capture: they would refuse to draw, as if still captured."""
     own = [] if generator is None or generator.device.type != "cuda" else [generator]
     for each in [torch.cuda.default_generators[torch.cuda.current_device()], *own]:
         each.graphsafe_set_state(each.clone_state())

@@ -1,4 +1,4 @@
-"""Out of memory: what a step took, and which batch takes less."""
+"""Out of memory: the peak of a step, and a batch that needs less."""
 
 import gc
 import resource
@@ -10,7 +10,7 @@ GIB = 2**30
 
 
 def peak_memory(device: torch.device) -> int:
-    """Bytes: the most that tensors on a GPU held since the last reset, or this process's largest resident set."""
+    """Return the peak in bytes: of tensors on a GPU since the last reset, or of this process's resident set."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     unit = 1 if sys.platform == "darwin" else 1024
@@ -18,7 +18,7 @@ def peak_memory(device: torch.device) -> int:
 
 
 def release(device: torch.device) -> None:
-    """Give back what nothing refers to, and begin to count the peak anew."""
+    """Free unreferenced memory, and reset the peak."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
@@ -26,13 +26,13 @@ def release(device: torch.device) -> None:
 
 
 def too_large(batch_size: int, accumulation: int, processes: int, device: torch.device) -> str:
-    """The message of a step that did not fit: what it took, and a batch of half the size or less that takes less.
+    """Return the message of a step that did not fit: its peak, and a batch of half the size or less that needs less.
 
     Args:
-        batch_size: of all processes together.
-        accumulation: its gradient_accumulation_steps.
-        processes: that share it; at least two samples are left to each.
-        device: where.
+        batch_size: number of images per micro-batch, all processes together.
+        accumulation: the run's gradient_accumulation_steps.
+        processes: number of processes that share it; each keeps at least two samples.
+        device: device of the step.
 
     """
     if device.type == "cuda":
@@ -47,8 +47,8 @@ def too_large(batch_size: int, accumulation: int, processes: int, device: torch.
     smaller = range(batch_size // 2 // processes * processes, processes, -processes)
     size = next((n for n in smaller if total % n == 0), None)
     if size is None:
-        return f"{took}; there is no smaller batch of as many images a step: choose a smaller model"
+        return f"{took}; there is no smaller batch with as many images per step; choose a smaller model"
     return (
-        f"{took}; data.batch_size={size} gradient_accumulation_steps={total // size} takes less, for steps of as many "
-        "images; every checkpoint is untouched"
+        f"{took}; data.batch_size={size} gradient_accumulation_steps={total // size} takes less memory for as many "
+        "images per step; all checkpoints are intact"
     )

@@ -1,4 +1,4 @@
-"""Number formats of a training step: what is named is what runs."""
+"""Number formats of a training step: the named format is the one that runs."""
 
 import contextlib
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ PRECISIONS = ("fp32", "tf32", "bf16")
 
 
 def check_precision(name: str, device: "torch.device", key: str = "precision") -> None:
-    """Check that products can be taken so, before anything is.
+    """Check that the device supports a precision, before anything is computed.
 
     Raises:
         ConfigError: for an unknown name, or tf32 without CUDA, naming the setting `key`.
@@ -52,7 +52,7 @@ def _round(allowed: bool) -> None:
 
 
 def rounds_products() -> bool:
-    """Whether CUDA's fp32 products are taken in TF32, by either of PyTorch's two interfaces to that setting.
+    """Return whether CUDA's fp32 products use TF32, set by either of PyTorch's two interfaces.
 
     `torch.get_float32_matmul_precision()` raises once the other interface was used.
     """
@@ -62,7 +62,7 @@ def rounds_products() -> bool:
 
 
 def rounds_convolutions() -> bool:
-    """Whether cuDNN's fp32 convolutions are taken in TF32."""
+    """Return whether cuDNN's fp32 convolutions use TF32."""
     import torch
 
     cudnn: Any = torch.backends.cudnn
@@ -70,15 +70,15 @@ def rounds_convolutions() -> bool:
 
 
 def process_precision(precision: str, derivative: str) -> str:
-    """The treatment of fp32 products that a step needs whose derivative may have a format of its own.
+    """Return the setting of fp32 products for a step whose derivative may have a format of its own.
 
-    It is the process's, not a region's: beside bf16 autocast it is the derivative's that counts.
+    It applies to the process, not to a region: with bf16 autocast the derivative's format decides it.
     """
     return derivative if derivative in ("fp32", "tf32") else precision
 
 
 def current_formats(device: "torch.device") -> tuple[object, ...]:
-    """What the process's settings and autocast take the products of a device in now: equal where that is the same."""
+    """Return a key of the formats that a device's products use now, by the process's settings and autocast."""
     import torch
 
     cast = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else None
@@ -98,7 +98,7 @@ def autocast(name: str, device: "torch.device") -> contextlib.AbstractContextMan
 
 
 def uncached(device: "torch.device") -> contextlib.AbstractContextManager:
-    """The autocast around it, if there is one, without its cache of cast weights, which a record would outlive."""
+    """Disable the surrounding autocast's cache of cast weights, which a captured graph would outlive."""
     import torch
 
     if not torch.is_autocast_enabled(device.type):
@@ -107,16 +107,16 @@ def uncached(device: "torch.device") -> contextlib.AbstractContextManager:
 
 
 def exact_fp32(device: "torch.device") -> contextlib.AbstractContextManager[None]:
-    """Plain fp32 on a device, whatever the process trains in, and the process's own treatment again afterwards.
+    """Use exact fp32 on a device inside the context, and the process's own setting again afterwards.
 
-    For what is measured or drawn: rounded factors would make another measure, and other images for another batch size.
+    For metrics and sampling: rounded factors would change the metric, and the images with the batch size.
     """
     return matmul_precision("fp32", device)
 
 
 @contextlib.contextmanager
 def matmul_precision(name: str, device: "torch.device") -> Iterator[None]:
-    """A precision, whatever the process trains in, and the process's own treatment again afterwards.
+    """Use a precision inside the context, and the process's own setting again afterwards.
 
     Raises:
         ConfigError: for an unknown name, or tf32 without CUDA.
@@ -146,11 +146,11 @@ class _Settings:
         self._newer = [place.fp32_precision for place in self._places]
         try:
             self._older = torch.get_float32_matmul_precision()
-        except RuntimeError:  # the newer interface allows TF32 where the older one was left at its default
+        except RuntimeError:  # the newer interface allows TF32 and the older one was left at its default
             self._older = "highest"
         try:
             self._convolutions = torch.backends.cudnn.allow_tf32
-        except RuntimeError:  # likewise, where convolutions and recurrent layers differ
+        except RuntimeError:  # convolutions and recurrent layers have different settings
             self._convolutions = None
 
     def restore(self) -> None:
@@ -168,7 +168,7 @@ class _Settings:
 def unsearched_convolutions() -> Iterator[None]:
     """Let cuDNN take the algorithms that it knows of, the same each time and of those that add in one order.
 
-    For what runs once, where a search takes longer than it saves, and for what must come out the same again.
+    For work that runs once, so that a search takes longer than it saves, and for results that must be reproducible.
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""Which device a run uses: a named one is there or refused with the reason; only `auto` chooses."""
+"""Choice of a run's device: a named one is available or refused with the reason; only `auto` chooses."""
 
 import os
 from typing import TYPE_CHECKING
@@ -12,7 +12,7 @@ DEVICES = ("auto", "cuda", "mps", "cpu")
 
 
 def unavailable(name: str) -> str | None:
-    """Why this machine cannot use `cuda`, `mps` or `cpu`, with the remedy; None if it can."""
+    """Return the reason why this machine cannot use `cuda`, `mps` or `cpu`, with the remedy; None if it can."""
     import torch
 
     if name == "cuda" and not torch.cuda.is_available():
@@ -30,10 +30,10 @@ def unavailable(name: str) -> str | None:
 
 
 def resolve_device(name: str) -> "torch.device":
-    """The device of that name; `auto` takes the first of cuda, mps and cpu that is there.
+    """Return the device of that name; `auto` takes the first available one of cuda, mps and cpu.
 
     Raises:
-        ConfigError: for an unknown name, or a named device that is absent: why, and the remedy.
+        ConfigError: for an unknown name, or a named device that is unavailable, with the reason and the remedy.
 
     """
     import torch
@@ -47,7 +47,7 @@ def resolve_device(name: str) -> "torch.device":
 
 
 def describe(device: "torch.device") -> str:
-    """A device for people, as in `cuda (NVIDIA H200)`."""
+    """Return a readable name of a device, such as `cuda (NVIDIA H200)`."""
     import torch
 
     return f"cuda ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else str(device)

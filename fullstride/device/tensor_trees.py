@@ -54,7 +54,7 @@ def mapped(change: Callable[[Any], Any], tree: Any, is_leaf: Callable[[Any], boo
 
 
 def batch_size(batch: Any) -> int:
-    """How many samples a batch has: the first dimension of its tensors and arrays, apart from scalars.
+    """Return the number of samples of a batch: the first dimension of its tensors and arrays, apart from scalars.
 
     Raises:
         ValueError: if they disagree, or there is none, or no sample.
@@ -63,7 +63,7 @@ def batch_size(batch: Any) -> int:
     leading = {tuple(x.shape[:1]) for x in flattened(batch)[0] if _dimensions(x)}
     if len(leading) != 1 or not (sizes := next(iter(leading))) or not sizes[0]:
         found = sorted(leading) or "none"
-        raise ValueError(f"the batch's tensors have first dimensions {found}, expected one size for all, of 1 or more")
+        raise ValueError(f"the batch's tensors have first dimensions {found}, expected one size for all, 1 or more")
     return sizes[0]
 
 
@@ -79,7 +79,9 @@ def micro_batches(batch: Any, count: int) -> list[tuple[Any, float]]:
     if count == 1:
         sized = [x for x in flattened(batch)[0] if _dimensions(x)]
         if sized and all(0 in x.shape for x in sized):
-            raise ValueError(f"the batch's tensors have shapes {[tuple(x.shape) for x in sized]}, expected a sample")
+            raise ValueError(
+                f"the batch's tensors have shapes {[tuple(x.shape) for x in sized]}, expected 1 sample or more"
+            )
         return [(batch, 1.0)]
     size = batch_size(batch)
     count = min(count, size)

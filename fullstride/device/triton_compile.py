@@ -1,7 +1,7 @@
 """Triton kernels compiled on all cores: before a pass that launches many of them, or while a graph with them is traced.
 
 A kernel is compiled at its first launch, one after the other, and while Triton's passes run nothing else does: the
-norms of a network of many sizes take a minute. What is launched inside `gathered` is compiled meanwhile instead, and
+norms of a network of many sizes take a minute. Launches inside `compile_only` are compiled in parallel instead, and
 not run: by the compiler's processes if they were started, else by threads of this one.
 """
 
@@ -57,27 +57,27 @@ def compile_only(device: torch.device) -> Iterator[None]:
 
 
 def compiles(device: torch.device) -> bool:
-    """Whether kernels for a device can be compiled ahead: Triton does so from 3.5 on, and not where it interprets."""
+    """Return whether kernels for a device can be compiled ahead: this needs Triton 3.5, not its interpreter."""
     return device.type == KIND and _able()
 
 
 def gathering() -> bool:
-    """Whether this thread's launches are to be handed to `compile_soon`."""
+    """Return whether this thread's launches go to `compile_soon`."""
     return torch._C._is_key_in_tls(_GATHERING) and torch._C._get_obj_in_tls(_GATHERING)
 
 
 def start_processes(device: torch.device) -> None:
-    """Start those in which `torch.compile` compiles, for kernels of ours, too, where a device has kernels."""
+    """Start the compiler processes of `torch.compile`, for our kernels too, if the device has kernels."""
     global _processes
     if compiles(device):
         from torch._inductor.async_compile import AsyncCompile, get_compile_threads  # a long import
 
         _processes = get_compile_threads() > 1
-        AsyncCompile.use_process_pool()  # they begin, if they are wanted
+        AsyncCompile.use_process_pool()  # starts the processes, if they are enabled
 
 
 def launch(kernel: Any, grid: tuple[int, ...], arguments: Sequence[Any], options: dict[str, Any]) -> None:
-    """Run a kernel on a grid of programs, if there are any; inside `gathered` compile it and no more."""
+    """Run a kernel on a grid of programs, if there are any; inside `compile_only` only compile it."""
     if not all(grid):
         return
     if gathering():
@@ -134,12 +134,12 @@ def _by_process(work: tuple[Any, ...], compile_here: Callable[[], Any]) -> Any:
 
 
 def _say_once(problem: str) -> None:
-    """Tell of the first failure: others are likely to be like it, and nothing is lost but time."""
+    """Report only the first failure: others are likely to be like it, and only time is lost."""
     global _said
     with _saying:
         said, _said = _said, True
     if not said:
-        note(f"kernels are compiled by this process where the compiler's cannot, as here: {problem}")
+        note(f"this process compiles the kernels that a compiler process cannot, such as: {problem}")
 
 
 def wait_for_compiles() -> None:
@@ -157,9 +157,9 @@ def compile_from_fake_tensors(name: str, run: Callable[..., Any], args: tuple[An
     """Compile the kernels of an operator's call that the compiler traces with fake tensors.
 
     Args:
-        name: of the operator.
+        name: name of the operator.
         run: the operator, which must take fake tensors.
-        args: of the call.
+        args: arguments of the call.
 
     """
     tensors = [x for x in args if isinstance(x, Tensor)]
@@ -177,7 +177,7 @@ def compile_from_fake_tensors(name: str, run: Callable[..., Any], args: tuple[An
 
 
 def address(x: Tensor) -> int:
-    """Where a tensor lies in memory; one that a compiler traces with begins where allocators let them begin."""
+    """Return a tensor's address; a compiler's fake tensor gets one that is aligned as allocators align it."""
     return int(x.storage_offset()) * x.itemsize if isinstance(x, FakeTensor) else x.data_ptr()
 
 
@@ -202,7 +202,7 @@ def _threads() -> ThreadPoolExecutor:
 
 
 def _stand_in(argument: Any) -> Any:
-    """What Triton specialises on as it does on the argument: an aligned tensor of its format."""
+    """Return a stand-in on which Triton specialises as on the argument: an aligned tensor of its format."""
     from triton.runtime.jit import MockTensor
 
     if isinstance(argument, tuple):

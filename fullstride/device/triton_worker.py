@@ -15,7 +15,7 @@ PREFIX = "TRITON_"
 
 
 class OfflineDriver:
-    """What a launch asks of a driver, of a GPU that is not there."""
+    """Driver of an absent GPU, with what a launch needs."""
 
     def __init__(self, target: Any):
         """Take Triton's description of the GPU."""
@@ -35,7 +35,7 @@ class OfflineDriver:
 
 
 def settings() -> dict[str, str]:
-    """Triton's of this process, which decide what a kernel becomes and where it is kept."""
+    """Return this process's Triton settings, which decide how a kernel is compiled and where it is cached."""
     from triton import knobs
 
     given = {key: value for key, value in os.environ.items() if key.startswith(PREFIX)}
@@ -80,23 +80,23 @@ def compile_kernel(
     """Compile a kernel for arguments, which stand in for those of a launch.
 
     Args:
-        name: of the kernel's module, in it, and the name of its source in the cache.
-        imported: when the process that asks imported it, in seconds since the epoch.
-        grid: of programs.
-        arguments: of the kernel.
-        options: the rest of the launch.
+        name: names of the kernel's module, of the kernel, and of its source in the cache.
+        imported: time of the requesting process's import, in seconds since the epoch.
+        grid: numbers of programs.
+        arguments: arguments of the kernel.
+        options: other options of the launch.
         where: as `compiling_for`.
 
     Raises:
-        RuntimeError: if this process may have imported another source than the one that asks, as after an edit.
+        RuntimeError: if this process may have imported another source than the requesting one, as after an edit.
 
     """
     module, function, key = name
     kernel: Any = getattr(importlib.import_module(module), function)
     if changed := changed_since(imported, module.partition(".")[0]):
-        raise RuntimeError(f"{changed[0]} was changed since the process that trains began; start anew")
+        raise RuntimeError(f"{changed[0]} was changed since the training process started; restart it")
     with compiling_for(*where):
-        # Triton's key of a source depends on which others were asked for theirs before (Triton 3.6, `_update_hash`).
+        # Triton's key of a source depends on which other keys were computed before (Triton 3.6, `_update_hash`).
         assert kernel.cache_key
         kernel.hash = key
         kernel.warmup(*arguments, grid=grid, **options)

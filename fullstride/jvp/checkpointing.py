@@ -1,7 +1,7 @@
-"""Activation checkpointing that works with a JVP: a module's activations are computed anew in the backward pass.
+"""Activation checkpointing that works with a JVP: the backward pass recomputes a module's activations.
 
-`torch.utils.checkpoint` counts what each pass keeps, and a forward pass with tangents keeps other tensors than one
-without: it fails where a derivative is taken in eager mode. Only the primal has a gradient here, so only it is computed
+`torch.utils.checkpoint` counts what each pass saves, and a forward pass with tangents saves other tensors than one
+without: it fails if a derivative is taken in eager mode. Only the primal has a gradient here, so only it is computed
 anew; the tangent is computed once and kept nowhere.
 """
 
@@ -21,15 +21,15 @@ from fullstride.jvp.state import tangent_grad
 
 
 def checkpoint(module: nn.Module, *args: Batch) -> Batch:
-    """module(*args) that keeps its arguments and nothing else for the backward pass (arXiv:1604.06174).
+    """Compute module(*args), saving only its arguments for the backward pass (arXiv:1604.06174).
 
     Under `fullstride.jvp.jvp` the derivative goes through it. What is random, such as dropout, is drawn alike again;
-    while a CUDA graph is recorded, the module must draw nothing. Compiled, it is `torch.utils.checkpoint` and the
-    compiler decides what is kept.
+    during a graph capture, the module must draw nothing. Compiled, it is `torch.utils.checkpoint` and the
+    compiler decides what is saved.
 
     Args:
-        module: returns a tensor; its parameters get their gradients as ever.
-        args: tensors.
+        module: function or module that returns a tensor; its parameters get their gradients.
+        args: tensor arguments.
 
     Raises:
         RuntimeError: inside a transform of torch.func, also that of `jvp(tangent_grad=True)` in eager mode.
@@ -75,7 +75,7 @@ def _compiled(module: nn.Module, args: tuple[Batch, ...]) -> Batch:
 
 
 class _Settings:
-    """Autocast and random numbers as they are now, for another time."""
+    """Saved autocast and random state, to be restored later."""
 
     def __init__(self, module: nn.Module, tensors: tuple[Tensor, ...]):
         kind = tensors[0].device.type
@@ -89,7 +89,7 @@ class _Settings:
         # A module may draw in its own code, too, which does not show.
         kinds = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
         drops = module.training and any(isinstance(m, kinds) and m.p > 0 for m in module.modules())
-        # A state cannot be read while a CUDA graph is recorded: only where it is known to matter.
+        # A state cannot be read during a graph capture: read it only if it is known to matter.
         self._random = drops or self._device is None or not torch.cuda.is_current_stream_capturing()
         if self._random:
             self._host = torch.get_rng_state()
@@ -97,7 +97,7 @@ class _Settings:
 
     @contextlib.contextmanager
     def again(self) -> Iterator[None]:
-        """As it was then."""
+        """Restore the saved autocast and random state while the context is open."""
         with torch.autocast(**self._autocast), contextlib.ExitStack() as stack:
             if self._random:
                 stack.enter_context(torch.random.fork_rng([self._device] if self._device is not None else []))
@@ -108,7 +108,7 @@ class _Settings:
 
 
 class _Recomputed(torch.autograd.Function):
-    """The primal's output, whose graph is made when it is asked for."""
+    """The primal's output, whose graph is built in the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, module: nn.Module, settings: _Settings, count: int, out: Tensor, *tensors: Tensor) -> Tensor:

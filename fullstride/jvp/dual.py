@@ -29,7 +29,7 @@ def outermost_level() -> Iterator[None]:
 
 
 class Dual(NamedTuple):
-    """A tensor and its tangent, of the same shape; None where nothing moves it."""
+    """A tensor and its tangent, of the same shape; None for a constant."""
 
     primal: Tensor
     tangent: Tensor | None
@@ -44,7 +44,7 @@ def unpack(x: Tensor) -> Dual:
     """
     if torch.compiler.is_compiling():
         # The level is named: left out, the compiler would read the global one at the first op that it meets and take it
-        # for all, also for those inside the JVP where that first one was outside.
+        # for all, also for those inside the JVP if that first one was outside.
         primal, tangent = forward_ad.unpack_dual(x, level=0)
         if tangent is not None:
             refuse_higher_order()
@@ -56,8 +56,8 @@ def unpack(x: Tensor) -> Dual:
 def _unpack(x: Tensor) -> Dual:
     if _inside_jvp(TransformType.Vmap):
         raise RuntimeError(
-            "a jvp of a vmap, whose tangents the ops of fullstride.jvp cannot see; take vmap outside (vmap of jvp), or "
-            "let the op's own batch dimension do its work"
+            "a jvp of a vmap: the ops of fullstride.jvp cannot see its tangents; take vmap outside (vmap of jvp), or "
+            "use the op's own batch dimension"
         )
     if forward_ad._current_level < 0:
         return Dual(x, None)  # vmap has no rule for taking apart
@@ -77,12 +77,12 @@ def constant(x: Tensor) -> Tensor:
 
 
 def unpack_optional(x: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-    """As `unpack`, of an argument that may be left out."""
+    """Unpack an argument that may be absent, like `unpack`."""
     return (None, None) if x is None else unpack(x)
 
 
 def pack(primal: Tensor, tangent: Tensor | None) -> Tensor:
-    """The dual tensor of a primal and a tangent; the primal itself where there is none."""
+    """Return the dual tensor of a primal and a tangent; the primal itself if there is no tangent."""
     if tangent is None:
         return primal
     with without_own_modes():
@@ -90,7 +90,7 @@ def pack(primal: Tensor, tangent: Tensor | None) -> Tensor:
 
 
 def is_expanded(x: Tensor) -> bool:
-    """Whether elements share memory, as those of a number that was expanded: PyTorch gives such a tensor no tangent."""
+    """Return whether elements of x share memory (an expanded tensor): PyTorch gives such a tensor no tangent."""
     return any(size > 1 and stride == 0 for size, stride in zip(x.shape, x.stride(), strict=True))
 
 
@@ -100,16 +100,16 @@ def check_pair(primal: Any, tangent: Any) -> None:
         return
     if not isinstance(primal, Tensor) or not isinstance(tangent, Tensor):
         kinds = f"{type(primal).__name__} and {type(tangent).__name__}"
-        raise ValueError(f"a primal and its tangent are {kinds}, expected tensors; give None to what does not move")
+        raise ValueError(f"a primal and its tangent are {kinds}, expected tensors; pass None as a constant's tangent")
     if primal.dtype != tangent.dtype or primal.shape != tangent.shape or primal.device != tangent.device:
         described = [f"{x.dtype} {tuple(x.shape)} on {x.device}" for x in (primal, tangent)]
         raise ValueError(f"a tangent is {described[1]}, expected {described[0]} like its primal")
     if not primal.is_floating_point():
-        raise ValueError(f"a primal with a tangent is {primal.dtype}, expected a floating dtype; give None as tangent")
+        raise ValueError(f"a primal with a tangent is {primal.dtype}, expected a floating dtype; pass None as tangent")
 
 
 def moves(x: object) -> bool:
-    """Whether x is a tensor with a tangent, or, inside a transform that hides tangents, may have one."""
+    """Return whether x is a tensor with a tangent, or may be one inside a transform that hides tangents."""
     if not isinstance(x, Tensor) or isinstance(x, CausalBias):
         return False
     if inside_transform():
@@ -121,24 +121,24 @@ def moves(x: object) -> bool:
 
 
 def inside_transform() -> bool:
-    """Whether a gradient or a vmap of torch.func inside the derivative hides its tangents from the ops."""
+    """Return whether a gradient or vmap of torch.func inside the derivative hides its tangents from the ops."""
     if torch.compiler.is_compiling():
         return False
     return _inside_jvp(TransformType.Grad) or _inside_jvp(TransformType.Vmap)
 
 
 def may_require_grad(*tensors: Tensor) -> bool:
-    """Whether a gradient of any of them may be wanted; inside transforms of torch.func `requires_grad` may hide it."""
+    """Return whether any of them may need a gradient; inside transforms of torch.func `requires_grad` may hide it."""
     inside = eager_transforms.JVP_NESTING > 0 or (not torch.compiler.is_compiling() and get_interpreter_stack())
     return bool(inside) or any(x.requires_grad for x in tensors)
 
 
 def refuse_higher_order() -> None:
-    """Raise where a tangent of a tangent, or of a gradient, is asked for."""
+    """Raise if a tangent of a tangent, or of a gradient, is computed."""
     if eager_transforms.JVP_NESTING > 1:
         raise RuntimeError(
-            "a jvp inside a jvp: the ops of fullstride.jvp have one forward derivative; expected a single jvp around "
-            "them. For higher orders use plain operations (torch.nn.functional) in the model"
+            "a jvp inside a jvp: the ops of fullstride.jvp have only a first forward derivative; expected a single jvp "
+            "around them. For higher orders use PyTorch operations (torch.nn.functional) in the model"
         )
     refuse_gradient_inside_jvp()
 
@@ -148,7 +148,7 @@ def refuse_gradient_inside_jvp() -> None:
     if not torch.compiler.is_compiling() and _inside_jvp(TransformType.Grad):
         raise RuntimeError(
             "a jvp of a gradient (torch.func.grad or vjp inside jvp): the ops of fullstride.jvp have no derivative of "
-            "their backward pass; take the gradient outside (grad of jvp), or use plain operations in the model"
+            "their backward pass; take the gradient outside (grad of jvp), or use PyTorch operations in the model"
         )
 
 

@@ -1,4 +1,4 @@
-"""How an op on primals and tangents becomes one that PyTorch differentiates, transforms, compiles and captures.
+"""Ops on primals and tangents that PyTorch can differentiate, transform, compile and capture.
 
 An op is three functions of plain tensors: forward, backward, and the shapes of what forward returns. Eager calls go
 through an `autograd.Function` with a rule for vmap, calls under `torch.compile` through operators of the library
@@ -40,22 +40,22 @@ def _undisturbed(run: Callable[..., Any]) -> Callable[..., Any]:
 class DualOp:
     """An op on primals and tangents.
 
-    Its functions take tuples in the order of the names; `saved` are the outputs of forward, absent where not kept.
+    Its functions take tuples in the order of the names; `saved` are the outputs of forward, absent if not saved.
 
     Attributes:
-        name: of the operator, unique.
-        primals: names of the tensor arguments that are no tangents, of which all but the first may be absent.
-        tangents: names of those that are, any of which may be absent.
-        settings: names and schema types of the other arguments. Where the last is "triton", forward and backward take
+        name: unique name of the operator.
+        primals: names of the tensor arguments that are not tangents; all but the first may be absent.
+        tangents: names of the tangents; any of them may be absent.
+        settings: names and schema types of the other arguments. If the last is "triton", forward and backward take
             fake tensors, too, by which a compiler traces: their kernels are then compiled meanwhile.
-        rows: how many tensors beside the output and its tangent forward returns.
+        rows: number of tensors that forward returns after the output and its tangent.
         forward: (primals, tangents, settings) -> output, its tangent or None, and the rows' statistics that backward
             needs.
         backward: (gradient of the output, of its tangent or None, primals, tangents, saved, settings) -> a gradient or
-            None for each tensor. Where the gradient of the tangent is None, so are all tangents.
-        shapes: (primals, tangents, settings) -> what forward returns, empty.
+            None for each tensor. If the gradient of the tangent is None, so are all tangents.
+        shapes: (primals, tangents, settings) -> empty tensors like those that forward returns.
         keeps_output: whether backward needs the output and its tangent, too.
-        shared: names of the tensors whose first dimension is no batch. Where vmap maps none of them, it is folded into
+        shared: names of the tensors whose first dimension is no batch. If vmap maps none of them, it is folded into
             the others' batch; else the op runs once for each.
         gradient_like: (first tensor, a tensor) -> that one's gradient, empty, as it lies in memory.
         seldom: a primal whose gradient backward leaves out, and a function of the same arguments that returns it; it is
@@ -135,7 +135,7 @@ class DualOp:
         return found
 
     def kept(self, tensors: Tensors, outputs: Tensors, tangent_grad: bool) -> list[Tensor | None]:
-        """What backward is given; without a gradient of the tangent nothing of the tangents."""
+        """Select the tensors saved for backward; without a gradient of the tangent, none of the tangents."""
         primals, tangents = tensors[: len(self.primals)], tensors[len(self.primals) :]
         output, tangent, *rows = outputs
         full = tangent_grad and any(t is not None for t in tangents)
@@ -148,7 +148,7 @@ class Forward(torch.autograd.Function):
 
     @staticmethod
     def forward(op: DualOp, settings: tuple, tangent_grad: bool, *tensors: Tensor | None) -> tuple:
-        """What the op's forward returns."""
+        """Run the op's forward pass."""
         return tuple(map(_no_view, op.run(*tensors, *settings)))
 
     @staticmethod
@@ -191,7 +191,7 @@ class Backward(torch.autograd.Function):
 
     @staticmethod
     def forward(op: DualOp, settings: tuple, needs_seldom: bool, *tensors: Tensor | None) -> tuple:
-        """What the op's backward returns."""
+        """Run the op's backward pass."""
         gradient, of_tangent, *kept = tensors
         if gradient is None:
             assert of_tangent is not None
@@ -212,8 +212,8 @@ class Backward(torch.autograd.Function):
 
         """
         raise RuntimeError(
-            f"a second derivative by backward passes through fullstride's {ctx.name}, which has one; use plain "
-            "operations (torch.nn.functional) in a model that is differentiated twice"
+            f"a second derivative by backward passes through fullstride's {ctx.name}, which has only a first one; use "
+            "PyTorch operations (torch.nn.functional) in a model that is differentiated twice"
         )
 
     @staticmethod
@@ -229,12 +229,12 @@ class Backward(torch.autograd.Function):
 
 
 def _no_view(x: Tensor | None) -> Tensor | None:
-    """The same memory: a view that a Function returns may not be written in place, as an activation behind it does."""
+    """Return x's memory as a non-view: a later in-place activation may not write to a view that a Function returns."""
     return torch.ops.aten._unsafe_view(x, x.shape) if x is not None and x._is_view() else x
 
 
 def _has_batch(x: Tensor | None, dim: int | None) -> bool:
-    """Whether the first primal has a dimension to fold into: a single row has none."""
+    """Return whether the first primal has a dimension to fold into: a single row has none."""
     return x is not None and x.ndim - (dim is not None) > 1
 
 

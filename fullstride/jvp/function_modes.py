@@ -1,4 +1,4 @@
-"""What eager forward AD does needlessly: a graph of the tangent, and shape inference of tangents that are zero."""
+"""Modes that spare eager forward AD needless work: a graph of the tangent, and shape inference of zero tangents."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from fullstride.jvp.dual import is_expanded
 from fullstride.jvp.reroute import RerouteFunctional
 from fullstride.jvp.state import OwnMode
 
-# With a plain tensor beside a dual one, these infer the missing tangent's shape through Python, which costs host time
+# With a plain tensor next to a dual one, these infer the missing tangent's shape through Python, which costs host time
 # that an explicit zero does not.
 MIXING = {
     F.linear,
@@ -48,7 +48,7 @@ def _tangent(x: object) -> Tensor | None:
 
 
 class ExplicitZeros(RerouteFunctional):
-    """Routes calls, and gives vectors that meet a dual tensor (biases, scales) a tangent of zeros."""
+    """Mode that routes calls, and gives vectors that meet a dual tensor (biases, scales) a tangent of zeros."""
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         """Run one call."""
@@ -80,7 +80,7 @@ PURE = frozenset({
 
 
 class DetachedTangents(OwnMode):
-    """Keeps each tangent out of the autograd graph, so that nothing is kept for its backward pass.
+    """Mode that keeps each tangent out of the autograd graph, so that nothing is saved for its backward pass.
 
     PyTorch's formulas of the tangents are ordinary operations that are recorded (pytorch#151782). Cut at every call,
     their graph never outlives the call; what remains saved is what the primal's backward pass needs. A dual tensor
@@ -113,7 +113,7 @@ def _is_pure(func: Any, args: tuple, kwargs: dict) -> bool:
 
 
 def _apart(func: Any, args: tuple, kwargs: dict) -> Tensor | None:
-    """The dual of a call, whose primal was computed of primals; None where no tangent is met, or one of a view."""
+    """Return the dual of a call, with its primal computed from primals; None without a tangent, or for a view's."""
     if all(_tangent(x) is None for x in pytree.tree_leaves((args, kwargs))):
         return None
     with torch.no_grad():

@@ -32,7 +32,7 @@ def layer_norm(
     eps: float = 1e-5,
     cudnn_enable: bool = True,
 ) -> Tensor:
-    """As `F.layer_norm` and `torch.layer_norm`."""
+    """Compute `F.layer_norm` (or `torch.layer_norm`) by this package's op."""
     rows, w, b = as_rows(input, normalized_shape, weight, bias)
     if inside_transform():
         out = written_out.layer_norm(rows, w, b, eps).to(input.dtype)
@@ -47,7 +47,7 @@ def rms_norm(
     weight: Tensor | None = None,
     eps: float | None = None,
 ) -> Tensor:
-    """As `F.rms_norm` and `torch.rms_norm`."""
+    """Compute `F.rms_norm` (or `torch.rms_norm`) by this package's op."""
     rows, w = as_rows(input, normalized_shape, weight)
     out = written_out.rms_norm(rows, w, eps).to(input.dtype) if inside_transform() else api.rms_norm(rows, w, eps)
     return out.reshape(input.shape)
@@ -61,7 +61,7 @@ def group_norm(
     eps: float = 1e-5,
     cudnn_enabled: bool = True,
 ) -> Tensor:
-    """As `F.group_norm` and `torch.group_norm`."""
+    """Compute `F.group_norm` (or `torch.group_norm`) by this package's op."""
     if inside_transform():
         return written_out.group_norm(input, weight, bias, num_groups, eps, None).to(input.dtype)
     return api.group_norm(input, num_groups, weight, bias, eps)
@@ -78,7 +78,7 @@ def batch_norm(
     eps: float = 1e-5,
     cudnn_enabled: bool = True,
 ) -> Tensor:
-    """As `F.batch_norm`; running statistics are updated by the primal."""
+    """Compute `F.batch_norm`; the primal updates the running statistics."""
     if training or running_mean is None or running_var is None:
         with torch.no_grad():  # counts, and refuses a single value per channel
             F.batch_norm(constant(input), running_mean, running_var, None, None, True, momentum, eps)
@@ -99,7 +99,7 @@ def instance_norm(
     eps: float = 1e-5,
     cudnn_enabled: bool = True,
 ) -> Tensor:
-    """As `F.instance_norm`; of the input's statistics it is a group norm with a channel to a group."""
+    """Compute `F.instance_norm`; with the input's statistics it is a group norm of one channel per group."""
     if not use_input_stats:
         assert running_mean is not None
         assert running_var is not None

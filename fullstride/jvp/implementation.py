@@ -1,4 +1,4 @@
-"""Which implementation of an op runs: plain PyTorch operations, or fused kernels in Triton."""
+"""Choice of an op's implementation: PyTorch operations, or fused kernels in Triton."""
 
 import importlib.util
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ _plain_only = False
 
 @contextmanager
 def only_plain() -> Iterator[None]:
-    """Plain operations also where another implementation is named: what a reference is computed with."""
+    """Use PyTorch operations even if another implementation is named, to compute a reference."""
     global _plain_only
     before, _plain_only = _plain_only, True
     try:
@@ -32,10 +32,10 @@ def chosen(name: str, x: Tensor, fits: bool = True) -> str:
     Args:
         name: one of `NAMES`.
         x: a tensor of the call.
-        fits: whether the kernels take its sizes.
+        fits: whether the kernels support its sizes.
 
     Raises:
-        ValueError: for another name, and for `triton` where its kernels cannot run.
+        ValueError: for an unknown name, and for `triton` if its kernels cannot run.
 
     """
     if name not in NAMES:

@@ -1,6 +1,6 @@
-"""A batch of which only the first samples move: one pass over all primals, and tangents beside it for some.
+"""Batches in which only the first samples carry a tangent: one pass over all primals, and tangents for some.
 
-A `Partial` is a tensor of B samples and the tangent of its first n. What a network does with it runs once on the B
+A `MixedBatch` is a tensor of B samples and the tangent of its first n. A network's operations run once on the B
 primals, as it would without any derivative, autograd included, and once on the n tangents, without a graph: nothing of
 them is kept, and the backward pass is that of the primals alone. Torch's functions find their rules in `RULES` by
 `__torch_function__`, which the compiler follows, too; one without a rule raises.
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 from torch import Tensor
 
-REMEDY = "use loss.split=static, where every sample of a pass carries a tangent, or write it with other operations"
+REMEDY = "use loss.split=static (every sample of a pass then carries a tangent), or rewrite it with other operations"
 # To the type checker it is what it stands for.
 _Like = Tensor if TYPE_CHECKING else object
 
@@ -31,7 +31,7 @@ class MixedBatch(_Like):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """A function of torch by its rule.
+        """Run a function of torch by its rule.
 
         Raises:
             ValueError: for one that has none.
@@ -39,12 +39,14 @@ class MixedBatch(_Like):
         """
         name = func.__name__
         if name not in RULES:
-            raise ValueError(f"torch's {name} of a batch of which some samples carry a tangent has no rule; {REMEDY}")
+            raise ValueError(
+                f"torch's {name} has no rule for a batch in which only some samples carry a tangent; {REMEDY}"
+            )
         return RULES[name](*args, **(kwargs or {}))
 
     def __getattr__(self, name: str) -> NoReturn:
-        """What a tensor has and a `Partial` has not."""
-        raise AttributeError(f"{name} of a batch of which some samples carry a tangent has no rule; {REMEDY}")
+        """Raise for an attribute that a tensor has and a `MixedBatch` lacks."""
+        raise AttributeError(f"{name} has no rule for a batch in which only some samples carry a tangent; {REMEDY}")
 
     @property
     def head(self) -> Tensor:
@@ -65,7 +67,7 @@ class MixedBatch(_Like):
 
     @property
     def samples(self) -> int | None:
-        """The dimension of the samples, the one whose size is another in the tangent; None where all carry one."""
+        """The dimension of the samples, in which primal and tangent differ in size; None if all carry a tangent."""
         sizes = zip(self.primal.shape, self.tangent.shape, strict=True)
         return next((i for i, (all_of_them, some) in enumerate(sizes) if all_of_them != some), None)
 
@@ -84,7 +86,7 @@ RULES: dict[str, Rule] = {}  # by the names of torch's functions, as not all of 
 
 
 def rule(*names: str) -> Callable[[Rule], Rule]:
-    """Make what follows the rule of the functions of these names."""
+    """Register the decorated function as the rule of the functions of these names."""
 
     def registered(f: Rule) -> Rule:
         RULES.update(dict.fromkeys(names, watched := _watched(f)))
@@ -94,21 +96,21 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
 
 
 def refuse_lost_gradient(*samples: Any) -> None:
-    """Refuse to go on where autograd stopped recording: what an `autograd.Function` makes would have no graph.
+    """Raise if autograd stopped recording: the output of an `autograd.Function` would have no graph.
 
     Raises:
-        ValueError: if it recorded how one of them was made and does not record now.
+        ValueError: if autograd recorded one of them and does not record now.
 
     """
     if not torch.is_grad_enabled() and any(isinstance(x, MixedBatch) and x.recorded for x in samples):
         raise ValueError(
-            "an autograd.Function, or torch.no_grad, in a pass over a batch of which some samples carry a tangent: "
-            f"its gradient would be lost; {REMEDY}"
+            "an autograd.Function, or torch.no_grad, in a pass over a batch in which only some samples carry a "
+            f"tangent: its gradient would be lost; {REMEDY}"
         )
 
 
 def _watched(f: Rule) -> Rule:
-    """The rule, where no gradient is lost."""
+    """Return the rule with a check that no gradient is lost."""
 
     @functools.wraps(f)
     def called(*args: Any, **kwargs: Any) -> Any:
@@ -126,10 +128,10 @@ def split_mixed(samples: Sequence[Batch]) -> tuple[list[Tensor], list[Tensor], l
     """The primals of an op's arguments, those of the samples that carry a tangent, and these tangents.
 
     Args:
-        samples: at least one `Partial`; plain tensors hold all samples, none of which moves.
+        samples: tensors, at least one a `MixedBatch`; in the others no sample carries a tangent.
 
     Raises:
-        ValueError: where a gradient would be lost.
+        ValueError: if a gradient would be lost.
 
     """
     refuse_lost_gradient(*samples)
@@ -160,12 +162,12 @@ def _item(self: MixedBatch, index: Any) -> MixedBatch:
     whole = first is Ellipsis or first == slice(None)
     found = MixedBatch(self.primal[index], self.tangent[index]) if whole else None
     if found is None or _counts(found) != _counts(self):
-        raise ValueError(f"an index of a batch of which some samples carry a tangent chooses samples; {REMEDY}")
+        raise ValueError(f"an index chooses samples of a batch in which only some carry a tangent; {REMEDY}")
     return found
 
 
 def _counts(x: MixedBatch) -> tuple[int, int] | None:
-    """How many samples there are, and how many carry a tangent; None where all do."""
+    """Return the numbers of samples and of those that carry a tangent; None if all do."""
     return None if x.samples is None else (x.primal.shape[x.samples], x.tangent.shape[x.samples])
 
 
@@ -187,8 +189,8 @@ def _check_first(x: MixedBatch, start: int, at: int, name: str) -> None:
     """Raise if samples in dimension `at` lie behind others from `start` on: those in front are then not the first."""
     if x.primal.shape[start:at].numel() > 1:
         raise ValueError(
-            f"{name} puts {tuple(x.primal.shape[start:at])} in front of the samples, some of which carry a tangent, "
-            f"expected the samples in front; {REMEDY}"
+            f"{name} puts {tuple(x.primal.shape[start:at])} in front of the samples, of which only some carry a "
+            f"tangent, expected the samples in front; {REMEDY}"
         )
 
 
@@ -198,13 +200,13 @@ def _unbind(self: MixedBatch, dim: int = 0) -> tuple[MixedBatch, ...]:
 
 def _chunk(self: MixedBatch, chunks: int, dim: int = 0) -> tuple[MixedBatch, ...]:
     if dim % self.primal.ndim in (0, self.samples):
-        raise ValueError(f"chunk along the samples of a batch, some of which carry a tangent; {REMEDY}")
+        raise ValueError(f"chunk along the samples of a batch in which only some carry a tangent; {REMEDY}")
     return _pairs(self.primal.chunk(chunks, dim), self.tangent.chunk(chunks, dim))
 
 
 def _pairs(primals: Sequence[Tensor], tangents: Sequence[Tensor]) -> tuple[MixedBatch, ...]:
     if len(primals) != len(tangents):
-        raise ValueError(f"{len(primals)} samples one by one, {len(tangents)} of which carry a tangent; {REMEDY}")
+        raise ValueError(f"iteration over {len(primals)} samples, of which {len(tangents)} carry a tangent; {REMEDY}")
     return tuple(MixedBatch(*pair) for pair in zip(primals, tangents, strict=True))
 
 

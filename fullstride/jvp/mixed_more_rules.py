@@ -49,7 +49,7 @@ def _plain(name: str) -> Callable[..., Any]:
 
 
 def _refuse(reason: str) -> ValueError:
-    return ValueError(f"{reason} of a batch of which some samples carry a tangent; {REMEDY}")
+    return ValueError(f"{reason} of a batch in which only some samples carry a tangent; {REMEDY}")
 
 
 def _moved(f: Callable[..., Tensor], args: Sequence[Any], heads: Sequence[Any]) -> Tensor:
@@ -84,7 +84,7 @@ def _pointwise(name: str) -> Callable[..., MixedBatch]:
 
 
 def _dims(x: MixedBatch, dim: Any, name: str) -> None:
-    """Refuse what goes along the samples."""
+    """Return the dimensions; raise if one is the samples'."""
     x.check_front()
     dims = dim if isinstance(dim, (tuple, list)) else (dim,)
     if not dims or any(type(d) is not int or d % x.primal.ndim == 0 for d in dims):
@@ -109,13 +109,13 @@ def _spatial(name: str, ndim: int) -> Callable[..., MixedBatch]:
 
     def run(input: Any, *args: Any, **named: Any) -> MixedBatch:  # noqa: A002
         if any(isinstance(x, MixedBatch) for x in (*args, *named.values())) or not isinstance(input, MixedBatch):
-            raise _refuse(f"{name} by weights that move")
+            raise _refuse(f"{name} by weights that carry a tangent")
         if named.pop("return_indices", False):
             raise _refuse(f"{name} with indices")
         input.check_front()
         pads = (args[0] if args else named["pad"]) if name == "pad" else ()
         if input.primal.ndim < ndim or len(pads) > 2 * (input.primal.ndim - 1):
-            raise _refuse(f"{name} of {tuple(input.primal.shape)}, without a dimension for the samples,")
+            raise _refuse(f"{name} of {tuple(input.primal.shape)}, which has no dimension for the samples,")
         call = lambda x: f(x, *args, **named)  # noqa: E731
         return MixedBatch(call(input.primal), _moved(call, [input], [input.head]))
 
@@ -132,7 +132,7 @@ def _rows(x: MixedBatch, sizes: Sequence[int]) -> tuple[int, ...]:
 
 @rule("reshape", "view")
 def reshape(input: MixedBatch, *shape: Any) -> MixedBatch:  # noqa: A002
-    """Into rows that hold only samples with a tangent, or none with one."""
+    """Reshape into rows in which all samples carry a tangent, or none."""
     input.check_front()
     sizes = shape[0] if isinstance(shape[0], (tuple, list, torch.Size)) else shape
     primal = input.primal.reshape(tuple(sizes))
@@ -161,7 +161,7 @@ def squeeze(input: MixedBatch, dim: Any = None) -> MixedBatch:  # noqa: A002
 
 @rule("stack")
 def stack(tensors: Sequence[Any], dim: int = 0) -> MixedBatch:
-    """Along a new dimension behind the samples'."""
+    """Stack along a new dimension after the samples'."""
     some = next(x for x in tensors if isinstance(x, MixedBatch))
     some.check_front()
     if dim % (some.primal.ndim + 1) == 0:
@@ -175,7 +175,7 @@ def stack(tensors: Sequence[Any], dim: int = 0) -> MixedBatch:
 
 @rule("split")
 def split(tensor: MixedBatch, split_size_or_sections: Any, dim: int = 0) -> tuple[MixedBatch, ...]:
-    """Along any dimension but the samples'."""
+    """Split along any dimension but the samples'."""
     _dims(tensor, dim, "split")
     parts = (x.split(split_size_or_sections, dim) for x in (tensor.primal, tensor.tangent))
     return tuple(MixedBatch(*pair) for pair in zip(*parts, strict=True))
@@ -204,7 +204,7 @@ def matmul(input: Any, other: Any) -> MixedBatch:  # noqa: A002
 
 @rule("einsum")
 def einsum(equation: str, *operands: Any) -> MixedBatch:
-    """With the samples' letter in front of every operand that moves, and of the output."""
+    """Apply if the samples' letter comes first in the output and in every operand with a tangent."""
     given = operands[0] if isinstance(operands[0], (tuple, list)) else operands
     inputs, arrow, output = equation.replace(" ", "").partition("->")
     terms = inputs.split(",")
@@ -227,11 +227,11 @@ def _compared(name: str) -> Callable[..., Tensor]:
 
 
 def _in_place(name: str, f: Callable[..., MixedBatch]) -> Callable[..., MixedBatch]:
-    """The primal as torch changes it, views included, and the tangent likewise."""
+    """Change the primal in place as torch does, views included, and its tangent in the same way."""
 
     def run(self: MixedBatch, *args: Any, **named: Any) -> MixedBatch:
         if torch.compiler.is_compiling():
-            raise _refuse(f"a compiled {name}, which the compiler may put in another order,")
+            raise _refuse(f"a compiled {name}, which the compiler may reorder,")
         if self.primal.requires_grad and self.primal.is_leaf:
             raise _refuse(f"{name} of an input")
         with torch.no_grad():

@@ -1,4 +1,4 @@
-"""What torch's functions do with a batch of which only the first samples carry a tangent."""
+"""Rules of torch's functions for a batch in which only the first samples carry a tangent."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,14 +14,14 @@ aten = torch.ops.aten
 
 @rule("add", "__add__", "__radd__")
 def add(a: Any, b: Any) -> MixedBatch:
-    """A sum."""
+    """Add."""
     moved = [x.tangent for x in (a, b) if isinstance(x, MixedBatch)]
     return _beside(_primal(a) + _primal(b), moved[0] if len(moved) == 1 else moved[0] + moved[1], a, b)
 
 
 @rule("sub", "__sub__")
 def sub(a: Any, b: Any) -> MixedBatch:
-    """A difference."""
+    """Subtract."""
     primal = _primal(a) - _primal(b)
     if not isinstance(b, MixedBatch):
         return _beside(primal, a.tangent, a)
@@ -30,13 +30,13 @@ def sub(a: Any, b: Any) -> MixedBatch:
 
 @rule("rsub", "__rsub__")
 def rsub(a: Any, b: Any) -> MixedBatch:
-    """B - a, as which the compiler calls b - a of a `Partial` b."""
+    """Compute b - a, called by the compiler in this form if b is a `MixedBatch`."""
     return sub(b, a)
 
 
 @rule("mul", "__mul__", "__rmul__")
 def mul(a: Any, b: Any) -> MixedBatch:
-    """A product."""
+    """Multiply."""
     primal = _primal(a) * _primal(b)
     with torch.no_grad():
         pairs = ((x, y) for x, y in ((a, b), (b, a)) if isinstance(x, MixedBatch))
@@ -46,7 +46,7 @@ def mul(a: Any, b: Any) -> MixedBatch:
 
 @rule("div", "__truediv__")
 def div(a: Any, b: Any) -> MixedBatch:
-    """A quotient."""
+    """Divide."""
     primal = _primal(a) / _primal(b)
     n = len((a if isinstance(a, MixedBatch) else b).tangent)
     with torch.no_grad():
@@ -60,19 +60,19 @@ def div(a: Any, b: Any) -> MixedBatch:
 
 @rule("__rdiv__", "__rtruediv__")
 def rdiv(a: Any, b: Any) -> MixedBatch:
-    """B / a, as which the compiler calls b / a of a `Partial` b."""
+    """Compute b / a, called by the compiler in this form if b is a `MixedBatch`."""
     return div(b, a)
 
 
 @rule("neg", "__neg__")
 def neg(x: MixedBatch) -> MixedBatch:
-    """The negative."""
+    """Negate."""
     return MixedBatch(-x.primal, -x.tangent)
 
 
 @rule("sin")
 def sin(x: MixedBatch) -> MixedBatch:
-    """Of each element."""
+    """Apply to each element."""
     with torch.no_grad():
         tangent = x.tangent * x.head.cos()
     return MixedBatch(x.primal.sin(), tangent)
@@ -80,7 +80,7 @@ def sin(x: MixedBatch) -> MixedBatch:
 
 @rule("cos")
 def cos(x: MixedBatch) -> MixedBatch:
-    """Of each element."""
+    """Apply to each element."""
     with torch.no_grad():
         tangent = -x.tangent * x.head.sin()
     return MixedBatch(x.primal.cos(), tangent)
@@ -91,7 +91,7 @@ def cos(x: MixedBatch) -> MixedBatch:
 
 @rule("silu")
 def silu(input: MixedBatch, inplace: bool = False) -> MixedBatch:  # noqa: A002
-    """Of each element; never in place."""
+    """Apply SiLU to each element; never in place."""
     with torch.no_grad():
         tangent = aten.silu_backward(input.tangent, input.head)
     return MixedBatch(F.silu(input.primal), tangent)
@@ -99,7 +99,7 @@ def silu(input: MixedBatch, inplace: bool = False) -> MixedBatch:  # noqa: A002
 
 @rule("gelu")
 def gelu(input: MixedBatch, approximate: str = "none") -> MixedBatch:  # noqa: A002
-    """Of each element."""
+    """Apply to each element."""
     with torch.no_grad():
         tangent = aten.gelu_backward(input.tangent, input.head, approximate=approximate)
     return MixedBatch(F.gelu(input.primal, approximate=approximate), tangent)
@@ -119,7 +119,7 @@ def dropout(input: MixedBatch, p: float = 0.5, training: bool = True, inplace: b
 
 @rule("linear")
 def linear(input: MixedBatch, weight: Tensor, bias: Tensor | None = None) -> MixedBatch:  # noqa: A002
-    """The bias does not move."""
+    """Apply to primals and tangents; the bias carries no tangent."""
     primal = F.linear(input.primal, weight, bias)
     with torch.no_grad():
         return MixedBatch(primal, F.linear(input.tangent, weight))
@@ -127,7 +127,7 @@ def linear(input: MixedBatch, weight: Tensor, bias: Tensor | None = None) -> Mix
 
 @rule("conv2d")
 def conv2d(input: MixedBatch, weight: Tensor, bias: Tensor | None = None, *settings: Any, **named: Any) -> MixedBatch:  # noqa: A002
-    """The bias does not move."""
+    """Apply to primals and tangents; the bias carries no tangent."""
     primal = F.conv2d(input.primal, weight, bias, *settings, **named)
     with torch.no_grad():
         return MixedBatch(primal, F.conv2d(input.tangent, weight, None, *settings, **named))
@@ -135,7 +135,7 @@ def conv2d(input: MixedBatch, weight: Tensor, bias: Tensor | None = None, *setti
 
 @rule("cat")
 def cat(tensors: Sequence[Any], dim: int = 0) -> MixedBatch:
-    """Along any dimension but the samples'.
+    """Concatenate along any dimension but the samples'.
 
     Raises:
         ValueError: along the samples'.
@@ -143,7 +143,7 @@ def cat(tensors: Sequence[Any], dim: int = 0) -> MixedBatch:
     """
     some = next(x for x in tensors if isinstance(x, MixedBatch))
     if dim % some.primal.ndim in (0, some.samples):
-        raise ValueError(f"cat along the samples of a batch, some of which carry a tangent; {REMEDY}")
+        raise ValueError(f"cat along the samples of a batch in which only some carry a tangent; {REMEDY}")
     primal = torch.cat([_primal(x) for x in tensors], dim)
     n = len(some.tangent)
     moved = [x.tangent if isinstance(x, MixedBatch) else torch.zeros_like(x[:n]) for x in tensors]
@@ -155,7 +155,7 @@ def _primal(x: Any) -> Any:
 
 
 def _head(x: Any, n: int, like: Tensor) -> Any:
-    """Of an operand that broadcasts with `like`, what meets the first n samples."""
+    """Return the part of an operand, broadcast with `like`, that meets the first n samples."""
     if isinstance(x, MixedBatch):
         return x.head
     return x[:n] if isinstance(x, Tensor) and x.ndim == like.ndim and len(x) == len(like) else x
@@ -167,7 +167,7 @@ def _beside(primal: Tensor, tangent: Tensor, *operands: Any) -> MixedBatch:
         if isinstance(x, MixedBatch):
             x.check_front()  # else a single tangent would be expanded to all samples
             if x.primal.ndim != primal.ndim:
-                raise ValueError(f"an operand puts a dimension in front of that of the samples; {REMEDY}")
+                raise ValueError(f"an operand puts a dimension in front of the samples; {REMEDY}")
     shape = (len(tangent), *primal.shape[1:])
     return MixedBatch(primal, (tangent if tangent.shape == shape else tangent.expand(shape)).to(primal.dtype))
 

@@ -14,30 +14,30 @@ from fullstride.jvp.mixed_batch import REMEDY, MixedBatch
 def partial_jvp(
     fn: Callable[..., Any], primals: tuple[Tensor, ...], tangents: tuple[Tensor | None, ...]
 ) -> tuple[Tensor, Tensor]:
-    """fn(*primals) of B samples, and its derivative for the first n along theirs, in one pass over the batch.
+    """Compute fn(*primals) of B samples, and the derivative of the first n, in one pass over the batch.
 
-    The primals run as without a derivative, each operation once over all samples, and keep for a backward pass what
-    they keep so; the tangents run beside them, without a graph. fn acts on each sample alone, and is made of this
+    The primals run as without a derivative, each operation once over all samples, and save the same tensors for a
+    backward pass; the tangents run alongside, without a graph. fn acts on each sample alone, and is made of this
     package's operations and of those of torch's that have a rule here (`fullstride.jvp.mixed_rules`); an
     `autograd.Function` has none.
 
     Args:
         fn: a function of tensors whose first dimension is that of the samples, such as a module, to one of them.
-        primals: its arguments, of B samples each.
-        tangents: for each that moves the tangent of its first n samples, the same n for all; None for the others.
+        primals: arguments of fn, of B samples each.
+        tangents: for each primal the tangent of its first n samples, with the same n for all; None for a constant.
 
     Returns:
         The output (B, ...), and its tangent (n, ...), detached.
 
     Raises:
-        ValueError: if the tangents do not fit the primals, or where fn calls a function without a rule, an
+        ValueError: if the tangents do not fit the primals, or if fn calls a function without a rule, an
             `autograd.Function` among them, or stops autograd.
-        AttributeError: where fn calls a method without one.
+        AttributeError: if fn calls a method without one.
 
     """
     counts = {len(tangent) for tangent in tangents if tangent is not None}
     if len(counts) != 1:
-        raise ValueError(f"tangents are of {sorted(counts)} samples, expected one number of them for all that move")
+        raise ValueError(f"tangents have {sorted(counts)} samples, expected at least one tangent and one size for all")
     n = counts.pop()
     pairs = list(zip(primals, tangents, strict=True))
     for primal, tangent in pairs:

@@ -37,11 +37,11 @@ class InstanceNorm1d(_InstanceNorm, nn.InstanceNorm1d):
 
 
 class InstanceNorm2d(_InstanceNorm, nn.InstanceNorm2d):
-    """`nn.InstanceNorm2d`, likewise."""
+    """`nn.InstanceNorm2d` through `group_norm`; with running statistics it is torch's own."""
 
 
 class InstanceNorm3d(_InstanceNorm, nn.InstanceNorm3d):
-    """`nn.InstanceNorm3d`, likewise."""
+    """`nn.InstanceNorm3d` through `group_norm`; with running statistics it is torch's own."""
 
 
 class LayerNorm(nn.LayerNorm):
@@ -83,15 +83,15 @@ class _Convolution(nn.modules.conv._ConvNd):
 
 
 class Conv1d(_Convolution, nn.Conv1d):
-    """`nn.Conv1d`, as `Linear`."""
+    """`nn.Conv1d` whose tangent is one convolution."""
 
 
 class Conv2d(_Convolution, nn.Conv2d):
-    """`nn.Conv2d`, as `Linear`."""
+    """`nn.Conv2d` whose tangent is one convolution."""
 
 
 class Conv3d(_Convolution, nn.Conv3d):
-    """`nn.Conv3d`, as `Linear`."""
+    """`nn.Conv3d` whose tangent is one convolution."""
 
 
 class _BatchNorm(nn.modules.batchnorm._BatchNorm):
@@ -102,21 +102,21 @@ class _BatchNorm(nn.modules.batchnorm._BatchNorm):
 
 
 class BatchNorm1d(_BatchNorm, nn.BatchNorm1d):
-    """`nn.BatchNorm1d`, so that it compiles."""
+    """`nn.BatchNorm1d` that compiles under `jvp`."""
 
 
 class BatchNorm2d(_BatchNorm, nn.BatchNorm2d):
-    """`nn.BatchNorm2d`, so that it compiles."""
+    """`nn.BatchNorm2d` that compiles under `jvp`."""
 
 
 class BatchNorm3d(_BatchNorm, nn.BatchNorm3d):
-    """`nn.BatchNorm3d`, so that it compiles."""
+    """`nn.BatchNorm3d` that compiles under `jvp`."""
 
 
 class MultiheadAttention(nn.MultiheadAttention):
     """`nn.MultiheadAttention` through `attention`.
 
-    In plain operations where it returns its weights, drops some of them out, or has extra keys.
+    It runs in elementary operations if it returns its weights, drops some of them out, or has extra keys.
     """
 
     def forward(
@@ -130,10 +130,10 @@ class MultiheadAttention(nn.MultiheadAttention):
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """As `nn.MultiheadAttention`, but dropout also without weights where a tangent flows.
+        """Compute `nn.MultiheadAttention`; if a tangent flows, dropout also works without weights.
 
         Raises:
-            ValueError: for is_causal, which is but a hint about the mask, without one.
+            ValueError: if is_causal, which is only a hint about the mask, is given without attn_mask.
 
         """
         given = query, key, value, key_padding_mask
@@ -143,7 +143,7 @@ class MultiheadAttention(nn.MultiheadAttention):
             out, weights = super().forward(*given, True, attn_mask, average_attn_weights, is_causal)
             return out, weights if need_weights else None
         if is_causal and attn_mask is None:
-            raise ValueError("is_causal=True is given without attn_mask, expected both: it says what the mask is")
+            raise ValueError("is_causal=True is given without attn_mask, expected both: it only describes attn_mask")
         return self._fused(*given, attn_mask), None
 
     def _fused(self, query: Tensor, key: Tensor, value: Tensor, padding: Tensor | None, mask: Tensor | None) -> Tensor:
@@ -191,7 +191,7 @@ def linear_map(f: Callable[[Tensor], Tensor], x: Batch) -> Batch:
 
 
 def _along(f: Callable[[Tensor], Tensor], tangent: Tensor) -> Tensor:
-    """f(tangent), recorded only where gradients through tangents may be wanted."""
+    """Compute f(tangent), recorded by autograd only if gradients through tangents may be needed."""
     if tangent_grad():
         return f(tangent)
     with torch.no_grad():

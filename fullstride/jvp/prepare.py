@@ -31,7 +31,7 @@ SWAPS: dict[type[nn.Module], type[nn.Module]] = {
     nn.InstanceNorm2d: modules.InstanceNorm2d,
     nn.InstanceNorm3d: modules.InstanceNorm3d,
 }
-# What the forward of a module calls, also where a subclass's own calls it.
+# Functions that a module's forward calls, also if a subclass's own forward does.
 CALLS: dict[type[nn.Module], str] = {
     nn.GroupNorm: "group_norm",
     nn.LayerNorm: "layer_norm",
@@ -46,12 +46,12 @@ WHATEVER = "whatever it and its modules call of attention and norms, wherever th
 
 @dataclass
 class Prepared:
-    """What `prepare` did, by the modules' names.
+    """Report of `prepare`, by the modules' names.
 
     Attributes:
-        swapped: modules that are now this package's, with the class they were of.
+        swapped: modules that were replaced by this package's, with their original class.
         routed: modules whose functional calls of attention and norms go to this package's ops, with those calls.
-        left: norms, attentions and layers that stayed as they were, with the reason.
+        left: norms, attentions and layers that were left unchanged, with the reason.
 
     """
 
@@ -60,7 +60,7 @@ class Prepared:
     left: dict[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        """The numbers in a sentence, then one line a module."""
+        """Summary in a sentence, then one line per module."""
         parts = {"swapped": self.swapped, "routed": self.routed, "left": self.left}
         if not any(parts.values()):
             return "Nothing to prepare: no norm, attention, linear layer or convolution that is not prepared already."
@@ -81,7 +81,7 @@ def prepare(model: nn.Module) -> Prepared:
     torch's own forward derivatives. Compile the model afterwards, not before.
 
     Args:
-        model: any module; preparing it again changes nothing.
+        model: module to prepare; preparing it again changes nothing.
 
     Returns:
         What was swapped, routed and left, and why.
@@ -91,7 +91,9 @@ def prepare(model: nn.Module) -> Prepared:
 
     """
     if hasattr(model, "_orig_mod"):
-        raise ValueError("the model is compiled, expected the module itself; prepare it, then compile what calls it")
+        raise ValueError(
+            "the model is compiled, expected the original module; prepare it, then compile the function that calls it"
+        )
     done = Prepared()
     for name, module in model.named_modules():
         kind = type(module)
@@ -138,7 +140,7 @@ def _routing(kind: type[nn.Module]) -> type[nn.Module]:
 
 
 def _blank(kind: type[nn.Module]) -> nn.Module:
-    """What a pickled module is filled into."""
+    """Return an empty module that unpickling fills."""
     return object.__new__(_routing(kind))
 
 

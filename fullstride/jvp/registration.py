@@ -55,7 +55,7 @@ def _filled(tensors: Tensors, like: Tensor) -> tuple[Tensor, ...]:
 
 
 def _present(tensors: Tensors) -> list[Tensor | None]:
-    """What `_filled` was given: nothing that an op returns is bool."""
+    """Undo `_filled`: a bool tensor stands for None, because no op returns bool."""
     return [None if x is None or x.dtype == torch.bool else x for x in tensors]
 
 

@@ -49,7 +49,7 @@ def _attention(
 
 
 def _multi_head(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
-    """In plain operations, which it takes where it returns its weights: they have torch's own derivatives."""
+    """Compute it in elementary operations, whose derivatives are torch's own, if it returns its weights."""
     given: list[Any] = list(args)
     if len(given) > NEED_WEIGHTS:
         asked, given[NEED_WEIGHTS] = given[NEED_WEIGHTS], True
@@ -59,7 +59,7 @@ def _multi_head(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
     return out, weights if asked else None
 
 
-# Where F.multi_head_attention_forward has it among its arguments.
+# Position among the arguments of F.multi_head_attention_forward.
 NEED_WEIGHTS = 15
 ROUTES: dict[Any, Callable[..., Any]] = {
     F.scaled_dot_product_attention: _attention,
@@ -78,19 +78,19 @@ WRONG_GRADIENTS = frozenset({
     torch.linalg.solve_ex, torch.linalg.tensorsolve, torch.linalg.householder_product,
     *(getattr(torch.ops.aten, name) for name in _ATEN), *(getattr(torch.ops.aten, name).default for name in _ATEN),
 })  # fmt: skip
-# What eager calls of anything else need not be asked for, which is host time of every operation.
+# Eager calls of other functions are not checked, since a check of every operation costs host time.
 HANDLED = frozenset({*ROUTES, *GRADIENTS, *WRONG_GRADIENTS, Tensor.add_})
 
 
 class RerouteFunctional(state.OwnMode):
-    """Sends functional calls that carry a tangent to the ops of this package."""
+    """Mode that sends functional calls that carry a tangent to the ops of this package."""
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         """Run one call.
 
         Raises:
             GradientInside: at a gradient, if what it goes back through may have been computed apart from its tangent.
-            ValueError: where gradients of the tangent may be wanted, for what torch has a wrong one of.
+            ValueError: if gradients of the tangent may be needed and torch's own are wrong.
 
         """
         kwargs = kwargs or {}
@@ -119,7 +119,7 @@ def _handled(func: Any, args: tuple, kwargs: dict) -> Any:
 
 
 def _counts(*given: Any) -> bool:
-    """Whether a counter is written, such as that of a batch norm: torch.func refuses whatever is written in place."""
+    """Return whether a counter (a batch norm's, say) is written in place, which torch.func would refuse."""
     if torch.compiler.is_compiling() or given[0].is_floating_point():
         return False
     return not any(isinstance(x, Tensor) and is_functorch_wrapped_tensor(x) for x in given)
@@ -129,7 +129,7 @@ def _refuse_wrong_gradient(func: Any, given: tuple[Any, ...]) -> None:
     if any(map(moves, given)):
         raise ValueError(
             f"torch's gradient through the tangent of {func.__name__} is wrong, and gradients of tangents may be "
-            "wanted here; expected jvp without tangent_grad, a norm of torch.nn.functional, or elementary operations "
+            "needed here; expected jvp without tangent_grad, a norm of torch.nn.functional, or elementary operations "
             "(torch.linalg.inv has a right one)"
         )
 

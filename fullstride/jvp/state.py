@@ -1,4 +1,4 @@
-"""What `jvp` says to the ops and layers that run inside it."""
+"""Settings of the running `jvp` for the ops and layers inside it."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-# Read where an op is called, also by the compiler, which guards on them.
+# Read when an op is called, also by the compiler, which guards on them.
 _tangent_grad = True
 _gradient_inside: bool | None = None
 _routing = False
@@ -16,11 +16,11 @@ _top_hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks  # pyright
 
 
 class OwnMode(TorchFunctionMode):
-    """A mode of this package, which has nothing to say about the operations of which the package's ops are made."""
+    """A mode of this package, which ignores the operations inside the package's own ops."""
 
 
 def without_own_modes() -> AbstractContextManager[Any]:
-    """Spare what an op calls the way through this package's modes, unless a mode of the user's sees it, too."""
+    """Disable this package's modes for the calls of an op, unless a mode of the user sees them, too."""
     if torch.compiler.is_compiling():
         return nullcontext()
     modes = range(torch._C._len_torch_function_stack())
@@ -30,23 +30,23 @@ def without_own_modes() -> AbstractContextManager[Any]:
 
 
 class GradientInside(Exception):  # noqa: N818, as it is no failure
-    """A gradient is taken where its own tangent may be wanted: primals must know of their tangents there."""
+    """A gradient is taken whose own tangent may be needed: primals must carry their tangents there."""
 
 
 def tangent_grad() -> bool:
-    """Whether gradients may be wanted through the tangents that are computed now; always, outside of `jvp`."""
+    """Return whether gradients may be needed through the current tangents; always True outside of `jvp`."""
     return _tangent_grad
 
 
 def computes_apart() -> bool:
-    """Whether primals may be computed without their tangents: not outside of `jvp`, where nobody looks for gradients
+    """Return whether primals may be computed without tangents: not outside of `jvp`, which is what looks for gradients
     that are taken inside of the function and whose tangents would be lost.
     """
     return _gradient_inside is False
 
 
 def gradient_inside() -> bool:
-    """Whether the function inside `jvp` takes gradients, so that its operations need all their derivatives."""
+    """Return whether the function inside `jvp` takes gradients, so that its operations need all their derivatives."""
     return _gradient_inside is True
 
 
@@ -55,15 +55,15 @@ def refuse_checkpoint() -> None:
     hooks = _top_hooks(True)
     if hooks is not None and _gradient_inside is not None and hooks[0].__module__ == "torch.utils.checkpoint":
         raise RuntimeError(
-            "torch.utils.checkpoint inside jvp, whose second forward pass has no tangents and saves other tensors than "
-            "the first; expected fullstride.jvp.checkpoint(module, *args) in its place, or none (of a transformers "
-            "model, call gradient_checkpointing_disable())"
+            "torch.utils.checkpoint inside jvp: its second forward pass has no tangents and saves other tensors than "
+            "the first; use fullstride.jvp.checkpoint(module, *args) instead, or none (for a transformers model, call "
+            "gradient_checkpointing_disable())"
         )
 
 
 @contextmanager
 def computing(gradients: bool, inside: bool) -> Iterator[None]:
-    """Say whether gradients of tangents may be wanted, and whether the function takes gradients itself."""
+    """Set whether gradients of tangents may be needed, and whether the function takes gradients itself."""
     global _tangent_grad, _gradient_inside
     before, was_inside = _tangent_grad, _gradient_inside
     _tangent_grad = gradients

@@ -17,7 +17,7 @@ def materialized(name: str, x: Tensor) -> Tensor:
     Gradients flow back to x.
 
     Args:
-        name: of the argument, for the message.
+        name: name of the argument, for the message.
         x: a tensor, of a subclass or not.
 
     Raises:
@@ -35,14 +35,14 @@ def materialized(name: str, x: Tensor) -> Tensor:
     if kind.dequantize is not Tensor.dequantize:
         return x.dequantize()
     raise ValueError(
-        f"{name} is a {kind.__name__}, expected a torch.Tensor: a kernel reads memory, which need not hold what a "
-        "subclass stands for; convert it before (DTensor.to_local(), NestedTensor.values() with attention_varlen, "
+        f"{name} is a {kind.__name__}, expected a torch.Tensor: a kernel reads memory, which need not hold a "
+        "subclass's values; convert it first (DTensor.to_local(), NestedTensor.values() with attention_varlen, "
         "MaskedTensor.to_tensor(), x.as_subclass(torch.Tensor) if its memory does hold it)"
     )
 
 
 def _only_a_name(kind: Any) -> bool:
-    """Whether a subclass leaves every operation to `Tensor`."""
+    """Return whether a subclass leaves every operation to `Tensor`."""
     function: Any = kind.__torch_function__
     unchanged = function is torch._C._disabled_torch_function_impl or (
         getattr(function, "__func__", None) is Tensor.__torch_function__.__func__  # pyright: ignore[reportFunctionMemberAccess]

@@ -18,44 +18,44 @@ from fullstride.jvp.state import GradientInside, computes_apart, computing, tang
 
 REMEDIES = {  # of what torch says
     "Nested forward mode AD": (
-        "jvp inside another jvp or dual level: fullstride.jvp has one forward derivative; expected a single jvp. "
-        "For higher orders call torch.func.jvp throughout, on a model of plain operations (torch.nn.functional)"
+        "jvp inside another jvp or dual level: fullstride.jvp has only a first forward derivative; expected a single "
+        "jvp. For higher orders call torch.func.jvp throughout, on a model of PyTorch operations (torch.nn.functional)"
     ),
     "forward AD with _scaled_dot_product": (
-        "fn calls torch's fused attention out of sight of jvp, by torch.ops or with torch functions disabled, and it "
-        "has no forward derivative; call fullstride.jvp.attention there"
+        "fn calls torch's fused attention, which has no forward derivative, where jvp cannot replace it (through "
+        "torch.ops or with torch functions disabled); call fullstride.jvp.attention there"
     ),
     "must implement the jvp function for custom autograd.Function": (
-        "fn calls an autograd.Function without a jvp, or something compiled; compile what calls jvp instead, "
-        "checkpoint by fullstride.jvp.checkpoint, or write the function in plain operations. A module's full backward "
-        "hook is such a function, too: remove it, or hook its output tensors"
+        "fn calls an autograd.Function without a jvp, or a compiled function; compile the function that calls jvp "
+        "instead, checkpoint with fullstride.jvp.checkpoint, or write the function in PyTorch operations. A module's "
+        "full backward hook is such a function, too: remove it, or hook its output tensors"
     ),
     "must override the setup_context": (
         "fn calls an autograd.Function that torch.func cannot transform, such as torch.utils.checkpoint with "
-        "use_reentrant=True; call jvp without tangent_grad, or write the function in plain operations"
+        "use_reentrant=True; call jvp without tangent_grad, or write the function in PyTorch operations"
     ),
     "with mkldnn_rnn_layer": (
-        "fn calls oneDNN's LSTM, which has no forward derivative; call jvp in "
-        "torch.backends.mkldnn.flags(enabled=False)"
+        "fn calls oneDNN's LSTM, which has no forward derivative; call jvp inside "
+        "`with torch.backends.mkldnn.flags(enabled=False)`"
     ),
     "with _cudnn_rnn": (
-        "fn calls cuDNN's recurrent layer, which has no forward derivative; call jvp in "
-        "torch.backends.cudnn.flags(enabled=False)"
+        "fn calls cuDNN's recurrent layer, which has no forward derivative; call jvp inside "
+        "`with torch.backends.cudnn.flags(enabled=False)`"
     ),
 }
 REMEDIES |= dict.fromkeys(
     ("would mutate a captured Tensor", "Cannot access data pointer of Tensor that doesn't have storage"),
-    "fn writes into a tensor from outside of it, or hands raw memory on, and DistributedDataParallel does both, which "
-    "tangent_grad=True cannot follow; call jvp without it, or inside what is wrapped: DistributedDataParallel of a "
-    "module whose forward calls jvp(net, ...)",
+    "fn writes to a tensor from outside of it, or passes raw memory on (DistributedDataParallel does both), which "
+    "tangent_grad=True cannot follow; call jvp without tangent_grad, or inside the wrapped module: "
+    "DistributedDataParallel of a module whose forward calls jvp(net, ...)",
 )
 REMEDIES["Multiple dispatch failed"] = (
-    "fn gives an op a tensor subclass that has no forward derivative (MaskedTensor, NestedTensor, ...), expected plain "
-    "tensors; convert it before (MaskedTensor.to_tensor(), NestedTensor.values())"
+    "fn passes a tensor subclass without a forward derivative (MaskedTensor, NestedTensor, ...) to an op, expected "
+    "torch.Tensor; convert it first (MaskedTensor.to_tensor(), NestedTensor.values())"
 )
 REMEDIES |= dict.fromkeys(
     ("_transformer_encoder_layer_fwd", "_nested_tensor_from_mask"),
-    "torch's nn.TransformerEncoder takes a path in eval mode that has no forward derivative; switch it off by "
+    "torch's nn.TransformerEncoder takes a path in eval mode that has no forward derivative; switch it off with "
     "torch.backends.mha.set_fastpath_enabled(False)",
 )
 
@@ -68,24 +68,24 @@ def jvp(
     tangent_grad: bool = False,
     has_aux: bool = False,
 ) -> tuple[Any, ...]:
-    """fn(*primals) and its derivative along the tangents, J_fn(primals) @ tangents, in one pass.
+    """Compute fn(*primals) and its derivative along the tangents, J_fn(primals) @ tangents, in one pass.
 
-    As `torch.func.jvp`, which it calls while compiling and inside other transforms, but by default without a graph of
-    the tangent (pytorch#151782): nothing is kept for a backward pass through it, and every op of this package saves
-    what the primal's backward pass needs and no more. Call the backward pass after `jvp` has returned.
+    Like `torch.func.jvp`, which it calls while compiling and inside other transforms, but by default without a graph of
+    the tangent (pytorch#151782): nothing is saved for a backward pass through it, and every op of this package saves
+    only what the primal's backward pass needs. Call the backward pass after `jvp` has returned.
 
     Functional attention and norms that fn calls, wherever it finds them, run as the ops of this package. An fn that
     takes a gradient itself is called once more, with these written out in elementary operations.
 
     Args:
         fn: a function of tensors, or of pytrees of them, such as a module.
-        primals: its arguments.
-        tangents: one for each, of the same structure, shape, dtype and device; None for a leaf that does not move.
+        primals: arguments of fn.
+        tangents: one tangent for each, of the same structure, shape, dtype and device; None for a constant leaf.
         tangent_grad: whether gradients may be taken through the tangent.
         has_aux: whether fn returns (output, aux) with an aux that is not differentiated.
 
     Returns:
-        The output, its tangent (zeros where nothing moves it), and aux if `has_aux`.
+        The output, its tangent (zeros if it does not depend on the inputs that have one), and aux if `has_aux`.
 
     Raises:
         ValueError: if primals and tangents do not fit each other.
@@ -123,7 +123,7 @@ def _eagerly(
 ) -> tuple[Any, ...]:
     """Call fn, and once more with every operation whole if it turns out to take a gradient itself."""
     outermost = not get_interpreter_stack()  # else the duals of a mode are out of reach: torch.func wraps them
-    # With a graph of the tangent it is torch.func, too: some of torch's derivatives write in place where it is not.
+    # With a graph of the tangent it is torch.func, too: some of torch's derivatives write in place otherwise.
     by = _dual_level if outermost and not tangent_grad else _functorch
     with _explained():
         try:
@@ -190,8 +190,8 @@ def _tensors(leaves: Iterable[Any]) -> Iterator[Tensor]:
     for leaf in leaves:
         if not isinstance(leaf, Tensor):
             raise ValueError(
-                f"fn returned a {type(leaf).__name__}, expected tensors; return what is not differentiated as aux, "
-                "with has_aux=True"
+                f"fn returned a {type(leaf).__name__}, expected tensors; return values that are not differentiated "
+                "as aux, with has_aux=True"
             )
         yield leaf
 
@@ -207,7 +207,7 @@ def _checked(primals: Any, tangents: Any) -> tuple[list[Any], pytree.TreeSpec, l
     for leaf, move in zip(leaves, moves, strict=True):
         check_pair(leaf, move)
     if all(move is None for move in moves):
-        raise ValueError("every tangent is None, expected at least one that moves; call fn itself")
+        raise ValueError("every tangent is None, expected at least one tensor; without a tangent call fn itself")
     return leaves, spec, moves
 
 

@@ -1,4 +1,4 @@
-"""Where a number was measured: machine, versions, commit, date."""
+"""Environment of a measurement: machine, versions, commit, date."""
 
 import os
 import platform
@@ -19,7 +19,7 @@ COMMIT_VARIABLE = "FULLSTRIDE_COMMIT"
 
 
 def _output(*command: str) -> str | None:
-    """What a command prints, run in the package's folder; None where it is missing or fails."""
+    """Return a command's output, run in the package's folder; None if it is missing or fails."""
     root = Path(__file__).parents[1]
     try:
         done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True, timeout=30)
@@ -34,7 +34,7 @@ def _commit() -> dict[str, Any]:
     # Installed into an environment that lies in another project's repository, the commit would be that project's.
     if _output("git", "rev-parse", "--show-prefix") != "fullstride/":
         return {"commit": None, "dirty": None}
-    # A new module runs as well as a changed one; results beside the package do not.
+    # New modules count like changed ones; result files next to the package do not.
     changes = _output("git", "status", "--porcelain", "--", ".", "../benchmarks/**/*.py")
     return {"commit": _output("git", "rev-parse", "HEAD"), "dirty": None if changes is None else bool(changes)}
 

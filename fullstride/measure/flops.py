@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-# What multiplies matrices inside itself, where nothing sees their sizes.
+# Operations that multiply matrices internally, so that their sizes cannot be seen.
 HIDDEN = ("_native_multi_head_attention", "_transformer_encoder_layer_fwd", "_trilinear")
 HIDDEN += ("mkldnn_rnn_layer", "_cudnn_rnn", "miopen_rnn")
 
@@ -16,7 +16,7 @@ def count_flops(call: Callable[[], Any]) -> int:
     Forward derivatives count products with zero tangents too: count the primal, and derive what the tangent must add.
 
     Raises:
-        ValueError: if there are none, as a compiled function hides them and a floor of none would flatter it; or for an
+        ValueError: if there are none, since a compiled function hides them and its roofline bound would be 0; or for an
             operation whose products cannot be seen.
 
     """
@@ -31,7 +31,7 @@ def count_flops(call: Callable[[], Any]) -> int:
 
 @contextmanager
 def _no_fast_path() -> Iterator[None]:
-    """Without PyTorch's own layers in one operation, which it takes in eval mode."""
+    """Disable PyTorch's fused layers, which it uses in eval mode."""
     from torch.backends import mha
 
     before = mha.get_fastpath_enabled()
@@ -43,7 +43,7 @@ def _no_fast_path() -> Iterator[None]:
 
 
 def _formulas() -> dict[Any, Callable[..., int]]:
-    """What PyTorch's own table lacks or has otherwise, by operation; shapes stand for tensors."""
+    """FLOP formulas that PyTorch's own table lacks or has wrong, by operation; shapes stand for tensors."""
     from torch import ops
     from torch.utils.flop_counter import sdpa_backward_flop_count, sdpa_flop_count
 
@@ -79,7 +79,7 @@ def _convolution_backward(
     wanted: Sequence[bool],
     **_: Any,
 ) -> int:
-    """As often as the forward pass as gradients of images and weights are wanted; PyTorch's own leaves groups out."""
+    """Count the forward pass once per gradient needed (images, weights); PyTorch's own formula ignores groups."""
     from torch.utils.flop_counter import conv_flop_count
 
     return sum(wanted[:2]) * conv_flop_count(list(x), list(weight), list(grad), transposed=transposed)

@@ -1,4 +1,4 @@
-"""The gate in front of every timing: what is wrong is not timed."""
+"""Correctness gate before every timing: a wrong result is not timed."""
 
 from typing import TYPE_CHECKING
 
@@ -19,7 +19,7 @@ def relative_error(out: "Tensor", reference: "Tensor") -> float:
     """
     if out.shape != reference.shape:
         raise GateError(f"the result has shape {tuple(out.shape)}, the reference {tuple(reference.shape)}")
-    # Where the reference is, unless that is Apple's GPU, which has no fp64.
+    # The reference's device, unless it is Apple's GPU, which has no fp64.
     place = "cpu" if reference.device.type == "mps" else reference.device
     a, b = (x.detach().to(place).double() for x in (out, reference))
     if not a.isfinite().all():
@@ -29,7 +29,7 @@ def relative_error(out: "Tensor", reference: "Tensor") -> float:
 
 
 def require_close(name: str, out: "Tensor", reference: "Tensor", tolerance: float) -> float:
-    """The relative error, if it is within `tolerance`.
+    """Return the relative error if it is within `tolerance`.
 
     Raises:
         GateError: naming what is off and by how much, or a reference that is empty, zero or not finite.
@@ -37,7 +37,9 @@ def require_close(name: str, out: "Tensor", reference: "Tensor", tolerance: floa
 
     """
     if not 0 <= tolerance < 1:
-        raise ValueError(f"{name}: tolerance is {tolerance}, expected 0 <= tolerance < 1: zeros are wrong by 1")
+        raise ValueError(
+            f"{name}: tolerance is {tolerance}, expected 0 <= tolerance < 1 (an all-zero result has error 1)"
+        )
     if not (reference.isfinite().all() and reference.any()):
         raise GateError(f"{name}: the reference is empty, zero or not finite: agreeing with it proves nothing")
     if out.shape != reference.shape:

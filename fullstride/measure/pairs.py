@@ -22,7 +22,7 @@ def median_interval(samples: tuple[float, ...], confidence: float = 0.95) -> tup
     """Interval of the median that the sign test does not reject, from the order statistics; assumes no distribution.
 
     Returns:
-        None where even the whole range is not that sure: below 6 samples at 95 %.
+        None if even the whole range is not that sure: below 6 samples at 95 %.
 
     """
     n, ordered = len(samples), sorted(samples)
@@ -37,8 +37,8 @@ class Pair:
     """Two functions timed in turns, in one run.
 
     Attributes:
-        a: times of the first.
-        b: times of the second.
+        a: times of the first function.
+        b: times of the second function.
 
     """
 
@@ -56,7 +56,7 @@ class Pair:
         return Timing(0.0, self.ratios, None).median_ms
 
     def __str__(self) -> str:
-        """What the pairs show, in a sentence, and both times with their ratio in a table."""
+        """Summary of the pairs: a sentence, and a table of both times and their ratio."""
         lines: list[tuple[str, ...]] = [("", "median", "p10", "p90", "first")]
         for name, t in (("a, ms", self.a), ("b, ms", self.b)):
             lines.append((name, *map(milliseconds, (t.median_ms, t.quantile(0.1), t.quantile(0.9), t.first_ms))))
@@ -88,7 +88,7 @@ class Pair:
 
 
 class _Turns:
-    """One of the two functions: its times, and its own peak beside the other's."""
+    """One of the two functions: its times, and its own peak memory."""
 
     def __init__(self, call: Call, clock: Clock):
         self.call, self.clock = call, clock

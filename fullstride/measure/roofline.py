@@ -35,10 +35,10 @@ class Ceilings:
     Attributes:
         flops: floating-point operations a second of one large square matrix product, 2 a multiply-add.
         bytes: bytes a second, read plus written, of one large copy on the device, or of one large reading.
-        gemm: its size and number format, such as `8192^3 bfloat16`.
-        copy: bytes copied or read.
-        gemm_ms: every timed matrix product.
-        copy_ms: every timed copy or reading.
+        gemm: size and number format of the product, such as `8192^3 bfloat16`.
+        copy: number of bytes copied or read.
+        gemm_ms: times of all matrix products.
+        copy_ms: times of all copies or readings.
         moved: `copy` or `read`.
 
     """
@@ -67,8 +67,8 @@ class Comparison:
     """A measured time and the roofline bound of its work; print it.
 
     Attributes:
-        timing: the times.
-        bound: what they cannot be below.
+        timing: measured times.
+        bound: roofline bound of the work.
 
     """
 
@@ -81,7 +81,7 @@ class Comparison:
         return self.timing.median_ms / self.bound.ms
 
     def __str__(self) -> str:
-        """The time and the bound in a sentence, with what to do if the time is below it."""
+        """Summary of the time and the bound, with a remedy if the time is below it."""
         bound = f"{milliseconds(self.bound.ms)} ms ({self.bound.bound})"
         said = f"{self.timing},\n{self.ratio:.2f} x its roofline bound of {bound}"
         return f"{said}\n{textwrap.fill(IMPOSSIBLE, 80)}" if self.ratio < 1 else said
@@ -107,11 +107,11 @@ class RooflineBound:
 
     @property
     def bound(self) -> str:
-        """Which one binds."""
+        """Name of the binding one."""
         return "arithmetic" if self.arithmetic_ms >= self.memory_ms else "memory"
 
     def compare(self, timing: Timing) -> Comparison:
-        """Hold a measured time against the bound; `print` the result."""
+        """Compare a measured time with the bound; `print` the result."""
         return Comparison(timing, self)
 
     def __str__(self) -> str:
@@ -131,7 +131,7 @@ def roofline_bound(flops: int | float, moved: int | float, ceilings: Ceilings) -
 
     """
     if not (flops >= 0 and moved >= 0 and flops + moved > 0):
-        raise ValueError(f"flops is {flops} and moved {moved}; expected neither negative and one above 0")
+        raise ValueError(f"flops is {flops} and moved {moved}; expected both >= 0 and at least one > 0")
     return RooflineBound(flops / ceilings.flops * 1e3, moved / ceilings.bytes * 1e3)
 
 

@@ -1,4 +1,4 @@
-"""Plain text for people: times, and tables whose columns are aligned."""
+"""Text output: times, and tables with aligned columns."""
 
 from collections.abc import Sequence
 

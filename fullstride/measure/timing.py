@@ -1,4 +1,4 @@
-"""Time a call: warm-up apart, device events or a synchronised clock, the median with its spread, raw samples kept."""
+"""Time a call: warm-up apart, device events or a synchronised clock, the median with its spread, and raw samples."""
 
 import time
 from collections.abc import Callable
@@ -69,7 +69,7 @@ class CudaClock:
         torch.cuda.reset_peak_memory_stats()
 
     def peak_bytes(self) -> int:
-        """Most bytes of tensors alive at once since the last reset; not what a captured graph keeps in its pool."""
+        """Peak bytes of tensors since the last reset, without those in a captured graph's memory pool."""
         import torch
 
         return torch.cuda.max_memory_allocated()
@@ -97,9 +97,9 @@ class Timing:
     """Times of one function, in milliseconds.
 
     Attributes:
-        first_ms: the very first call, which holds compilation and allocation.
-        samples_ms: every timed call, in order.
-        peak_bytes: most device memory alive during the timed calls; None where it is not known.
+        first_ms: time of the first call, including compilation and allocation.
+        samples_ms: times of all timed calls, in order.
+        peak_bytes: peak device memory during the timed calls; None if unknown.
 
     """
 
@@ -133,7 +133,7 @@ class Timing:
 
 @dataclass(frozen=True)
 class TimingPlan:
-    """How often to call: at least `repeats` times, and on until `seconds` have been timed or `most` calls made.
+    """Number of calls: at least `repeats`, then more until `seconds` have been timed or `most` calls made.
 
     Raises:
         ValueError: if nothing would be timed.
@@ -151,7 +151,7 @@ class TimingPlan:
             raise ValueError(f"repeats is {self.repeats} and warmup {self.warmup}; expected repeats >= 1, warmup >= 0")
 
     def done(self, samples: list[float]) -> bool:
-        """Whether these samples, in milliseconds, are enough."""
+        """Return whether these samples, in milliseconds, are enough."""
         return len(samples) >= self.repeats and (sum(samples) >= self.seconds * 1e3 or len(samples) >= self.most)
 
 

@@ -14,7 +14,7 @@ triton = pytest.importorskip("triton")
 
 
 class Kernel:
-    """Notes what becomes of it."""
+    """Kernel that notes its compilations and launches."""
 
     def __init__(self, fails: bool = False):
         self.fails, self.ran, self.asked = fails, [], []
@@ -38,7 +38,7 @@ class Kernel:
 
 @pytest.fixture
 def on_cpu(monkeypatch):
-    """As if a CPU had kernels."""
+    """Pretend that a CPU has kernels."""
     monkeypatch.setattr(triton_compile, "KIND", "cpu")
     monkeypatch.setattr(triton_compile, "_able", lambda: True)
     monkeypatch.setattr(triton_compile, "_processes", False)

@@ -1,4 +1,4 @@
-"""Rounds of means by copies between GPUs that dawdle at random: run by torchrun, a GPU each.
+"""Rounds of means by copies between GPUs with random delays; torchrun runs one process per GPU.
 
 Each round has new numbers, and each process draws those of all: what is read or overwritten too early shows as another
 round's. Nothing waits for the device before the last round, so that hosts run ahead of it as far as in training.
@@ -29,8 +29,8 @@ CLOCKS, SECONDS = 400_000, 2e-3  # the longest pauses of a GPU and of a host
 DEVICE = torch.device("cuda")
 
 
-class Dawdle:
-    """Pauses of this process's GPU, in the current stream, and of its host."""
+class Delays:
+    """Random delays of this process's GPU, in the current stream, and of its host."""
 
     def __init__(self, seed: int):
         self._draw = random.Random(seed)
@@ -42,37 +42,37 @@ class Dawdle:
             time.sleep(self._draw.random() * SECONDS)
 
 
-class Dawdling:
-    """Memory of processes that dawdle before and behind each meeting."""
+class DelayedMemory:
+    """Symmetric memory with delays before and after each barrier."""
 
-    def __init__(self, memory: Any, dawdle: Dawdle):
-        self._memory, self._dawdle = memory, dawdle
+    def __init__(self, memory: Any, delay: Delays):
+        self._memory, self._delay = memory, delay
 
     def allocate(self, count: int) -> Sequence[Tensor]:
         return self._memory.allocate(count)
 
     def meet(self) -> None:
-        self._dawdle()
+        self._delay()
         self._memory.meet()
-        self._dawdle()
+        self._delay()
 
 
 class Numbers:
-    """Every process's, a generator each."""
+    """Numbers of every process, with a generator for each."""
 
     def __init__(self, processes: Processes):
         self._rank = processes.rank
         self._generators = [torch.Generator(DEVICE).manual_seed(rank) for rank in range(processes.size)]
 
     def draw(self) -> tuple[list[Tensor], list[Tensor]]:
-        """The process's own for each bucket, and the means."""
+        """Return the process's own numbers for each bucket, and the means."""
         draw = lambda g: [torch.randn(size, generator=g, device=DEVICE) for size in SIZES]  # noqa: E731
         every = [draw(g) for g in self._generators]
         return every[self._rank], [torch.stack(each).double().mean(0).float() for each in zip(*every, strict=True)]
 
 
 class Means:
-    """Gradients that become means, as of distributed=ddp."""
+    """Gradients that become means, as with distributed=ddp."""
 
     def __init__(self, processes: Processes):
         self._processes = processes
@@ -88,7 +88,7 @@ class Means:
 
 
 class Parts:
-    """Weights that each process replaces a part of by the mean, as of distributed=fsdp."""
+    """Weights of which each process replaces a part by the mean, as with distributed=fsdp."""
 
     def __init__(self, processes: Processes):
         self._processes = processes
@@ -106,37 +106,37 @@ class Parts:
         return [p.detach() for shard in self._shards for p in shard.parameters]
 
 
-def one_round(how: Means | Parts, given: list[Tensor], expected: list[Tensor], dawdle: Dawdle) -> Tensor:
+def one_round(how: Means | Parts, given: list[Tensor], expected: list[Tensor], delay: Delays) -> Tensor:
     """The largest error of all buckets, on the device."""
-    dawdle()
+    delay()
     for bucket, values in enumerate(given):
         how.start(bucket, values)
-        dawdle()
+        delay()
     found = how.end()
-    dawdle()
+    delay()
     error = torch.stack([(a - b).abs().max() for a, b in zip(found, expected, strict=True)]).max()
-    dawdle()
+    delay()
     return error
 
 
-def eager(how: Means | Parts, numbers: Numbers, dawdle: Dawdle) -> Tensor:
-    """Errors of rounds as they are."""
-    return torch.stack([one_round(how, *numbers.draw(), dawdle) for _ in range(ROUNDS)])
+def eager(how: Means | Parts, numbers: Numbers, delay: Delays) -> Tensor:
+    """Errors of rounds in eager mode."""
+    return torch.stack([one_round(how, *numbers.draw(), delay) for _ in range(ROUNDS)])
 
 
-def replayed(how: Means | Parts, numbers: Numbers, dawdle: Dawdle, record: Callable[..., Any] = CudaGraph) -> Tensor:
-    """Errors of rounds that were recorded several times, each with pauses of its own, among some as they are."""
+def replayed(how: Means | Parts, numbers: Numbers, delay: Delays, record: Callable[..., Any] = CudaGraph) -> Tensor:
+    """Errors of rounds that were captured several times, each with its own delays, between some eager ones."""
     given, expected = numbers.draw()
-    records = [record(lambda: one_round(how, given, expected, dawdle), None) for _ in range(RECORDS)]
+    records = [record(lambda: one_round(how, given, expected, delay), None) for _ in range(RECORDS)]
     order, errors = random.Random(0), []  # the same on every process
     for _ in range(ROUNDS):
         for olds, news in zip((given, expected), numbers.draw(), strict=True):
             torch._foreach_copy_(olds, news)
-        dawdle()
+        delay()
         errors.append(order.choice(records).replay().clone())
-        dawdle()
+        delay()
         if order.random() < 0.1:
-            errors.append(one_round(how, *numbers.draw(), dawdle))
+            errors.append(one_round(how, *numbers.draw(), delay))
     found = torch.stack(errors)
     torch.cuda.synchronize()  # before the records go
     return found
@@ -144,15 +144,15 @@ def replayed(how: Means | Parts, numbers: Numbers, dawdle: Dawdle, record: Calla
 
 def rounds(processes: Processes) -> dict[str, Tensor]:
     """Errors of every round, by what was shared out and how."""
-    dawdle, copies = Dawdle(1 + processes.rank), processes.transfer
+    delay, copies = Delays(1 + processes.rank), processes.transfer
     assert isinstance(copies, EngineCopies)
-    copies.peers._memory = Dawdling(copies.peers._memory, dawdle)  # pyright: ignore[reportAttributeAccessIssue]
+    copies.peers._memory = DelayedMemory(copies.peers._memory, delay)  # pyright: ignore[reportAttributeAccessIssue]
     found = {}
     with torch.no_grad(), one_stream(DEVICE):
         for kind, shared in (("ddp", Means), ("fsdp", Parts)):
             how, numbers = shared(processes), Numbers(processes)
             for act in (eager, replayed):
-                found[f"{kind}, {act.__name__}"] = act(how, numbers, dawdle).cpu()
+                found[f"{kind}, {act.__name__}"] = act(how, numbers, delay).cpu()
     return found
 
 

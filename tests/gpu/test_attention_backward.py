@@ -26,7 +26,7 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 @pytest.fixture(autouse=True)
 def poisoned(seed):
-    """What the allocator hands out next was NaN before: a row that is not written shows."""
+    """Fill the memory that the allocator hands out next with NaN, so that a row that is not written shows."""
     block = torch.full((1 << 26,), torch.nan, device=CUDA)
     del block
 
@@ -44,7 +44,7 @@ def close(found, expected, eps=None):
 
 
 def with_outputs(case: Case, run: Any = naive.forward) -> tuple[Any, Any, Any]:
-    """The outputs as the plain form has them, and random gradients of them."""
+    """Return the outputs of `naive`, and random gradients of them."""
     saved: Any = run(*case.inputs, **case.options)
     go, gto = torch.randn(2, *saved[0].shape, device=CUDA, dtype=torch.float64).to(saved[0].dtype)
     return go, gto, saved
@@ -77,7 +77,7 @@ def test_lengths_with_and_without_a_rest(length, dtype, seed):
 
 
 def far_from_zero(case: Case, score: float) -> Case:
-    """The same with about so much added to all scores, by a column that no tangent moves."""
+    """Add about `score` to all scores of the case, by a column that no tangent moves."""
     q, k, tq, tk = (x.clone() for x in (case.q, case.k, case.tq, case.tk))
     q[..., 0], k[..., 0], tq[..., 0], tk[..., 0] = 4.0, score / (4.0 * case.scale), 0.0, 0.0
     return replace(case, q=q, k=k, tq=tq, tk=tk)
@@ -103,7 +103,7 @@ def close_far_from_zero(case: Case, score: float, found, expected, eps: float) -
 @pytest.mark.parametrize("score", [-1800.0, -150.0, 1800.0])
 @pytest.mark.parametrize("length", [64, 192, 576])
 def test_scores_far_from_zero(length, score, dtype, detached, seed):
-    """Where all of a row is below -88, exp(0 - lse) of what is no key would be infinite."""
+    """If all of a row is below -88, exp(0 - lse) past the last key would be infinite."""
     case = far_from_zero(draw(seed, 2, 2, 2, length, length, 64), score).to(CUDA, dtype)
     go, gto, saved = with_outputs(case)
     gto = None if detached else gto

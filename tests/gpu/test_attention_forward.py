@@ -26,7 +26,7 @@ hopper = pytest.mark.skipif(
 
 @pytest.fixture(autouse=True)
 def poisoned(seed):
-    """What the allocator hands out next was NaN before: a row that is not written shows."""
+    """Fill the memory that the allocator hands out next with NaN, so that a row that is not written shows."""
     torch.manual_seed(seed)
     block = torch.full((1 << 26,), torch.nan, device=CUDA)
     del block

@@ -19,7 +19,7 @@ pytestmark = [
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    """Few calls: what is tested is not the times."""
+    """Make few calls: the times are not tested."""
     monkeypatch.setattr(bench_step_setup, "PLAN", TimingPlan(warmup=0, repeats=2, seconds=0.0))
 
 

@@ -72,7 +72,7 @@ def test_cudnn_is_as_near_to_fp32_as_xla_is(shape, masks, dtype):
 @pytest.mark.parametrize("masks", [(), ("segments",)], ids="+".join)
 @pytest.mark.parametrize("length", [64, 192])
 def test_cudnns_gradients_are_there_where_all_scores_are_low(length, masks):
-    """Its backward pass reads 128 keys at a time: exp(0 - lse) of what is none would be infinite."""
+    """Its backward pass reads 128 keys at a time: exp(0 - lse) past the last key would be infinite."""
     rng = np.random.default_rng(length)
     q, k, v, cotangent = (jnp.asarray(rng.normal(size=(2, length, 2, 64)), jnp.bfloat16) for _ in range(4))
     q, k = q.at[..., 0].set(4.0), k.at[..., 0].set(-150 * 8 / 4.0)

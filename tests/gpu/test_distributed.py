@@ -35,7 +35,7 @@ def torchrun(*args: str, count: int = 2) -> str:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """What all scenarios have left; processes start and meet once."""
+    """Folder of all scenarios' results; processes start and meet once."""
     path = tmp_path_factory.mktemp("together")
     torchrun("-m", "tests.gpu.together", str(path))
     return path
@@ -76,7 +76,7 @@ def test_harm_to_one_process_is_skipped_by_all_within_a_replay(folder, kind):
 
 @pytest.fixture(scope="module")
 def rounds(tmp_path_factory) -> Path:
-    """What rounds of means by copies have left, between GPUs that dawdle."""
+    """Folder of the results of means by copies, in rounds between GPUs with random delays."""
     if not torch.cuda.can_device_access_peer(0, 1):
         pytest.skip("needs GPUs that reach each other's memory")
     path = tmp_path_factory.mktemp("rounds")
@@ -90,7 +90,7 @@ def test_copies_are_what_gradients_travel_by_unasked(rounds):
 
 @pytest.mark.parametrize("how", ["eager", "replayed"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_means_of_gpus_that_dawdle_are_each_rounds_own(rounds, kind, how):
+def test_means_of_gpus_with_random_delays_are_each_rounds_own(rounds, kind, how):
     for rank in (0, 1):
         errors = torch.load(rounds / f"rounds-{rank}.pt")[f"{kind}, {how}"]
         wrong = (~(errors < 1e-5)).nonzero().flatten().tolist()  # a NaN is one, too

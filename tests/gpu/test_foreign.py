@@ -31,7 +31,7 @@ def vit() -> tuple[nn.Module, Tensor]:
 
 
 def call(model: nn.Module, x: Tensor) -> Tensor:
-    """Its output, whatever it is in."""
+    """Call the model and unwrap its output."""
     out = model(x, torch.full((len(x),), 3.0, device=x.device)) if hasattr(model, "time_embedding") else model(x)
     return out if isinstance(out, Tensor) else out.sample
 

@@ -1,4 +1,4 @@
-"""`jvp` and `prepare` on models of others, on a GPU: `python -m pytest tests/gpu/test_jvp_models.py`."""
+"""`jvp` and `prepare` on models of other libraries, on a GPU: `python -m pytest tests/gpu/test_jvp_models.py`."""
 
 import contextlib
 import copy
@@ -78,7 +78,7 @@ def error(found: list[Tensor], exact: list[Tensor]) -> list[float]:
 
 @contextlib.contextmanager
 def no_plain_forms():
-    """The plain forms raise: what runs are the kernels."""
+    """Make `naive` raise, so that only kernels run."""
     with pytest.MonkeyPatch.context() as patch:
         for module, names in (
             (naive, ("forward", "backward")),
@@ -137,7 +137,7 @@ def test_a_captured_step_follows_its_inputs(name, seed):
 
 
 def peak(call: Callable[[], Any]) -> int:
-    """Most bytes above what was there, of three calls: what dies while one runs hides as much of it."""
+    """Return the peak of three calls above the memory before: memory freed during a call hides as much of its peak."""
     call()
     return max(added(call) for _ in range(3))
 
@@ -163,7 +163,7 @@ def test_a_tangent_keeps_no_activations():
 
 @pytest.mark.parametrize("length", [4096, 32768])
 def test_memory_is_linear_in_the_length(length):
-    """Beside the twelve tensors and their gradients, a few numbers a row."""
+    """Memory is that of the twelve tensors and their gradients, and a few numbers per row."""
     q = torch.randn(1, 4, length, 64, device=CUDA, dtype=torch.bfloat16)
     inputs = [torch.randn_like(q).requires_grad_() for _ in range(6)]
     tensors = 8 * q.numel() * q.itemsize  # o, to, and six gradients

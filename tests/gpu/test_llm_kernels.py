@@ -1,4 +1,4 @@
-"""The CUDA kernels of the engine where they belong: the same checks as in the emulator, at real sizes."""
+"""The engine's CUDA kernels on a GPU: the checks of the emulator, at real sizes."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""The loader on a GPU: what it brings, and that the host never waits for the device."""
+"""The loader on a GPU: its batches are right, and the host never waits for the device."""
 
 import pytest
 import torch

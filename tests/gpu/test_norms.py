@@ -43,7 +43,7 @@ DTYPES = list(TOLERANCE)
 
 @pytest.fixture(autouse=True)
 def poison(monkeypatch):
-    """Outputs begin as NaN, so that what is not written shows."""
+    """Fill outputs with NaN first, so that unwritten elements show."""
     empty, empty_like = torch.empty, torch.empty_like
     monkeypatch.setattr(torch, "empty", lambda *a, **k: empty(*a, **k).fill_(torch.nan))
     monkeypatch.setattr(torch, "empty_like", lambda *a, **k: empty_like(*a, **k).fill_(torch.nan))

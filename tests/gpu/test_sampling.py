@@ -93,7 +93,7 @@ def test_weights_that_are_written_into_count(seed):
 
 
 class Waiting(nn.Module):
-    """Looks at a number of the device on the host."""
+    """Network that reads a number of the device on the host."""
 
     def forward(self, z, r, t, label=None):
         return z * t.max().item()

@@ -1,4 +1,4 @@
-"""`TrainStep` recorded and replayed on a GPU: `python -m pytest tests/gpu/test_step.py`."""
+"""`TrainStep` captured and replayed on a GPU: `python -m pytest tests/gpu/test_step.py`."""
 
 import copy
 import gc
@@ -68,7 +68,7 @@ def apart(one: TrainStep, other: TrainStep) -> float:
 
 @contextmanager
 def never_waiting() -> Iterator[None]:
-    """Whatever waits for the device raises."""
+    """Raise whenever the host waits for the device."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Synchronization debug mode")
         torch.cuda.set_sync_debug_mode("error")
@@ -198,7 +198,7 @@ def test_auto_measures_all_and_says_what_it_chose(seed):
 
 @pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.NAdam, torch.optim.AdamW])
 def test_auto_records_optimizers_whose_eager_counts_lie_on_the_host(kind, seed):
-    """Neither fused nor capturable: the steps before a record leave their counts on the host."""
+    """Neither fused nor capturable: the steps before the capture leave their counts on the host."""
     torch._dynamo.reset()
     model, said = network(seed), []
     optimizer = kind(model.parameters(), lr=1e-3)
@@ -244,7 +244,7 @@ def test_what_waits_for_the_device_cannot_be_recorded(seed):
 
 
 def recorded(function: Callable[[], Tensor]) -> Tensor:
-    """What a replay gives of a function that ran before on the stream it is recorded on."""
+    """Capture a function that ran before on the capturing stream, and return its replay's result."""
     with torch.cuda.stream(torch.cuda.Stream()):
         function()
         found = CudaGraph(function, None).replay()
@@ -293,7 +293,7 @@ def _pin(pinned: list[Tensor], stop: threading.Event) -> None:
 
 
 def test_prefetched_batches_are_those_of_the_host(seed):
-    """While the device is busy, so that a copy that is used too early shows."""
+    """The device is busy, so that a copy that is used too early shows."""
     torch.manual_seed(seed)
     given = [{"x": torch.randn(64, 500, 500)} for _ in range(6)]
     busy = torch.randn(6000, 6000, device=CUDA)

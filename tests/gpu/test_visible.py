@@ -1,4 +1,4 @@
-"""How many GPUs a process is said to find is how many it finds: `python -m pytest tests/gpu`."""
+"""The predicted number of visible GPUs is the number that a process finds: `python -m pytest tests/gpu`."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""What test_distributed.py looks at: run by torchrun, a GPU each; every scenario leaves tensors in a folder."""
+"""Scenarios of test_distributed.py: torchrun runs them, one GPU per process; each leaves tensors in a folder."""
 
 import sys
 from pathlib import Path
@@ -38,14 +38,14 @@ def loss(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, dict[str, 
 
 
 def batches() -> list[dict[str, Tensor]]:
-    """The same on every process."""
+    """Batches that are equal on every process."""
     g = torch.Generator("cuda").manual_seed(7)
     draw = lambda: torch.randn(SIZE, 24, generator=g, device="cuda")  # noqa: E731
     return [{"x": draw(), "v": draw()} for _ in range(STEPS)]
 
 
 def make(kind: str, backend: str, processes: Processes, **options: Any) -> TrainStep:
-    """A step of that kind; its weights differ between processes until it is made."""
+    """Make a step of that kind; weights differ between processes before."""
     model = network(processes.rank)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.1, fused=True)
     averages = Averages(model, [0.9, 0.99], period=2)
@@ -65,7 +65,7 @@ def left(step: TrainStep, metrics: list[dict[str, Tensor]]) -> dict[str, Tensor]
 
 
 def steps(folder: Path, processes: Processes) -> None:
-    """Each backend's steps, shared out in both ways, with one micro-batch and with two."""
+    """Run each backend's steps, distributed in both ways, with one micro-batch and with two."""
     for kind in KINDS:
         for backend, accumulate in CASES[processes.transfers]:
             torch._dynamo.reset()
@@ -76,7 +76,7 @@ def steps(folder: Path, processes: Processes) -> None:
 
 
 def alone(folder: Path) -> None:
-    """What one process makes of all samples."""
+    """Train one process on all samples."""
     for accumulate in (1, 2):
         step = make("ddp", "eager", SINGLE, accumulate=accumulate)
         torch.save(left(step, [step(batch) for batch in batches()]), folder / f"alone-{accumulate}.pt")

@@ -1,4 +1,4 @@
-"""Tests' programs run for a moment: what XLA does for their speed takes longer than all that is run."""
+"""Fast compilation for tests: their programs run so briefly that XLA's optimisation takes longer."""
 
 import os
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ def flag_xla() -> None:
 
 @pytest.fixture(scope="module")
 def compiled_soon() -> Iterator[None]:
-    """XLA optimises little."""
+    """Let XLA optimise little."""
     jax = pytest.importorskip("jax")
     before = jax.config.values[OPTION]
     with pytest.MonkeyPatch.context() as patch:

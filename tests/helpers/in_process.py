@@ -1,4 +1,4 @@
-"""Stands in for processes on GPUs: the same command lines, one after the other, in this process."""
+"""Substitute for processes on GPUs: runs their command lines one after the other in this process."""
 
 import math
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Python processes in which nothing is installed but what some requirements bring, and fullstride itself."""
+"""Python processes that see only fullstride and the packages that some requirements install."""
 
 import json
 import subprocess
@@ -52,7 +52,7 @@ def brought_by(lines: list[str], extras: tuple[str, ...] = ("",), deep: bool = T
 
 
 def run_only(lines: list[str], code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run code in a process that has nothing but what requirements bring."""
+    """Run code in a process that sees only the packages that requirements install."""
     kept = brought_by(lines)
     providers = metadata.packages_distributions()
     modules = [name for name, by in providers.items() if not kept & set(map(canonicalize_name, by))]

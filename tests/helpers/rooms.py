@@ -33,7 +33,7 @@ def room_of(module: str) -> str:
 
 
 def imports_of(module: str, text: str) -> Iterator[Import]:
-    """Imports of a module, at file level and in its functions; what types alone need is left out."""
+    """Imports of a module, at file level and in its functions; imports only for type checking are left out."""
 
     def walk(node: ast.AST, at_once: bool) -> Iterator[Import]:
         for child in ast.iter_child_nodes(node):

@@ -1,4 +1,4 @@
-"""A server of files on this machine, which can be told to misbehave."""
+"""A local file server that can misbehave on purpose."""
 
 import contextlib
 import threading
@@ -34,7 +34,7 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(content[: server.cut])
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-        """Nothing: what is asked for is in the server's list."""
+        """Print nothing: requests are in the server's list."""
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""JAX for tests: programs compiled once a run, without what only makes them faster, and nothing promoted silently."""
+"""JAX for tests: programs compiled once per run, with little optimisation, and nothing promoted silently."""
 
 import os
 
@@ -16,6 +16,6 @@ jax.config.update("jax_disable_most_optimizations", True)
 
 @pytest.fixture(autouse=True)
 def strict():
-    """What JAX would promote in silence is an error."""
+    """Raise for promotions that JAX would do silently."""
     with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
         yield

@@ -1,4 +1,4 @@
-"""The end of a `--limit`, at a moment that a test chooses and no clock."""
+"""The end of a `--limit` at a moment that a test chooses."""
 
 import os
 import signal
@@ -9,7 +9,7 @@ from benchmarks.harness.time_limit import Limit
 
 
 def over_within(monkeypatch) -> Callable[..., None]:
-    """Work, of any arguments, in which the time of all limits is over; it takes long if nobody ends it."""
+    """Work during which all time limits expire; it takes long if nothing ends it."""
     over = []
 
     def work(*given: object) -> None:

@@ -31,7 +31,7 @@ def install() -> None:
 
 
 def _jaxtyped(fn: Any = None, *, typechecker: Any = None) -> Any:
-    """In the place of `jaxtyping.jaxtyped` with a checker, which is what the hook decorates with."""
+    """Replacement of `jaxtyping.jaxtyped` with a checker, with which the import hook decorates."""
     if typechecker is None:
         return _everywhere(fn)
     return functools.partial(_checked, typechecker) if fn is None else _checked(typechecker, fn)
@@ -87,7 +87,7 @@ def _is_array(kind: type) -> bool:
 
 
 def _names_array(hint: Any) -> bool:
-    """Whether jaxtyping has something to compare, or may have where a hint is a name that is not known yet."""
+    """Return whether jaxtyping can check the hint, or may be able to if it is a name not known yet."""
     if isinstance(hint, str):
         return True
     return (inspect.isclass(hint) and issubclass(hint, AbstractArray)) or any(map(_names_array, get_args(hint)))

@@ -1,6 +1,6 @@
-"""Compiles kernels for Hopper as their launchers would run them, on a machine without a GPU; a process of its own.
+"""Compilation of kernels for Hopper as their launchers run them, without a GPU, in a process of its own.
 
-Triton's interpreter takes what its compiler does not. Tensors are of no device, and the driver's part is played here.
+Triton's interpreter accepts code that its compiler rejects. Tensors are fake, and so is the driver.
 """
 
 import itertools
@@ -29,10 +29,10 @@ compiled: list[str] = []
 
 
 class Hopper:
-    """What a launch asks of a driver."""
+    """Driver of an absent Hopper GPU, with what a launch needs."""
 
     def get_current_target(self) -> GPUTarget:
-        """An H200's."""
+        """Return an H200's target."""
         return GPUTarget("cuda", 90, 32)
 
     def get_current_device(self) -> int:
@@ -45,7 +45,7 @@ class Hopper:
 
 
 def install() -> None:
-    """Let every launch compile its kernel and leave it at that."""
+    """Let every launch only compile its kernel."""
     triton.runtime.driver.set_active(Hopper())  # pyright: ignore[reportArgumentType]
     run = JITFunction.run
 
@@ -61,7 +61,7 @@ def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
 
 
 def attention(dim: int, dtype: torch.dtype, absent: str = "", through: bool = True, **options: Any) -> None:
-    """Forward and backward of one attention."""
+    """Compile forward and backward of one attention."""
     q, k = empty(2, 4, 200, dim, dtype=dtype), empty(2, 2, 230, dim, dtype=dtype)
     tangents = [None if name in absent.split() else x for name, x in zip(("tq", "tk", "tv"), (q, k, k), strict=True)]
     if options.pop("masked", False):
@@ -72,7 +72,7 @@ def attention(dim: int, dtype: torch.dtype, absent: str = "", through: bool = Tr
 
 
 def packed(dim: int) -> None:
-    """Sequences without padding."""
+    """Compile attention of packed sequences."""
     q, k = empty(300, 4, dim), empty(330, 2, dim)
     starts = empty(5, dtype=torch.int32)
     saved: Any = FORWARD.forward_varlen(q, k, k, q, k, k, starts, starts, 100, 120, scale=0.1, causal=True)
@@ -83,7 +83,7 @@ def packed(dim: int) -> None:
 
 
 def attentions() -> None:
-    """The widths that differ in kind, and what changes a kernel's arguments."""
+    """Compile attention of each kind of head dim, and of each kind of arguments."""
     for dim in (72, 128, 160):
         attention(dim, torch.bfloat16)
     attention(64, torch.float32, through=False)
@@ -94,7 +94,7 @@ def attentions() -> None:
 
 
 def norms() -> None:
-    """Rows and images, with and without tangents."""
+    """Compile norms of rows and images, with and without tangents."""
     x, w, images, c = empty(4, 16, 1152), empty(1152), empty(4, 64, 16, 16), empty(64)
     for t in (x, None):
         saved: Any = ROWS.row_norm(ROW_NORMS["layer_norm"], x, t, Affine(w, w), 1e-5)[2:]
@@ -111,7 +111,7 @@ def norms() -> None:
 
 
 def averages() -> None:
-    """Of weights."""
+    """Launch the kernel of weight averages."""
     LerpTable([empty(70, dtype=torch.float32)], [[empty(70, dtype=torch.float32)]] * 2)(empty(2, dtype=torch.float64))
 
 

@@ -1,4 +1,4 @@
-"""What is compiled, in processes of its own: a failed trace leaves forward AD's level entered."""
+"""Checks of compiled functions, in a process for each: a failed trace leaves forward AD's level entered."""
 
 import functools
 import os
@@ -31,7 +31,7 @@ def draw(*shapes: tuple[int, ...], seed: int = 0) -> list[Tensor]:
 
 
 def pair(through: bool, f: Call, primals: Points, tangents: Points) -> tuple[Tensor, ...]:
-    """Jvp of lists."""
+    """Compute jvp of lists."""
     return jvp(f, tuple(primals), tuple(tangents), tangent_grad=through)
 
 
@@ -96,7 +96,7 @@ def attention(backend: str) -> None:
 
 
 def masks(backend: str) -> None:
-    """A bias that learns and is computed in the function, and one that is a tensor subclass."""
+    """Check a bias with a gradient that is computed in the function, and one that is a tensor subclass."""
     bias, q, weight = draw((3, 5, 5), (2, 3, 5, 8), (8, 8))
     for through in (True, False):
 
@@ -151,7 +151,7 @@ def formats(backend: str) -> None:
 
 
 def explicit(backend: str) -> None:
-    """Each norm in pair form, where no transform is: with and without gradients through the tangent."""
+    """Check each norm in pair form, without a transform: with and without gradients through the tangent."""
     drawn = draw((2, 6, 7), (7,), (7,), (6,), (6,), (2, 7), (2, 7))
     x, row, column, modulation = drawn[0], drawn[1:3], drawn[3:5], drawn[5:]
     grouped = lambda x, w, b, *t, **how: ours.group_norm_dual(x, 3, w, b, *t, act="silu", **how)  # noqa: E731
@@ -199,7 +199,7 @@ def network(name: str, backend: str) -> None:
 
 
 def checkpointed(backend: str) -> None:
-    """A network whose activations are computed anew."""
+    """Check a network whose activations are recomputed."""
     nets = random_network("transformer"), random_network("transformer", plain_ops)
     primals, tangents = random_points("transformer", 0)
 
@@ -215,7 +215,7 @@ def checkpointed(backend: str) -> None:
 
 
 def representatives(backend: str) -> None:
-    """One of each family and each kind of gradient, for a backend that takes its time."""
+    """Check one of each family and each kind of gradient, for a slow backend."""
     qkv = draw((2, 4, 5, 6), (2, 2, 7, 6), (2, 2, 7, 3))
     options: dict[str, Any] = {"attn_mask": torch.arange(35).reshape(5, 7) % 3 > 0, "enable_gqa": True}
     op, reference = (functools.partial(f, **options) for f in (ours.attention, plain_ops.attention))
@@ -247,7 +247,7 @@ def transforms(backend: str) -> None:
 
 
 def is_refused(name: str, call: Callable) -> None:
-    """What cannot be compiled raises."""
+    """Check that compiling the call raises."""
     try:
         call()
     except Exception:
@@ -256,7 +256,7 @@ def is_refused(name: str, call: Callable) -> None:
 
 
 def in_a_fork(act: Callable[[], None]) -> None:
-    """In a process of its own: a failed trace leaves forward AD's level entered."""
+    """Run in a process of its own: a failed trace leaves forward AD's level entered."""
     if (pid := os.fork()) == 0:
         try:
             act()
@@ -308,7 +308,7 @@ FAMILIES = {f.__name__: f for f in ALL}
 
 
 def main(backend: str, *families: str) -> None:
-    """Run families; a warning is an error where it is ours."""
+    """Run families; the package's own warnings are errors."""
     warnings.filterwarnings("error", module="fullstride")
     for family in families:
         sys.stderr.write(f"{family} by {backend}\n")

@@ -1,4 +1,4 @@
-"""Every way to a derivative of an op, beside the same way to that of its reference."""
+"""Comparisons of an op's derivatives, computed in every way, with its reference's."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,18 +16,18 @@ Points = Sequence[Any]  # tensors; None for a tangent that is absent
 
 
 def close(found: Any, expected: Any) -> None:
-    """To the rounding of fp64, in a comparison that zeros would fail."""
+    """Compare to the rounding of fp64; all-zero results would fail."""
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-11)
     assert all(x.abs().max() > 1e-4 for x in pytree.tree_leaves(expected) if x.numel())
 
 
 def with_zeros(primals: Points, tangents: Points) -> list[Tensor]:
-    """Zeros for the tangents that are absent."""
+    """Replace absent tangents by zeros."""
     return [torch.zeros_like(p) if t is None else t for p, t in zip(primals, tangents, strict=True)]
 
 
 def torchs(op: Call, primals: Points, tangents: Points) -> tuple[Tensor, Tensor]:
-    """By torch.func.jvp, in which what has no tangent is a constant."""
+    """Derive by torch.func.jvp; arguments without a tangent are constants."""
     moved = [i for i, t in enumerate(tangents) if t is not None]
 
     def of_those(*given: Tensor) -> Tensor:
@@ -41,19 +41,19 @@ def torchs(op: Call, primals: Points, tangents: Points) -> tuple[Tensor, Tensor]
 
 
 def ours(op: Call, primals: Points, tangents: Points) -> tuple[Tensor, Tensor]:
-    """By fullstride.jvp, through the tangent."""
+    """Derive by fullstride.jvp, with a graph of the tangent."""
     out = jvp(op, tuple(primals), tuple(tangents), tangent_grad=True)
     return out[0], out[1]
 
 
 def detached(op: Call, primals: Points, tangents: Points) -> tuple[Tensor, Tensor]:
-    """By fullstride.jvp, without a gradient of the tangent."""
+    """Derive by fullstride.jvp, without a graph of the tangent."""
     out = jvp(op, tuple(primals), tuple(tangents))
     return out[0], out[1]
 
 
 def dual_level(op: Call, primals: Points, tangents: Points) -> tuple[Tensor, Tensor]:
-    """By dual tensors."""
+    """Derive by dual tensors."""
     with forward_ad.dual_level():
         duals = [p if t is None else forward_ad.make_dual(p, t) for p, t in zip(primals, tangents, strict=True)]
         out = forward_ad.unpack_dual(op(*duals))
@@ -67,7 +67,7 @@ WAYS = {"jvp": ours, "torch.func.jvp": torchs, "dual_level": dual_level, "detach
 def gradients(
     op: Call, way: Callable, primals: Points, tangents: Points, weights: Points, through: bool
 ) -> list[Tensor]:
-    """Of a loss in the output and its tangent, by the primals and the tangents that there are."""
+    """Gradients of a loss of the output and its tangent, by all primals and tangents that are given."""
     leaves = [None if x is None else x.detach().clone().requires_grad_() for x in (*primals, *tangents)]
     o, to = way(op, leaves[: len(primals)], leaves[len(primals) :])
     loss = (o * weights[0]).sum() + ((to.sin() if through else to.detach()) * o * weights[1]).sum()

@@ -1,4 +1,4 @@
-"""Small networks as a user writes them, what they are differentiated at, and what they keep for a backward pass."""
+"""Small networks as a user writes them, points to differentiate them at, and the memory of their backward pass."""
 
 import weakref
 from collections.abc import Callable
@@ -95,7 +95,7 @@ TORCHS: dict[str, Callable[[], nn.Module]] = {"conv_net": ConvNet, "gated": Gate
 
 
 def random_network(name: str, given: Any = ops, seed: int = 0) -> nn.Module:
-    """In fp64, with every parameter random, so that none hides a path."""
+    """Return the network in fp64 with random parameters, so that none hides a path."""
     net = OURS[name](given) if name in OURS else TORCHS[name]()
     generator = torch.Generator().manual_seed(seed)
     for p in net.parameters():
@@ -111,14 +111,14 @@ def random_points(name: str, seed: int) -> tuple[tuple[Tensor, ...], tuple[Tenso
 
 
 class _Saved:
-    """Detached: kept as it is, an output that its own node saves would keep that node alive."""
+    """A detached saved tensor: an output that its own node saves would keep that node alive."""
 
     def __init__(self, tensor: Tensor):
         self.tensor = tensor.detach()
 
 
 def saved_bytes(call: Callable[[], Any]) -> int:
-    """Bytes of the different tensors that are kept for a backward pass while the call's result lives."""
+    """Return the bytes of all tensors that are saved for a backward pass while the call's result lives."""
     live: weakref.WeakSet[_Saved] = weakref.WeakSet()
 
     def pack(tensor: Tensor) -> _Saved:
@@ -134,7 +134,7 @@ def saved_bytes(call: Callable[[], Any]) -> int:
 
 
 class _Allocated(TorchDispatchMode):
-    """Counts the bytes of the storages that operations make, as they come and go."""
+    """Mode that counts the bytes of live storages that operations allocate."""
 
     def __init__(self):
         super().__init__()
@@ -161,7 +161,7 @@ class _Allocated(TorchDispatchMode):
 
 
 def peak_bytes(call: Callable[[], Any]) -> int:
-    """Most bytes of tensors that a call holds at once beside those that were there."""
+    """Return the peak bytes of tensors that a call allocates."""
     call()
     with _Allocated() as seen:
         call()

@@ -1,4 +1,4 @@
-"""The ops of `fullstride.jvp` from elementary operations, whose every derivative torch has right."""
+"""The ops of `fullstride.jvp` in elementary operations, all of whose derivatives torch computes correctly."""
 
 import torch
 import torch.nn.functional as F
@@ -44,12 +44,12 @@ def affine(y: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
 
 
 def layer_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5) -> Tensor:
-    """Of the last dimension."""
+    """Normalise over the last dimension."""
     return affine(normalised(x, (-1,), eps), weight, bias)
 
 
 def rms_norm(x: Tensor, weight: Tensor | None = None, eps: float | None = None) -> Tensor:
-    """Of the last dimension."""
+    """Normalise over the last dimension."""
     step = torch.finfo(x.dtype).eps if eps is None else eps
     return affine(normalised(x, (-1,), step, centred=False), weight, None)
 
@@ -68,7 +68,7 @@ def group_norm(
     eps: float = 1e-5,
     act: str | None = None,
 ) -> Tensor:
-    """Of a group's channels and pixels."""
+    """Normalise over each group's channels and pixels."""
     one = (-1, *[1] * (x.ndim - 2))
     parameters = [None if p is None else p.reshape(one) for p in (weight, bias)]
     grouped = x.reshape(x.shape[0], groups, -1)

@@ -17,7 +17,7 @@ def block(dropout: float) -> nn.Module:
 
 
 class Gate(nn.Module):
-    """Of two arguments."""
+    """Module of two arguments."""
 
     def __init__(self):
         super().__init__()
@@ -45,7 +45,7 @@ def plain(module: nn.Module, *args: Tensor) -> Tensor:
 
 
 def pair(dropout: float = 0.0) -> tuple[Net, Net]:
-    """The same weights without and with checkpoints."""
+    """Return two nets of equal weights, without and with checkpoints."""
     one = Net(plain, dropout)
     two = copy.deepcopy(one)
     two.run = checkpoint
@@ -74,7 +74,7 @@ def test_values_and_gradients_are_those_without_it(moving, dropout, seed):
 
 
 class OwnDropout(nn.Module):
-    """Drops in its own code: no layer of dropout shows it."""
+    """Module with dropout in its own code, not in a dropout layer."""
 
     def __init__(self):
         super().__init__()

@@ -17,7 +17,7 @@ CALLS: list[tuple[Any, ...]] = []
 
 
 def forward(primals: Any, tangents: Any, settings: Any) -> tuple:
-    """x^power w, one w for all rows, and what its backward keeps."""
+    """Compute x^power w, with one w for all rows, and the tensors that backward saves."""
     (x, w), (tx, tw), (power,) = primals, tangents, settings
     CALLS.append(("forward", *x.shape))
     factor = torch.ones_like(x[0]) if w is None else w
@@ -27,7 +27,7 @@ def forward(primals: Any, tangents: Any, settings: Any) -> tuple:
 
 
 def backward(gy: Tensor, gty: Tensor | None, primals: Any, tangents: Any, saved: Any, settings: Any) -> tuple:
-    """By torch on the forward, which is an independent way; checks that only what was asked for was kept."""
+    """Derive the forward by torch, an independent way; check that only needed tensors were saved."""
     (x, w), (tx, tw), (y, ty, last), (power,) = primals, tangents, saved, settings
     CALLS.append(("backward", tx is not None, tw is not None, y is not None, ty is not None))
     assert torch.equal(last, x ** (power - 1))
@@ -42,7 +42,7 @@ def backward(gy: Tensor, gty: Tensor | None, primals: Any, tangents: Any, saved:
 
 
 def shapes(primals: Any, tangents: Any, settings: Any) -> tuple:
-    """What forward returns, empty."""
+    """Return empty tensors of forward's shapes."""
     x = primals[0]
     ty = None if all(t is None for t in tangents) else torch.empty_like(x)
     return torch.empty_like(x), ty, torch.empty_like(x)
@@ -85,7 +85,7 @@ def test_every_way_to_its_derivatives(name, seed):
 
 
 def kept(name: str, through: bool, absent: bool = False) -> tuple[Any, ...]:
-    """What backward was given: tx, tw, y, ty."""
+    """Return the tensors that backward received: tx, tw, y, ty."""
     op, primals, tangents = power_of(OPS[name]), draw(0), draw(10)
     CALLS.clear()
     way = ours if through else lambda f, p, t: jvp(f, tuple(p), tuple(t))
@@ -150,7 +150,7 @@ def test_a_second_backward_pass_is_refused(seed):
     op, primals, tangents = power_of(OPS["shared"]), draw(seed), draw(seed + 10)
     x = primals[0].requires_grad_()
     (first,) = torch.autograd.grad(torchs(op, primals, tangents)[1].sum(), x, create_graph=True)
-    message = "a second derivative by backward passes through fullstride's test_power, which has one; use plain"
+    message = "a second derivative by backward passes through .* only a first one; use PyTorch"
     with pytest.raises(RuntimeError, match=message):
         torch.autograd.grad(first.sum(), x)
 

@@ -86,7 +86,7 @@ def test_tangents_of_others_are_left_whole(seed):
 
 
 class Names(TorchFunctionMode):
-    """Which of the first arguments' tangents are there at each call."""
+    """Mode that notes which first arguments carry a tangent at each call."""
 
     def __init__(self):
         super().__init__()

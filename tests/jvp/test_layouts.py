@@ -1,4 +1,4 @@
-"""The strides that the compiler is told are those of the results, however the arguments lie: plain and by kernels."""
+"""Fake results have the strides of real ones, for any layout of the arguments: PyTorch operations and kernels."""
 
 import random
 from typing import Any
@@ -31,7 +31,7 @@ LAYOUTS = ["row-major", "permuted", "sliced", "expanded", "channels_last", "tran
 
 
 def laid(shape: tuple[int, ...], layout: str, draw: random.Random) -> Tensor:
-    """Normal numbers of this shape, lying so in memory."""
+    """Draw normal numbers of this shape in a memory layout."""
     dims = list(range(len(shape)))
     if layout == "permuted":
         draw.shuffle(dims)
@@ -48,7 +48,7 @@ def laid(shape: tuple[int, ...], layout: str, draw: random.Random) -> Tensor:
 
 
 def strides(x: Tensor | None) -> object:
-    """What a compiler asserts: a dimension of one element has no stride."""
+    """Return the layout that a compiler asserts: a dimension of one element has no stride."""
     if x is None:
         return None
     return tuple(x.shape), x.dtype, [s for s, n in zip(x.stride(), x.shape, strict=True) if n > 1]

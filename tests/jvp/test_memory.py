@@ -1,4 +1,4 @@
-"""The most that a step with a derivative holds at once, beside one without."""
+"""Peak memory of a step with a derivative, compared with one without."""
 
 import pytest
 import torch

@@ -51,7 +51,7 @@ FUNCTIONS = {
 
 
 def head(f):
-    """f of the first samples alone, for what knows samples that do not move."""
+    """Return f of the first samples alone, for an f that uses constant samples."""
 
     def called(x: Tensor, y: Tensor) -> Tensor:
         whole = [torch.cat([a, torch.zeros_like(a[:1]).expand(B - N, *a.shape[1:]) + 0.5]) for a in (x, y)]
@@ -156,11 +156,11 @@ def test_checkpointing_changes_nothing(training):
 
 
 REFUSED = {
-    "digamma": (lambda x: torch.digamma(x), ValueError, "torch's digamma of a batch .* has no rule"),
-    "norm": (nn.BatchNorm1d(3), ValueError, "torch's batch_norm of a batch .* has no rule"),
-    "method": (lambda x: x.cummax(1), AttributeError, "cummax of a batch .* has no rule"),
+    "digamma": (lambda x: torch.digamma(x), ValueError, "torch's digamma has no rule for a batch"),
+    "norm": (nn.BatchNorm1d(3), ValueError, "torch's batch_norm has no rule for a batch"),
+    "method": (lambda x: x.cummax(1), AttributeError, "cummax has no rule for a batch"),
     "samples chosen": (lambda x: x[0], ValueError, "chooses samples"),
-    "one by one": (lambda x: x.unbind()[0], ValueError, "5 samples one by one, 2 of which carry a tangent"),
+    "one by one": (lambda x: x.unbind()[0], ValueError, "5 samples, of which 2 carry a tangent"),
     "samples in parts": (lambda x: x.chunk(2)[0], ValueError, "chunk along the samples"),
     "more samples": (lambda x: torch.cat([x, x]), ValueError, "cat along the samples"),
     "another dimension in front": (lambda x: x + torch.ones(2, 5, 3), ValueError, "a dimension in front"),
@@ -232,9 +232,9 @@ def test_what_loses_a_gradient_is_refused(f):
 
 def test_tangents_that_do_not_fit_are_refused():
     x = torch.randn(5, 3)
-    with pytest.raises(ValueError, match=r"tangents are of \[\] samples, expected one number"):
+    with pytest.raises(ValueError, match=r"tangents have \[\] samples, expected at least one"):
         partial_jvp(torch.sin, (x,), (None,))
-    with pytest.raises(ValueError, match=r"tangents are of \[2, 3\] samples"):
+    with pytest.raises(ValueError, match=r"tangents have \[2, 3\] samples"):
         partial_jvp(torch.add, (x, x), (x[:2], x[:3]))
     with pytest.raises(ValueError, match=r"a tangent is torch.float64 \(2, 3\)"):
         partial_jvp(torch.sin, (x,), (x[:2].double(),))

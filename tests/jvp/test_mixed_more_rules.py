@@ -114,7 +114,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_would_mix_samples_is_refused(name):
-    with pytest.raises(ValueError, match="some(?: of which| samples)? carry a tangent|expected the samples in front"):
+    with pytest.raises(ValueError, match="some(?: samples)? carry a tangent|expected the samples in front"):
         partial_jvp(REFUSED[name], (torch.randn(5, 3),), (torch.randn(2, 3),))
 
 

@@ -23,7 +23,7 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 class Attention(nn.Module):
-    """As users write it: functional attention, here behind a function of their own."""
+    """Attention as users write it: functional, here behind a function of their own."""
 
     def __init__(self, width: int, heads: int):
         super().__init__()
@@ -58,7 +58,7 @@ class Network(nn.Module):
 
 @pytest.fixture
 def pair(seed) -> tuple[Network, Network]:
-    """A network, and the same one prepared, in fp64, its parameters away from where they start."""
+    """Return a network and a prepared copy, in fp64, with perturbed parameters."""
     torch.manual_seed(seed)
     plain = Network().double()
     with torch.no_grad():
@@ -70,7 +70,7 @@ def pair(seed) -> tuple[Network, Network]:
 
 
 def expected(network: nn.Module, x: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """By torch's own forward derivatives of plain operations."""
+    """Derive by torch's own forward derivatives of PyTorch operations."""
     with sdpa_kernel(SDPBackend.MATH), forward_ad.dual_level():
         u, du = forward_ad.unpack_dual(network(forward_ad.make_dual(x, v)))
     assert du is not None
@@ -160,7 +160,7 @@ def test_what_was_done_is_listed(pair):
 
 
 class Single(nn.LayerNorm):
-    """As in CLIP."""
+    """Attention of one argument, like CLIP's."""
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002
         return super().forward(input.float()).type_as(input)
@@ -202,7 +202,7 @@ def test_it_is_copied_and_pickled_as_any_module(pair):
 
 
 class Holding(nn.Module):
-    """With a state of its own, as of what cannot be pickled."""
+    """Module with a pickle state of its own, like one that holds unpicklable objects."""
 
     def __init__(self):
         super().__init__()
@@ -271,7 +271,7 @@ def test_multihead_attention_with_its_options(seed, name, weights, masks):
 
 
 class Own(nn.MultiheadAttention):
-    """As a code base's own attention, which adds to torch's."""
+    """Subclass of torch's attention, like those of other code bases."""
 
     def forward(self, x: Tensor, weights: bool) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         out, found = super().forward(x, x, x, need_weights=weights)
@@ -280,7 +280,7 @@ class Own(nn.MultiheadAttention):
 
 
 class Pool(nn.Module):
-    """As CLIP's attention pool: linear layers of its own around torch's function."""
+    """Attention pool like CLIP's: linear layers of its own around torch's function."""
 
     def __init__(self):
         super().__init__()
@@ -421,7 +421,7 @@ def test_a_causal_hint_without_the_mask_is_refused():
 
 
 class Functional(nn.Module):
-    """A norm of other rows than its input has."""
+    """A functional norm over rows that differ from its input's."""
 
     def __init__(self, norm: Any):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Functions and models as they come: `jvp` itself sends their attention and norms to the right ops."""
+"""Unprepared functions and models: `jvp` itself sends their attention and norms to the right ops."""
 
 from collections.abc import Callable
 from typing import Any
@@ -205,12 +205,12 @@ def test_a_gradient_inside_has_its_derivative(name, prepared, tangent_grad, seed
 def test_what_has_no_derivative_is_named(tangent_grad):
     x, lstm = torch.randn(2, 5, 8), nn.LSTM(8, 8, batch_first=True)
     net = nn.Sequential(nn.Linear(8, 8), nn.GELU())
-    with pytest.raises(RuntimeError, match=r"fullstride.jvp.checkpoint\(module, \*args\) in its place"):
+    with pytest.raises(RuntimeError, match=r"use fullstride.jvp.checkpoint\(module, \*args\)"):
         jvp(lambda x: checkpoint(net, x, use_reentrant=False), (x,), (x,), tangent_grad=tangent_grad)
     try:  # where oneDNN is there and takes these sizes
         jvp(lambda x: lstm(x)[0], (x,), (x,), tangent_grad=tangent_grad)
     except RuntimeError as error:
-        assert "call jvp in torch.backends.mkldnn.flags(enabled=False)" in str(error)  # noqa: PT017
+        assert "torch.backends.mkldnn.flags(enabled=False)" in str(error)  # noqa: PT017
     with torch.backends.mkldnn.flags(enabled=False):
         assert jvp(lambda x: lstm(x)[0], (x,), (x,), tangent_grad=tangent_grad)[1].abs().max() > 1e-3
 
@@ -223,7 +223,7 @@ def test_a_backward_hook_is_named():
 
 
 class Named(TorchFunctionMode):
-    """Notes which functions pass."""
+    """Mode that notes the functions called."""
 
     def __init__(self):
         super().__init__()

@@ -17,7 +17,7 @@ from tests.jvp.networks import OURS, SHAPES, random_network, random_points, save
 
 
 def close(found, expected):
-    """To the rounding of fp64; nothing that is expected is zero."""
+    """Compare to the rounding of fp64; no expected tensor is zero."""
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
     assert all(x.abs().max() > 1e-3 for x in pytree.tree_leaves(expected))
 
@@ -29,7 +29,7 @@ def points(seed: int, *shapes: tuple[int, ...]) -> list[Tensor]:
 
 @pytest.fixture(params=SHAPES)
 def case(request, seed):
-    """A network, the same from elementary operations, primals and tangents."""
+    """Return a network, a reference in elementary operations, primals and tangents."""
     net = random_network(request.param, seed=seed)
     return net, random_network(request.param, plain_ops, seed), *random_points(request.param, seed)
 
@@ -272,16 +272,16 @@ def test_a_gradient_of_plain_operations_may_be_taken_inside(seed):
 
 
 NESTED = "jvp inside another jvp or dual level: .* expected a single jvp. For higher orders call torch.func.jvp"
-OP_NESTED = "a jvp inside a jvp: .* expected a single jvp around them. For higher orders use plain operations"
-OF_GRADIENT = "a jvp of a gradient .* take the gradient outside \\(grad of jvp\\), or use plain operations"
-OF_VMAP = "a jvp of a vmap, .* take vmap outside \\(vmap of jvp\\)"
+OP_NESTED = "a jvp inside a jvp: .* expected a single jvp around them. For higher orders use PyTorch operations"
+OF_GRADIENT = "a jvp of a gradient .* take the gradient outside \\(grad of jvp\\), or use PyTorch operations"
+OF_VMAP = "a jvp of a vmap: .* take vmap outside \\(vmap of jvp\\)"
 
-UNPREPARED = "out of sight of jvp, .* call fullstride.jvp.attention there"
-OF_COMPILED = "an autograd.Function without a jvp, or something compiled; compile what calls jvp instead"
+UNPREPARED = "where jvp cannot replace it .* call fullstride.jvp.attention there"
+OF_COMPILED = "an autograd.Function without a jvp, or a compiled function; compile the function that calls jvp instead"
 
 
 class Doubled(torch.autograd.Function):
-    """Without a jvp."""
+    """A Function without a jvp."""
 
     @staticmethod
     def forward(ctx, x):
@@ -380,8 +380,8 @@ WRONG = {
         "tangents have the structure .*, expected that of",
     ),
     "count": ((torch.ones(2), torch.ones(2)), (torch.ones(2),), "expected that of the primals"),
-    "nothing moves": ((torch.ones(2),), (None,), "every tangent is None, expected at least one that moves; call fn"),
-    "no tensor": ((1.0,), (torch.ones(2),), "a primal and its tangent are float and Tensor, .*give None"),
+    "nothing moves": ((torch.ones(2),), (None,), "every tangent is None, expected at least one tensor; .* call fn"),
+    "no tensor": ((1.0,), (torch.ones(2),), "a primal and its tangent are float and Tensor, .*pass None"),
     "shape": (
         (torch.ones(2),),
         (torch.ones(3),),

@@ -1,4 +1,4 @@
-"""Derivatives on two processes, whose mean gradients are those of one with the samples of both; started by torchrun."""
+"""Derivatives on two processes: mean gradients equal those of one process with all samples; run by torchrun."""
 
 import os
 from collections.abc import Callable
@@ -19,14 +19,14 @@ from tests.jvp import plain_ops
 
 
 class Written(nn.LayerNorm):
-    """Written out, as torch's gradient through its tangent is wrong."""
+    """A norm in elementary operations, since torch's gradient through its tangent is wrong."""
 
     def forward(self, x: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         return plain_ops.layer_norm(x, self.weight, self.bias)
 
 
 class Scaled(nn.Module):
-    """By a buffer, which DistributedDataParallel sends to all processes before each call."""
+    """Scaling by a buffer, which DistributedDataParallel sends to all processes before each call."""
 
     def __init__(self):
         super().__init__()
@@ -53,7 +53,7 @@ def network(norm: type[nn.Module] = nn.LayerNorm) -> nn.Sequential:
 
 
 def past(u: Tensor, du: Tensor) -> Tensor:
-    """MeanFlow's, to which the tangent is a constant."""
+    """Loss of MeanFlow, to which the tangent is a constant."""
     return (u - du.detach()).square().mean()
 
 

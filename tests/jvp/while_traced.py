@@ -1,4 +1,4 @@
-"""Traces operators as a compiler does, on a machine without a GPU; a process of its own.
+"""Tracing of operators as in a compiler, without a GPU, in a process of its own.
 
 Their kernels are compiled for Hopper by threads or processes. The driver's part is played, and CPUs count as devices
 with kernels.
@@ -30,7 +30,7 @@ KERNELS = (*ROWS, *ATTENTION, backward_queries.query_gradients)
 
 
 def known() -> list[int]:
-    """How many kernels each function was compiled to; Triton 3.8 keeps those that are compiled, too."""
+    """Number of compiled kernels of each function, without those that Triton 3.8 is still compiling."""
     kept = [kernel.device_caches[0][0].values() for kernel in KERNELS]
     return [sum(type(each).__name__ != "FutureKernel" for each in found) for found in kept]
 
@@ -71,7 +71,7 @@ def check_threads() -> None:
 
 
 def check_processes(ptxas: str) -> None:
-    """What this process compiles lies in the cache already."""
+    """Check that the cache already holds the kernels that this process compiles."""
     from torch._inductor.async_compile import AsyncCompile
 
     # Their assembler is another, as where PyTorch brings its own.
@@ -88,7 +88,7 @@ def check_processes(ptxas: str) -> None:
 
 
 def check_changed() -> None:
-    """What other processes would make of another source is made here, and they leave nothing in the cache."""
+    """Check that a changed source is compiled here, and that other processes leave nothing in the cache."""
     from torch._inductor.async_compile import AsyncCompile
 
     triton_compile.start_processes(torch.device("cpu"))

@@ -1,4 +1,4 @@
-"""A clock whose time the measured functions themselves move on."""
+"""A clock that the measured functions themselves advance."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +13,7 @@ class FakeClock:
         self.peak = 0
 
     def function(self, name: str, costs: list[float], peaks: list[int] | None = None) -> Callable[[], None]:
-        """A function that takes costs[i] ms at its i-th call, the last one for ever after."""
+        """Return a function that takes costs[i] ms at its i-th call, and the last cost at all later ones."""
 
         def call() -> None:
             i = self.calls.count(name)

@@ -162,7 +162,7 @@ def test_what_hides_its_operations_has_no_count():
 
 @pytest.mark.parametrize(("flops", "moved"), [(0, 0), (-1, 5), (5, -1), (math.nan, 1.0), (1.0, math.nan)])
 def test_a_floor_of_nothing_is_refused(flops, moved):
-    with pytest.raises(ValueError, match=f"flops is {flops} and moved {moved}; expected neither negative"):
+    with pytest.raises(ValueError, match=f"flops is {flops} and moved {moved}; expected both >= 0"):
         roofline_bound(flops, moved, CEILINGS)
 
 

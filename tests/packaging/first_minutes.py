@@ -1,4 +1,4 @@
-"""Write docs/tutorials/first-minutes.md: what the README's first commands print in a fresh clone, and when.
+"""Write docs/tutorials/first-minutes.md: the timed output of the README's first commands in a fresh clone.
 
 Run it by hand before a release, on a machine that does nothing else: `python -m tests.packaging.first_minutes`.
 Packages come from the public index alone, whatever the machine's settings of pip are. `CPU=1` is passed on to make.
@@ -38,7 +38,7 @@ with {cores} CPU cores and no GPU. Written by `python -m tests.packaging.first_m
 
 
 def _lines(command: str, clone: Path, start: float) -> Iterator[tuple[float, str]]:
-    """Each line that a command prints, and when."""
+    """Yield each line that a command prints, with its time."""
     script = f"[ ! -e .venv/bin/activate ] || . .venv/bin/activate; {command}"
     environment = {name: value for name, value in os.environ.items() if name not in SETTINGS}
     environment |= {"COLUMNS": "100", "PYTHONUNBUFFERED": "1", "PIP_CONFIG_FILE": os.devnull}

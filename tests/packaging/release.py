@@ -1,4 +1,4 @@
-"""Build what would be uploaded and check it: `make release-check`, or `python -m tests.packaging.release [FOLDER]`.
+"""Build the release files and check them: `make release-check`, or `python -m tests.packaging.release [FOLDER]`.
 
 A problem is a line that begins with its file. `todo` names what only a maintainer can fill in; it stops nothing.
 """
@@ -84,13 +84,13 @@ def wheel_files(wheel: Path) -> dict[str, bytes]:
 
 
 def package_files(root: Path = ROOT) -> dict[str, bytes]:
-    """The package as it lies in the tree, without what Python leaves there."""
+    """The package's files in the tree, without Python's caches."""
     files = (path for path in (root / "fullstride").rglob("*") if path.is_file() and not FORGOTTEN & set(path.parts))
     return {path.relative_to(root).as_posix(): path.read_bytes() for path in files}
 
 
 def of_contents(name: str, files: dict[str, bytes], others: set[str]) -> Iterator[str]:
-    """Problems of what an archive holds: the package as it is in the tree, `others`, and nothing else."""
+    """Problems of an archive's contents: it must hold the package as in the tree, `others`, and nothing else."""
     package = package_files()
     for path in sorted(package.keys() | others | files.keys()):
         if path not in files:
@@ -98,12 +98,12 @@ def of_contents(name: str, files: dict[str, bytes], others: set[str]) -> Iterato
         elif path not in package.keys() | others:
             yield f"{name}: {path} should not be there"
         elif path in package and files[path] != package[path]:
-            yield f"{name}: {path} is not that of the tree"
+            yield f"{name}: {path} differs from the tree's file"
     for path in sorted(files.keys() - others):
         if Path(path).suffix not in SUFFIXES:
-            yield f"{name}: {path} is of no kind that a package has, which are {', '.join(sorted(SUFFIXES))}"
+            yield f"{name}: {path} has an unexpected suffix, expected one of {', '.join(sorted(SUFFIXES))}"
         if len(files[path]) > MOST_BYTES:
-            yield f"{name}: {path} has {len(files[path])} bytes, expected {MOST_BYTES} at most"
+            yield f"{name}: {path} has {len(files[path])} bytes, expected at most {MOST_BYTES}"
 
 
 def of_metadata(text: bytes) -> Iterator[str]:
@@ -129,11 +129,11 @@ def of_versions(root: Path = ROOT) -> Iterator[str]:
     cited = re.search(r"^version: (\S+)", (root / "CITATION.cff").read_text(), re.MULTILINE)
     for file, version in {"CHANGELOG.md": newest, "CITATION.cff": cited}.items():
         if (named := version and version[1]) != __version__:
-            yield f"{file}: version {named}, expected {__version__}, as fullstride/__init__.py has it"
+            yield f"{file}: version {named}, expected {__version__}, as in fullstride/__init__.py"
 
 
 def of_build(built: Built) -> Iterator[str]:
-    """Every problem of what was built."""
+    """Return every problem of the build."""
     sdist, wheel = sdist_files(built.sdist), wheel_files(built.wheel)
     yield from of_contents("sdist", sdist, IN_SDIST)
     yield from of_contents("wheel", wheel, IN_WHEEL)
@@ -141,11 +141,11 @@ def of_build(built: Built) -> Iterator[str]:
     if sdist["PKG-INFO"] != wheel[f"{INFO}METADATA"]:
         yield "sdist: its PKG-INFO is not the wheel's METADATA"
     if built.again.read_bytes() != built.wheel.read_bytes():
-        yield "wheel: the sdist builds another one than the tree"
+        yield "wheel: the one that the sdist builds differs from the tree's"
 
 
 def todo(root: Path = ROOT) -> Iterator[str]:
-    """Lines for what a maintainer has yet to fill in."""
+    """Lines about fields that a maintainer has yet to fill in."""
     for file, pattern, missing in TODO:
         if not re.search(pattern, (root / file).read_text(), re.MULTILINE):
             yield f"{file}: {missing}"
@@ -159,13 +159,13 @@ def uncommitted() -> Iterator[str]:
 
 
 def main(out: Path) -> int:
-    """Build into `out` and print what is wrong and what is left; 1 if anything is wrong."""
+    """Build into `out`, print problems and open fields; return 1 if there is a problem."""
     shutil.rmtree(out / "again", ignore_errors=True)
     built = build(out)
     problems = [*of_build(built), *of_versions(), *uncommitted()]
     shutil.rmtree(out / "again")
     others = sorted(set(out.iterdir()) - {built.sdist, built.wheel})
-    problems += [f"{path}: not of this build, and would be uploaded with it; remove it" for path in others]
+    problems += [f"{path}: not part of this build, but would be uploaded; remove it" for path in others]
     lines = [f"{path}  {path.stat().st_size:,} bytes" for path in (built.sdist, built.wheel)]
     lines += [f"before an upload: {line}" for line in todo()]
     lines += [f"problem: {line}" for line in problems] or ["contents, metadata and versions are right"]

@@ -1,4 +1,4 @@
-"""What would be uploaded has what a stranger needs, and nothing else; and the check sees what is wrong."""
+"""Release files hold what a user needs and nothing else, and the check finds what is wrong."""
 
 import dataclasses
 import shutil
@@ -83,9 +83,9 @@ def test_no_address_is_claimed_that_the_release_check_misses(metadata):
     ("path", "content", "problem"),
     [
         ("fullstride/cli/app.py", None, "fullstride/cli/app.py is missing"),
-        ("fullstride/cli/app.py", b"", "fullstride/cli/app.py is not that of the tree"),
+        ("fullstride/cli/app.py", b"", "fullstride/cli/app.py differs from the tree's file"),
         ("tests/README.md", b"", "tests/README.md should not be there"),
-        ("fullstride/__pycache__/errors.cpython-311.pyc", b"", "is of no kind that a package has"),
+        ("fullstride/__pycache__/errors.cpython-311.pyc", b"", "has an unexpected suffix"),
         ("fullstride/fits.json", bytes(release.MOST_BYTES + 1), f"has {release.MOST_BYTES + 1} bytes"),
         ("LICENSE", None, "LICENSE is missing"),
     ],
@@ -116,7 +116,7 @@ def test_a_wheel_that_the_sdist_does_not_build_is_seen(built, tmp_path):
     with zipfile.ZipFile(other, "a") as archive:
         archive.writestr("fullstride/more.py", "")
     (problem,) = release.of_build(dataclasses.replace(built, again=Path(other)))
-    assert "the sdist builds another one" in problem
+    assert "the sdist builds differs" in problem
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Blocks of the pages, what they print, and what the pages show below them.
+"""Blocks of the pages, their output, and the output that the pages show below them.
 
 `python -m tests.pages.outputs PAGE ...` runs pages and writes below each block what it printed.
 """
@@ -37,7 +37,7 @@ def skeleton(text: str) -> str:
 
 
 def printed(example: Example) -> str:
-    """What a block prints when it is run."""
+    """Run a block and return its output."""
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
         example.evaluate()
@@ -45,12 +45,12 @@ def printed(example: Example) -> str:
 
 
 def visible(example: Example) -> bool:
-    """Tell whether readers of the page see a block."""
+    """Return whether readers of the page see a block."""
     return example.document.text.startswith("```python", example.start)
 
 
 def shown(example: Example) -> str:
-    """What the page shows below a block; empty if nothing."""
+    """Return the output that the page shows below a block; empty if none."""
     found = SHOWN.match(example.document.text, example.end) if visible(example) else None
     return found[1] if found else ""
 

@@ -1,4 +1,4 @@
-"""Every command line of the pages is one that there is, with its options and settings."""
+"""Every command line of the pages exists, with its options and settings."""
 
 import re
 import shlex
@@ -39,7 +39,7 @@ def _write_files(text: str, folder: Path) -> None:
 
 
 def _parsed(arguments: list[str]):
-    """The command and its settings, as they would be called; what is wrong raises click's error."""
+    """The command and its settings, as they would be called; a wrong one raises click's error."""
     command, rest, path = typer.main.get_command(app), arguments, []
     if arguments[0] == "benchmarks":
         command, rest = typer.main.get_command(benchmarks), arguments[1:]

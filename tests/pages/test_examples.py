@@ -33,7 +33,7 @@ def language_model(tmp_path_factory):
 
 @pytest.fixture
 def stand_ins(monkeypatch, tmp_path, request):
-    """What takes long is smaller, and nothing is fetched."""
+    """Replace slow parts of the examples by smaller ones; nothing is fetched."""
 
     def opened(source: str, **settings):
         assert (source, EngineConfig(**settings).max_length) == ("smollm2", 128)

@@ -1,4 +1,4 @@
-"""What the pages name is there."""
+"""Everything that the pages name exists."""
 
 import re
 from pathlib import Path

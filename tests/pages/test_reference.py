@@ -1,4 +1,4 @@
-"""Pages of reference: the API has what the packages export, equations and commands come from the code."""
+"""Reference pages: the API lists the packages' exports; equations and commands come from the code."""
 
 import re
 from importlib import import_module

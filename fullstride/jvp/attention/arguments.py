@@ -1,4 +1,4 @@
-"""What attention may be given."""
+"""Checks of attention's arguments."""
 
 from typing import NamedTuple
 
@@ -15,7 +15,7 @@ WIDEST = 256
 
 
 class AttentionOptions(NamedTuple):
-    """What of attention is not differentiated; an empty precision is torch's own at the time of the call."""
+    """Arguments of attention that are not differentiated; an empty precision means torch's at the time of the call."""
 
     scale: float
     causal: bool
@@ -34,10 +34,10 @@ def attention_options(
     precision: str | None,
     implementation: str,
 ) -> AttentionOptions:
-    """The settings, with their defaults filled in.
+    """Return the settings, with their defaults filled in.
 
     Raises:
-        ValueError: for a window, a precision or an implementation that there is not, or heads too wide for it.
+        ValueError: for an unknown window, precision or implementation, or heads too wide for it.
 
     """
     left, right = _window(window)
@@ -57,7 +57,7 @@ def _window(window: tuple[int, int] | None) -> tuple[int, int]:
         return -1, -1
     if not isinstance(window, tuple) or len(window) != 2 or not all(isinstance(side, int) for side in window):
         raise ValueError(
-            f"window is {window!r}, expected (left, right): how many keys a query sees on either side, -1 for all"
+            f"window is {window!r}, expected (left, right): keys that a query sees on each side, -1 for all"
         )
     return window
 
@@ -66,14 +66,14 @@ def check_batch(q: Tensor, k: Tensor, v: Tensor) -> None:
     """Raise unless q, k, v have four dimensions and one batch."""
     shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
     if not q.ndim == k.ndim == v.ndim == 4 or not len(q) == len(k) == len(v):
-        raise ValueError(f"shapes are {shapes}, expected (B, H, L, D) of one batch; expand what is smaller")
+        raise ValueError(f"shapes are {shapes}, expected (B, H, L, D) with one batch size; expand the smaller tensors")
 
 
 def check_packed(q: Tensor, k: Tensor, v: Tensor) -> None:
     """Raise unless q, k, v have the three dimensions of packed sequences."""
     if not q.ndim == k.ndim == v.ndim == 3:
         shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
-        raise ValueError(f"shapes are {shapes}, expected (T, H, D): all sequences one after the other")
+        raise ValueError(f"shapes are {shapes}, expected (T, H, D): all sequences concatenated")
 
 
 def check_starts(starts: Tensor, sequences: int, name: str, device: torch.device) -> None:
@@ -81,7 +81,7 @@ def check_starts(starts: Tensor, sequences: int, name: str, device: torch.device
     if starts.dtype != torch.int32 or starts.shape != (sequences + 1,) or starts.device != device:
         raise ValueError(
             f"{name} is {starts.dtype} {tuple(starts.shape)} on {starts.device}, expected torch.int32 "
-            f"{(sequences + 1,)} on {device}: where each sequence begins, and the last one's end"
+            f"{(sequences + 1,)} on {device}: the start of each sequence and the end of the last"
         )
 
 
@@ -93,16 +93,16 @@ def check_heads(q: Tensor, k: Tensor, v: Tensor, heads: int, enable_gqa: bool) -
         found = ", ".join(f"{x.dtype} on {x.device}" for x in (q, k, v))
         raise ValueError(f"q, k, v are {found}, expected one floating dtype on one device; cast with .to()")
     if q.shape[-1] != k.shape[-1] or k.shape[:-1] != v.shape[:-1]:
-        raise ValueError(f"shapes are {shapes}, expected q and k of one width, and as many values as keys")
+        raise ValueError(f"shapes are {shapes}, expected equal head dims of q and k, and as many values as keys")
     many, few = q.shape[heads], k.shape[heads]
     if many != few and not enable_gqa:
-        raise ValueError(f"q has {many} heads and k {few}; expected as many, or enable_gqa=True")
+        raise ValueError(f"q has {many} heads and k {few}, expected the same number, or enable_gqa=True")
     if few == 0 or many % few:
-        raise ValueError(f"q has {many} heads and k {few}, expected a multiple")
+        raise ValueError(f"q has {many} heads and k {few}, expected q's to be a multiple of k's")
 
 
 def as_causal(bias: CausalBias, q: Tensor, k: Tensor, causal: bool) -> tuple[Tensor | None, bool]:
-    """The mask and `is_causal` that say the same as a causal bias, whose own memory is never filled."""
+    """Return the mask and `is_causal` that mean the same as a causal bias, which has no values in memory."""
     lengths = bias.seq_len_q, bias.seq_len_kv
     first = bias.variant == CausalVariant.UPPER_LEFT or lengths[0] == lengths[1]
     if first and not causal and lengths == (q.shape[-2], k.shape[-2]):
@@ -111,7 +111,7 @@ def as_causal(bias: CausalBias, q: Tensor, k: Tensor, causal: bool) -> tuple[Ten
 
 
 def checked_mask(mask: Tensor | None, q: Tensor, k: Tensor, causal: bool) -> Tensor | None:
-    """The mask in full size (B, H, Lq, Lk), without a copy.
+    """Return the mask expanded to (B, H, Lq, Lk), without a copy.
 
     Raises:
         ValueError: for a mask of another shape, dtype or device, or one with is_causal.
@@ -121,12 +121,12 @@ def checked_mask(mask: Tensor | None, q: Tensor, k: Tensor, causal: bool) -> Ten
         return None
     full = (*q.shape[:3], k.shape[2])
     if causal:
-        raise ValueError("attn_mask and is_causal=True are given, expected one; put the triangle into the mask")
+        raise ValueError("attn_mask and is_causal=True are given, expected one; put the causal triangle into attn_mask")
     if (mask.dtype != torch.bool and not mask.is_floating_point()) or mask.device != q.device:
         raise ValueError(
-            f"attn_mask is {mask.dtype} on {mask.device}, expected bool (true: seen) or a floating dtype on {q.device}"
+            f"attn_mask is {mask.dtype} on {mask.device}, expected bool (True: seen) or a floating dtype on {q.device}"
         )
     try:
         return mask.expand(full)
     except RuntimeError as error:
-        raise ValueError(f"attn_mask is {tuple(mask.shape)}, expected what broadcasts to {full}") from error
+        raise ValueError(f"attn_mask is {tuple(mask.shape)}, expected a shape that broadcasts to {full}") from error

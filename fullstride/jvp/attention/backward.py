@@ -1,4 +1,4 @@
-"""Launches the kernels of attention's gradients: dense or packed, with masks, causal and windows."""
+"""Launches of the kernels of attention's gradients: dense or packed, with masks, causal and windows."""
 
 from dataclasses import replace
 from typing import Any
@@ -65,9 +65,9 @@ def backward(
     precision: str = "ieee",
     config: Config | None = None,
 ) -> Gradients:
-    """The gradients of `forward`, from its inputs and outputs: see `naive.backward`. The same in every run.
+    """Compute the gradients of `forward` from its inputs and outputs, deterministically: see `naive.backward`.
 
-    A row all of which a mask hides by a large negative number, and not by -inf, has inexact gradients, as its weights
+    If a mask hides all of a row by a large negative number instead of -inf, its gradients are inexact, as its weights
     cannot be told from lse. `config` replaces the table's tile sizes.
     """
     sizes = q.shape[0], (q.shape[1], k.shape[1]), (q.shape[2], k.shape[2])
@@ -101,7 +101,7 @@ def backward_varlen(
 ) -> PackedGradients:
     """`backward` for sequences packed one after the other: see `naive_varlen.backward_varlen`.
 
-    Args beside its: max_seqlen_q and max_seqlen_k, rows of the longest sequence; more is harmless, less leaves
+    Additional arguments: max_seqlen_q and max_seqlen_k, rows of the longest sequence; more is harmless, less leaves
     gradients at zero, as they are behind the last sequence.
     """
     packed = cu_seqlens_q, cu_seqlens_k
@@ -128,7 +128,7 @@ def _gradients(tensors: Any, outputs: Any, mask: Any, packed: Any, sizes: Any, o
 
 
 def launch_row_sums(go: Tensor, gto: Tensor | None, o: Tensor, to: Tensor | None, lse: Tensor) -> tuple[Tensor, Tensor]:
-    """rowsum(go o + gto to) and rowsum(gto o), laid out as lse; the latter is not written where gto is None."""
+    """Compute rowsum(go o + gto to) and rowsum(gto o), laid out as lse; the latter is not written if gto is None."""
     delta, d2 = torch.empty_like(lse), torch.empty_like(lse)
     heads, length = lse.shape[-2:]
     blocks: Any = triton.cdiv(length, SUM_ROWS)

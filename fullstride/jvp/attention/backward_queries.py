@@ -28,7 +28,7 @@ def times(accs, factor):
 @triton.jit
 @no_type_check
 def sequence(starts, b, h, heads, lengths):
-    """Of a batch entry or sequence: first query, end, first key, end, and where the head's row numbers start."""
+    """Return the first query, end, first key, end of a batch entry or sequence, and its head's first row number."""
     len_q, len_k = lengths
     span = (0, len_q, 0, len_k, (tl.cast(b, tl.int64) * heads + h) * len_q)
     if starts is not None:

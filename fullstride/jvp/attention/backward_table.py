@@ -9,16 +9,16 @@ from fullstride.jvp.attention.tiles import pieces
 
 @dataclass(frozen=True)
 class BackwardConfig:
-    """How one launch is cut into blocks.
+    """Tile sizes of one launch.
 
     Attributes:
-        of: the gradients that it makes, of "dq dtq" or of "dk dtk dv dtv". Fewer leave registers for larger blocks,
-            but scores are made anew in each launch.
-        block_m: queries a block.
-        block_n: keys a block.
-        warps: warps a block.
-        stages: iterations whose loads are in flight.
-        tma: whether rows are copied by the tensor memory accelerator, where the layout allows it; else by pointers.
+        of: gradients of the launch, some of "dq dtq" or of "dk dtk dv dtv". Fewer leave registers for larger blocks,
+            but each launch recomputes the scores.
+        block_m: number of queries per block.
+        block_n: number of keys per block.
+        warps: number of warps per block.
+        stages: number of iterations whose loads are in flight.
+        tma: whether the tensor memory accelerator copies rows if the layout allows it; else pointers are used.
         parts: columns of which products of rows are summed, or 0 for whole rows at once. Operands of fp32 lie in
             registers, and whole rows overfill those; so do the rows of the widest heads.
 
@@ -99,7 +99,7 @@ OTHER: dict[tuple[int, bool], dict[int, Config]] = {
 
 
 def pick(dtype: torch.dtype, d: int, dv: int, through: bool, capability: tuple[int, int]) -> Config:
-    """The table's configuration; `through` where the tangent has a gradient."""
+    """Return the table's configuration; `through` if the tangent has a gradient."""
     table = (HOPPER if capability[0] == 9 else OTHER)[dtype.itemsize, through]
     columns = max(sum(pieces(d)[1:]), sum(pieces(dv)[1:]))
     return next(config for most, config in sorted(table.items()) if columns <= most)

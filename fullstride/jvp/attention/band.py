@@ -1,4 +1,4 @@
-"""Which keys a block of queries sees: ranges of key blocks, and scores with what is hidden at -inf."""
+"""Keys that a block of queries sees: ranges of key blocks, and scores with hidden keys at -inf."""
 
 from typing import no_type_check
 
@@ -13,7 +13,7 @@ from fullstride.jvp.attention.tiles import LOG2E, LOWEST
 def key_ranges(first, lengths, band, C: tl.constexpr):
     """lo, full_lo, full_hi, hi: no row sees a key outside [lo, hi), every row sees all of [full_lo, full_hi).
 
-    All but hi are multiples of a block; full_hi may lie below full_lo, and full_lo above hi, where no block is full.
+    All but hi are multiples of a block; full_hi may lie below full_lo, and full_lo above hi, if no block is full.
     """
     len_q, len_k = lengths
     left, right = band
@@ -35,7 +35,7 @@ def key_ranges(first, lengths, band, C: tl.constexpr):
 @triton.jit
 @no_type_check
 def hide(s, mask, head, first, start, lengths, band, C: tl.constexpr):
-    """Scores (in units of log 2) of a tile with the mask added, and -inf where a row does not see a key."""
+    """Scores (in units of log 2) of a tile with the mask added, and -inf if a row does not see a key."""
     len_q, len_k = lengths
     left, right = band
     b, h = head

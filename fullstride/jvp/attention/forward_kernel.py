@@ -27,7 +27,7 @@ from fullstride.jvp.attention.tiles import (
 @triton.jit
 @no_type_check
 def tangent_scores(q, tq, k_tile, tk, head, start, end, C: tl.constexpr, EDGE: tl.constexpr):
-    """Tq k^T + q tk^T, unscaled, of what is there; tk with its strides, the others as tiles."""
+    """Compute tq k^T + q tk^T, unscaled; an absent factor is zero; tk with its strides, the others as tiles."""
     QK: tl.constexpr = C.qk
     ts = tl.full([C.block_m, C.block_n], 0.0, tl.float32)
     if tq is not None:
@@ -41,7 +41,7 @@ def tangent_scores(q, tq, k_tile, tk, head, start, end, C: tl.constexpr, EDGE: t
 @no_type_check
 def attend(sums, q, tq, k, v, tk, tv, mask, scale, band, head, kv, first, lengths, lo, hi, C: tl.constexpr,
            EDGE: tl.constexpr):  # fmt: skip
-    """The keys of [lo, hi) into the sums; where not EDGE, all are seen by all rows. Tensors come with their strides."""
+    """Add the keys of [lo, hi) to the sums; without EDGE all rows see all keys. Tensors come with their strides."""
     QK: tl.constexpr = C.qk
     V: tl.constexpr = C.v
     HAS_TS: tl.constexpr = tq is not None or tk[0] is not None

@@ -9,15 +9,15 @@ from fullstride.jvp.attention.tiles import pieces
 
 @dataclass(frozen=True)
 class ForwardConfig:
-    """How a kernel is cut into blocks.
+    """Tile sizes of a kernel.
 
     Attributes:
-        block_m: queries a block.
+        block_m: number of queries per block.
         block_n: keys an iteration.
-        warps: warps a block.
-        stages: iterations whose loads are in flight.
+        warps: number of warps per block.
+        stages: number of iterations whose loads are in flight.
         early: whether the products of the tangent of the scores are issued before the exponentials.
-        tma: whether rows are copied by the tensor memory accelerator, where the layout allows it; else by pointers.
+        tma: whether the tensor memory accelerator copies rows if the layout allows it; else pointers are used.
 
     """
 
@@ -31,11 +31,11 @@ class ForwardConfig:
 
 @dataclass(frozen=True)
 class SpecialisedConfig:
-    """How the warp-specialised kernel of Hopper is cut: 128 queries a block.
+    """Tile sizes of Hopper's warp-specialised kernel, which has 128 queries per block.
 
     Attributes:
         block_n: keys an iteration.
-        stages: blocks of keys and values in shared memory.
+        stages: number of blocks of keys and values in shared memory.
         turns: whether the two groups of warps take turns at the tensor cores.
 
     """
@@ -91,7 +91,7 @@ def width(d: int) -> int:
 
 
 def pick_specialised(d: int, keys: int) -> SpecialisedConfig | None:
-    """The warp-specialised kernel's configuration; None where the other is faster."""
+    """Return the warp-specialised kernel's configuration; None if the other kernel is faster."""
     return next((c for least, c in sorted(SPECIALISED[d].items(), reverse=True) if least <= keys), None)
 
 

@@ -1,7 +1,7 @@
 """The fused forward for Hopper, in Gluon: one warp copies tiles, two groups of four warps each hold 64 queries.
 
 While a group is at its exponentials, the other's products keep the tensor cores busy; within a group, the products of
-the tangent of the scores run during the exponentials. Where TURNS, a group issues the products of one block's values
+the tangent of the scores run during the exponentials. With TURNS, a group issues the products of one block's values
 and of the next block's keys together, and then lets the other do so. All three tangents are present; keys and queries
 may be of any length, and causal. The mathematics is that of `forward_kernel`.
 """
@@ -77,7 +77,7 @@ def flat(buffer):
 @no_type_check
 def step(i, sums, buffers, barriers, group, first, scale, len_k, EDGE: gl.constexpr, C: gl.constexpr, S: gl.constexpr,
          ACC: gl.constexpr):  # fmt: skip
-    """One block of keys into the sums; where not EDGE, all are seen by all rows."""
+    """Add one block of keys to the sums; without EDGE all rows see all keys."""
     o, to, m, total, r = sums
     q_at, k_at, v_at, tq_at, tk_at, tv_at = buffers
     _, k_ready, v_ready, k_free, v_free, turn = barriers

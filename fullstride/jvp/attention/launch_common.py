@@ -1,4 +1,4 @@
-"""What the launchers of the attention kernels share: strides, descriptors of tiles, constants of a configuration."""
+"""Helpers that the attention launchers share: strides, tile descriptors, constants of a configuration."""
 
 import contextlib
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from fullstride.jvp.attention.tiles import Tiling, pieces
 
 Strides = tuple[int, int, int, int] | None
 
-# A tile's offsets are taken in 32 bits where its 256 rows and columns cannot pass them.
+# A tile's offsets are 32-bit integers if those of its 256 rows and columns fit.
 WIDE_STRIDE = 2**31 // 256
 
 
@@ -36,7 +36,7 @@ def strides_of(x: Tensor | None) -> Strides:
 
 
 def fits_tma(x: Tensor | None) -> bool:
-    """Whether the tensor memory accelerator can copy a tensor's rows: 16-byte strides, nothing broadcast or empty."""
+    """Return whether the tensor memory accelerator can copy x's rows: 16-byte strides, nothing broadcast or empty."""
     if x is None:
         return True
     outer = zip(x.shape[:3], x.stride()[:3], strict=True)
@@ -62,7 +62,7 @@ def aligned_strides(x: Tensor) -> list[int]:
 
 
 def on_device(x: Tensor) -> contextlib.AbstractContextManager:
-    """The tensor's GPU as the current one, where kernels are launched."""
+    """Make the tensor's GPU the current one, on which kernels are launched."""
     return torch.cuda.device(x.device) if x.is_cuda else contextlib.nullcontext()
 
 
@@ -83,7 +83,7 @@ def index_type(strides: Sequence[Strides]) -> Any:
 
 
 def stride_step(x: Tensor, strides: Sequence[Strides]) -> int:
-    """Numbers in 16 bytes if Triton must be told that outer strides are multiples of those; else 1.
+    """Numbers in 16 bytes if Triton must know that outer strides are multiples of those; else 1.
 
     It sees multiples of 16 numbers itself, and 72 is none.
     """
@@ -116,7 +116,7 @@ def tiling(
 
 
 def takes_tma(inputs: Any) -> bool:
-    """Whether the tensor memory accelerator can copy the tiles of every input; packed sequences need their own ends."""
+    """Return whether the tensor memory accelerator can copy every input's tiles; not those of packed sequences."""
     whole = not pieces(inputs[0].shape[-1])[2] and not pieces(inputs[2].shape[-1])[2]
     return whole and all(x is None or (x.dim() == 4 and fits_tma(x)) for x in inputs)
 
@@ -132,7 +132,7 @@ def chosen(
 
 
 def takes_specialised(inputs: Any, mask: Tensor | None, window: Any, scale: float) -> bool:
-    """Whether the warp-specialised kernel of Hopper computes this: its limits are those of `hopper_kernel`."""
+    """Return whether Hopper's warp-specialised kernel supports the inputs; its limits are those of `hopper_kernel`."""
     q, k, v, *tangents = inputs
     if not q.is_cuda or capability(q)[0] != 9 or q.itemsize != 2 or any(t is None for t in tangents):
         return False

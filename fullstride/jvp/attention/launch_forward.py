@@ -91,7 +91,7 @@ def forward_varlen(
 ) -> tuple[Float[Tensor, "tq h dv"], Float[Tensor, "tq h dv"] | None, PackedRows, PackedRows | None]:
     """`forward` for sequences packed one after the other: see `naive_varlen.forward_varlen`.
 
-    Args beside its: max_seqlen_q and max_seqlen_k, rows of the longest sequence; more is harmless, less leaves rows
+    Further args: max_seqlen_q and max_seqlen_k, rows of the longest sequence; more is harmless, less leaves rows
     unwritten. o and to are zeros behind the last sequence.
     """
     total, heads, _ = q.shape

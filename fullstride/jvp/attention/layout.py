@@ -1,4 +1,4 @@
-"""Where outputs lie in memory, and what a row may see."""
+"""Memory layout of outputs, and the window that a row sees."""
 
 import torch
 from jaxtyping import Float
@@ -14,6 +14,6 @@ def output_like(q: Float[Tensor, "b h l d"], width: int) -> Float[Tensor, "b h l
 
 
 def visible_band(causal: bool, window: tuple[int, int] | None) -> tuple[int, int]:
-    """How far query i sees to its left and right, i - left <= j <= i + right; negative is without limit."""
+    """Return the window of query i, i - left <= j <= i + right; negative means no limit."""
     left, right = window or (-1, -1)
     return left, 0 if causal else right

@@ -68,7 +68,7 @@ def _hide(s: Tensor, mask: Tensor | None, band: tuple[int, int]) -> None:
 def _softmax(s: Tensor) -> Tensor:
     """logsumexp of each row, and the scores become their softmax, in place; a row without any key has zeros.
 
-    Not exp(s - logsumexp): where a mask adds -1e9 to all of a row, the rounding of the latter would be its weights.
+    Not exp(s - logsumexp): if a mask adds -1e9 to all of a row, its weights would be that sum's rounding error.
     """
     if s.shape[-1] == 0:
         return s.new_full((*s.shape[:-1], 1), -torch.inf)
@@ -91,7 +91,7 @@ def _as_output(x: Tensor, q: Tensor) -> Tensor:
 
 
 def _as_gradient(x: Tensor, given: Tensor) -> Tensor:
-    """In the dtype and layout of what it is the gradient of."""
+    """Convert a gradient to the dtype and layout of its tensor."""
     out = x.reshape(given.shape)
     return out if given.is_contiguous() and out.dtype == given.dtype else torch.empty_like(given).copy_(out)
 
@@ -101,7 +101,7 @@ def _maybe(x: Tensor | None, given: Tensor | None) -> Tensor | None:
 
 
 class _Flat(NamedTuple):
-    """What backward is given, each `_flat`, and the weights; of a detached tangent only what makes the primal."""
+    """Tensors of the backward pass, each `_flat`, and the weights; a detached tangent leaves only the primal's."""
 
     go: Tensor
     gto: Tensor | None
@@ -170,10 +170,10 @@ def forward(
         tq: tangent of q, or None.
         tk: tangent of k, or None.
         tv: tangent of v, or None.
-        scale: of the scores.
-        mask: true where a query sees a key, or what is added to the scores (-inf hides).
+        scale: factor of the scores.
+        mask: bool, true if a query sees a key, or numbers added to the scores (-inf hides).
         causal: key j is seen by query i if j <= i.
-        window: (left, right): key j is seen by query i if i - left <= j <= i + right; negative is without limit.
+        window: (left, right): key j is seen by query i if i - left <= j <= i + right; negative means no limit.
 
     Returns:
         o, to, lse, mu: to and mu are None without any tangent. A row that sees no key has o = to = mu = 0, lse = -inf.
@@ -220,7 +220,7 @@ def backward(
 
     Args:
         go: gradient of o.
-        gto: gradient of to, or None where the tangent was detached.
+        gto: gradient of to, or None if the tangent was detached.
         q: as given to `forward`, and so the other inputs.
         k: keys.
         v: values.
@@ -228,7 +228,7 @@ def backward(
         tk: tangent of k, or None.
         tv: tangent of v, or None.
         o: as `forward` returned it, and so the other outputs.
-        to: tangent of o; unused where gto is None, and so is mu.
+        to: tangent of o; unused if gto is None, and so is mu.
         lse: logsumexp of the scores; not used here, as the weights are made from the scores alone.
         mu: mean of the scores' tangent.
         scale: as given to `forward`, and so the rest.
@@ -238,7 +238,7 @@ def backward(
 
     Returns:
         dq, dk, dv, dtq, dtk, dtv, each in the dtype and layout of its input; those of absent tangents are None, and
-        those of all tangents where gto is None.
+        those of all tangents if gto is None.
 
     """
     given = go, gto, q, k, v, tq, tk, tv, o, to, lse, mu

@@ -21,7 +21,7 @@ Gradients = tuple[Queries, Keys, Values, Queries | None, Keys | None, Values | N
 def _bounds(starts: Tensor, total: int, name: str) -> list[int]:
     found: list[int] = starts.tolist()
     if found != sorted(found) or (found and not 0 <= found[0] <= found[-1] <= total):
-        raise ValueError(f"{name} is {found}, expected bounds that rise from 0 to the {total} rows that are packed")
+        raise ValueError(f"{name} is {found}, expected non-decreasing bounds from 0 to the {total} packed rows")
     return found
 
 

@@ -49,7 +49,7 @@ def attention(
 ) -> Outputs | Some:
     """softmax(scale q k^T + mask) v (arXiv:1706.03762, equation 1), exact and fused under `jvp`, too.
 
-    The signature of `torch.nn.functional.scaled_dot_product_attention`, which it is if nothing carries a tangent and
+    Same signature as `torch.nn.functional.scaled_dot_product_attention`, which runs if nothing carries a tangent and
     neither a window nor a precision is given, but for gradients that cuDNN would take wrongly (`torch_sdpa`). The
     Triton form's memory is linear in the lengths. A query that sees no key gives zeros.
 
@@ -57,15 +57,15 @@ def attention(
         q: queries, of any strides: a transposed (B, L, H, D) is not copied.
         k: keys.
         v: values.
-        attn_mask: what broadcasts to (B, H, Lq, Lk): bool, true where a query sees a key, or added to the scores. Hide
-            by bool or by -inf: where a large negative number hides all of a row, Triton's gradients of it are inexact.
-            A mask that learns has its gradient, in memory as large as the scores; with one that carries a tangent the
-            attention is written out in plain operations.
+        attn_mask: broadcasts to (B, H, Lq, Lk): bool, true if a query sees a key, or added to the scores. Hide
+            by bool or by -inf: if a large negative number hides all of a row, Triton's gradients of it are inexact.
+            A mask that requires a gradient needs memory as large as the scores. If the mask carries a tangent, the
+            attention runs in elementary operations.
         is_causal: query i sees keys j <= i, counted from the first of each, as in SDPA.
-        scale: of the scores; 1 / sqrt(D) unless given.
+        scale: factor of the scores [default: 1 / sqrt(D)].
         enable_gqa: allow fewer heads in k and v; head h of H sees head h // (H / Hk).
-        window: (left, right): query i sees keys i - left <= j <= i + right; -1 is without limit.
-        precision: of the products of fp32 tensors on a GPU: ieee, tf32x3 or tf32; None follows
+        window: (left, right): query i sees keys i - left <= j <= i + right; -1 means no limit.
+        precision: format of fp32 products on a GPU: ieee, tf32x3 or tf32; None follows
             PyTorch's setting, made by `torch.set_float32_matmul_precision` or `torch.backends.cuda.matmul`.
         implementation: `auto`, or one by name: `plain` or `triton`.
 
@@ -73,7 +73,7 @@ def attention(
         The output, in q's memory order.
 
     Raises:
-        ValueError: for tensors that do not fit each other, or settings that there are not.
+        ValueError: for tensors that do not fit each other, or unknown settings.
         RuntimeError: under a jvp of a jvp or of a gradient.
 
     """
@@ -127,23 +127,23 @@ def attention_dual(
         q: queries.
         k: keys.
         v: values.
-        tq: tangent of q; absent, it is zero, and its work is left out: with q's alone 4 products remain of 6.
+        tq: tangent of q; None means zero, and its work is skipped: with q's alone, 4 of 6 products remain.
         tk: tangent of k.
         tv: tangent of v.
-        attn_mask: as in `attention`, and so the rest.
+        attn_mask: mask, as in `attention`; so are the other arguments.
         is_causal: query i sees keys j <= i.
         scale: of the scores.
         enable_gqa: allow fewer heads in k and v.
         window: (left, right).
         precision: of the products of fp32 tensors.
         implementation: `auto`, `plain` or `triton`.
-        tangent_grad: whether gradients may be taken through the output's tangent; if not, nothing of it is kept.
+        tangent_grad: whether gradients may be taken through the output's tangent; if not, nothing of it is saved.
 
     Returns:
-        The output and its tangent, None without any tangent given.
+        The output and its tangent; the latter is None if no tangent is given.
 
     Raises:
-        ValueError: as `attention`, and for a tangent that is not like its primal.
+        ValueError: as `attention`, and for a tangent of another shape, dtype or device than its primal.
 
     """
     q, k, v, attn_mask = materialized_all(q=q, k=k, v=v, attn_mask=attn_mask)
@@ -180,12 +180,12 @@ def attention_varlen(
         q: queries of all sequences.
         k: keys.
         v: values.
-        cu_seqlens_q: sequence i has the queries from cu_seqlens_q[i] to cu_seqlens_q[i + 1]; one more than sequences.
-        cu_seqlens_k: the same of its keys. A sequence may be empty. Bounds that go back or beyond the end are
+        cu_seqlens_q: bounds of the queries, one more than sequences: sequence i has cu_seqlens_q[i] to [i + 1].
+        cu_seqlens_k: bounds of the keys. A sequence may be empty. Bounds that decrease or exceed the end are
             refused on a CPU; a GPU's are not read here, and give undefined results.
-        max_seqlen_q: queries of the longest sequence; more is harmless, less leaves rows undefined.
-        max_seqlen_k: keys of the longest sequence.
-        is_causal: as in `attention`, counted from each sequence's start, and so the rest.
+        max_seqlen_q: number of queries of the longest sequence; more is harmless, less leaves rows undefined.
+        max_seqlen_k: number of keys of the longest sequence.
+        is_causal: as in `attention`, counted from each sequence's start; so are the other arguments.
         scale: of the scores.
         enable_gqa: allow fewer heads in k and v.
         window: (left, right).
@@ -213,7 +213,7 @@ def attention_varlen(
 
 
 def _of_some(given: tuple[Batch, ...], mask: Tensor | None, options: dict[str, Any]) -> MixedBatch:
-    """All primals at once as ever; attention of the pairs again, for its tangent alone."""
+    """Compute attention of all primals at once, then again of the pairs, for the tangent alone."""
     primals, heads, tangents = split_mixed(given)
     out = attention(*primals, attn_mask=mask, **options)
     own = mask[: len(heads[0])] if mask is not None and mask.ndim == 4 and len(mask) > 1 else mask
@@ -224,7 +224,7 @@ def _of_some(given: tuple[Batch, ...], mask: Tensor | None, options: dict[str, A
 
 
 def _autocast(*tensors: Any) -> tuple[Any, ...]:
-    """As autocast treats SDPA; an absent tensor stays absent."""
+    """Cast the tensors as autocast does for SDPA; an absent tensor stays absent."""
     there = [x for x in tensors if x is not None]
     if not there or there[0].dtype == torch.float64 or not torch.is_autocast_enabled(there[0].device.type):
         return tensors

@@ -1,4 +1,4 @@
-"""What both backward kernels make anew of a tile of scores and its rows: the softmax, and sums over rows."""
+"""Recomputation in both backward kernels, for a tile of scores: the softmax, and sums over rows."""
 
 from typing import no_type_check
 
@@ -19,7 +19,7 @@ def load_row_numbers(x, at, first, end, ROWS: tl.constexpr):
 @triton.jit
 @no_type_check
 def load_lse2(lse, at, first, end, ROWS: tl.constexpr):
-    """lse in units of log 2; infinite where there is no key or no query, so that exp2(s - lse) is zero there."""
+    """Load lse in units of log 2; infinite if there is no key or no query, so that exp2(s - lse) is zero."""
     rows = tl.arange(0, ROWS)
     x = tl.load(lse + at + first + rows, mask=rows < end - first, other=float("-inf"))
     return tl.where(x == float("-inf"), float("inf"), tl.maximum(x, LOWEST) * LOG2E)
@@ -48,7 +48,7 @@ def weights(s, lse2, i, j, mask, strides, scale, lengths, band, C: tl.constexpr)
         else:
             added = tile.to(tl.float32)
             s += tl.where(added == float("-inf"), added, tl.maximum(added, LOWEST)) * LOG2E
-            # Where all of a row is at -1e9 or so, the rounding of lse alone would make weights of infinity.
+            # If all of a row is near -1e9, the rounding of lse alone would make weights infinite.
             s = tl.minimum(s, lse2)
     p = tl.exp2(s - lse2)
     if C.left or C.right or C.edge or mask is not None:

@@ -1,4 +1,4 @@
-"""The operators of attention on primals and tangents, each by plain operations or by kernels."""
+"""Operators of attention on primals and tangents, each in PyTorch operations or as kernels."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -28,7 +28,7 @@ class SavedForBackward(NamedTuple):
 
 
 def _options(given: Sequence[Any]) -> tuple[dict[str, Any], bool]:
-    """The keywords of an implementation, and whether it is that by kernels."""
+    """Return an implementation's keyword arguments, and whether it is the one by kernels."""
     settings = AttentionOptions(*given)
     options: dict[str, Any] = {"scale": settings.scale, "causal": settings.causal}
     options["window"] = settings.left, settings.right
@@ -66,7 +66,7 @@ def _backward(go: Tensor, gto: Any, primals: Any, tangents: Any, saved: Any, set
 
 
 def _mask_gradient(go: Tensor, gto: Any, primals: Any, tangents: Any, saved: Any, settings: Sequence[Any]) -> Tensor:
-    """In plain operations for either implementation: it takes as much memory as the scores however it is computed."""
+    """Compute it in PyTorch operations for either implementation: its memory is that of the scores in any case."""
     *qkv, mask = primals
     options, _ = _options((*settings[:-1], "plain"))
     given: tuple[Any, ...] = (go, gto, *qkv, *tangents, *saved)

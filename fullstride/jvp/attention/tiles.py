@@ -29,17 +29,17 @@ class Tiling(NamedTuple):
 
     Attributes:
         qk: the head dim of q and k and the widths that hold it, as `pieces` gives them.
-        v: that of v.
-        block_m: queries of a block.
-        block_n: keys of a block.
-        stages: iterations whose loads are in flight.
+        v: the head dim of v and its widths, as in `qk`.
+        block_m: number of queries per block.
+        block_n: number of keys per block.
+        stages: number of iterations whose loads are in flight.
         tma: whether inputs are descriptors of tiles, which the tensor memory accelerator copies; else pointers.
         edge: whether every block may be cut by a mask or an end; else only those that `key_ranges` names.
-        left: whether a query's sight has a limit to its left.
+        left: whether the window has a limit to its left.
         right: whether it has one to its right.
-        precision: of fp32 products.
-        index: integers of the offsets within a tile.
-        step: numbers that outer strides are multiples of.
+        precision: format of fp32 products.
+        index: integer type of the offsets within a tile.
+        step: common divisor of the outer strides.
         early: whether the forward's products of the tangent of the scores are issued before the exponentials.
         parts: columns of which the backward's products of rows are summed, or 0 for whole rows at once.
 
@@ -81,7 +81,7 @@ def aligned(strides, COUNT: tl.constexpr, STEP: tl.constexpr):
 @triton.jit
 @no_type_check
 def place_of(operand, head, first):
-    """Where the rows of a head from `first` on begin; an operand is a pointer and its strides."""
+    """Return the address of a head's row `first`; an operand is a pointer and its strides."""
     x, strides = operand
     at = x + tl.cast(head[0], tl.int64) * strides[0] + tl.cast(head[1], tl.int64) * strides[1]
     return at + tl.cast(first, tl.int64) * strides[2]
@@ -112,7 +112,7 @@ def load_piece(operand, head, first, end, DIM: tl.constexpr, OFFSET: tl.constexp
 @triton.jit
 @no_type_check
 def load_rows(operand, head, first, end, DIMS: tl.constexpr, ROWS: tl.constexpr, EDGE: tl.constexpr, C: tl.constexpr):
-    """Rows first, ..., first + ROWS - 1 of a head, in pieces; zeros from row `end` on (where EDGE) and past the dim."""
+    """Rows first, ..., first + ROWS - 1 of a head, in pieces; zeros from row `end` on (if EDGE) and past the dim."""
     main = load_piece(operand, head, first, end, DIMS[0], 0, DIMS[1], ROWS, EDGE, C)
     tiles = (main,)
     if DIMS[2] > 0:

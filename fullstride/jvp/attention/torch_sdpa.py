@@ -1,10 +1,10 @@
-"""PyTorch's own attention: its backward passes, where they take a gradient and where cuDNN's would be wrong.
+"""PyTorch's own attention: when its backward passes are used, and when cuDNN's would be wrong.
 
 A gradient that does not go through the tangent needs no more than (q, k, v, o, lse), which the dual forward pass leaves
 too.
 
 On Hopper cuDNN reads keys in tiles of 128 and hides what lies beyond the last one by tiles of 64: with 64 keys in the
-last tile it takes exp(0 - lse) of the other 64, which is infinite where a row's scores are all below -88, and the
+last tile it takes exp(0 - lse) of the other 64, which is infinite if a row's scores are all below -88, and the
 gradient of q is NaN there, in cuDNN up to 9.30 (github.com/NVIDIA/cudnn-frontend/pull/628; seen with masks in
 github.com/pytorch/pytorch/issues/196678). Other lengths have had the like (cudnn-frontend/issues/160 and 1072).
 """
@@ -24,14 +24,14 @@ CUDNN_FROM = 512
 
 
 def whole_tiles(queries: int, keys: int) -> bool:
-    """Tell whether such lengths leave no tile half empty, so that nothing is to be hidden."""
+    """Return whether the lengths leave no tile half empty, so that nothing needs hiding."""
     return queries % TILE == 0 and keys % TILE == 0
 
 
 def may_lose_gradients(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> bool:
-    """Tell whether a gradient is wanted for which `scaled_dot_product_attention` may take cuDNN in half-empty tiles.
+    """Return whether a gradient is needed for which `scaled_dot_product_attention` may take cuDNN in half-empty tiles.
 
-    Of a mask that learns, and of shapes that no fused kernel takes, it takes something else.
+    With a mask that requires a gradient, or shapes that no fused kernel supports, it does not take cuDNN.
     """
     wanted = torch.is_grad_enabled() and may_require_grad(q, k, v)
     if not wanted or not q.is_cuda or q.itemsize != 2 or (mask is not None and mask.requires_grad):
@@ -49,7 +49,7 @@ def _sdpa_takes_cudnn() -> bool:
 def backward_of(
     go: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, *, scale: float, causal: bool
 ) -> tuple[Tensor, Tensor, Tensor] | None:
-    """dq, dk, dv from cuDNN from Hopper on, else from the flash kernels; None where neither is to be taken.
+    """dq, dk, dv from cuDNN from Hopper on, else from the flash kernels; None if neither may be used.
 
     Neither gives the same bits twice, so deterministic mode goes without them. `torch.backends.cuda.enable_cudnn_sdp`
     and `enable_flash_sdp` switch them off, as they do for `scaled_dot_product_attention`.
@@ -74,7 +74,7 @@ def _choose(q: Tensor, k: Tensor, v: Tensor, causal: bool, hopper: bool) -> Any:
 
 
 def _no_dropout(x: Tensor) -> Tensor:
-    """A seed, or an offset, that is not read."""
+    """Return a seed or offset that is never read."""
     return torch.empty((), dtype=torch.int64, device=x.device)
 
 

@@ -14,7 +14,7 @@ CONVERGED = 1e-9  # the relative change at which a further halving would soon ad
 def differences(f: Callable[..., Points], primals: Points, tangents: Points) -> tuple[Points, Points]:
     """Central differences, extrapolated (Richardson, Ridders), and how sure they are.
 
-    The step is halved until the estimate changes no more. Of three successive steps the errors of orders 2 and 4 are
+    The step is halved until the estimate stops changing. Of three successive steps the errors of orders 2 and 4 are
     eliminated; more steps are not, as a kink that the wider ones met would stay in the result.
 
     Returns:

@@ -1,4 +1,4 @@
-"""A function in double precision, whatever formats it names itself: what its derivatives are compared with."""
+"""A function in double precision, whatever formats it names itself: the reference of its derivatives."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -27,7 +27,7 @@ def to_float64(x: Any) -> Any:
 
 
 class InFloat64(TorchFunctionMode):
-    """Every call in fp64: its tensors, the formats that it names, and casts to lower ones."""
+    """Mode that runs every call in fp64: its tensors, the formats that it names, and casts to lower ones."""
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         """Run one call."""
@@ -41,7 +41,7 @@ class InFloat64(TorchFunctionMode):
 
 
 class CoarsestFormat(TorchFunctionMode):
-    """Notes the coarsest floating format that any call returns."""
+    """Mode that notes the coarsest floating format that any call returns."""
 
     def __init__(self) -> None:
         """Nothing is noted yet."""

@@ -28,15 +28,15 @@ class TangentError(ValueError):
 
 @dataclass(frozen=True)
 class TangentReport:
-    """How far a derivative is from fp64; errors are of all elements, root mean square over root mean square.
+    """Errors of a derivative against fp64, over all elements, root mean square over root mean square.
 
     Attributes:
-        dtype: the coarsest format that was met while it ran.
-        tolerance: of `output` and `tangent`; a single element may be off by five times as much.
-        output: of fn's output.
-        tangent: of its derivative.
-        difference: of the derivative in fp64 against central differences.
-        reference: what `tangent` was compared with; `difference` is 0 if that was central differences.
+        dtype: coarsest format that occurred during the call.
+        tolerance: limit of `output` and `tangent`; a single element may be off by five times as much.
+        output: error of fn's output.
+        tangent: error of its derivative.
+        difference: error of the derivative in fp64 against central differences.
+        reference: reference of `tangent`; `difference` is 0 if that was central differences.
 
     """
 
@@ -73,24 +73,24 @@ def check_tangents(
 ) -> TangentReport:
     """Compare fn's derivative, as it will run, with two references, and raise if one disagrees.
 
-    The first is torch.func.jvp of fn in fp64 in plain operations: it finds what a fused kernel, a number format or a
+    The first is torch.func.jvp of fn in fp64 in PyTorch operations: it finds what a fused kernel, a number format or a
     transform does wrong. The second are values of fn in fp64, central differences: they find what is wrong in every
     format, such as a detached branch or a custom function's own jvp. In fp64 are also parameters, buffers and
     constants, and what fn itself casts to a lower format. fn is called some twenty times, on the primals' device, or
-    on the CPU where that has no fp64. Random numbers begin alike at each call and are afterwards as if it had not been
+    on the CPU if that has no fp64. Random numbers begin alike at each call and are afterwards as if it had not been
     made, but fp64 draws others than fp32: switch dropout off. fn must be one of eager mode; a `transform` may compile,
     and then the formats inside are not seen: give a tolerance with autocast.
 
     Args:
-        fn: a function of tensors or pytrees of them, such as a module, whose buffers stay as they are.
-        primals: its arguments, not zero, as zeros hide errors.
-        tangents: one for each, as in `jvp`.
-        tolerance: relative error that is allowed; by default the square root of the spacing (eps) of the coarsest
+        fn: a function of tensors or pytrees of them, such as a module; its buffers stay unchanged.
+        primals: arguments of fn, not zero, as zeros hide errors.
+        tangents: one tangent for each primal, as in `jvp`.
+        tolerance: allowed relative error; by default the square root of the spacing (eps) of the coarsest
             format met: 3.5e-4 in fp32, 3.1e-2 in fp16 and TF32, 8.8e-2 in bf16. Half the digits are left for errors to
             add up in a deep network; a term that is missing or wrong is off by more.
         transform: how the derivative is taken: `jvp`, `torch.func.jvp`, or any function of (fn, primals, tangents).
-        values_only: leave the first reference out, for an fn that has no forward derivative or whose `transform` asks
-            for none, such as one that takes differences itself.
+        values_only: leave the first reference out, for an fn without a forward derivative or a `transform` that needs
+            none, such as one that takes differences itself.
         tangent_grad: compare the gradient through the tangent, too: that of a random product with it, by the primals
             along the tangents, with differences of the tangent in fp64. `transform` must keep the tangent's graph.
 
@@ -257,7 +257,7 @@ def _device(primals: tuple[Any, ...]) -> torch.device:
 
 
 def _eps(dtype: torch.dtype, device: torch.device) -> float:
-    """The spacing of a format's numbers at 1, or of the factors of its products where these are coarser."""
+    """The spacing of a format's numbers at 1, or of the factors of its products if these are coarser."""
     if dtype == torch.float32 and device.type == "cuda" and (rounds_products() or rounds_convolutions()):
         return TF32_EPS
     return torch.finfo(dtype).eps

@@ -1,7 +1,7 @@
-"""Norms on tensors and duals, and, by the names that end in `_dual`, on explicit primals and tangents.
+"""Norms on tensors and duals; functions named `*_dual` take explicit primals and tangents.
 
-A norm whose arguments carry a tangent runs as this package's op; one of which none does is torch's own, unless another
-`implementation` is asked for. Statistics are fp32 or better.
+A norm whose arguments carry a tangent runs as this package's op; without a tangent it is torch's own, unless another
+`implementation` is given. Statistics are fp32 or better.
 """
 
 import torch
@@ -36,8 +36,8 @@ def layer_norm(
         weight: scale of each column; None is one.
         bias: shift of each column; None is zero.
         eps: added to the variance.
-        dtype: of the result, and x is then not cast under autocast either; None is x's.
-        implementation: `auto`, the kernels where they run and x carries a tangent; `fused`, also where it carries none;
+        dtype: format of the result; x is then not cast under autocast either. None means x's format.
+        implementation: `auto`, the kernels if they run and x carries a tangent; `fused`, also if it carries none;
             or `plain` or `triton`.
 
     Returns:
@@ -45,8 +45,8 @@ def layer_norm(
         `torch.nn.functional.layer_norm`).
 
     Raises:
-        ValueError: for parameters of another width, or an implementation that there is not.
-        RuntimeError: under a jvp of a jvp or of a vmap, and of a gradient of what is not torch's own op.
+        ValueError: for parameters of another width, or an unknown implementation.
+        RuntimeError: under a jvp of a jvp or of a vmap, and under a jvp of a gradient unless torch's own op runs.
 
     """
     return _apply(dispatch.layer_norm, (x,), (weight, bias), (eps,), dtype, implementation)
@@ -95,15 +95,15 @@ def group_norm(
     dtype: Dtype = None,
     implementation: str = "auto",
 ) -> ImagesOf:
-    """Group normalisation (arXiv:1803.08494), with SiLU behind it if asked for, fused under `jvp`.
+    """Group normalisation (arXiv:1803.08494), followed by SiLU if `act` is given, fused under `jvp`.
 
     Args:
         x: images (B, C, ...), contiguous or channels_last; the output keeps the memory format.
-        groups: how many groups of equally many channels.
+        groups: number of groups, all with the same number of channels.
         weight: scale of each channel; None is one.
         bias: shift of each channel; None is zero.
         eps: added to the variance.
-        act: None, or "silu".
+        act: activation after the norm: None or "silu".
         dtype: see `layer_norm`.
         implementation: see `layer_norm`.
 
@@ -111,7 +111,7 @@ def group_norm(
         The normalised images, in `dtype`, or else in x's format (under CUDA's autocast in fp32).
 
     Raises:
-        ValueError: for a number of groups that does not divide the channels, another act; and as `layer_norm`.
+        ValueError: for a number of groups that does not divide the channels, an unknown act, and as in `layer_norm`.
         RuntimeError: see `layer_norm`.
 
     """
@@ -134,22 +134,22 @@ def layer_norm_dual(
     """`layer_norm` of explicit primals and tangents, for code that carries its tangents itself.
 
     Args:
-        x: as in `layer_norm`, and so all that is not named here.
+        x: rows, as in `layer_norm`; so are all arguments that are not explained here.
         weight: scale of each column.
         bias: shift of each column.
-        tx: tangent of x; an absent one is zero, and its work is left out.
+        tx: tangent of x; None means zero, and its work is skipped.
         tweight: tangent of the weight.
         tbias: tangent of the bias.
         eps: added to the variance.
-        dtype: of the results.
+        dtype: format of the results.
         implementation: `auto`, `fused`, `plain` or `triton`.
-        tangent_grad: whether gradients may be taken through the output's tangent; if not, nothing of it is kept.
+        tangent_grad: whether gradients may be taken through the output's tangent; if not, nothing of it is saved.
 
     Returns:
-        The output and its tangent, None without any tangent given; the output is made of torch's own ops then.
+        The output and its tangent. Without any tangent given, it is None and the output comes from torch's own ops.
 
     Raises:
-        ValueError: as `layer_norm`, and for a tangent that is not like its primal.
+        ValueError: as `layer_norm`, and for a tangent of another shape, dtype or device than its primal.
 
     """
     given = (x, weight, bias), (tx, tweight, tbias)
@@ -212,7 +212,7 @@ def group_norm_dual(
 def _apply(
     norm: Norm, samples: tuple[Batch, ...], parameters: Given, settings: tuple, dtype: Dtype, implementation: str
 ) -> Batch:
-    """The norm of tensors, of duals or of a batch some of whose samples carry a tangent."""
+    """Compute the norm of tensors, of duals or of a batch in which only some samples carry a tangent."""
     if any(isinstance(x, MixedBatch) for x in samples):
         return _of_some(norm, samples, parameters, settings, dtype, implementation)
     if gradient_inside():
@@ -225,7 +225,7 @@ def _apply(
 def _of_some(
     norm: Norm, samples: tuple[Batch, ...], parameters: Given, settings: tuple, dtype: Dtype, implementation: str
 ) -> MixedBatch:
-    """All primals at once as ever; the norm again, for the tangent of some alone, where no kernel takes both."""
+    """Compute the norm of all primals at once, then again for the tangent of some, if no kernel does both."""
     primals, heads, tangents = split_mixed(samples)
     still = (None,) * len(parameters)
     both = norm.first((*primals, *parameters), tangents[0], settings, dtype, implementation)

@@ -40,7 +40,7 @@ class RowNorm(NamedTuple):
     """A norm of the last dimension.
 
     Attributes:
-        centred: whether the mean is taken off.
+        centred: whether the mean is subtracted.
         modulated: each sample has its own scale, which comes on top of one, and shift.
 
     """
@@ -57,7 +57,7 @@ ROW_NORMS = {
 
 
 class NormKind(NamedTuple):
-    """Which norm: the dimensions of a group's elements, whether the mean is taken off, whether SiLU follows."""
+    """Kind of norm: dimensions of a group's elements, whether the mean is subtracted, whether SiLU follows."""
 
     dims: tuple[int, ...]
     centred: bool = True
@@ -102,7 +102,7 @@ def forward(
 def backward(
     gy: Tensor, gty: Tensor | None, x: Tensor, tx: Tensor | None, affine: Affine, kind: NormKind, m: Tensor, r: Tensor
 ) -> Gradients:
-    """Gradients of (x, tx, weight, bias, tweight, tbias); None where there is no input, or no gty to give one."""
+    """Gradients of (x, tx, weight, bias, tweight, tbias); None for an absent input or without the gty that it needs."""
     xh = (x - m if kind.centred else x) * r
     txh = None if tx is None or gty is None else kind.project(tx, xh, r)
     gu, gtu = _through_silu(gy, gty, *_affine(xh, txh, affine)) if kind.silu else (gy, gty)
@@ -123,7 +123,7 @@ def backward(
 
 
 def _curvature(h: Tensor, t: Tensor, xh: Tensor, txh: Tensor, r: Tensor, kind: NormKind) -> Tensor:
-    """What dx loses because A(t) depends on x."""
+    """Compute the term that dx loses because A(t) depends on x."""
     h = kind.less_mean(h)
     rc, d = r * kind.mean(xh * kind.less_mean(t)), kind.mean(xh * h)
     return r * (rc * h + d * txh + xh * (kind.mean(h * txh) - rc * d))

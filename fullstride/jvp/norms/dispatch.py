@@ -1,4 +1,4 @@
-"""The norms of primals and tangents: torch's own where nothing carries a tangent, else the op."""
+"""Norms of primals and tangents: torch's own if nothing carries a tangent, else the op."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,12 +27,12 @@ class Norm:
     """A norm, by functions of its primals and settings.
 
     Attributes:
-        op: on primals and tangents.
-        check: raises for what the norm cannot be given.
-        torchs: the norm in torch's own operations, for what carries no tangent.
-        written_out: the norm in elementary ones.
-        settings: as the op has them.
-        fits: whether the kernels take rows or groups as long.
+        op: the dual op on primals and tangents.
+        check: function that raises for invalid arguments.
+        torchs: the norm in torch's own operations, for arguments without a tangent.
+        written_out: the norm in elementary operations.
+        settings: function that returns the op's settings.
+        fits: function that tells whether the kernels support rows or groups of this length.
 
     """
 
@@ -94,7 +94,7 @@ class Norm:
 
 def _check_format(dtype: Dtype) -> None:
     if dtype is not None and not dtype.is_floating_point:
-        raise ValueError(f"dtype is {dtype}, expected a float format, or None for that of x")
+        raise ValueError(f"dtype is {dtype}, expected a floating dtype, or None for x's dtype")
 
 
 def _check(x: Tensor, least: int, shape: str, **parameters: Tensor | None) -> None:
@@ -116,7 +116,7 @@ def _check_samples(x: Tensor, scale: Tensor, shift: Tensor, eps: float) -> None:
     expected = x.shape[0], x.shape[-1]
     for name, value in (("scale", scale), ("shift", shift)):
         if value.numel() != expected[0] * expected[1] or (value.shape[0], value.shape[-1]) != expected:
-            raise ValueError(f"{name} is {tuple(value.shape)}, expected one row a sample: {expected}")
+            raise ValueError(f"{name} is {tuple(value.shape)}, expected one row per sample: {expected}")
 
 
 def _check_images(
@@ -174,7 +174,7 @@ def _present(x: Tensor | None) -> Tensor:
 
 
 def _autocast(x: Tensor | None) -> Tensor | None:
-    """As autocast treats norms: in fp32, but on a CPU as they come."""
+    """Cast x as autocast does for norms: to fp32, but unchanged on a CPU."""
     if x is None or x.dtype not in (torch.float16, torch.bfloat16) or x.device.type == "cpu":
         return x
     return x.float() if torch.is_autocast_enabled(x.device.type) else x

@@ -1,4 +1,4 @@
-"""How the GroupNorm kernels are launched, by the work, the layout and the size of a group."""
+"""Launch configurations of the GroupNorm kernels, by the work, the layout and the size of a group."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -11,14 +11,14 @@ class GroupConfig:
     """A launch.
 
     Attributes:
-        groups: side by side in a tile.
-        pixels: of a tile; as many as a group has or more, and the group stays on the chip.
-        warps: of a program.
-        stages: tiles that a program has under way at once, where it walks.
-        chunks: at most so many programs share a group's pixels.
-        pieces: that a tile which stays on the chip is worked on in.
-        packed: whether half-precision tensors wait there as they came, and are converted anew for each step.
-        registers: at most so many a thread; None leaves that to the compiler.
+        groups: number of groups side by side in a tile.
+        pixels: number of pixels of a tile; if it is at least a group's, the group stays on the chip.
+        warps: number of warps of a program.
+        stages: number of tiles in flight if a program loops over a group.
+        chunks: maximum number of programs that share a group's pixels.
+        pieces: number of pieces of a tile that stays on the chip.
+        packed: whether 16-bit tensors stay there in their format and are converted again for each step.
+        registers: maximum number of registers per thread; None leaves it to the compiler.
 
     """
 
@@ -33,7 +33,7 @@ class GroupConfig:
 
 
 class GroupSize(NamedTuple):
-    """What the choice depends on."""
+    """Sizes and format that the choice of a configuration depends on."""
 
     samples: int
     groups: int
@@ -45,13 +45,13 @@ class GroupSize(NamedTuple):
 
 
 class GroupLimits(NamedTuple):
-    """Of one kind of work.
+    """Limits of tile sizes for one kind of work.
 
     Attributes:
-        kept: most elements of a tile that stays on the chip in fp32.
-        packed: most of half precision that waits there as it came.
-        thread: elements to a thread of a tile that waits so.
-        walked: elements of a tile that a program walks with.
+        kept: maximum number of elements of a tile that stays on the chip in fp32.
+        packed: maximum number of elements of a tile that stays there in its 16-bit format.
+        thread: number of elements per thread of a tile in that 16-bit format.
+        walked: number of elements of a tile when a program loops over a group.
 
     """
 
@@ -73,14 +73,14 @@ LIMITS = {
 FEW, MANY, FEW_UP_TO = 16, 32, 8192
 # Two programs to a multiprocessor, one of which loads while the other one computes.
 PACKED_REGISTERS = 128
-# Without SiLU there is little to be done anew, and packing pays from here on.
+# Without SiLU there is little to recompute, and packing pays from here on.
 PACKED_FULL_FROM = 4096
 # Neighbours that a thread reads together; fewer channels, since it holds their parameters and sums too.
 PIXEL_BYTES, CHANNEL_BYTES = 16, 8
 WALKED_WARP = 256
-# Channels that lie together: a DRAM sector at least, two where that leaves the tile small enough.
+# Neighbouring channels: at least a DRAM sector, two if the tile stays small enough.
 NARROW_BYTES, WIDE_BYTES = 32, 64
-# Where a thread's elements are neighbouring channels, it holds their parameters too, and needs more registers.
+# If a thread's elements are neighbouring channels, it holds their parameters too, and needs more registers.
 MAX_WARPS, MAX_WARPS_LAST = 32, 16
 PROGRAMS, MAX_CHUNKS = 264, 64
 LEAST_PIXELS, MOST_LANES = 8, 4096
@@ -109,7 +109,7 @@ def group_config(work: str, size: GroupSize) -> GroupConfig:
 
 
 def _elements(size: GroupSize, groups: int) -> int:
-    """Of a tile."""
+    """Return the number of elements of a tile."""
     return groups * padded(size.group_channels) * size.pixels
 
 

@@ -65,7 +65,7 @@ class _Plan(NamedTuple):
 
     @property
     def on_chip(self) -> bool:
-        """Whether a program holds whole groups."""
+        """Return whether a program holds whole groups."""
         return self.chunks == 1 and self.config.pixels >= self.size.pixels
 
     @property
@@ -75,7 +75,7 @@ class _Plan(NamedTuple):
 
     @property
     def options(self) -> dict[str, Any]:
-        """Of the launch."""
+        """Return the options of the launch."""
         return {"warps": self.config.warps, "registers": self.config.registers}
 
 

@@ -1,7 +1,7 @@
 """The backward kernel of GroupNorm for groups that stay on the chip; equations in `closed_form`.
 
 A program for each sample and block of groups; every tensor is read once. With t' = t - <t> - r^2 <x t> (x - <x>) it is
-xh = r (x - <x>) and txh = r t'. First what makes t', where there is a tangent; then four sums of each channel, of gu,
+xh = r (x - <x>) and txh = r t'. First the moments of t', if there is a tangent; then four sums of each channel, of gu,
 gu x + gtu t', gtu and gtu x, which weighted and added give a group's means and as they are the parameters' gradients.
 GTY None: the detached tangent; TX, TW and TB are then None too.
 """

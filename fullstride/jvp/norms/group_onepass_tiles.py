@@ -62,7 +62,7 @@ def store_piece(y, tile, i: tl.constexpr, lane, sizes, T: tl.constexpr, MOVES=No
 def unpacked(tiles, i: tl.constexpr, STEP: tl.constexpr):
     """Piece i in fp32.
 
-    Steps 1 and 2 convert half-precision anew, after an instruction that the compiler cannot see through: it takes a
+    Steps 1 and 2 convert 16-bit values again, after an instruction that the compiler cannot see through: it takes a
     coordinate of the program that is always zero. Step 0 is plain.
     """
     tile = tiles[i]

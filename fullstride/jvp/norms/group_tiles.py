@@ -15,17 +15,17 @@ class GroupTile(NamedTuple):
     """The constants of a GroupNorm kernel.
 
     Attributes:
-        cpg: channels of a group.
+        cpg: number of channels of a group.
         pad: that number padded to a power of two.
-        groups: side by side in a tile.
-        pixels: of a tile, or of one of its pieces.
+        groups: number of groups side by side in a tile.
+        pixels: number of pixels of a tile, or of one of its pieces.
         last: whether the images are channels_last.
         silu: whether SiLU follows.
-        stages: tiles that a program has under way at once.
-        chunks: at least as many as share a group's pixels, a power of two.
-        pieces: that a tile which stays on the chip is cut into.
+        stages: number of tiles that a program has in flight.
+        chunks: a power of two, at least the number of chunks that share a group's pixels.
+        pieces: number of pieces of a tile that stays on the chip.
         exact: whether every place of every tile holds an element.
-        packed: whether half-precision tiles wait as they came.
+        packed: whether 16-bit tiles stay in their format.
 
     """
 
@@ -45,7 +45,7 @@ class GroupTile(NamedTuple):
 @triton.jit
 @no_type_check
 def lanes(block, groups, T: tl.constexpr):
-    """Of each lane, [1, lanes]: its channel, its group, whether it holds one, whether it is its group's first."""
+    """Return for each lane, [1, lanes]: channel, group, whether it holds a channel, whether it is its group's first."""
     lane = tl.arange(0, T.groups * T.pad)[None, :]
     group = block * T.groups + lane // T.pad
     if T.cpg == T.pad:  # Written so that the compiler sees neighbours, and reads them together.
@@ -60,7 +60,7 @@ def lanes(block, groups, T: tl.constexpr):
 @triton.jit
 @no_type_check
 def positions(pixel, channel, sizes, T: tl.constexpr):
-    """Where a tile lies in its sample: pixels [*, 1], channels [1, *]."""
+    """Return a tile's position in its sample: pixels [*, 1], channels [1, *]."""
     return pixel * sizes[1] + channel if T.last else channel * sizes[2] + pixel
 
 
@@ -133,7 +133,7 @@ def keep_group_value(at, value, sample, lane, groups):
 @triton.jit
 @no_type_check
 def keep_partials(PARTIAL, row, lane, channels, gradients, ASKED: tl.constexpr):
-    """A row's shares of those of dw, db, dtw, dtb that are asked: PARTIAL (rows, as many, channels)."""
+    """Store a row's shares of those of dw, db, dtw, dtb that are needed: PARTIAL (rows, as many, channels)."""
     if PARTIAL is not None:
         COUNT: tl.constexpr = ASKED[0] + ASKED[1] + ASKED[2] + ASKED[3]
         to = PARTIAL + (row * COUNT).to(tl.int64) * channels + lane[0]

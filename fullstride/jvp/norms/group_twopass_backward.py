@@ -1,9 +1,9 @@
 """GroupNorm's backward kernels; equations in `closed_form`, tiles in `group_tiles`.
 
-Two stages of sums: of t, for c and txh, where there is a tangent; then five a channel, of gu, gu xh, gtu, gtu xh and
+Two stages of sums: of t, for c and txh, if there is a tangent; then five per channel, of gu, gu xh, gtu, gtu xh and
 gtu txh, which weighted and added give a group's means and as they are the parameters' gradients.
 A program for each sample and block of groups walks over its pixels once for each stage and once for dx and dtx, where
-the groups do not stay on the chip (see `group_onepass_backward`). Where there are too few groups for that see
+the groups do not stay on the chip (see `group_onepass_backward`). If there are too few groups for that, see
 `group_split`. GTY None: the detached tangent; TX, TW and TB are then None too.
 """
 

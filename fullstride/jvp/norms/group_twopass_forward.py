@@ -1,6 +1,6 @@
 """GroupNorm's forward kernel for groups that no chip holds; equations in `closed_form`, tiles in `group_tiles`.
 
-A program for each sample and block of groups walks twice over its pixels. Where there are too few groups for that see
+A program for each sample and block of groups walks twice over its pixels. If there are too few groups for that, see
 `group_split`.
 """
 
@@ -27,7 +27,7 @@ HEAD: tl.constexpr = tl.constexpr(32)
 @triton.jit
 @no_type_check
 def moments(X, TX, base, lane, first_pixel, end, sizes, T: tl.constexpr):
-    """Over the pixels from first_pixel to end: <x>, sum (x - <x>)^2, <t>, sum (x - <x>) (t - <t>).
+    """Compute over the pixels from first_pixel to end: <x>, sum (x - <x>)^2, <t>, sum (x - <x>) (t - <t>).
 
     From sums of x and t less a first guess of their means, so that a mean far above the deviation costs no digits.
     """

@@ -10,7 +10,7 @@ from fullstride.device import triton_compile
 
 
 def ceil_div(a: int, b: int) -> int:
-    """How many pieces of b hold a."""
+    """Return a / b rounded up."""
     return -(-a // b)
 
 
@@ -30,7 +30,7 @@ def _hopper(device: torch.device) -> bool:
 
 
 def overlaps(x: Tensor) -> bool:
-    """Whether a kernel on x's device can start before the one ahead of it has ended (programmatic dependent launch)."""
+    """Return whether x's device can start a kernel before the previous one ends (programmatic dependent launch)."""
     return x.is_cuda and _hopper(x.device)
 
 
@@ -42,15 +42,15 @@ def launch(
     registers: int | None = None,
     early: bool = False,
 ) -> None:
-    """Run a kernel on a grid of programs, if there are any; inside `triton_compile.gathered` compile it and no more.
+    """Run a kernel on a grid of programs, if there are any; inside `triton_compile.compile_only` only compile it.
 
     Args:
-        kernel: Triton's.
-        grid: of programs.
-        arguments: of the kernel.
-        warps: of a program.
-        registers: bounds those of a thread.
-        early: start it as soon as the kernel ahead lets it, which it then itself waits for.
+        kernel: Triton kernel.
+        grid: numbers of programs.
+        arguments: arguments of the kernel.
+        warps: number of warps of a program.
+        registers: maximum number of registers per thread.
+        early: start as soon as the previous kernel allows; the kernel itself then waits for that one.
 
     """
     options: dict[str, Any] = {"num_warps": warps}

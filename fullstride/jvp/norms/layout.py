@@ -1,4 +1,4 @@
-"""Where a norm's results lie in memory: one rule for the kernels, the plain operations and the compiler's shapes."""
+"""Memory layout of a norm's results: one rule for kernels, PyTorch operations and the compiler's shapes."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""The dual norms in plain PyTorch: any device and float format. The reference, and what runs on a CPU.
+"""The dual norms in plain PyTorch: any device and float format. They are the reference, and run on CPUs.
 
 Equations: `closed_form`. Half precision is computed in fp32. Every gradient comes back in the format of the tensor it
 belongs to, y and ty in that of x or in `dtype`, mean and rstd in that of the computation. What is None is absent, and
@@ -132,7 +132,7 @@ def _gradients(
 
 
 def _shape(norm: RowNorm, x: Tensor) -> Shape:
-    """That of parameters as they broadcast: one row for all, or one a sample."""
+    """Return the shape in which parameters broadcast: one row for all, or one per sample."""
     return (x.shape[0], *[1] * (x.dim() - 2), x.shape[-1]) if norm.modulated else x.shape[-1:]
 
 

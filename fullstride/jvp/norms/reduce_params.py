@@ -37,7 +37,7 @@ def sum_kernel(PARTIAL, OUTS, parts, D, DEPTH: tl.constexpr, COLUMNS: tl.constex
 
 
 def partial_sums(x: Tensor, affine: Affine, batches: int, parts: int) -> tuple[Tensor | None, list[bool]]:
-    """Memory for the parameters' gradients of each part, None where there is no parameter; and which there are."""
+    """Allocate the parameters' gradients of each part, None for an absent parameter; and tell which are present."""
     asked = [p is not None for p in affine]
     width = next((p.shape[-1] for p in affine if p is not None), 0)
     size = batches, parts, sum(asked), width

@@ -1,4 +1,4 @@
-"""The operators of the norms on primals and tangents, each by plain operations or by kernels."""
+"""Operators of the norms on primals and tangents, each in PyTorch operations or as kernels."""
 
 from collections.abc import Sequence
 from types import ModuleType

@@ -84,7 +84,7 @@ def backward_kernel(GY, GTY, X, TX, W, TW, MEAN, RSTD, DX, DTX, PARTIAL, n, chun
                     ONE_PLUS: tl.constexpr, DW: tl.constexpr, DB: tl.constexpr, DTW: tl.constexpr,
                     DTB: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, KEEP: tl.constexpr,
                     STAGES: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
-    """dx and dtx of `length` rows of one batch, and their sums for those of dw, db, dtw, dtb that are asked.
+    """dx and dtx of `length` rows of one batch, and their sums for those of dw, db, dtw, dtb that are needed.
 
     GTY None: the detached tangent; TX, TW are then None. PARTIAL: (batches, chunks, DW + DB + DTW + DTB, D), fp32.
     """

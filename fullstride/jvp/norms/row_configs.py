@@ -1,4 +1,4 @@
-"""How the row kernels are launched, by the work and the row's length."""
+"""Launch configurations of the row kernels, by the work and the row's length."""
 
 from dataclasses import dataclass
 
@@ -10,12 +10,12 @@ class RowConfig:
     """A launch.
 
     Attributes:
-        width: of the pieces that a row is cut into.
-        rows: in a tile.
-        warps: of a program.
-        programs: at most so many; each walks through its share of the rows.
-        stages: tiles that a program has under way at once.
-        keep: whether a program keeps its parameters, or reads them anew for every tile.
+        width: number of columns of each piece of a row.
+        rows: number of rows of a tile.
+        warps: number of warps of a program.
+        programs: maximum number of programs; each loops over its share of the rows.
+        stages: number of tiles that a program has in flight.
+        keep: whether a program keeps its parameters in registers; else it reloads them for every tile.
 
     """
 

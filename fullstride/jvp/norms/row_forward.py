@@ -47,7 +47,7 @@ def normalise(x, t, TX, MEAN, eps, D: tl.constexpr, WIDTH: tl.constexpr):
 @no_type_check
 def parameter_piece(at, kept, batch, step, i: tl.constexpr, KEEP: tl.constexpr, ROWS: tl.constexpr, D: tl.constexpr,
                     WIDTH: tl.constexpr):  # fmt: skip
-    """Piece i of a parameter, kept or read anew."""
+    """Piece i of a parameter, from registers or read again."""
     if KEEP:
         piece = kept[i]
     else:

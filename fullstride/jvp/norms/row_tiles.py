@@ -31,7 +31,7 @@ def load_piece(at, there, i: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr)
 @triton.jit
 @no_type_check
 def load_rows(at, there, D: tl.constexpr, WIDTH: tl.constexpr):
-    """Rows that begin at `at` [ROWS, 1], in fp32; zero beyond them and where not `there`."""
+    """Rows that begin at `at` [ROWS, 1], in fp32; zero beyond them and unless `there`."""
     tiles = ()
     for i in tl.static_range((D + WIDTH - 1) // WIDTH):
         tiles += (load_piece(at, there, i, D, WIDTH),)
@@ -102,7 +102,7 @@ def dot(a, b):
 @triton.jit
 @no_type_check
 def means(values, D: tl.constexpr):
-    """Of each row, as columns, from sums over the pieces."""
+    """Return the means of each row, as columns, from sums over the pieces."""
     found = sums(values, 1)
     result = ()
     for i in tl.static_range(len(found)):

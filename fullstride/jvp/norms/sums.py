@@ -1,4 +1,4 @@
-"""Several sums for the barriers of one, and what the interpreter takes in their place."""
+"""Several sums for the barriers of one, and their substitutes in the interpreter."""
 
 from typing import no_type_check
 
@@ -37,7 +37,7 @@ def _add_5(a0, a1, a2, a3, a4, b0, b1, b2, b3, b4):
 @triton.jit
 @no_type_check
 def sums(values, AXIS: tl.constexpr):
-    """Of up to five tiles of one shape, along an axis or, if that is None, of all their elements."""
+    """Sum up to five tiles of one shape along an axis or, if that is None, over all their elements."""
     COUNT: tl.constexpr = len(values)
     if INTERPRETED or COUNT == 1:
         result = ()

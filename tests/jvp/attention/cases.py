@@ -1,4 +1,4 @@
-"""Attentions through `fullstride.jvp`, each beside the same written out."""
+"""Attentions through `fullstride.jvp`, each with a reference in elementary operations."""
 
 import functools
 from typing import Any
@@ -20,7 +20,7 @@ SIZES = {
 
 
 def draw(seed: int, size: str, *, layout=torch.clone, stack: int | None = None) -> list[Tensor]:
-    """q, k, v; `stack` of them if asked."""
+    """Draw q, k, v, or `stack` of each if given."""
     g = torch.Generator().manual_seed(seed)
     b, h, hk, lq, lk, d, dv = SIZES[size]
     shapes = [(b, h, lq, d), (b, hk, lk, d), (b, hk, lk, dv)]
@@ -73,7 +73,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def op_and_reference(name: str, seed: int):
-    """The op of that case, the same written out, and the name of its sizes."""
+    """Return the op of that case, its reference in elementary operations, and the name of its sizes."""
     size, given = CASES[name]
     options = dict(given)
     if "attn_mask" in options:

@@ -1,4 +1,4 @@
-"""Attention and its derivative in fp64, from the definition; made inputs; how far half precision may be off."""
+"""Attention and its derivative in fp64, from the definition; its inputs; tolerances of 16-bit formats."""
 
 import torch
 from torch import Tensor
@@ -7,7 +7,7 @@ ROUNDING = {torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.
 
 
 def visible(lq: int, lk: int, causal: bool, window: tuple[int, int] | None) -> Tensor:
-    """Which key each query sees."""
+    """Return the mask of the keys that each query sees."""
     i, j = torch.arange(lq)[:, None], torch.arange(lk)[None, :]
     seen = torch.ones(lq, lk, dtype=torch.bool)
     if causal:

@@ -1,4 +1,4 @@
-"""Attention written out, for torch's own derivatives to be taken of; and inputs to take them at."""
+"""Attention in elementary operations, for torch's own derivatives, and inputs for it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -11,7 +11,7 @@ TENSORS = ("q", "k", "v", "tq", "tk", "tv")
 
 
 def visible(lq: int, lk: int, causal: bool, window: tuple[int, int] | None) -> Tensor:
-    """Whether query i sees key j, by the definition."""
+    """Return whether query i sees key j, by the definition."""
     left, right = window or (-1, -1)
     rows = [
         [(not causal or j <= i) and (left < 0 or j >= i - left) and (right < 0 or j <= i + right) for j in range(lk)]
@@ -42,11 +42,11 @@ class Case:
 
     @property
     def options(self) -> dict[str, Any]:
-        """What is not differentiated."""
+        """Arguments that are not differentiated."""
         return {"scale": self.scale, "mask": self.mask, "causal": self.causal, "window": self.window}
 
     def to(self, *args: Any) -> "Case":
-        """In another dtype or on another device; a boolean mask keeps its dtype."""
+        """Convert to another dtype or device; a boolean mask keeps its dtype."""
         moved = {name: x.to(*args) for name in TENSORS if (x := getattr(self, name)) is not None}
         mask = self.mask
         if mask is not None:
@@ -55,7 +55,7 @@ class Case:
 
 
 def transposed(x: Tensor) -> Tensor:
-    """The same values as a transposed view of (B, L, H, D)."""
+    """Return x's values as a transposed view of (B, L, H, D)."""
     return x.transpose(1, 2).contiguous().transpose(1, 2)
 
 
@@ -93,7 +93,7 @@ def draw(
 
 
 def attend(case: Case, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """softmax(scale q k^T + mask) v with zeros where a row sees nothing."""
+    """softmax(scale q k^T + mask) v with zeros if a row sees nothing."""
     group = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
     s = case.scale * q @ k.transpose(-2, -1)
@@ -109,7 +109,7 @@ def attend(case: Case, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def expected_forward(case: Case) -> tuple[Tensor, Tensor]:
-    """o and to, by torch.func.jvp."""
+    """Compute o and to by torch.func.jvp."""
     primals = case.q, case.k, case.v
     tangents = tuple(torch.zeros_like(x) if t is None else t for x, t in zip(primals, case.inputs[3:], strict=True))
     o, to, *_ = torch.func.jvp(lambda *x: attend(case, *x), primals, tangents)
@@ -117,7 +117,7 @@ def expected_forward(case: Case) -> tuple[Tensor, Tensor]:
 
 
 def expected_backward(case: Case, go: Tensor, gto: Tensor | None) -> list[Tensor | None]:
-    """Six gradients, by torch.autograd.grad of `expected_forward`; None where a tangent is absent or detached."""
+    """Six gradients, by torch.autograd.grad of `expected_forward`; None if a tangent is absent or detached."""
     leaves = {n: x.detach().clone().requires_grad_() for n in TENSORS if (x := getattr(case, n)) is not None}
     o, to = expected_forward(replace(case, **leaves))
     total = (o * go).sum() + (0.0 if gto is None else (to * gto).sum())

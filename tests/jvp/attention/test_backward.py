@@ -69,7 +69,7 @@ def poisoning(empty):
 
 @pytest.fixture
 def poisoned(monkeypatch):
-    """Outputs start as NaN, so that what is not written shows."""
+    """Fill outputs with NaN first, so that unwritten elements show."""
     for owner, name in ((torch, "empty"), (torch, "empty_like")):
         monkeypatch.setattr(owner, name, poisoning(getattr(owner, name)))
 

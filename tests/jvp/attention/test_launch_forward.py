@@ -36,7 +36,7 @@ def poisoning(empty):
 
 @pytest.fixture(autouse=True)
 def poisoned(monkeypatch, seed):
-    """Outputs start as NaN, so that what is not written shows; inputs are new for each seed."""
+    """Fill outputs with NaN first, so that unwritten elements show; inputs are new for each seed."""
     torch.manual_seed(seed)
     for owner, name in ((torch, "empty"), (torch, "empty_like"), (torch.Tensor, "new_empty")):
         monkeypatch.setattr(owner, name, poisoning(getattr(owner, name)))
@@ -182,7 +182,7 @@ def test_nothing_to_do():
 
 
 def test_one_launch_and_no_other_operation(monkeypatch):
-    """What a captured graph must not do: copy inputs, or read sizes back."""
+    """A captured graph must not copy inputs or read sizes back."""
     inputs = make_inputs((1, 2, 2, 8, 8, 16, 16), torch.float32)
     calls = []
     monkeypatch.setattr(forward_module, "dual_forward", {(2,): lambda *a, **k: calls.append((a, k))})

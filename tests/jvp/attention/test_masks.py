@@ -1,4 +1,4 @@
-"""Masks that learn, that move, and that are tensor subclasses."""
+"""Masks that require a gradient, carry a tangent, or are tensor subclasses."""
 
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +17,7 @@ SHAPE = (2, 3, 5, 8)
 
 
 class Named(Tensor):
-    """Leaves every operation to its base."""
+    """Subclass that leaves every operation to its base."""
 
 
 class NamedParameter(nn.Parameter):
@@ -25,7 +25,7 @@ class NamedParameter(nn.Parameter):
 
 
 class Halved(Tensor):
-    """A wrapper in the manner of quantised weights: what it stands for is twice what it holds."""
+    """A wrapper like those of quantised weights: its values are twice those in memory."""
 
     held: Tensor
 
@@ -108,7 +108,7 @@ def test_other_subclasses_are_refused_with_the_remedy(seed):
 
 
 def learned(op: Callable[..., Tensor], way: Callable, bias: Tensor, weight: Tensor, q: Tensor, tq: Tensor) -> Tensor:
-    """Of a bias that is computed in the function: functorch wraps it there, and hides that it learns."""
+    """Loss of a bias that is computed in the function: functorch wraps it there, and hides its `requires_grad`."""
     out, tangent = way(lambda q: op(q @ weight, q, q.sin(), bias * 1 + bias.mean()), [q], [tq])
     return (out * tangent.sin()).sum()
 

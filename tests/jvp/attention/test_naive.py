@@ -30,7 +30,7 @@ CASES = {
 
 
 def close(found, expected):
-    """Within 1e-12 of the largest entry: a thousand roundings of fp64."""
+    """Compare within 1e-12 of the largest entry: a thousand roundings of fp64."""
     assert (found is None) == (expected is None)
     if found is not None:
         assert (found - expected).abs().max() <= 1e-12 * expected.abs().max().clamp(min=1.0)

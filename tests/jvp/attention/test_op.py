@@ -59,7 +59,7 @@ def test_absent_tangents_are_zero(name, absent, seed):
 
 
 class Products(TorchDispatchMode):
-    """Counts batched matrix products."""
+    """Mode that counts batched matrix products."""
 
     def __init__(self):
         super().__init__()

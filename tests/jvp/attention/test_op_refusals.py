@@ -14,11 +14,11 @@ from tests.jvp.derivatives import dual_level, ours, torchs
 
 Q, K = torch.ones(2, 4, 5, 8), torch.ones(2, 2, 7, 8)
 WRONG: dict[str, tuple[tuple, dict[str, Any], str]] = {
-    "heads": ((Q, K, K), {}, r"q has 4 heads and k 2; expected as many, or enable_gqa=True"),
-    "multiple": ((Q[:, :3], K, K), {"enable_gqa": True}, r"q has 3 heads and k 2, expected a multiple"),
-    "width": ((Q[:, :2, :, :6], K, K), {}, r"q \(2, 2, 5, 6\), .* expected q and k of one width"),
+    "heads": ((Q, K, K), {}, r"q has 4 heads and k 2, expected the same number, or enable_gqa=True"),
+    "multiple": ((Q[:, :3], K, K), {"enable_gqa": True}, r"q has 3 heads and k 2, expected .* a multiple"),
+    "width": ((Q[:, :2, :, :6], K, K), {}, r"q \(2, 2, 5, 6\), .* expected equal head dims of q and k"),
     "values": ((Q[:, :2], K, K[:, :, 1:]), {}, r"v \(2, 2, 6, 8\), .* as many values as keys"),
-    "batch": ((Q[:1, :2], K, K), {}, r"q \(1, 2, 5, 8\), .* expected \(B, H, L, D\) of one batch"),
+    "batch": ((Q[:1, :2], K, K), {}, r"q \(1, 2, 5, 8\), .* expected \(B, H, L, D\) with one batch size"),
     "dimensions": ((Q[0, :2], K[0], K[0]), {}, r"q \(2, 5, 8\), .* expected \(B, H, L, D\)"),
     "dtypes": (
         (Q[:, :2], K.double(), K),
@@ -29,7 +29,7 @@ WRONG: dict[str, tuple[tuple, dict[str, Any], str]] = {
     "both masks": (
         (Q, Q, Q),
         {"attn_mask": Q[0, 0, :, :5] > 0, "is_causal": True},
-        "put the triangle into",
+        "put the causal triangle into",
     ),
     "mask's shape": (
         (Q, Q, Q),
@@ -93,7 +93,9 @@ def test_a_second_backward_pass_is_refused(seed):
     primals, tangents = ([x.requires_grad_() for x in draw(s, "self")] for s in (seed, seed + 10))
     _, to = ours(attention, primals, tangents)
     (first,) = torch.autograd.grad(to.sin().sum(), primals[:1], create_graph=True)
-    with pytest.raises(RuntimeError, match="a second derivative .* fullstride's attention, which has one; use plain"):
+    with pytest.raises(
+        RuntimeError, match="a second derivative .* fullstride's attention, which has only a first one; use PyTorch"
+    ):
         torch.autograd.grad(first.sum(), primals[:1])
     with pytest.raises(RuntimeError, match="a second derivative by backward passes"):
         grad(lambda q: grad(lambda q: torchs(attention, [q, *primals[1:]], tangents)[1].sin().sum())(q).sum())(

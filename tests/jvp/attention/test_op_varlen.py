@@ -12,7 +12,7 @@ STARTS = {"q": [0, 3, 3, 8, 9], "k": [0, 4, 6, 6, 11]}
 
 
 def packed(seed: int, *, window=None, is_causal=False, gqa=False):
-    """The op on packed sequences, the same one sequence after the other, and its tensors."""
+    """Return the op on packed sequences, a reference that takes one sequence at a time, and the tensors."""
     g = torch.Generator().manual_seed(seed)
     hk = 2 if gqa else 4
     shapes = [(9, 4, 5), (11, hk, 5), (11, hk, 3)]
@@ -63,10 +63,10 @@ def test_transforms_of_packed_sequences(seed):
         ),
         (
             torch.tensor([0, 3, 99], dtype=torch.int32),
-            r"cu_seqlens_q is \[0, 3, 99\], expected bounds that rise from 0 to the \d+ rows that are packed",
+            r"cu_seqlens_q is \[0, 3, 99\], expected non-decreasing bounds from 0 to the \d+ packed rows",
         ),
-        (torch.tensor([4, 3, 9], dtype=torch.int32), r"cu_seqlens_q is \[4, 3, 9\], expected bounds that rise"),
-        (torch.tensor([-1, 3, 9], dtype=torch.int32), r"cu_seqlens_q is \[-1, 3, 9\], expected bounds that rise"),
+        (torch.tensor([4, 3, 9], dtype=torch.int32), r"cu_seqlens_q is \[4, 3, 9\], expected non-decreasing bounds"),
+        (torch.tensor([-1, 3, 9], dtype=torch.int32), r"cu_seqlens_q is \[-1, 3, 9\], expected non-decreasing bounds"),
     ],
 )
 def test_starts_that_do_not_fit_are_refused(starts, message):
@@ -78,5 +78,5 @@ def test_starts_that_do_not_fit_are_refused(starts, message):
 def test_padded_sequences_are_refused():
     _, _, (q, k, v), _ = packed(0)
     starts = torch.tensor([0, 4], dtype=torch.int32)
-    with pytest.raises(ValueError, match=r"q \(1, .*, expected \(T, H, D\): all sequences one after the other"):
+    with pytest.raises(ValueError, match=r"q \(1, .*, expected \(T, H, D\): all sequences concatenated"):
         inspect.unwrap(attention_varlen)(q[None], k[None], v[None], starts, starts, 4, 4)

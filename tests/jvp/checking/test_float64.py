@@ -15,7 +15,7 @@ def points(seed: int, *shapes: tuple[int, ...]) -> list[torch.Tensor]:
 
 
 class Casting(nn.Module):
-    """Casts wherever a module can."""
+    """Module with every kind of cast."""
 
     def __init__(self):
         super().__init__()

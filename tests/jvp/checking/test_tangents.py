@@ -14,7 +14,7 @@ from tests.jvp.networks import SHAPES, random_network, random_points
 
 
 def random_module(module: nn.Module, seed: int) -> nn.Module:
-    """With every parameter random, so that none hides a path."""
+    """Make every parameter random, so that none hides a path."""
     torch.manual_seed(seed)
     for p in module.parameters():
         nn.init.normal_(p, std=0.2)
@@ -168,7 +168,7 @@ def test_a_detached_branch_is_found(name, seed):
 
 
 def test_a_difference_is_held_against_values_alone(seed):
-    """The forward derivative of Wrong is, but nobody asks for it; a wrong difference is found."""
+    """The forward derivative of Wrong is wrong but unused; a wrong difference is found."""
     x, t = draw(seed, (4, 5), (4, 5))
     run = lambda x: Wrong.apply(x * 2, 0.0, None)  # noqa: E731
 
@@ -229,7 +229,7 @@ def test_a_tolerance_of_ones_own(seed):
 
 
 def test_a_tangent_that_cancels_is_measured_against_its_output(seed):
-    """The sum of a softmax does not move: what is left of its tangent is rounding."""
+    """The sum of a softmax is constant: its tangent is rounding error."""
     x, t = draw(seed, (6, 50), (6, 50))
     report = check_tangents(lambda x: F.softmax(x, -1).sum(-1), (x,), (t,))
     assert report.tangent < report.tolerance

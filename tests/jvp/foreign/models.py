@@ -19,7 +19,7 @@ IMAGES, TOKENS = (2, 3, 16, 16), (2, 5, 16)
 
 @dataclass(frozen=True)
 class Model:
-    """How to make a model, and how to call it on tensors."""
+    """Recipe of a model, and its call on tensors."""
 
     library: str
     make: Callable[[Any], nn.Module]
@@ -217,7 +217,7 @@ def without_torchvision() -> Iterator[None]:
 
 
 def library(name: str) -> Any:
-    """The library, or skip the test with the reason."""
+    """Import the library, or skip the test with the reason."""
     if name != "timm":
         return pytest.importorskip(name)
     with without_torchvision():
@@ -225,7 +225,7 @@ def library(name: str) -> Any:
 
 
 def random_model(name: str, seed: int) -> nn.Module:
-    """In fp64, every parameter and running statistic random, in eval mode."""
+    """Return the model in fp64 and eval mode, with random parameters and running statistics."""
     torch.manual_seed(seed)
     model = MODELS[name].make(library(MODELS[name].library)).double().eval()
     with torch.no_grad():

@@ -24,18 +24,18 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 def past(u: Tensor, du: Tensor) -> Tensor:
-    """MeanFlow's: the tangent is a constant."""
+    """Loss of MeanFlow: the tangent is a constant."""
     return (u - du.detach()).square().mean()
 
 
 def through(u: Tensor, du: Tensor) -> Tensor:
-    """The tangent has a gradient, too."""
+    """Loss with a gradient through the tangent."""
     return (u * du.sin()).mean()
 
 
 @pytest.fixture
 def written_norms(monkeypatch):
-    """Norms written out, as torch's gradient through their tangents is wrong."""
+    """Replace norms by elementary operations, since torch's gradient through their tangents is wrong."""
 
     def layer_norm(x, normalized_shape, weight=None, bias=None, eps=1e-5):
         y = plain_ops.normalised(x, tuple(range(-len(normalized_shape), 0)), eps)

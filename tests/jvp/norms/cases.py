@@ -1,4 +1,4 @@
-"""What the tests of the norms share: random inputs, and torch's own norms as the independent reference."""
+"""Helpers of the norms' tests: random inputs, and torch's own norms as the independent reference."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,11 +24,11 @@ class Case:
     """A norm and the sizes of one call.
 
     Attributes:
-        op: its name.
-        shape: x's.
-        groups, act: of a group norm.
-        channels_last: whether x lies so in memory.
-        absent: which of tx, weight, bias, tweight, tbias are None.
+        op: name of the op.
+        shape: shape of x.
+        groups, act: settings of a group norm.
+        channels_last: whether x has that memory format.
+        absent: names of those of tx, weight, bias, tweight, tbias that are None.
 
     """
 
@@ -46,7 +46,7 @@ class Case:
 
     @property
     def parameter_shape(self) -> tuple[int, ...]:
-        """That of weight and bias, or scale and shift."""
+        """Shape of weight and bias, or scale and shift."""
         if self.op == "ada_layer_norm":
             return (self.shape[0], self.shape[-1])
         return (self.shape[1 if self.op == "group_norm" else -1],)
@@ -79,7 +79,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Inputs:
-    """The tensors of a call; None where the case has none."""
+    """The tensors of a call; None for absent ones."""
 
     case: Case
     x: Tensor
@@ -109,11 +109,11 @@ class Inputs:
 
     @property
     def tangents(self) -> tuple[Tensor | None, ...]:
-        """Those of `primals`."""
+        """Tangents of `primals`."""
         return (self.tx, self.tweight, self.tbias)
 
     def to(self, dtype: torch.dtype) -> "Inputs":
-        """The same in another format."""
+        """Convert all tensors to another dtype."""
         there = {k: a.to(dtype) for k, a in vars(self).items() if isinstance(a, Tensor)}
         return replace(self, **there)
 
@@ -202,7 +202,7 @@ def reference_gradients(inputs: Inputs, detached: bool = False, eps: float = EPS
 
 
 def relative_error(got: Tensor, want: Tensor | None) -> float:
-    """||got - want|| / ||want||; NaN where got holds one, or where nothing was wanted."""
+    """||got - want|| / ||want||; NaN if got holds one, or if `want` is zero."""
     if want is None:
         return torch.nan
     got, want = got.detach().double().cpu(), want.detach().double().cpu()

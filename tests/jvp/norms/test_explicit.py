@@ -30,12 +30,12 @@ def pair_of(name: str, **keywords: Any) -> Callable[..., tuple[Tensor, Tensor | 
 
 
 def way(name: str, **keywords: Any) -> Callable:
-    """In the place of a transform: the op itself is not asked."""
+    """Derive by the pair form in place of a transform; the op itself is unused."""
     return lambda _, primals, tangents: pair_of(name, **keywords)(primals, tangents)
 
 
 def patterns(name: str) -> list[tuple[bool, ...]]:
-    """Which tangents are there: each alone, all, all but the first."""
+    """Selections of tangents: each alone, all, all but the first."""
     count = len(CASES[name][1])
     alone = [tuple(i == j for j in range(count)) for i in range(count)]
     return list(dict.fromkeys([*alone, (True,) * count, *([(False,) + (True,) * (count - 1)] if count > 1 else [])]))
@@ -65,7 +65,7 @@ def test_gradcheck_through_output_and_tangent(name):
 
 
 class Elements(TorchDispatchMode):
-    """Counts the elements that operations return: the memory traffic of plain forms."""
+    """Mode that counts the elements that operations return: the memory traffic of elementary operations."""
 
     def __init__(self):
         super().__init__()

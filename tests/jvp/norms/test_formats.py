@@ -131,5 +131,5 @@ def by_hand(name: str):
 
 def test_only_float_formats(seed):
     x = torch.randn(2, 6, generator=torch.Generator().manual_seed(seed))
-    with pytest.raises(ValueError, match="dtype is torch.int32, expected a float format"):
+    with pytest.raises(ValueError, match="dtype is torch.int32, expected a floating dtype"):
         layer_norm(x, dtype=torch.int32)

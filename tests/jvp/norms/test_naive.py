@@ -30,7 +30,7 @@ CASES = [c for c in [*ROWS, *ADA, *GROUPS] if c.absent != {"tx", "tweight"} or c
 
 
 def assert_equal(got, want):
-    """To the rounding of fp64."""
+    """Compare to the rounding of fp64."""
     torch.testing.assert_close(got, want, rtol=1e-11, atol=1e-12)
 
 

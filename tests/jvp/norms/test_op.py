@@ -41,7 +41,7 @@ def library_ada(x, scale, shift, eps=1e-6):
 def calls(
     name: str, groups: int | None = None, implementation: str = "auto", **options: Any
 ) -> tuple[Call, Call, Call]:
-    """Ours, the same from elementary operations, and the library's; all of (x, parameters)."""
+    """Return our norm, one in elementary operations, and torch's; all take (x, parameters)."""
     named = {"implementation": implementation}
     if groups is not None:
         of = lambda f, **how: lambda x, *p: f(x, groups, *p, **options, **how)  # noqa: E731
@@ -237,9 +237,9 @@ WRONG: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
     "rms weight": (lambda x: free(rms_norm)(x, x[0, :, 0]), r"weight is \(6,\), expected \(8,\)"),
     "scale": (
         lambda x: free(ada_layer_norm)(x, x, x[:, 0]),
-        r"scale is \(2, 6, 8\), expected one row a sample",
+        r"scale is \(2, 6, 8\), expected one row per sample",
     ),
-    "shift": (lambda x: free(ada_layer_norm)(x, x[:, 0], x[:1, 0]), r"shift is \(1, 8\), expected one row a sample"),
+    "shift": (lambda x: free(ada_layer_norm)(x, x[:, 0], x[:1, 0]), r"shift is \(1, 8\), expected one row per sample"),
     "groups": (lambda x: free(group_norm)(x, 4), "groups is 4, expected a divisor of the 6 channels"),
     "no group": (lambda x: free(group_norm)(x, 0), "groups is 0, expected a divisor"),
     "group weight": (lambda x: free(group_norm)(x, 2, x[0, 0]), r"weight is \(8,\), expected \(6,\)"),
@@ -276,12 +276,14 @@ def test_a_second_backward_pass_is_refused(seed):
     primals, tangents = ([x.requires_grad_() for x in draw("group_norm_silu", s)] for s in (seed, seed + 10))
     _, ty = ours(op, primals, tangents)
     (first,) = torch.autograd.grad(ty.sin().sum(), primals[:1], create_graph=True)
-    with pytest.raises(RuntimeError, match="a second derivative .* fullstride's group_norm, which has one; use plain"):
+    with pytest.raises(
+        RuntimeError, match="a second derivative .* fullstride's group_norm, which has only a first one; use PyTorch"
+    ):
         torch.autograd.grad(first.sum(), primals[:1])
 
 
 def test_a_gradient_of_the_librarys_own_may_be_differentiated_forward(seed):
-    """Where no tangent is seen the op is torch's, with torch's derivatives; the named plain form refuses."""
+    """Without a tangent the op is torch's, with torch's derivatives; `implementation="plain"` refuses."""
     x, t = (draw("rms_norm_alone", s)[0] for s in (seed, seed + 10))
     slope = lambda f: lambda x: torch.func.jvp(grad(lambda x: f(x).sin().sum()), (x,), (t,))[1]  # noqa: E731
     close(slope(rms_norm)(x), slope(plain_ops.rms_norm)(x))

@@ -35,7 +35,7 @@ SMALL = RowConfig(width=32, rows=4, warps=1, programs=3, stages=2)
 
 @pytest.fixture(autouse=True)
 def poison(monkeypatch):
-    """Outputs begin as NaN, so that what is not written shows."""
+    """Fill outputs with NaN first, so that unwritten elements show."""
     empty, empty_like = torch.empty, torch.empty_like
     monkeypatch.setattr(torch, "empty", lambda *a, **k: empty(*a, **k).fill_(torch.nan))
     monkeypatch.setattr(torch, "empty_like", lambda *a, **k: empty_like(*a, **k).fill_(torch.nan))
@@ -92,7 +92,7 @@ def test_every_way_to_launch(case, config):
 
 @pytest.mark.parametrize("op", ["layer_norm", "rms_norm", "ada_layer_norm"])
 def test_the_tables_own_launch(op):
-    """Whatever the tables say, for sizes of one, three and five pieces."""
+    """The tables' configurations are right for sizes of one, three and five pieces."""
     for D in (16, 300, 1152):
         inputs = Case(op, (2, 3, D)).draw(D, torch.float32)
         y, ty, *moments = inputs.forward(rows)
@@ -128,7 +128,7 @@ def test_parts_of_a_chunk_modulate_without_a_copy(seed):
 
 @pytest.mark.parametrize("op", ["layer_norm", "ada_layer_norm"])
 def test_a_mean_a_thousand_times_the_deviation(op, seed):
-    """What is left of x's digits decides the error: 1000 / 1 times the rounding of fp32."""
+    """Subtracting the mean cancels digits of x: the error may be 1000 / 1 times the rounding of fp32."""
     inputs = Case(op, (3, 8, 200)).draw(seed, torch.float32)
     inputs = dataclasses.replace(inputs, x=inputs.x + 1000)
     for got, want in zip(inputs.forward(rows)[:2], reference_dual(inputs.to(torch.float64)), strict=True):

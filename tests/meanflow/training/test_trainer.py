@@ -535,9 +535,13 @@ TOOK = r"at data.batch_size=120 gradient_accumulation_steps=2: the peak was \d+\
 @pytest.mark.parametrize(
     ("batch", "parts", "message"),
     [
-        (120, 2, TOOK + "data.batch_size=60 gradient_accumulation_steps=4 takes less, for steps of as many images;"),
+        (
+            120,
+            2,
+            TOOK + "data.batch_size=60 gradient_accumulation_steps=4 takes less memory for as many images per step;",
+        ),
         (119, 1, "data.batch_size=17 gradient_accumulation_steps=7 takes less"),
-        (113, 1, "there is no smaller batch of as many images a step: choose a smaller model"),
+        (113, 1, "there is no smaller batch with as many images per step; choose a smaller model"),
     ],
 )
 def test_out_of_memory_says_what_it_took_and_what_takes_less(tmp_path, monkeypatch, batch, parts, message):

@@ -34,8 +34,8 @@ def errors(how: type[rounds.Means] | type[rounds.Parts], n: int) -> float:
     """The largest one, where processes leave out all but every n-th meeting."""
 
     def act(one: PeerCopies) -> float:
-        processes, dawdle, asked = Threads(one), rounds.Dawdle(1 + one.rank), 0
-        memory = rounds.Dawdling(one._memory, dawdle)
+        processes, dawdle, asked = Threads(one), rounds.Delays(1 + one.rank), 0
+        memory = rounds.DelayedMemory(one._memory, dawdle)
         made, numbers, meet = how(processes), rounds.Numbers(processes), memory.meet
 
         def at_times() -> None:
