@@ -47,7 +47,7 @@ Out = Annotated[
 
 
 def _minutes(given: float | None, scale: str, usual: float) -> float:
-    """Of training: as given, or what the experiment usually takes, and of a smoke test, which takes seconds, three."""
+    """Return the training minutes: as given, else the experiment's default, or three seconds for a smoke test."""
     return given or (0.05 if scale == "smoke" else usual)
 
 

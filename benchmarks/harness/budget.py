@@ -1,4 +1,4 @@
-"""What benches of many rows share: a time to be done by, stop signals, a voice, a stream, why a row is missing."""
+"""Shared parts of benchmarks with many rows: deadline, stop signals, messages, a stream, why a row is missing."""
 
 import gc
 import signal
@@ -38,7 +38,7 @@ class Budget:
 
     @property
     def spent(self) -> bool:
-        """Whether nothing more should begin: the time is over, or a signal asks the bench to end."""
+        """Return whether nothing more should begin: the time is over, or a signal requests the end."""
         return asked_to_end() or time.monotonic() >= self.until
 
 
@@ -89,7 +89,7 @@ def ending_early() -> Iterator[None]:
 
 
 def asked_to_end() -> bool:
-    """Whether a signal came in a block of `ending_early` that is under way."""
+    """Return whether a signal arrived in an active block of `ending_early`."""
     if threading.current_thread() is threading.main_thread():
         for stop in _under_way:
             stop.arm()  # anew: what compiles has handlers of its own

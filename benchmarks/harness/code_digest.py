@@ -24,7 +24,7 @@ Span = tuple[tuple[int, int], tuple[int, int]]  # (line from 1, column) of the s
 
 
 def digest(text: str, suffix: str) -> str:
-    """Of a file's code; of a text that is no Python, or no C++, of every line that is not blank.
+    """Return the digest of a file's code; of a text that is neither Python nor C++, of every line that is not blank.
 
     Args:
         text: of the file.
@@ -84,13 +84,13 @@ def _without(text: str, spans: list[Span]) -> str:
 
 
 def digest_of(path: Path) -> str | None:
-    """Of a file; None where there is none."""
+    """Return the digest of a file, or None if it does not exist."""
     return _kept(path, path.stat().st_mtime_ns) if path.is_file() else None
 
 
 @cache
 def _kept(path: Path, changed: int) -> str:
-    """Of a file as it was then: a process that writes many results reads each once."""
+    """Return the digest of a file at its time of change; a process that writes many results reads each file once."""
     return digest(path.read_text(encoding="utf-8"), path.suffix)
 
 

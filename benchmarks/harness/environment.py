@@ -62,7 +62,7 @@ def _tuning() -> list[str]:
 
 
 def _of_no_place(name: str, value: str) -> str:
-    """What a variable says of a run alone: no folders, and of the GPUs how many there were, not which."""
+    """Return an environment variable's value without machine-specific parts: no folders, and GPUs renumbered from 0."""
     if name == "CUDA_VISIBLE_DEVICES" and "MIG" not in value:  # which says that it was a part of one
         seen = itertools.takewhile(GPU.fullmatch, value.split(","))  # as CUDA reads it
         return ",".join(str(index) for index, _ in enumerate(seen))

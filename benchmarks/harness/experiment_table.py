@@ -19,7 +19,7 @@ LEAST = 1e-6
 
 
 def mean_and_spread(values: list[float]) -> str:
-    """As in `0.0251 ±0.0012`: up to the spread's second digit, four of the mean at most; it alone without a spread."""
+    """Format a mean and spread, such as `0.0251 ±0.0012`, to the spread's second digit or the mean's fourth."""
     middle, deviation = mean(values), spread(values)
     if not deviation or abs(middle) < LEAST:
         return f"{middle:.4g}" + (f" ±{deviation:.2g}" if deviation else "")

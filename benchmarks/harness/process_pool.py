@@ -48,7 +48,7 @@ class Worker:
             return
 
     def heard(self) -> Any:
-        """What it says next, or `DEAD`."""
+        """Return the process's next message, or `DEAD`."""
         try:
             return self.line.recv()
         except (EOFError, OSError):

@@ -41,7 +41,7 @@ def at(**settings: tuple[Any, Any]) -> dict[str, str]:
 
 
 def cut_short(conditions: Mapping[str, Any]) -> bool:
-    """Whether rows were left out because the time was up."""
+    """Return whether rows were left out because the time was up."""
     left_out = conditions.get("left_out")
     return isinstance(left_out, list) and any(isinstance(e, dict) and e.get("why") == NO_TIME for e in left_out)
 
@@ -141,7 +141,7 @@ def read_result(path: Path) -> dict[str, Any]:
 
 
 def check_keys(data: dict[str, Any], kinds: Mapping[str, type], path: Path, remedy: str) -> None:
-    """Whether a file has every key, and there what its writer puts there; ConfigError if not, with what to do."""
+    """Check that a file has every key with a value of its writer's type; ConfigError with the remedy if not."""
     if missing := [key for key in kinds if key not in data]:
         raise ConfigError(f"{path}: {', '.join(missing)} missing; {remedy}")
     for key, kind in kinds.items():

@@ -14,7 +14,7 @@ Environment = dict[str, Any]
 
 
 def of_run(kept: Mapping[str, Any]) -> dict[str, Any]:
-    """What a run keeps of where and by which code it was made, now that this process has added to it.
+    """Return a run's updated record of where and by which code it was made, including this process.
 
     Args:
         kept: what it has so far, of this process and earlier ones.
@@ -100,7 +100,7 @@ def _distinct(values: Iterable[str | None]) -> list[str]:
 
 @cache
 def _here() -> Environment:
-    """Of this process, once and without a date: to ask takes time, which a run would spend again and again.
+    """Return this process's environment without a date, cached because collecting it takes time.
 
     Without the command, too: a result names the one that gathered it.
     """

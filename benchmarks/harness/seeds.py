@@ -33,7 +33,7 @@ def spread(values: list[float]) -> float | None:
 
 
 def seeds_in_words(seeds: Iterable[int]) -> str:
-    """As in `seed 3`, or `seeds 0, 1 and 2`."""
+    """Format seeds, such as `seed 3` or `seeds 0, 1 and 2`."""
     *some, last = (str(seed) for seed in sorted(set(seeds)))
     return f"seeds {', '.join(some)} and {last}" if some else f"seed {last}"
 
@@ -60,7 +60,7 @@ class Outcome:
 
     @property
     def seeds(self) -> set[int]:
-        """Of which it has values."""
+        """Seeds that have values."""
         return {seed for found in self.values.values() for seed in found}
 
     def to_dict(self) -> dict[str, Any]:
@@ -168,7 +168,7 @@ def write_experiment(result: ExperimentResult, folder: Path) -> Path:
 
 
 def check_experiment(data: dict[str, Any], path: Path) -> dict[str, Any]:
-    """What a file holds; ConfigError if it is of another format or not whole."""
+    """Validate the data of a file; ConfigError if it has another format or is incomplete."""
     if (found := data.get("format")) != FORMAT:
         raise ConfigError(f"{path}: format {found!r} of an experiment, expected {FORMAT}; run the experiment again")
     check_keys(data, KEYS, path, "run the experiment again")

@@ -68,7 +68,7 @@ class Limit:
         return self.until - self.reserve - time.monotonic()
 
     def fits(self, seconds: float) -> bool:
-        """Whether what is expected to take so long may begin."""
+        """Return whether work that is expected to take `seconds` may begin."""
         return seconds <= self.left
 
     @contextmanager

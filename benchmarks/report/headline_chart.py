@@ -76,7 +76,7 @@ def write_chart(folder: Path, file: Path, check: bool = False) -> list[Path]:
 
 
 def words(svg: str) -> list[str]:
-    """What is written in a chart; positions may differ in their last digits from machine to machine."""
+    """Return the texts of a chart; positions may differ in their last digits from machine to machine."""
     return re.findall(r"<text[^>]*>([^<]*)</text>", svg)
 
 

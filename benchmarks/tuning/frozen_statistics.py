@@ -1,4 +1,4 @@
-"""What du/dt loses where the statistics of GroupNorms are held constant, on a trained network.
+"""Error of du/dt when the statistics of GroupNorms are held constant, on a trained network.
 
     fullstride meanflow demo --out runs/demo
     python -m benchmarks.tuning.frozen_statistics runs/demo --out frozen-statistics.json

@@ -92,7 +92,7 @@ def _gate(setup: OpSetup, problem: Problem, through: bool) -> Errors:
 
 
 def _others(setup: OpSetup, problem: Problem) -> Judged:
-    """Of other fused ops; the plain ones are what ours is gated by."""
+    """Time the other fused ops; the PyTorch-only implementations are the reference that ours is checked against."""
     found: Judged = {}
     for who, way in dual_ways(setup, problem.shape, through=False).items():
         if who not in ("ours", "vanilla"):

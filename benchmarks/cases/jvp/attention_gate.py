@@ -1,4 +1,4 @@
-"""What the attention bench computes, by which ways, what each pass counts, and how far it is from fp64."""
+"""Problems of the attention benchmark: their implementations, the work of each pass, and errors against fp64."""
 
 import importlib.util
 from collections.abc import Callable
@@ -52,7 +52,7 @@ class Problem:
 
     @property
     def ends(self) -> list[tuple[int, int]]:
-        """What is compared with fp64: the first sample's first head of keys and the last's last."""
+        """List the (sample, head) pairs to compare with fp64: the first and the last KV head of the batch."""
         return list(dict.fromkeys([(0, 0), (self.shape.batch - 1, self.shape.k[1] - 1)]))
 
     def cut(self, tensors: list[Tensor], at: tuple[int, int]) -> list[Tensor]:
@@ -176,7 +176,7 @@ def libraries(setup: OpSetup) -> dict[str, Backends]:
 
 @dataclass(frozen=True)
 class Count:
-    """What a pass counts, in q, k and v together, called inputs, and in o."""
+    """Work of one pass: matrix products, and traffic in units of the inputs (q, k, v) and of the output o."""
 
     products: int  # of all scores with queries, keys or values, 2 B H Lq Lk D operations each
     moved: int  # how often inputs and o must be read or written

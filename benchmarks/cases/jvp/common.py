@@ -1,4 +1,4 @@
-"""What the two benches of `fullstride.jvp` share: formats, rows, errors against fp64 beside eager's."""
+"""Shared parts of the two benchmarks of `fullstride.jvp`: formats, rows, errors against fp64 next to eager's."""
 
 import gc
 import traceback
@@ -62,7 +62,7 @@ def merged(found: Errors, more: Errors) -> Errors:
 
 @dataclass(frozen=True)
 class OpWork:
-    """What a row of a table computes."""
+    """Work that one row of a table measures."""
 
     shape: str
     kind: str  # its pass
@@ -98,7 +98,7 @@ def broken(shape: str, kind: str, who: str, error: Exception) -> LeftOut:
 
 @dataclass(frozen=True)
 class OpSetup:
-    """What all rows of a bench share."""
+    """Settings that all rows of a benchmark share."""
 
     device: torch.device
     precision: str
@@ -109,7 +109,7 @@ class OpSetup:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the tensors."""
+        """Data type of the tensors."""
         return FORMATS[self.precision]
 
     def randn(self, *size: int) -> Tensor:
@@ -117,7 +117,7 @@ class OpSetup:
         return torch.randn(*size, device=self.device, dtype=self.dtype)
 
     def fits(self, size: int) -> bool:
-        """Whether that many bytes can be taken: four fifths of a GPU's free memory, 2 GiB of a processor's."""
+        """Return whether `size` bytes can be allocated: four fifths of the GPU's free memory, or 2 GiB on a CPU."""
         if self.device.type != "cuda":
             return size <= 2 << 30
         torch.cuda.empty_cache()

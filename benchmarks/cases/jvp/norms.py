@@ -67,12 +67,12 @@ class Problem:
         return cls(shape, x, tx, parameters, [gy, gty])
 
     def double(self) -> "Problem":
-        """The same in fp64."""
+        """Return this problem in fp64."""
         x, tx, *gradients = (_laid(a.double(), self.shape) for a in (self.x, self.tx, *self.gradients))
         return Problem(self.shape, x, tx, [p.double() for p in self.parameters], gradients)
 
     def leaves(self) -> "Problem":
-        """The same with x, its tangent and the parameters as leaves of a graph."""
+        """Return this problem with x, its tangent and the parameters as leaves of a graph."""
         x, tx, *parameters = (a.detach().requires_grad_() for a in (self.x, self.tx, *self.parameters))
         return Problem(self.shape, x, tx, parameters, self.gradients)
 

@@ -46,7 +46,7 @@ def in_processes(jobs: int, calls: Iterable[Callable[[], Any]]) -> None:
 
 
 def flat(errors: dict[str, Errors]) -> dict[str, float]:
-    """As a gate's errors: `bf16 to, ours`."""
+    """Flatten errors into a gate's format, with keys such as `bf16 to, ours`."""
     return {
         f"{form} {name}, {who}": e
         for form, results in errors.items()
@@ -109,7 +109,7 @@ def _cells(row: Row, rates: Rates) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class OpsBench:
-    """What a bench measures."""
+    """Description of a benchmark of one operator."""
 
     case: str  # its name in the results
     formats: tuple[str, ...]  # that it can be asked for

@@ -138,7 +138,7 @@ def _gate(
 def _timed(
     way: Way, case: PagedAttentionCase, pool: jax.Array, shape: AttentionShape, wanted_ms: float
 ) -> tuple[Timing, int, jax.Array]:
-    """Of one call, with the number of calls a program: as many as take that long."""
+    """Time one call; also return the number of calls in a program, which is chosen to take about `wanted_ms`."""
     layers, held = pool.shape[0], [way.inside(pool)]
 
     def timing_of(times: int, plan: TimingPlan) -> Timing:

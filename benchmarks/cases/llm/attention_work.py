@@ -50,7 +50,7 @@ class Way(NamedTuple):
 
 
 def slots(shape: AttentionShape, rows: int, longest: int) -> int:
-    """Of a pool in which that many rows have contexts of up to `longest` tokens."""
+    """Return the number of slots of a KV cache with `rows` contexts of up to `longest` tokens each."""
     return (rows * -(-longest // shape.block) + 1) * shape.block
 
 
@@ -140,7 +140,7 @@ def expected(
 
 
 def present() -> bool:
-    """Whether this version of JAX has it."""
+    """Return whether the installed version of JAX has this kernel."""
     return find_spec(MODULE) is not None
 
 

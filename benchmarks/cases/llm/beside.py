@@ -23,7 +23,7 @@ INSTALL = f"{how_to_install('torch')} transformers"
 
 @dataclass
 class Peers:
-    """What was found."""
+    """Timings and tokens of the implementations that the engine is compared with."""
 
     # Milliseconds of a first call and of the runs after it, by name.
     times: dict[str, list[float]] = field(default_factory=dict)
@@ -35,7 +35,7 @@ class Peers:
 
     @property
     def conditions(self) -> dict[str, Any]:
-        """What a result says of them."""
+        """Return the conditions of a result that describe the compared implementations."""
         attention = {} if self.attention is None else {"baseline_attention": self.attention}
         return attention | ({"left_out": "; ".join(self.left_out)} if self.left_out else {})
 

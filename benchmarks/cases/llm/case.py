@@ -68,7 +68,7 @@ def traced(call: Callable[[], object]) -> Trace | None:
 
 
 def spans(planes: Iterable[Any]) -> list[Span]:
-    """What ran on streams of GPUs; other lines of their planes say the same again."""
+    """Return the kernels that ran on GPU streams; other lines of the planes repeat them."""
     lines = (line for plane in planes if plane.name.startswith(DEVICE) for line in plane.lines)
     events = (event for line in lines if line.name.startswith(STREAM) for event in line.events)
     return [Span(event.name, event.start_ns, event.start_ns + event.duration_ns) for event in events]

@@ -28,7 +28,7 @@ LEAST = 3
 
 @dataclass(frozen=True)
 class ClientRequest:
-    """What to ask of a server."""
+    """Requests that the clients send to a server."""
 
     url: str  # of the server
     model: str  # its name
@@ -71,7 +71,7 @@ def process_of(module: str, *words: str, asked: dict[str, Any]) -> Iterator[Any]
 
 
 def found_by(process: Any) -> Any:
-    """What it has found, at its end; GateError if it failed, with its last words."""
+    """Return the result that a clients' process prints when it ends; GateError with its last line if it failed."""
     said, wrong = process.communicate()
     if process.returncode:
         *_, last = ["it said nothing", *wrong.strip().splitlines()]

@@ -1,4 +1,4 @@
-"""What the benches of several devices share: their number, random weights made on them, rows written as they come."""
+"""Shared parts of the multi-device benchmarks: device count, random weights made on the devices, incremental rows."""
 
 import functools
 import zlib
@@ -31,7 +31,7 @@ REPEATS = 9
 
 
 def settings(config: ModelConfig, dtype: str | None, kernels: str, **changes: Any) -> EngineConfig:
-    """Of an engine for few sequences, which has few programs."""
+    """Return the settings of an engine for few sequences, which compiles few programs."""
     longest = min(LONGEST, config.max_position)
     chosen: dict[str, Any] = {
         "prefix_cache": False,
@@ -102,7 +102,7 @@ class Report:
 
 
 class MadeParameters(RandomParameters):
-    """As `RandomParameters` with other numbers: every device makes its own part, of a whole that is always the same."""
+    """Random parameters that each device generates itself; the whole is the same for any number of devices."""
 
     def make(self, name: str, device: Any, rows: slice | None = None, columns: slice | None = None) -> Array:
         """A part of one, on a device of JAX's; whole where no part is given."""
@@ -120,7 +120,7 @@ class MadeParameters(RandomParameters):
 
 @functools.cache
 def _drawn(shape: tuple[int, ...], sizes: tuple[int, ...], dtype: Any) -> Any:
-    """What makes a part of such a parameter, by its seed and where the part begins; the whole is never stored."""
+    """Return a function that generates a part of a parameter from its seed and offset; the whole is never stored."""
 
     def draw(seed, starts):
         values = jax.random.normal(jax.random.key(seed), shape, jnp.float32)
@@ -131,7 +131,7 @@ def _drawn(shape: tuple[int, ...], sizes: tuple[int, ...], dtype: Any) -> Any:
 
 
 def on_devices(loaded: Any) -> Any:
-    """The same model with weights that are made on the devices, where they are random anyhow."""
+    """Return the model with its random weights generated on the devices; a model with loaded weights is unchanged."""
     if not isinstance(loaded.parameters, RandomParameters):
         return loaded
     made = MadeParameters(loaded.config, loaded.config.dtype)

@@ -49,7 +49,7 @@ class Dense:
             self._parts.setdefault(prefix, []).append(part)
 
     def logprobs(self, sequences: Sequence[Sequence[int]], count: int) -> list[Float32[np.ndarray, "count vocab"]]:
-        """Of the last `count` tokens of each sequence, given all before them."""
+        """Return the logprobs of the last `count` tokens of each sequence, given all tokens before them."""
         config, embed = self._config, self._get("embed")
         states = [embed[jnp.asarray(sequence[:-1])] for sequence in sequences]
         with jax.default_matmul_precision("highest"):
@@ -115,7 +115,7 @@ def _rotated(config: ModelConfig, layer: Layer, name: str, x: Float[Array, "T he
 def gate(
     engine: Engine, parameters: Mapping[str, Any], lengths: Sequence[int], at_once: int, name: str = ""
 ) -> dict[str, float]:
-    """What an idle engine is off by, for the shortest and the longest of some prompts.
+    """Return the errors of an idle engine for the shortest and the longest of several prompts.
 
     Each is answered alone, with logprobs; then several at once, without, by the very programs that are timed.
 

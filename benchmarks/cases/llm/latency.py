@@ -34,7 +34,7 @@ PHASES = ("imports", "device", "model", "engine")
 
 
 def settings(longest: int, dtype: str | None, kernels: str) -> EngineConfig:
-    """Of the engine: a server's, for requests of that length."""
+    """Return engine settings as a server would use for requests of up to `longest` tokens."""
     length = min(longest, PROMPT + ANSWER)
     return EngineConfig(dtype=dtype, prefix_cache=False, max_length=length, kernels=kernels)
 

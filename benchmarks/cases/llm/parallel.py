@@ -108,7 +108,7 @@ def first_logprobs(engine: Engine, work: ModelWork) -> list[dict[int, float]]:
 
 
 def largest_difference(ours: list[dict[int, float]], theirs: list[dict[int, float]]) -> float:
-    """Of the logprobs of tokens that are among the most probable ones of both."""
+    """Return the largest difference between logprobs of tokens that are among the most probable of both."""
     pairs = [(a[token], b[token]) for a, b in zip(ours, theirs, strict=True) for token in a.keys() & b.keys()]
     return max(abs(a - b) for a, b in pairs)
 
@@ -144,7 +144,7 @@ def run(bench: LlmBench) -> Path:
 
 
 class Agreement:
-    """What each engine says beside the first one."""
+    """Comparison of each engine's tokens and logprobs with those of the first engine."""
 
     def __init__(self, report: Report, work: ModelWork):
         self._report, self._work = report, ModelWork(work.prompts, [GREEDY] * len(work.prompts))

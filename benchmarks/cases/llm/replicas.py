@@ -84,7 +84,7 @@ def run(bench: LlmBench) -> Path:
 
 
 def _floor(engine: Engine, report: Report) -> RooflineBound:
-    """Of an engine's decode steps alone, each with the context that is the mean of all."""
+    """Return the roofline bound of the decode steps alone, each at the mean context length."""
     context = OPENING + TURNS * (QUESTION + ANSWER) // 2
     step = floor_of(engine, SEQUENCES, context, report.ceilings, 0.0)
     return RooflineBound(step.arithmetic_ms * TURNS * ANSWER, step.memory_ms * TURNS * ANSWER)

@@ -125,8 +125,11 @@ def _row(url: str, engine: Engine, count: int, conditions: dict[str, Any], ceili
 
 
 def _heard(url: str, engine: Engine, count: int, questions: int, prompt: int, answer: int) -> Heard:
-    """What so many clients hear, each asking so many questions that nobody asked before; GateError if answers do not
-    have as many tokens as were asked for.
+    """Measure `count` clients, each sending `questions` new prompts.
+
+    Raises:
+        GateError: if the answers have another number of tokens than requested.
+
     """
     slots = _prompts(engine, (count, OTHERS + questions), (count, questions, prompt))
     heard = ask(ClientRequest(url, NAME, slots, answer, TEMPERATURE))

@@ -1,4 +1,4 @@
-"""What the engine's benches share: a model on this machine, a whole workload, and how a result is shown."""
+"""Shared parts of the engine's benchmarks: a model on this machine, a whole workload, and how a result is shown."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -45,7 +45,7 @@ class LlmBench:
 
     @property
     def name(self) -> str:
-        """Of the model, from its file or folder."""
+        """Name of the model, from its file or folder."""
         path = Path(self.source)
         return path.stem if path.is_file() else path.name
 
@@ -58,7 +58,7 @@ class LlmBench:
         self, engine: Engine, off: dict[str, float], ceilings: Ceilings, rows: list[Row], case: str = "llm",
         section: str = "", **conditions: Any,
     ) -> CaseResult:  # fmt: skip
-        """What is written of an engine, which its gate found off by so much; the conditions are further ones."""
+        """Return the result of an engine with its gate's errors `off`; `conditions` are additional ones."""
         kept = {} if self.kv_cache_dtype == "auto" else {"kv_cache_dtype": self.kv_cache_dtype}
         own = {"model": self.name, "precision": engine.sizes.dtype, **kept, **({"section": section} if section else {})}
         conditions = own | {"kernels": engine.kernels} | conditions
@@ -66,7 +66,7 @@ class LlmBench:
 
 
 def timing_of(samples: Iterable[float]) -> Timing:
-    """Of samples of which the first does not count."""
+    """Build a timing from samples, the first of which is a warm-up."""
     first, *others = samples
     return Timing(first, tuple(others), None)
 

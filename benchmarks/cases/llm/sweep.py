@@ -33,12 +33,12 @@ def weight_count(config: ModelConfig) -> int:
 
 
 def weight_bytes(engine: Engine) -> int:
-    """Of the weights that a step reads."""
+    """Return the bytes of the weights that a step reads."""
     return weight_count(engine.model) * np.dtype(engine.sizes.dtype).itemsize
 
 
 def prompt_operations(config: ModelConfig, tokens: int) -> int:
-    """Of the products of a prompt: logits are computed at its last place alone."""
+    """Return the operations of a prompt's matrix products; logits are computed at its last position only."""
     head = int(np.prod(parameter_shapes(config)["embed"]))
     return 2 * ((weight_count(config) - head) * tokens + head)
 
@@ -76,7 +76,7 @@ def _blocks(runner: Runner, context: int) -> int:
 
 
 def fits(runner: Runner, batch: int, context: int) -> bool:
-    """Whether rows, tables and pool have room for so many sequences of that length."""
+    """Return whether rows, block tables and KV cache have room for `batch` sequences of `context` tokens."""
     sizes, blocks = runner.sizes, _blocks(runner, context)
     return batch <= sizes.rows and blocks <= sizes.widths[-1] and batch * blocks <= sizes.blocks
 

@@ -33,7 +33,7 @@ TOP = {"embed": "model.embed_tokens.weight", "norm": "model.norm.weight", "head"
 
 
 def network(loaded: Any, device: str, attention: str = ATTENTION) -> Any:
-    """The same model with the same weights, its attention by that name; scaled RoPE is not known here."""
+    """Build the model in transformers with the same weights and the given attention; scaled RoPE is not supported."""
     c: ModelConfig = loaded.config
     if c.rope_scaling is not None:
         raise SystemExit("nothing stands beside a model with scaled RoPE; use --no-baseline, and no --vllm")

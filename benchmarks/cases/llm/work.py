@@ -37,7 +37,7 @@ class ModelWork:
 
     @property
     def tokens(self) -> int:
-        """Of all answers."""
+        """Number of tokens of all answers."""
         return sum(self.outputs)
 
     @property
@@ -46,13 +46,13 @@ class ModelWork:
         return max(len(prompt) + n for prompt, n in zip(self.prompts, self.outputs, strict=True))
 
     def floor_bytes(self, weights: int, kv: int) -> int:
-        """What must be read at least: the weights at each step of the longest answer, each token's own context once."""
+        """Return the bytes to read at least: the weights once a step, and the context of each generated token once."""
         contexts = sum(n * len(prompt) + n * (n - 1) // 2 for prompt, n in zip(self.prompts, self.outputs, strict=True))
         return max(self.outputs) * weights + kv * contexts
 
 
 def compared(work: ModelWork) -> ModelWork:
-    """What engines are compared by, greedily."""
+    """Return the short greedy workload on which engines are compared."""
     return ModelWork([work.prompts[-1][:GATE_PROMPT]], [GATE_TOKENS])
 
 
@@ -63,7 +63,7 @@ def small(vocab: int) -> ModelWork:
 
 
 def large(vocab: int, sequences: int, longest: int = 1024) -> ModelWork:
-    """As nano-vllm's bench.py draws them: prompts and answers of 100 to 1024 tokens, seed 0."""
+    """Draw nano-vllm's bench.py workload: prompts and answers of 100 to 1024 tokens, seed 0."""
     draw = random.Random(0)
     prompts = [
         [draw.randint(0, min(10_000, vocab - 1)) for _ in range(draw.randint(100, longest))] for _ in range(sequences)
@@ -92,7 +92,7 @@ class RandomParameters(Mapping[str, np.ndarray]):
 
 
 class TiledParameters(RandomParameters):
-    """The same few numbers again and again, from another one on in each parameter; read in parts."""
+    """Parameters that repeat a few random numbers, at another offset in each parameter; they can be read in parts."""
 
     def __init__(self, config: ModelConfig, dtype: str):
         super().__init__(config, dtype)

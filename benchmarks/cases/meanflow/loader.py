@@ -75,7 +75,7 @@ SETS: dict[str, Callable[[Path, int], Split]] = {"memory": _memory, "pictures": 
 
 @dataclass(frozen=True)
 class LoaderBench:
-    """What all rows share; `host` holds the rates of the processor's memory."""
+    """Settings that all rows share; `host` holds the rates of the CPU's memory."""
 
     device: torch.device
     batch_size: int

@@ -60,7 +60,7 @@ class Ours:
         self.errors = self._train_step.errors  # of each form that the step's gate compared with eager fp32
 
     def timing(self, steps: int) -> Timing:
-        """Of so many steps, each from its batch's choice to the end of its work on the device."""
+        """Time `steps` steps, each from the choice of its batch to the end of its work on the device."""
         clock = HostClock(_synchronized(self._device))
         first, *_ = [clock.time(self._step) for _ in range(WARM + 1)]
         # Recorded anew, without the comparison with eager fp32, whose memory is no step's.
@@ -143,7 +143,7 @@ class Theirs:
         return max(require_close(n, a, b, TOLERANCE) for n, a, b in zip(names, found, expected, strict=True))
 
     def timing(self, steps: int, *, ready: bool = False) -> Timing:
-        """Of so many steps, each from its batch to the end of its work.
+        """Time `steps` steps, each from its batch to the end of its work.
 
         Args:
             steps: that count.

@@ -35,7 +35,7 @@ UNFINISHED = "unfinished"
 
 @dataclass
 class ScalingBench:
-    """What is known so far, which is written with every new row: a bench that is cut short has told what it found."""
+    """Measurements so far, written with every new row so that an interrupted benchmark keeps its results."""
 
     options: ScalingOptions
     out: Path
@@ -147,7 +147,7 @@ def _jobs(options: ScalingOptions) -> list[ScalingJob]:
 
 
 def _rows(found: Found, bench: ScalingBench) -> list[Row]:
-    """Of a set's findings; the first, of one process alone, is what the others are compared with."""
+    """Return the rows of a set; the first, of a single process, is the baseline of the others."""
     rows = []
     for measured in found.rows:
         timing = Timing(measured.first_ms, measured.samples_ms, measured.peak_bytes)
@@ -163,7 +163,7 @@ def _rows(found: Found, bench: ScalingBench) -> list[Row]:
 
 
 def _floor(job: ScalingJob, measured: Measured, bench: ScalingBench) -> RooflineBound:
-    """Of one process's arithmetic, and of its part of the weights' bytes."""
+    """Return the roofline bound of one process's arithmetic and of its share of the weights' bytes."""
     if job.ratio is None:
         return RooflineBound(0.0, 1e3 * measured.extra["state_bytes"] / bench.ceilings.bytes)
     parts = measured.count if measured.kind == "fsdp" else 1

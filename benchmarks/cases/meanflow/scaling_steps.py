@@ -158,7 +158,7 @@ def blocks(
 
 
 def transfer_ms(setup: StepSetup, processes: Processes) -> float:
-    """What the mean of as many bytes as there are gradients takes, a bucket after the other with nothing beside it."""
+    """Return the milliseconds to average as many bytes as the gradients have, in buckets, on idle GPUs."""
     unit, size = ALIGNED * processes.size, min(BUCKET_BYTES, setup.weight_bytes) // 4
     flat = torch.zeros(-(-size // unit) * unit, device=setup.device)
     given = processes.transfer.shared(flat, flat.numel()) or flat

@@ -163,7 +163,7 @@ def _jobs(work: list[tuple[str, StepCase | Pass, tuple[str, ...]]]) -> list[Step
 
 
 def result_of(setup: StepSetup, bench: StepBench) -> CaseResult:
-    """What is written."""
+    """Return the result to write."""
     options = setup.options
     each = [(row, *error) for row in bench.rows for error in row.extra["errors"].items()]
     errors = {f"{row.name}, batch {row.extra['batch']}: {kind}": error for row, kind, error in each}

@@ -129,7 +129,7 @@ class Steps:
         return lambda: step(self.x)["loss"]
 
     def results(self, result: Any) -> list[Tensor]:
-        """What a call leaves, to be compared: the loss and the gradient."""
+        """Return the loss and the gradients of a call, to be compared."""
         return [result, *(p.grad for p in self.setup.model.parameters() if p.grad is not None)]
 
     def end(self) -> None:
@@ -204,7 +204,7 @@ class Passes:
         return Passed(require_all(("u", "du/dt")[: len(found)], found, right, TOLERANCE[self.setup.precision]), ms)
 
     def results(self, result: Any) -> list[Tensor]:
-        """What a call returns."""
+        """Return the detached outputs of a call."""
         return [x.detach() for x in result]
 
     def end(self) -> None:

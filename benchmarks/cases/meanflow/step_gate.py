@@ -24,7 +24,7 @@ Mean = tuple[Tensor, Tensor]  # a loss and its gradient, in fp64
 
 @dataclass(frozen=True)
 class Passed:
-    """What a gate found: relative errors, and how long the first call took, compilation included."""
+    """Outcome of a gate: relative errors, and the time of the first call, compilation included."""
 
     errors: dict[str, float]
     first_ms: float
@@ -37,7 +37,7 @@ def gradients(parameters: list[Tensor | None]) -> Tensor:
 
 @dataclass
 class Exact:
-    """What fp64 makes of a few samples, which were drawn once."""
+    """Reference loss and gradients in fp64 of a few samples, which are drawn once."""
 
     setup: StepSetup
     samples: Drawn

@@ -32,7 +32,7 @@ Kernel = tuple[str, float, float]
 
 @cache
 def group_of(kernel: str) -> str:
-    """What a kernel of that name does."""
+    """Return the group of kernels that `kernel` belongs to, by its name."""
     return next((group for group, names in GROUPS.items() if re.search(names, kernel, re.IGNORECASE)), "other")
 
 

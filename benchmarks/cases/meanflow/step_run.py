@@ -33,7 +33,7 @@ class LeftOut:
 
     @property
     def wrong(self) -> bool:
-        """Whether that is a fault of ours."""
+        """Return whether the row is missing because of a fault of this project."""
         return self.ours and self.why not in (NO_MEMORY, NO_TIME)
 
 
@@ -103,7 +103,7 @@ class StepBench:
         return Row(f"{case.name}, {backend}", timing, setup.floor(case.work, case.passes(setup), size), extra)
 
     def _gated(self, case: StepCase | Pass, started: Any, compiling: bool, passed: dict) -> Passed:
-        """What the gate found; what failed once is not tried again."""
+        """Run the gate of a case once and return its outcome; a failure is raised again instead of being retried."""
         if compiling not in passed:
             say(f"gate: {case.name}{', compiled' if compiling else ''}, against fp64")
             try:

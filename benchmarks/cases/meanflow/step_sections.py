@@ -194,7 +194,7 @@ def alternatives(setup: StepSetup) -> list[StepCase | Pass]:
 
 
 def name_of(ratio: float) -> str:
-    """Of a MeanFlow step."""
+    """Return the name of a MeanFlow step with this ratio."""
     return f"MeanFlow {ratio:.0%}"
 
 
@@ -237,7 +237,7 @@ def cases_of(section: str, setup: StepSetup) -> list[StepCase | Pass]:
 
 
 def chosen(case: StepCase | Pass, only: tuple[str, ...]) -> bool:
-    """Whether a case is among those asked for; flow matching always is, for the ratios' sake."""
+    """Return whether a case was requested; flow matching always is, because the ratios need it."""
     return not only or case.name == FLOW_MATCHING or any(part.lower() in case.name.lower() for part in only)
 
 

@@ -1,4 +1,4 @@
-"""What all rows of the step's bench share: the network, the machine's rates, what was chosen."""
+"""Settings that all rows of the step benchmark share: the network, the machine's rates, the options."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -48,7 +48,7 @@ class StepSetup:
 
     @property
     def precision(self) -> str:
-        """Of products."""
+        """Precision of matrix products."""
         return self.options.precision
 
     @property
@@ -58,7 +58,7 @@ class StepSetup:
 
     @property
     def weight_bytes(self) -> int:
-        """Of the network."""
+        """Bytes of the network's weights."""
         return sum(p.numel() * p.element_size() for p in self.model.parameters())
 
     def loss(self, ratio: float, **settings: Any) -> MeanFlowLoss:
@@ -80,7 +80,7 @@ class StepSetup:
         return {"x": x, "e": e, "t": t, "r": r}
 
     def floor(self, forwards: float, passes: float, batch: int) -> RooflineBound:
-        """Of work that takes as many forward passes of a batch, and moves the weights as many times."""
+        """Return the roofline bound of `forwards` forward passes of a batch and `passes` transfers of the weights."""
         return roofline_bound(forwards * batch * self.forward_flops, passes * self.weight_bytes, self.ceilings)
 
     def plan(self, ms: float) -> TimingPlan:

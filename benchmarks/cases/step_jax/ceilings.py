@@ -47,7 +47,7 @@ def jax_ceilings(dtype: str = "float32", moved: str = "copy") -> Ceilings:
 
 
 def _milliseconds(function: Any, *args: Any) -> list[float]:
-    """Of one call, those of a row waited for at once."""
+    """Return the milliseconds of one call; the calls of a row are waited for together."""
     row = IN_A_ROW.get(platform(), 1)
 
     def run() -> None:

@@ -76,7 +76,7 @@ def timed(calls: dict[str, Callable[[], Any]], repeats: int) -> dict[str, dict[s
 
 @contextmanager
 def settled() -> Iterator[None]:
-    """What is alive stays out of the garbage collector's way: the trees of one way would cost the others time."""
+    """Exclude live objects from garbage collection: the trees of one implementation would slow down the others."""
     gc.collect()
     gc.freeze()
     try:

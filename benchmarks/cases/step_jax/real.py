@@ -47,7 +47,7 @@ TOLERANCE = {"fp32": 5e-2, "bf16": 0.25}
 
 
 def fused(hlo: str) -> dict[str, int]:
-    """Of a program as text: fused computations, those that draw random bits, those of them that drop by it as well.
+    """Count a program's fused computations, those that draw random bits, and those that also apply dropout.
 
     Returns:
         `fusions`; `random`, which draw bits by XLA's generator or JAX's; `random_and_select`, which select in the
@@ -97,7 +97,7 @@ def over(times: Sequence[float], bare: Sequence[float]) -> dict[str, Any]:
 
 
 def verdict(found: Sequence[dict[str, Any]], limit: float) -> str:
-    """Whether ratios are below a limit: `yes` or `no` where their intervals are on one side of it, else `open`."""
+    """Return `yes` or `no` if all intervals of the ratios are on one side of `limit`, else `open`."""
     intervals = [f["interval"] or [0.0, float("inf")] for f in found]
     if all(high <= limit for _, high in intervals):
         return "yes"

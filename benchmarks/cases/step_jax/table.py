@@ -63,7 +63,7 @@ def _host_spread(row: Row) -> str:
 
 
 def _break_even(row: Row) -> str:
-    """Of a way that is compared with another."""
+    """Return the number of steps until an implementation pays off, or an empty text if it is compared with none."""
     if "break_even" not in row.extra:
         return ""
     steps = row.extra["break_even"]
@@ -92,7 +92,7 @@ def host_table(result: CaseResult) -> Table:
 
 
 def parts_table(result: CaseResult) -> Table:
-    """What happens to the trees before and after a step."""
+    """Build the table of the work on the trees before and after a step."""
     columns = (("part", HOST[0][1]), *HOST[1:3])
     return rows_table("of which, alone", columns, [row for row in result.rows if row.extra.get("part")])
 

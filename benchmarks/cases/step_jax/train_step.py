@@ -162,7 +162,7 @@ def _trees(
 
 
 def _leaves(options: TrainStepOptions, network: Network, budget: Budget) -> CaseResult:
-    """Whether the overhead grows linearly with the model."""
+    """Measure whether the overhead grows linearly with the number of leaves."""
     result, found = _trees(options, "leaves", {size: tree(size) for size in SIZES})
     fits = {name: slope(list(ms), list(ms.values())) for name, ms in found.items()}
     shown = {name: {"us_per_array": us, "ms_at_none": ms} for name, (us, ms) in fits.items()}
@@ -171,7 +171,7 @@ def _leaves(options: TrainStepOptions, network: Network, budget: Budget) -> Case
 
 
 def _static(options: TrainStepOptions, network: Network, budget: Budget) -> CaseResult:
-    """Whether it helps to make leaves that are no arrays static fields."""
+    """Measure whether making non-array leaves static fields helps."""
     return _trees(options, "static", {"leaves": tree(options.model), "static": tree(options.model, StaticDropout)})[0]
 
 

@@ -49,7 +49,7 @@ def filter_jit(workload: Workload, donate: Any = "none") -> Running:
 
 
 def patched(workload: Workload, donate: Any = "none") -> Running:
-    """The same, its outputs taken apart by the faster of Equinox's two partitions, which its inputs go through."""
+    """Return `filter_jit` with its outputs split by the faster of Equinox's two partitions, as its inputs are."""
     running = _threaded(eqx.filter_jit(lambda *trees: workload.update_of(*trees), donate=donate), workload)
     originals = eqx._jit.partition, eqx._jit.combine
 

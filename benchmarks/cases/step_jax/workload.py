@@ -1,6 +1,6 @@
-"""What the ways of calling a step are compared on, and a tree of BERT's shape in Equinox modules, its widths shrunk.
+"""Workload for comparing ways to call a step: a tree of BERT's shape in Equinox modules with small widths.
 
-What dispatch costs goes by leaves and nodes.
+The cost of dispatch depends on the number of leaves and nodes.
 """
 
 from collections.abc import Callable
@@ -44,7 +44,7 @@ class Workload:
         return eqx.apply_updates(model, updates), opt_state, loss
 
     def update_of(self, given: Any, model: Any, opt_state: Any) -> tuple[Any, Any, Any]:
-        """The same with what is not donated first, as `donate="all-except-first"` wants it."""
+        """Update with the non-donated arguments first, as `donate="all-except-first"` requires."""
         return self.update(model, opt_state, *given)
 
     def arrays(self) -> list[jax.ShapeDtypeStruct]:

@@ -77,7 +77,7 @@ NOMINAL = 100_000
 
 
 def recipe_of(settings: TrainSettings) -> dict[str, Any]:
-    """What the numbers of a run depend on, by dotted keys."""
+    """Return the settings that a run's numbers depend on, by dotted keys."""
     free = FREE | ({"data.path"} if settings.data.name in SAME_ANYWHERE else set())
     return {key: value for key, value in flat(asdict(settings)) if key not in free}
 
@@ -100,7 +100,7 @@ def read_begun(run: Path, settings: TrainSettings) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class BertRequest:
-    """What a call is about."""
+    """Request of one call of the experiment."""
 
     scale: str = "gpu"  # gpu, cpu or smoke
     models: tuple[str, ...] = ()  # sizes' names; the scale's own if none
@@ -120,7 +120,7 @@ class BertRequest:
         object.__setattr__(self, "models", self.models or MODELS[self.scale])
 
     def settings(self, model: str, steps: int) -> TrainSettings:
-        """Of a run of so many steps; ConfigError for a setting that cannot be."""
+        """Return the settings of a run of `steps` steps; ConfigError if a setting is invalid."""
         given = {full_key(override): override.partition("=")[2] for override in self.overrides}
         often = str(-(-steps // EVALUATIONS))
         own = {"steps": str(steps), "eval_every": often, "save_every": often}
@@ -141,7 +141,7 @@ class BertRequest:
 
 
 def device_of(settings: TrainSettings) -> str:
-    """As results have it: cuda or cpu."""
+    """Return the device as results name it: cuda or cpu."""
     return "cuda" if settings.device == "gpu" else "cpu"
 
 
@@ -192,7 +192,7 @@ def run(model: str, asked: BertRequest, limit: Limit = NONE) -> None:
 
 
 def _is_finished(run: Path, settings: TrainSettings) -> bool:
-    """Whether a run's metrics are those of all its steps, scored at the end; its checkpoints may be gone."""
+    """Return whether a run's metrics cover all its steps and the final evaluation; its checkpoints may be deleted."""
     lines = read_metrics(run) if (run / METRICS).is_file() else []
     made = {line["step"] for line in lines if "evaluation" in line or not settings.eval_every}
     return settings.steps in made

@@ -41,7 +41,7 @@ Scores = dict[str, Any]
 
 
 def name_of(sampler: Sampler) -> str:
-    """As in `meanflow 1`."""
+    """Return a sampler's name, such as `meanflow 1`."""
     return " ".join(str(part) for part in sampler if part is not None)
 
 
@@ -51,13 +51,13 @@ def run_folder(job: TrainingJob) -> Path:
 
 
 def finished(job: TrainingJob, samplers: tuple[Sampler, ...]) -> Scores | None:
-    """What a job has found, if it has everything that is asked for."""
+    """Return a job's scores if every requested sampler is scored, else None."""
     scores = kept(job)
     return scores if all(has(job, scores, sampler) for sampler in samplers) else None
 
 
 def begun(job: TrainingJob, samplers: tuple[Sampler, ...]) -> Scores | None:
-    """What a job has found, if anything that is asked for is scored: of one training, the one that has more scores."""
+    """Return a job's scores if any requested sampler is scored; of its trainings, the one with more scores."""
     scores = kept(job)
     count = lambda of: sum(has(job, of, sampler) for sampler in samplers)  # noqa: E731
     most = max((scores, scores.get(EARLIER, scores)), key=count)
@@ -65,12 +65,12 @@ def begun(job: TrainingJob, samplers: tuple[Sampler, ...]) -> Scores | None:
 
 
 def has(job: TrainingJob, scores: Scores, sampler: Sampler) -> bool:
-    """Whether a sampler is scored."""
+    """Return whether a sampler is scored."""
     return _key(job.config, sampler) in scores["samplers"]
 
 
 def kept(job: TrainingJob) -> Scores:
-    """What a job has found so far; ConfigError if the file is not whole."""
+    """Return the scores that a job has stored so far; ConfigError if the file is incomplete."""
     path = run_folder(job) / SCORES
     return read_best_effort(path) if path.is_file() else {"samplers": {}}
 
@@ -90,7 +90,7 @@ def scores_of(job: TrainingJob, scores: Scores, sampler: Sampler) -> dict[str, f
 
 
 def floor_of(job: TrainingJob, scores: Scores, samplers: tuple[Sampler, ...]) -> dict[str, float]:
-    """What as many training images score in the samplers' place, of which one is scored at least."""
+    """Return the scores that as many training images get in place of the samplers, of which at least one is scored."""
     scored = next(sampler for sampler in samplers if has(job, scores, sampler))
     return scores["samplers"][_key(job.config, scored)]["floor"]
 
@@ -185,12 +185,12 @@ class Training:
     job: TrainingJob  # the run
 
     def __str__(self) -> str:
-        """As a line of the output begins."""
+        """Return the label that begins this training's output lines."""
         return f"{self.part.name}, {self.arm.name}, seed {self.job.seed}"
 
     @property
     def is_finished(self) -> bool:
-        """Whether it has every score that the part asks for."""
+        """Return whether every requested score is available."""
         return finished(self.job, self.part.samplers) is not None
 
 
@@ -231,7 +231,7 @@ def work_off(trainings: Sequence[Training], name: str) -> None:
 
 
 def _told(laboratory: Laboratory, training: Training) -> str | None:
-    """What came of it; None if another process is at it."""
+    """Train and score if necessary, and return a summary; None if another process is working on it."""
     job, samplers, took = training.job, training.part.samplers, "there already"
     scores = finished(job, samplers)
     if scores is None:

@@ -46,7 +46,7 @@ class Feed:
 
     @property
     def epoch(self) -> int:
-        """Of the one endless epoch that follows: the second after steps were made, else the first."""
+        """Number of the one endless epoch that follows: 1 after resumed steps, else 0."""
         return min(1, self._before)
 
     def _orders(self) -> Iterator[Tensor]:

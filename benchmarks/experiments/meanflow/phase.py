@@ -38,7 +38,7 @@ NONE = Limit()
 
 @dataclass(frozen=True)
 class ExperimentRequest:
-    """What a call runs."""
+    """Request of one call of the experiments."""
 
     scale: str = "cpu"  # smoke, cpu or gpu
     parts: tuple[str, ...] = ()  # names; all if empty
@@ -119,7 +119,7 @@ def count_missing(name: str, asked: ExperimentRequest) -> int:
 
 
 def _expect_devices(wanted: list[Training]) -> None:
-    """What is absent, or cannot generate as asked, is told before the first hour of the others."""
+    """Check all devices before the first training: each must exist and support the requested sampling."""
     for training in wanted:
         check_generating(training.job.config.evaluation, resolve_device(training.job.config.device))
 

@@ -1,4 +1,4 @@
-"""What a phase's runs found, as rows of a table and as a curve, and which metrics of them compare.
+"""Results of a phase's runs as rows of a table and as a curve, and the metrics that can be compared.
 
 Those of features are by a classifier, and machines may have one each.
 """

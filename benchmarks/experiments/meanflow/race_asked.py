@@ -1,4 +1,4 @@
-"""What is compared: the recipe of both codes, and what a call is about."""
+"""Request of a comparison of two codes, and the recipe that both follow."""
 
 import json
 from collections.abc import Mapping
@@ -98,7 +98,7 @@ SCALES: Mapping[str, Mapping[str, str]] = {
 
 @dataclass(frozen=True)
 class RaceRequest:
-    """What a call is about."""
+    """Request of one call of the comparison."""
 
     scale: str = "gpu"  # gpu or smoke
     minutes: float = 10.0  # of training, start-up and scoring apart, of which `SHORT` is given a share
@@ -132,7 +132,7 @@ class RaceRequest:
 
     @property
     def decays(self) -> bool:
-        """Whether the rate falls, to zero at the end of each training's own time."""
+        """Return whether the learning rate decays, to zero at the end of each training's own time."""
         return self._settings.get("optimizer.decay") == "cosine"
 
     @property
@@ -161,8 +161,11 @@ class RaceRequest:
         check_device(official, device.type)
 
     def recipe(self, code: str) -> dict[str, Any]:
-        """What the numbers of a code's runs depend on, by dotted keys; a run goes on with the same alone; ConfigError
-        as of `config`.
+        """Return the settings that a code's numbers depend on, by dotted keys; a run resumes only with equal ones.
+
+        Raises:
+            ConfigError: as `config` does.
+
         """
         config = self.config(code, 0)
         free = FREE - ({"data.path"} if row_of(config.data.name).folder else set())  # others are the same anywhere
@@ -171,26 +174,26 @@ class RaceRequest:
 
     @property
     def folder(self) -> Path:
-        """Of this scale's runs."""
+        """Folder of the runs at this scale."""
         return self.runs / self.scale
 
     def record(self, code: str, seed: int) -> Record:
-        """Of a run, as it is in its folder or will be; ConfigError if it was begun with other settings."""
+        """Return the record of a run, existing or new; ConfigError if the run was begun with other settings."""
         minutes = SHARE * self.minutes if code == SHORT else self.minutes
         return Record(self.folder / f"{code}-{seed}", minutes, self.recipe(code))
 
     def begins_anew(self, code: str, seed: int) -> bool:
-        """Whether a run has no checkpoint to go on from."""
+        """Return whether a run has no checkpoint to resume from."""
         run = self.folder / f"{code}-{seed}"
         return not (checkpoints(run) or (run / CHECKPOINT).is_file())
 
     def is_complete(self, code: str, seed: int) -> bool:
-        """Whether nothing is left to do of a run."""
+        """Return whether a run has nothing left to do."""
         record = self.record(code, seed)
         return record.trained and (code == "official" or all(name_of(last) in record.values["final"] for last in LAST))
 
     def begun(self) -> list[dict[str, Any]]:
-        """What the runs of both codes have written down so far, of every seed that is there."""
+        """Return the records of both codes' runs so far, of every seed that has one."""
         paths = sorted(path for code in self.codes for path in self.folder.glob(f"{code}-[0-9]*/{RECORD}"))
         return [best(read_best_effort(path)) for path in paths]
 

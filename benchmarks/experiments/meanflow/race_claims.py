@@ -1,4 +1,4 @@
-"""What the runs of the comparison have written down, and what became of what was claimed beforehand."""
+"""Records of the compared runs, and the verdict on each claim that was made beforehand."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -20,7 +20,7 @@ NONE_OF_BOTH = "no seed was run to its end by both codes"
 
 
 def read_records(asked: RaceRequest, code: str, seeds: tuple[int, ...]) -> Records:
-    """Of a code's runs that have reached a mark; ConfigError if one was run with other settings than are asked for."""
+    """Read the records of a code's runs that reached a mark; ConfigError if one was run with other settings."""
     records = {seed: best(asked.record(code, seed).values) for seed in seeds}
     return {seed: record for seed, record in records.items() if record["marks"]}
 

@@ -1,4 +1,4 @@
-"""What the comparison of quality against time found: by minute, at the end, and what was claimed beforehand."""
+"""Result of the comparison of quality against time: by minute, at the end, and the claims made beforehand."""
 
 import base64
 import io

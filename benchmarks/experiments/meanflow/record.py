@@ -1,4 +1,4 @@
-"""What a run of the comparison has written down of itself: its clock, its scores, by which settings and where."""
+"""Record of a compared run: its clock, its scores, its settings and where it ran."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -18,12 +18,12 @@ ZERO = 1e-6
 
 
 def alike(floors: Sequence[float]) -> bool:
-    """Whether these distances of the same images are by one classifier."""
+    """Return whether these distances of the same images come from one classifier."""
     return max(floors) - min(floors) <= max(SAME_FLOOR * max(floors), ZERO)
 
 
 class Record:
-    """What is known of a run, in its folder: its clock at each checkpoint, its scores at each mark."""
+    """Record in a run's folder: its clock at each checkpoint and its scores at each mark."""
 
     def __init__(self, run: Path, minutes: float, recipe: Mapping[str, Any] | None = None):
         """Open the record of a run, or begin one.
@@ -88,7 +88,7 @@ class Record:
 
     @property
     def trained(self) -> bool:
-        """Whether the budget is used up, and the last mark is there."""
+        """Return whether the budget is used up, so that the last mark is stored."""
         return len(self.values["marks"]) >= MARKS
 
     def write(self) -> None:
@@ -104,6 +104,6 @@ class Record:
 
 
 def best(values: dict[str, Any]) -> dict[str, Any]:
-    """Of a record and the one before it, whose checkpoints are gone, the one that has more marks."""
+    """Return this record or the previous one, whose checkpoints are gone: the one with more marks."""
     before = values.get("before")
     return before if before and len(before["marks"]) > len(values["marks"]) else values

@@ -1,6 +1,6 @@
-"""What an experiment is: arms that differ in a few settings, the same seeds for each, scores of the same samplers.
+"""Specification of an experiment: arms that differ in a few settings, with the same seeds and samplers for each.
 
-And the settings that the experiments on MeanFlow share, by scale.
+The settings that the MeanFlow experiments share, by scale, are here as well.
 """
 
 import copy
@@ -136,7 +136,7 @@ class TrainingJob:
 
     @property
     def overrides(self) -> list[str]:
-        """As the command line takes them."""
+        """Return the settings as command-line overrides."""
         return [f"{key}={value}" for key, value in self.settings.items()]
 
 

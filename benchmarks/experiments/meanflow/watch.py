@@ -65,12 +65,12 @@ class Clock:
 
     @property
     def running(self) -> bool:
-        """Whether the process's first steps are over."""
+        """Return whether the process's first steps are over."""
         return self._since is not None
 
     @property
     def seconds(self) -> float:
-        """Of training, as the host sees it, which may be ahead of the device."""
+        """Seconds of training on the host's clock, which may be ahead of the device."""
         return self._trained + (0.0 if self._since is None else self._now() - self._since)
 
     @contextmanager
@@ -169,7 +169,7 @@ class Watch:
 
     @property
     def share(self) -> float:
-        """Of the budget that is used up, 0 to 1."""
+        """Fraction of the budget that is used up, 0 to 1."""
         return min(1.0, self.clock.seconds / self._budget)
 
     def keep_clock(self, step: int) -> None:
@@ -200,7 +200,7 @@ class Watch:
         return self._evaluator
 
     def score(self, network: nn.Module, sampler: Sampler) -> dict[str, float]:
-        """What a sampler of a network gets."""
+        """Score a sampler of a network."""
         classes = classes_of(self.config.model, self.evaluator.data.num_classes)
         found = self.evaluator.sampler_score(network, *sampler, classes)
         assert found is not None  # nothing ends this one's parts
@@ -210,7 +210,7 @@ class Watch:
 
 
 def shown(network: nn.Module, evaluator: Evaluator, classes: int) -> Tensor:
-    """The same few one-step samples each time, (n, c, h, w), of one class after the other if there are any."""
+    """Generate the same few one-step samples each time, (n, c, h, w), cycling through the classes if there are any."""
     shape, device = evaluator.data.image_shape, evaluator.device
     asked = {"num": SHOWN, "shape": shape, "seed": SHOWN_SEED, "device": device, "num_classes": classes}
     label = torch.arange(SHOWN) % classes if classes else None

@@ -14,7 +14,7 @@ from fullstride.errors import ConfigError
 
 @pytest.fixture
 def kept() -> dict[str, Any]:
-    """What a run kept, whose machine is another one."""
+    """Return the record of a run that was made on another machine."""
     found = of_run({})
     found["environments"][0] |= {
         "date": "2026-01-02T00:00:00+00:00",

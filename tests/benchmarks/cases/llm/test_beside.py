@@ -1,4 +1,4 @@
-"""What runs beside the engine. A stand-in has vLLM's calls, and runs transformers on the folder that it is given."""
+"""Tests of the engine's peers. A stand-in has vLLM's calls, and runs transformers on the folder that it is given."""
 
 import json
 import os

@@ -43,7 +43,7 @@ def _classifier(data, device):
 
 @pytest.fixture(autouse=True)
 def _untrained(monkeypatch):
-    """What is measured here is the bookkeeping: any features will do."""
+    """Use untrained features: only the bookkeeping is tested."""
     monkeypatch.setattr(evaluate, "reference_classifier", _classifier)
 
 

@@ -227,7 +227,7 @@ FALLING = 0.5
 
 
 def _share(step: int, minutes: float) -> float:
-    """Of the time that is used up before a step, from 1, by a clock that stands for its first few steps."""
+    """Return the share of the time used up before a step, counted from 1, by a clock that skips the first few steps."""
     return min(1.0, max(0, step - 1 - START) / (60 * minutes))
 
 
