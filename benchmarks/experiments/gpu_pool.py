@@ -59,14 +59,14 @@ class Running:
     def failure(self, over: bool) -> Failure | None:
         """How it has failed, now that it has ended; a signal is no failure where the time is `over`."""
         ended = self.attempt.wait()
-        why = "out of time, killed as it did not leave" if ended.late else ended.why
+        why = "out of time, killed because it did not exit" if ended.late else ended.why
         note(f"{self.task.name}: {why} after {time.monotonic() - self._since:.0f} s")
         if ended.code == exit_codes.DONE or (over and ended.code in (-signal.SIGTERM, -signal.SIGKILL)):
             return None
         with self.log.open("rb") as file:
             file.seek(max(self._begin, self.log.stat().st_size - TAIL_BYTES))
             lines = file.read().decode(errors="replace").split("\n")
-        last = next((line.strip() for line in reversed(lines) if line.strip()), "it has said nothing")
+        last = next((line.strip() for line in reversed(lines) if line.strip()), "no output")
         return ended.code, f"{self.task.name}: {ended.why} ({self.log}: {last})"
 
 
@@ -125,17 +125,17 @@ def run_side_by_side(tasks: Sequence[Task], gpus: Sequence[str], logs: Path, lim
 
 
 def _tell(failures: list[Failure], waiting: list[str], told: list[int]) -> None:
-    """Raise what there is to be told."""
+    """Raise the failures, or the stop signal that was received."""
     # A process that was told to end has saved, or had nothing to save yet.
     obeyed = (exit_codes.INTERRUPTED, *(-number for number in told))
     lost = [text for code, text in failures if not (told and code in obeyed)]
     begun = f"; not begun: {', '.join(waiting)}" if waiting else ""
     if lost:
-        raise PeerError(f"{'; '.join(lost)}{begun}; the same command goes on, --collect gathers what there is")
+        raise PeerError(f"{'; '.join(lost)}{begun}; run the same command to resume, or --collect for the finished runs")
     if told and told[0] == signal.SIGINT:
-        raise KeyboardInterrupt(f"stopped{begun}; the same command goes on")
+        raise KeyboardInterrupt(f"stopped{begun}; run the same command to resume")
     if told:
-        raise Preempted(f"stopped{begun}; the same command goes on")
+        raise Preempted(f"stopped{begun}; run the same command to resume")
 
 
 def shares(count: int) -> list[frozenset[int]]:

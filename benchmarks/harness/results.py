@@ -107,12 +107,12 @@ def write_result(result: CaseResult, folder: Path) -> Path:
     """Write the result atomically, replacing an older one of the same case and machine.
 
     ConfigError if it has no rows; the older file stays. ValueError, TypeError if a number is not finite or a value is
-    none of JSON's; likewise.
+    not valid JSON; the older file stays, too.
     """
     if not result.rows:
         raise ConfigError(
             f"{result.case}: no row was measured, expected one; {folder / result.file_name} was not written. Give more "
-            "time or other rows"
+            "time or select other rows"
         )
     return write_json(result.to_dict(), folder / result.file_name)
 
@@ -153,7 +153,7 @@ def check_keys(data: dict[str, Any], kinds: Mapping[str, type], path: Path, reme
 def finite(value: Any) -> float:
     """A number of a file as it is written; TypeError or ValueError for what is none, a string of digits too."""
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"{value!r} is no number")
+        raise TypeError(f"{value!r} is not a number")
     if not math.isfinite(value):
         raise ValueError(f"{value} is not finite")
     return float(value)

@@ -45,7 +45,7 @@ def expect_recipe(values: Mapping[str, Any], recipe: Mapping[str, Any], run: Pat
     """
     known = values.get("recipe", {})
     if other := [f"{key}={known[key]}" for key in known.keys() & recipe.keys() if known[key] != recipe[key]]:
-        raise ConfigError(f"{run}: was begun with {' '.join(sorted(other))}; give the same, or other --runs")
+        raise ConfigError(f"{run}: was begun with {' '.join(sorted(other))}; give the same settings or another --runs")
 
 
 def of_runs(runs: Iterable[Mapping[str, Any]], device: str) -> Environment:
@@ -68,7 +68,7 @@ def of_runs(runs: Iterable[Mapping[str, Any]], device: str) -> Environment:
         return gathering
     if silent:
         raise ConfigError(
-            f"{silent} of {len(runs)} runs do not say where they were made, expected all or none; remove their folders "
+            f"{silent} of {len(runs)} runs do not record their machine, expected all or none; delete their folders "
             "and run them again"
         )
     known = sorted(_all(runs), key=lambda found: found["date"])
@@ -89,8 +89,8 @@ def _one_kind(known: Iterable[Environment], device: str) -> None:
     machines = sorted({machine_slug(device, found) for found in known})
     if len(machines) > 1:
         raise ConfigError(
-            f"the runs are of different machines, {' and '.join(machines)}, expected those of one kind; "
-            "give --runs a folder with one's alone"
+            f"the runs come from different machines, {' and '.join(machines)}, expected one kind; "
+            "give --runs a folder with the runs of a single kind"
         )
 
 

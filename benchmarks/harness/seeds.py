@@ -177,7 +177,7 @@ def check_experiment(data: dict[str, Any], path: Path) -> dict[str, Any]:
             Outcome.of(row)
     except (KeyError, TypeError, ValueError) as error:
         raise ConfigError(
-            f"{path}: a part is not whole ({type(error).__name__}: {error}), expected rows of labels, metrics by seed "
+            f"{path}: a part is incomplete ({type(error).__name__}: {error}), expected rows of labels, metrics by seed "
             "and settings; run the experiment again"
         ) from None
     return data

@@ -88,7 +88,7 @@ class Limit:
             timer.join()  # what it has begun to end is ended in here
 
     def _end(self) -> None:
-        note(f"--limit {self.seconds:g}: {self.reserve:.0f} s are left to save in")
+        note(f"--limit {self.seconds:g}: {self.reserve:.0f} s are left for saving")
         os.kill(os.getpid(), signal.SIGTERM)
 
     def cuts(self, act: Callable[[], object]) -> Preempted | None:

@@ -164,7 +164,7 @@ class Results:
         text = re.escape(pattern).replace(r"\*", "(?:(?!--).)*").replace(r"\[", "(?:").replace(r"\]", ")?")
         found = [source for name, source in self.sources.items() if re.fullmatch(text, name.removesuffix(".json"))]
         if not found:
-            raise ConfigError(f"no result {pattern}.json; measure the case again, or take the table's row out")
+            raise ConfigError(f"no result {pattern}.json; measure the case again, or remove the table's row")
         return max(found, key=lambda of: (not cut_short(of.data.get("conditions", {})), of.moment)).name
 
 
@@ -173,7 +173,7 @@ def _read(path: Path) -> Source | str:
     try:
         data = json.loads(path.read_text(encoding="utf-8"), parse_constant=lambda name: finite(float(name)))
     except (ValueError, OSError) as error:
-        raise ConfigError(f"{path}: not JSON ({error}); measure the case again or remove the file") from None
+        raise ConfigError(f"{path}: not JSON ({error}); measure the case again or delete the file") from None
     if not isinstance(data, dict):
         return f"a JSON {type(data).__name__}, expected an object"
     if "experiment" in data:
@@ -183,7 +183,7 @@ def _read(path: Path) -> Source | str:
     if data["schema"] != SCHEMA:
         return f"schema {data['schema']!r}, expected {SCHEMA}"
     if not read_result(path)["rows"]:
-        raise ConfigError(f"{path}: no rows, expected at least one; measure the case again or remove the file")
+        raise ConfigError(f"{path}: no rows, expected at least one; measure the case again or delete the file")
     return Source(path.name, data, "result")
 
 
@@ -191,7 +191,9 @@ def read_results(folder: Path) -> Results:
     """Read every `*.json` of a folder; ConfigError names the folder without any, or the file that is not whole."""
     found = {path.name: _read(path) for path in sorted(folder.glob("*.json"))}
     if not found:
-        raise ConfigError(f"{folder}: no *.json; run `python -m benchmarks ... --out {folder}`, or name --results")
+        raise ConfigError(
+            f"{folder}: found no *.json; run `python -m benchmarks ... --out {folder}`, or give another --results"
+        )
     sources = {name: one for name, one in found.items() if isinstance(one, Source)}
     results = Results(folder, sources, {name: one for name, one in found.items() if isinstance(one, str)})
     for name in sources:
@@ -199,7 +201,7 @@ def read_results(folder: Path) -> Results:
             results.of(name)
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise ConfigError(
-                f"{folder / name}: a row is not whole ({type(error).__name__}: {error}), expected name, timing, floor, "
-                "over_floor and extra; measure the case again or remove the file"
+                f"{folder / name}: a row is incomplete ({type(error).__name__}: {error}), expected name, timing, "
+                "floor, over_floor and extra; measure the case again or delete the file"
             ) from None
     return results

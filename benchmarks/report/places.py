@@ -25,13 +25,13 @@ def makers(folder: Path) -> Makers:
 
     def make(name: str, machine: str) -> str:
         if machine and name in headlines.OWN:
-            raise ConfigError(f"table {name!r}: it is of the planner's own machine; leave out 'of {machine}'")
+            raise ConfigError(f"table {name!r}: it describes the planner's own machine; remove 'of {machine}'")
         try:
             return TABLES[name].markdown(results, machine)
         except (LookupError, TypeError, ValueError, AttributeError, NameError) as error:
             raise ConfigError(
-                f"table {name!r}: a result is not as it expects ({type(error).__name__}: {error}); measure it again, "
-                "or take the table out"
+                f"table {name!r}: a result has an unexpected form ({type(error).__name__}: {error}); measure it again, "
+                "or remove the table"
             ) from error
 
     return {name: partial(make, name) for name in TABLES}
@@ -41,11 +41,13 @@ def filled(text: str, tables: Makers, page: str) -> str:
     """Markdown with every marked table in place; ConfigError of no table, or of marks that do not pair."""
     for found in PLACE.finditer(text):
         if mark := MARK.search(found["old"]):
-            raise ConfigError(f"{page}: {mark[0].strip()} inside of table {found['name']}; expected {END} before it")
+            raise ConfigError(f"{page}: {mark[0].strip()} inside table {found['name']}; expected {END} before it")
         if found["name"] not in tables:
             raise ConfigError(f"{page}: no table {found['name']!r}, expected one of {', '.join(tables)}")
     if mark := MARK.search(PLACE.sub("", text)):
-        raise ConfigError(f"{page}: {mark[0].strip()} alone; expected <!-- table: NAME [of MACHINE] --> and then {END}")
+        raise ConfigError(
+            f"{page}: unpaired {mark[0].strip()}; expected <!-- table: NAME [of MACHINE] --> and then {END}"
+        )
     return PLACE.sub(lambda found: f"{found['begin']}\n{tables[found['name']](found['machine'] or '')}\n\n{END}", text)
 
 

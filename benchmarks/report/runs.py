@@ -23,7 +23,9 @@ def folders(given: Sequence[Path]) -> dict[str, Path]:
     each = ([one / METRICS] if (one / METRICS).is_file() else sorted(one.glob(f"*/{METRICS}")) for one in given)
     runs = list(dict.fromkeys(path.parent for paths in each for path in paths))
     if not runs:
-        raise ConfigError(f"{', '.join(map(str, given))}: no {METRICS} there or one folder below; name a run's folder")
+        raise ConfigError(
+            f"{', '.join(map(str, given))}: found no {METRICS} here or one folder below; give a run's folder"
+        )
     alone = len({run.name for run in runs}) == len(runs)
     return {run.name if alone else str(run): run for run in runs}
 
@@ -38,7 +40,7 @@ def read_curves(runs: dict[str, Path]) -> pd.DataFrame:
             numbers = written.select_dtypes("number").assign(run=label, step=[float(line["step"]) for line in kept])
             found.append(numbers.melt(["run", "step"], var_name="name"))
         except (ValueError, TypeError, AttributeError) as error:
-            raise ConfigError(f"{run / METRICS}: a line is not whole ({error}); `resume=true` cuts it off") from None
+            raise ConfigError(f"{run / METRICS}: a line is incomplete ({error}); `resume=true` removes it") from None
     return pd.concat(found).replace([float("inf"), -float("inf")], float("nan")).dropna()
 
 
@@ -66,7 +68,7 @@ def write_runs(given: Sequence[Path], out: Path) -> tuple[Path, int]:
     found = read_curves(runs := folders(given))
     figures, left = drawings(found)
     if not figures:
-        raise ConfigError(f"{', '.join(runs)}: nothing in {METRICS} was written at two steps yet")
+        raise ConfigError(f"{', '.join(runs)}: no number in {METRICS} has been written at two steps yet")
     last = found[found["name"].map(_rank) < len(FIRST)].assign(value=lambda t: t.value.map("{:.4g}".format))
     table = last.pivot_table(index="run", columns="name", values="value", aggfunc="last", sort=False).fillna("")
     table.insert(0, "steps", found.groupby("run").step.max().map("{:,.0f}".format))

@@ -43,7 +43,7 @@ def fill(template: str, values: Mapping[str, Any]) -> str:
     """Write a template with a row's values; of a time that is missing why it is; ConfigError of no column."""
     names = [name for _, name, _, _ in string.Formatter().parse(template) if name]
     if lacking := [name for name in names if name not in values]:
-        raise ConfigError(f"no {', '.join(lacking)} in the result; measure it again, or take it out of the table")
+        raise ConfigError(f"no {', '.join(lacking)} in the result; measure it again, or remove it from the table")
     if all(values[name] is not None and values[name] == values[name] for name in names):
         return _Template().vformat(template, (), values)
     why = values.get(f"{names[0].removesuffix('median')}why")

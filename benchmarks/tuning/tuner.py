@@ -96,9 +96,9 @@ def main(
 
     """
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="the JSON to write")
-    parser.add_argument("--only", default="", help="cases whose name holds each of these parts, as bf16,group_norm")
-    parser.add_argument("--jobs", type=int, default=8, help="processes that compile")
+    parser.add_argument("--out", type=Path, required=True, help="JSON file to write")
+    parser.add_argument("--only", default="", help="parts that the names of the cases contain, such as bf16,group_norm")
+    parser.add_argument("--jobs", type=int, default=8, help="number of processes that compile")
     parser.add_argument("--share", type=int, help=argparse.SUPPRESS)
     given = parser.parse_args()
     chosen = [case for case in cases if all(part in case for part in given.only.split(","))]

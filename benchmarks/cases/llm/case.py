@@ -1,4 +1,4 @@
-"""`python -m benchmarks llm`: this engine beside transformers, vLLM and the floor of what must be read."""
+"""`python -m benchmarks llm`: this engine compared with transformers, vLLM and the roofline bound."""
 
 import tempfile
 from collections.abc import Callable, Iterable
@@ -156,7 +156,7 @@ def _gate(engine: Engine, work: ModelWork, theirs: dict[str, list[int]]) -> dict
     wrong = {whose: sum(a != b for a, b in zip(ours, tokens, strict=True)) for whose, tokens in theirs.items()}
     for whose, count in wrong.items():
         if count and engine.sizes.dtype == "float32":
-            raise GateError(f"{count} of {len(ours)} greedy tokens are not those of {whose}; not timed")
+            raise GateError(f"{count} of {len(ours)} greedy tokens differ from those of {whose}; not timed")
     return {f"greedy tokens that differ from {whose}, of {len(ours)}": float(n) for whose, n in wrong.items()}
 
 

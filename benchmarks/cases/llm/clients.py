@@ -74,7 +74,7 @@ def found_by(process: Any) -> Any:
     """Return the result that a clients' process prints when it ends; GateError with its last line if it failed."""
     said, wrong = process.communicate()
     if process.returncode:
-        *_, last = ["it said nothing", *wrong.strip().splitlines()]
+        *_, last = ["no output", *wrong.strip().splitlines()]
         raise GateError(f"the clients' process ended with exit code {process.returncode}: {last}")
     return json.loads(said)
 
@@ -94,7 +94,7 @@ async def _answer(client: httpx.AsyncClient, asked: ClientRequest, prompt: list[
     # Read when nothing is timed any more. The last part has the number of tokens and none of the answer.
     parts = [json.loads(line.removeprefix(DATA)) for _, line in arrived]
     if len(parts) < LEAST or "error" in parts[-1]:
-        raise RuntimeError(f"an answer ended early: {parts[-1:]}; answers must have several tokens, and text")
+        raise RuntimeError(f"an answer ended early: {parts[-1:]}; expected several tokens and a text")
     begun, tokens = (part["usage"]["completion_tokens"] for part in (parts[0], parts[-1]))
     first, last = arrived[0][0], arrived[-2][0]
     return 1e3 * (first - started), 1e3 * (last - first) / max(1, tokens - begun), tokens

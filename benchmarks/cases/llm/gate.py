@@ -176,5 +176,5 @@ def _error(told: list[tuple[np.ndarray, list[tuple[Logprob, ...]]]]) -> float:
 
 def _judged(what: str, value: float, limit: float) -> float:
     if not value <= limit:  # nor if it is not a number
-        raise GateError(f"{what}: {value:.3g} nats beside a dense pass in fp32, expected at most {limit:g}; not timed")
+        raise GateError(f"{what}: {value:.3g} nats from a dense pass in fp32, expected at most {limit:g}; not timed")
     return value

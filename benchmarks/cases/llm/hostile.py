@@ -40,7 +40,7 @@ def run(bench: LlmBench) -> Path:
     """
     tokenizer = bench.loaded.tokenizer
     if tokenizer is None or not tokenizer.eos or tokenizer.template is None:
-        expected = "a model with a tokenizer, an end of texts and a chat template, which requests attack"
+        expected = "a model with a tokenizer, an end-of-text token and a chat template, which the requests attack"
         raise ConfigError(f"{bench.source} with --workload hostile: expected {expected}; give another --model")
     engine = bench.engine()
     off = gate(engine, bench.loaded.parameters, [PROMPT], 1)
@@ -101,7 +101,7 @@ def _answered(name: str, answers: dict[str, int], seconds: float) -> dict[str, A
     """
     expected = str(ATTACKS[name].status)
     if expected not in answers or answers.keys() - {expected, CUT_OFF}:
-        raise GateError(f"{name}: answers by status are {answers}, expected {expected} alone")
+        raise GateError(f"{name}: number of answers by status is {answers}, expected only {expected}")
     return {"attack_answers": answers, "attacks_per_second": sum(answers.values()) / seconds}
 
 

@@ -157,7 +157,7 @@ class Agreement:
         total = self._work.tokens
         wrong = total - agreeing(found[0], self._first[0])
         if wrong and engine.sizes.dtype == "float32":
-            raise GateError(f"{wrong} of {total} greedy tokens of {name} are not those of one device; not timed")
+            raise GateError(f"{wrong} of {total} greedy tokens of {name} differ from those of one device; not timed")
         self._report.gate |= {
             f"greedy tokens from the first on that differs, of {total}, {name}": float(wrong),
             f"largest difference of first tokens' logprobs, {name}": largest_difference(found[1], self._first[1]),

@@ -44,7 +44,7 @@ def run(bench: LlmBench) -> Path:
     longest, whole = bench.loaded.config.max_position, OPENING + TURNS * (QUESTION + ANSWER)
     if longest < whole:
         raise ConfigError(
-            f"{bench.source}: sequences of at most {longest} tokens, expected a conversation's {whole} or more"
+            f"{bench.source}: the model supports {longest} tokens per sequence, a conversation needs {whole}"
         )
     loaded = on_devices(bench.loaded)
     config = settings(loaded.config, bench.dtype, bench.kernels, prefix_cache=True, max_tokens_per_step=BUDGET)

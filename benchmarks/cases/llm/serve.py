@@ -56,8 +56,8 @@ def run(bench: LlmBench) -> Path:
     loaded, (prompt, answer) = bench.loaded, LENGTHS[bench.place]
     longest, clients = min(prompt + answer, loaded.config.max_position), CLIENTS[bench.place]
     if longest <= answer:
-        expected = f"expected more than an answer's {answer}"
-        raise ConfigError(f"{bench.source}: sequences of at most {longest} tokens, {expected}")
+        expected = f"expected more than the {answer} of an answer"
+        raise ConfigError(f"{bench.source}: the model supports {longest} tokens per sequence, {expected}")
     tokenizer = loaded.tokenizer or stand_in(loaded.config.vocab_size)
     worded: Any = SimpleNamespace(config=loaded.config, parameters=loaded.parameters, tokenizer=tokenizer)
     engine = replace(bench, loaded=worded).engine(max_length=longest, max_sequences=max(clients))
@@ -108,7 +108,7 @@ def _row(url: str, engine: Engine, count: int, conditions: dict[str, Any], ceili
     prompt, answer = conditions["prompt"], conditions["answer"]
     first, timed = (_heard(url, engine, count, questions, prompt, answer) for questions in (1, QUESTIONS))
     speed = timed.tokens / timed.seconds
-    say(f"{count} at once: {speed:.1f} tokens/s, the engine alone {alone:.1f}")
+    say(f"{count} clients at once: {speed:.1f} tokens/s; the engine alone: {alone:.1f}")
     read = roofline_bound(prompt_operations(engine.model, prompt), weight_bytes(engine), ceilings)
     extra = {
         "batch": count,
@@ -134,5 +134,5 @@ def _heard(url: str, engine: Engine, count: int, questions: int, prompt: int, an
     slots = _prompts(engine, (count, OTHERS + questions), (count, questions, prompt))
     heard = ask(ClientRequest(url, NAME, slots, answer, TEMPERATURE))
     if heard.tokens != count * questions * answer:
-        raise GateError(f"{count} clients: {heard.tokens} tokens came, {count * questions * answer} were asked for")
+        raise GateError(f"{count} clients: received {heard.tokens} tokens, expected {count * questions * answer}")
     return heard

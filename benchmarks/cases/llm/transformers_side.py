@@ -36,7 +36,7 @@ def network(loaded: Any, device: str, attention: str = ATTENTION) -> Any:
     """Build the model in transformers with the same weights and the given attention; scaled RoPE is not supported."""
     c: ModelConfig = loaded.config
     if c.rope_scaling is not None:
-        raise SystemExit("nothing stands beside a model with scaled RoPE; use --no-baseline, and no --vllm")
+        raise SystemExit("a model with scaled RoPE has no baseline; use --no-baseline, and omit --vllm")
     config = CONFIGS[c.architecture](
         vocab_size=c.vocab_size,
         hidden_size=c.hidden_size,

@@ -122,7 +122,9 @@ def run(options: PeerOptions, out: Path) -> Path:
     check_network(config)
     check_settings(config, usual)
     if config.data != replace(usual.data, batch_size=config.data.batch_size):
-        raise ConfigError("data=... or data.KEY=...: random pictures are taken, of CIFAR-10's size; leave it out")
+        raise ConfigError(
+            "data=... or data.KEY=...: this benchmark uses random images of CIFAR-10's size; omit this setting"
+        )
     load_official(options.official)  # before minutes are spent
     with one_stream(device):
         bench = PeerBench(options, device, config)

@@ -100,7 +100,7 @@ def run(options: ScalingOptions, out: Path) -> Path:
     budget, device = Budget.of(options.seconds), resolve_device(options.device)
     there = torch.cuda.device_count() if device.type == "cuda" else 2
     if options.processes > there and device.type == "cuda":
-        raise ConfigError(f"--processes={options.processes}: expected at most {there}, as there are GPUs")
+        raise ConfigError(f"--processes={options.processes}: expected at most {there}, the number of GPUs")
     size = options.processes or there
     # Compilers and records are for GPUs: on a CPU only the transfers are of interest.
     options = replace(options, device=device.type, **({} if device.type == "cuda" else {"backend": "eager"}))

@@ -128,7 +128,7 @@ class Steps:
         samples, own = blocks(lambda: step(self._x), beside, self.setup.device)
         alike = beside.gather(float(step(self._x)["loss"]))
         if not all(map(math.isfinite, alike)):
-            raise GateError(f"{kind}, {processes.transfers}, {count} processes: losses after the last step are {alike}")
+            raise GateError(f"{kind}, {processes.transfers}, {count} processes: last losses {alike} are not finite")
         reducer = step.body.reducer
         extra: dict[str, Any] = {"own_median_ms": own, "losses": alike}
         if reducer is not None:

@@ -249,5 +249,5 @@ def expect_chosen(setup: StepSetup) -> None:
     names = dict.fromkeys(case.name for section in setup.options.sections for case in cases_of(section, setup))
     if only and not any(part.lower() in name.lower() for part in only for name in names):
         raise ConfigError(
-            f"--only {', '.join(only)}: no row has that in its name; expected parts of {'; '.join(names)}"
+            f"--only {', '.join(only)}: no row has this in its name; expected a part of one of {'; '.join(names)}"
         )

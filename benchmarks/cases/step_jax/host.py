@@ -42,8 +42,8 @@ def require_alike(
     error = difference(arrays, reference, start)
     if not error <= tolerance:
         raise GateError(
-            f"{name}: after {STEPS} steps {error:.2e} of the training differs, expected at most {tolerance:.2g}; "
-            "not timed"
+            f"{name}: after {STEPS} steps {error:.2e} of the training differs from the reference, "
+            f"expected at most {tolerance:.2g}; not timed"
         )
     return error
 

@@ -99,7 +99,9 @@ def _chosen(options: TrainStepOptions, names: tuple[str, ...], always: str) -> t
     # By a part of its name, or by `=` and all of it.
     meant = [name for name in names if any(one == f"={name}" or one in name for one in options.only)]
     if options.only and not meant:
-        raise ConfigError(f"--only {', '.join(options.only)}: no way has that in its name; expected {', '.join(names)}")
+        raise ConfigError(
+            f"--only {', '.join(options.only)}: no way has this in its name; expected parts of {', '.join(names)}"
+        )
     return tuple(name for name in names if name == always or not options.only or name in meant)
 
 

@@ -116,7 +116,9 @@ class BertRequest:
         one_of("--scale", self.scale, SCALES)
         apply(list(self.overrides), TrainSettings())
         if own := [key for override in self.overrides if (key := full_key(override)) in OWN]:
-            raise ConfigError(f"{', '.join(own)}: --model, --seed, --minutes and --runs say it; leave it out")
+            raise ConfigError(
+                f"{', '.join(own)}: set by --model, --seed, --minutes and --runs; use these options instead"
+            )
         object.__setattr__(self, "models", self.models or MODELS[self.scale])
 
     def settings(self, model: str, steps: int) -> TrainSettings:
@@ -177,11 +179,12 @@ def run(model: str, asked: BertRequest, limit: Limit = NONE) -> None:
     begun = read_begun(path.parent, nominal)
     if begun["minutes"] != asked.minutes:
         raise ConfigError(
-            f"--minutes {asked.minutes:g}: {path.parent} was begun with {begun['minutes']:g}; give that or other --runs"
+            f"--minutes {asked.minutes:g}: {path.parent} was begun with {begun['minutes']:g}; "
+            "give that or another --runs"
         )
     settings = asked.settings(model, begun["steps"])
     if _is_finished(path.parent, settings):
-        say(f"{model}: trained already")
+        say(f"{model}: already trained")
         return
     expect_here([begun], device_of(settings))
     trainer = LimitedTrainer(settings, resume_advice=SAME_COMMAND)

@@ -41,7 +41,9 @@ def overhead(model: str, settings: TrainSettings, minutes: float) -> dict[str, A
     floor = workload.floor(ceilings)
     times = step_times(workload, WAYS, precision, Budget.of(TIMED), ROUNDS)
     if OURS not in times:
-        raise ConfigError(f"{model}: compiling took more than {TIMED:g} s, so {OURS} was not timed; try it again")
+        raise ConfigError(
+            f"{model}: compiling took more than {TIMED:g} s, so {OURS} was not timed; run the command again"
+        )
     bare = times[WAYS[0]]
     ways = {
         name: {

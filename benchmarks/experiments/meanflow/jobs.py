@@ -109,7 +109,7 @@ class Laboratory:
         """
         scores = kept(job)
         if "squared_error" in scores and not (finished(job, samplers) or checkpoints(run_folder(job))):
-            say(f"{run_folder(job)}: not scored in every way, and its checkpoints are gone; it is trained again")
+            say(f"{run_folder(job)}: some scores are missing, and its checkpoints are gone; training it again")
             scores = {"samplers": {}, EARLIER: begun(job, samplers) or scores}
         if "squared_error" not in scores:
             scores |= self._trained(job, scores)
@@ -134,7 +134,7 @@ class Laboratory:
                 _write(job, scores | {SPENT: before + time.perf_counter() - start})
             raise
         if not (lines := numbered(read_metrics(run), "squared_error")):
-            raise FloatingPointError(f"{run}: no loss that was reported is finite; lower optimizer.lr")
+            raise FloatingPointError(f"{run}: no reported loss is finite; lower optimizer.lr")
         return {
             "squared_error": final(lines),
             "training_seconds": before + time.perf_counter() - start,
@@ -223,7 +223,7 @@ def work_off(trainings: Sequence[Training], name: str) -> None:
             count += 1
             say(f"{count} of {len(trainings)}, {name} {training}: {told}")
         if len(left) == len(waiting):
-            note(f"{name}: left to the processes that are at them: {'; '.join(map(str, left))}")
+            note(f"{name}: in progress in other processes: {'; '.join(map(str, left))}")
             break
         waiting = left  # one run may serve several of them, and another process may have been stopped
     if diverged:
@@ -232,7 +232,7 @@ def work_off(trainings: Sequence[Training], name: str) -> None:
 
 def _told(laboratory: Laboratory, training: Training) -> str | None:
     """Train and score if necessary, and return a summary; None if another process is working on it."""
-    job, samplers, took = training.job, training.part.samplers, "there already"
+    job, samplers, took = training.job, training.part.samplers, "already done"
     scores = finished(job, samplers)
     if scores is None:
         run_folder(job).mkdir(parents=True, exist_ok=True)

@@ -102,4 +102,4 @@ def train_official(config: TrainConfig, checkout: Path, watch: Watch) -> str:
         run_epoch(code, training, step, feed, args)
     except TimeUp as over:
         return str(over)
-    raise AssertionError("its loop ends when the watch says so")
+    raise AssertionError("the official loop can only be ended by the watch")

@@ -39,7 +39,10 @@ def load_official(checkout: Path) -> dict[str, ModuleType]:
     """
     source = checkout.expanduser().resolve() / "meanflow"
     if not (source / "training" / "train_loop.py").is_file():
-        raise ConfigError(f"--official {checkout}: no meanflow/training/train_loop.py there; expected its checkout")
+        raise ConfigError(
+            f"--official {checkout}: found no meanflow/training/train_loop.py; expected a checkout of "
+            "github.com/Gsunshine/py-meanflow"
+        )
     sys.path.insert(0, str(source))
     try:
         found = {name: importlib.import_module(name) for name in MODULES}
@@ -50,7 +53,8 @@ def load_official(checkout: Path) -> dict[str, ModuleType]:
     for name, module in found.items():
         if not Path(str(module.__file__)).resolve().is_relative_to(source):
             raise ConfigError(
-                f"--official {checkout}: the module {name} is {module.__file__}; call it in a new process"
+                f"--official {checkout}: the module {name} is already loaded from {module.__file__}; "
+                "run this in a new process"
             )
     return found
 
@@ -170,7 +174,7 @@ def build(
     ours = build_model(model, data.image_shape, 0, augment_dim(config.data))
     counts = [sum(p.numel() for p in net.parameters()) for net in (theirs.net, ours)]
     if counts[0] != counts[1]:
-        raise ConfigError(f"--official: its network has {counts[0]:,} weights, ours {counts[1]:,}; expected the same")
+        raise ConfigError(f"--official: its network has {counts[0]:,} weights, expected {counts[1]:,} as in fullstride")
     optimizer = torch.optim.Adam(theirs.net.parameters(), lr=args.lr, betas=tuple(args.optimizer_betas))
     return Training(theirs, optimizer, _schedule(optimizer, config, share), path)
 
@@ -218,7 +222,7 @@ def check_device(checkout: Path, kind: str) -> None:
 def check_network(config: TrainConfig) -> None:
     """Raise unless the official code has the network; ConfigError for another one than its."""
     if not isinstance(config.model, SongUNetConfig):
-        raise ConfigError(f"model={config.model.name}: the official code has song_unet alone; leave it out")
+        raise ConfigError(f"model={config.model.name}: the official code has only song_unet; omit this setting")
 
 
 def check_settings(config: TrainConfig, usual: TrainConfig) -> None:
@@ -227,4 +231,4 @@ def check_settings(config: TrainConfig, usual: TrainConfig) -> None:
     """
     given, before = dict(flat(asdict(config))), dict(flat(asdict(usual)))
     if other := [key for key, value in given.items() if key in NOT_THEIRS and value != before.get(key)]:
-        raise ConfigError(f"{', '.join(other)}: the official code has no such setting; leave it out")
+        raise ConfigError(f"{', '.join(other)}: the official code has no such setting; omit it")

@@ -57,7 +57,7 @@ class ExperimentRequest:
             one_of("--part", part, [p.name for p in PHASES[name].parts])
         for part in self.parts_of(PHASES[name]):
             if own := sorted(by_key(self.overrides).keys() & {key for arm in part.arms for key in arm.settings}):
-                raise ConfigError(f"{', '.join(own)}: the arms of --part {part.name} have their own; leave it out")
+                raise ConfigError(f"{', '.join(own)}: set by the arms of --part {part.name}; omit it")
 
     def parts_of(self, experiment: Experiment) -> list[Part]:
         """Those that are asked for."""
@@ -152,7 +152,7 @@ def gathered(experiment: Experiment, asked: ExperimentRequest) -> ExperimentResu
             rows.append(Outcome({"training": FLOOR, "sampler": ""}, values))
         parts.append(PartResult(part.name, part.title, part.question, rows))
     if not any(part.rows for part in parts):
-        raise NothingFinished(f"{asked.root}: nothing of {experiment.name} is scored there; run it without --collect")
+        raise NothingFinished(f"{asked.root}: no scores of {experiment.name}; run it without --collect first")
     device = devices.pop()
     return ExperimentResult(
         experiment.name,

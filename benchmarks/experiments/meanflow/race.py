@@ -111,15 +111,15 @@ def run(code: str, seed: int, asked: RaceRequest, limit: Limit, official: Path |
     if not asked.is_complete(code, seed):
         expect_here(asked.begun(), config.device)  # all of them: a result is of one kind of machine
     if record.trained:
-        say(f"{name}: trained already")
+        say(f"{name}: already trained")
         watch = Watch(config, record, limit, device)
     else:
         anew = asked.begins_anew(code, seed)
         if anew and (start := asked.start_of(code)) and not limit.fits(start):
-            say(f"{name}: not begun; its start takes some {start:.0f} s, and --limit {limit.seconds:g} has fewer left")
+            say(f"{name}: not begun; its start takes about {start:.0f} s, and --limit {limit.seconds:g} leaves less")
             return False
         if anew and (had := record.begin_anew()):
-            say(f"{name}: its checkpoints are gone and it begins anew; its {had} marks stay until there are as many")
+            say(f"{name}: its checkpoints are gone, so it starts again; its {had} marks are kept until it has as many")
         _compile_alone(run, anew)
         record.write()
         watch = Watch(config, record, limit, device)  # its clock counts the start-up, from here on
@@ -143,13 +143,13 @@ def _score_last(code: str, seed: int, asked: RaceRequest, watch: Watch) -> None:
         return
     names = " and ".join(name_of(sampler) for sampler in left)
     if asked.begins_anew(code, seed):
-        say(f"{record.path.parent}: {names} cannot be scored without checkpoints; remove it, and it is trained again")
+        say(f"{record.path.parent}: {names} cannot be scored without checkpoints; delete this folder to train again")
         return
     generator = load_generator(record.path.parent, watch.config.device)
     for sampler in left:
         # One evaluation of the network a step.
         if not watch.limit.fits((sampler[1] or 0) * (watch.pace or 0.0)):
-            say(f"{code}, seed {seed}: no time is left for {name_of(sampler)}; the same command scores it")
+            say(f"{code}, seed {seed}: no time left for {name_of(sampler)}; run the same command to score it")
             return
         record.values["final"][name_of(sampler)] = watch.score(generator.model, sampler)
         record.write_work()

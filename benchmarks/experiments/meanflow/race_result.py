@@ -64,7 +64,7 @@ def gather(asked: RaceRequest, seeds: tuple[int, ...]) -> ExperimentResult:
     found = {code: read_records(asked, code, seeds) for code in asked.codes}
     found = {code: records for code, records in found.items() if records}
     if not found:
-        raise NothingFinished(f"{asked.folder}: no run there that reached a mark; run some without --collect")
+        raise NothingFinished(f"{asked.folder}: found no run that reached a mark; run some without --collect first")
     config = asked.config("fullstride", 0)
     assert isinstance(config.model, SongUNetConfig)
     metrics, apart = _metrics(found)

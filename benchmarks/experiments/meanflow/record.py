@@ -43,11 +43,11 @@ class Record:
         fresh = {"minutes": minutes, "startup": None, "saved": {}, "marks": [], "moments": [], "final": {}}
         self._fresh = fresh | ({"recipe": dict(recipe)} if recipe else {})
         if recipe and known.get("marks") and "recipe" not in known:
-            raise ConfigError(f"{run}: says nothing of the settings that it was made with; give other --runs")
+            raise ConfigError(f"{run}: its settings are not recorded; give another --runs")
         self.values: dict[str, Any] = self._fresh | known
         if self.values["minutes"] != minutes:
             raise ConfigError(
-                f"--minutes {minutes:g}: {run} was begun with {self.values['minutes']:g}; give that, or other --runs"
+                f"--minutes {minutes:g}: {run} was begun with {self.values['minutes']:g}; give that or another --runs"
             )
         expect_recipe(self.values, recipe or {}, run)
 
@@ -67,7 +67,7 @@ class Record:
         if there was no such checkpoint.
         """
         if step and str(step) not in self.values["saved"]:
-            raise ConfigError(f"{self.path}: says nothing of step {step}; remove the run's folder and begin again")
+            raise ConfigError(f"{self.path}: has no entry for step {step}; delete the run's folder and start again")
         seconds = self.values["saved"][str(step)] if step else 0.0
         for scored in ("marks", "moments"):  # by the clock: steps may have been taken back
             self.values[scored] = [one for one in self.values[scored] if one["seconds"] <= seconds]
@@ -79,11 +79,13 @@ class Record:
         """
         for name, known in self.values.setdefault("floor", floor).items():
             if name not in floor:
-                raise ConfigError(f"{self.path}: has scores of {name}; give the run the same evaluation.features")
+                raise ConfigError(
+                    f"{self.path}: has scores of {name}, which was not requested now; use the same evaluation.features"
+                )
             if not alike((known, floor[name])):
                 raise ConfigError(
-                    f"{self.path}: {name} of training images is {floor[name]:.4g}, and was {known:.4g} when the run "
-                    "was scored before, by another classifier; give it that one's $FULLSTRIDE_CACHE/reference"
+                    f"{self.path}: {name} of training images is {floor[name]:.4g}, expected {known:.4g} "
+                    "as in earlier scores: the classifier differs; use the earlier $FULLSTRIDE_CACHE/reference"
                 )
 
     @property

@@ -147,10 +147,10 @@ def by_key(overrides: Sequence[str]) -> dict[str, str]:
     found: dict[str, str] = {}
     for key, _, value in (override.partition("=") for override in overrides):
         if key in found:
-            raise ConfigError(f"{key}={value}: {key} is given twice; expected it once")
+            raise ConfigError(f"{key}={value}: {key} is given twice, expected once")
         found[key] = value
     if own := [key for key in OWN if key in found]:
-        raise ConfigError(f"{', '.join(own)}: each training has its own, by --seed and --runs; leave it out")
+        raise ConfigError(f"{', '.join(own)}: set for each training by --seed and --runs; omit it")
     return found
 
 

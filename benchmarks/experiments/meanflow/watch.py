@@ -139,7 +139,8 @@ class Watch:
             with self.clock.paused() as seconds:
                 save()
             raise TimeUp(
-                f"--limit {self.limit.seconds:g}: stopped after {seconds:.0f} s of training; the same command goes on"
+                f"--limit {self.limit.seconds:g}: stopped after {seconds:.0f} s of training; "
+                "run the same command to resume"
             )
         return bool(due)
 

@@ -50,7 +50,7 @@ def part_of(
     file = results.newest(f"experiment-{pattern}--*", machine)
     found = results.of(file).query(f"part == {part!r}").fillna({"sampler": ""})
     if found.empty:
-        raise ConfigError(f"{file}: nothing of part {part!r}; run it, or take the table out")
+        raise ConfigError(f"{file}: no rows of part {part!r}; run it, or remove the table")
     values: dict[tuple[str, str, str], Seeds] = {}
     for row in found.to_dict("records"):
         factor = 100.0 if row["metric"] == "labels right" else 1.0

@@ -160,7 +160,7 @@ def test_names_that_are_not():
         TrainStepOptions(("hots",))
     with pytest.raises(ConfigError, match="--mode=x"):
         TrainStepOptions(modes=("x",))
-    with pytest.raises(ConfigError, match="--only nothing: no way has that in its name; expected filter_jit"):
+    with pytest.raises(ConfigError, match="--only nothing: no way .* in its name; expected .* filter_jit"):
         run(TrainStepOptions(model="tiny", only=("nothing",)), _network, Path("unused"))
 
 
