@@ -181,5 +181,5 @@ def test_a_machine_without_results_is_refused(tmp_path):
     _write(tmp_path, "b", STALE, machine="NVIDIA A100, one of two")
     done = CliRunner().invoke(app, ["report", "stale", "--results", str(tmp_path), "--machine", "mi300"])
     assert done.exit_code == 2
-    told = "--machine mi300: no result of such a machine; expected a part of one of 'NVIDIA A100, one of two', 'NVIDIA H"
+    told = "--machine mi300: no result of such a machine; expected a part of one of 'NVIDIA A100, one of two', '"
     assert told in " ".join(done.output.split())
