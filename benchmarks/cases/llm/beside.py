@@ -1,4 +1,4 @@
-"""Peers of the engine in `python -m benchmarks llm`, each in a process of its own: transformers and vLLM."""
+"""Peers of the engine in `python -m benchmarks llm`, each in a separate process: transformers and vLLM."""
 
 import json
 import os
@@ -94,7 +94,7 @@ def _lacking() -> str:
 
 
 def interpreter(given: str) -> str:
-    """The path of an interpreter that runs vLLM; ConfigError if there is none, or it has no vLLM."""
+    """Return the path of an interpreter that runs vLLM; ConfigError if it does not exist or has no vLLM."""
     path = shutil.which(given)
     if path is None:
         raise ConfigError(f"--vllm {given}: no such program; expected the Python of an environment that has vLLM")

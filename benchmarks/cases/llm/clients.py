@@ -1,4 +1,4 @@
-"""Clients of `benchmarks llm --workload serve`, in a process of their own: what is timed is what arrives there.
+"""Clients of `benchmarks llm --workload serve` in a separate process, which times what it receives.
 
 Run as a module, it reads what to ask from stdin and writes when answers came to stdout, both JSON.
 """
@@ -40,7 +40,7 @@ class ClientRequest:
 
 @dataclass(frozen=True)
 class Heard:
-    """When the answers of all clients came."""
+    """Arrival times of the answers of all clients."""
 
     seconds: float  # from the first question to the end of the last answer
     firsts: list[float]  # milliseconds from each question to the first text of its answer
@@ -49,16 +49,14 @@ class Heard:
 
 
 def ask(asked: ClientRequest) -> Heard:
-    """Have all clients ask, in a process of their own; GateError if the server refused a question or left one
-    unanswered, with its words.
-    """
+    """Run all clients in a separate process; GateError with its message if a request was refused or unanswered."""
     with process_of("benchmarks.cases.llm.clients", asked=asdict(asked)) as process:
         return Heard(**found_by(process))
 
 
 @contextlib.contextmanager
 def process_of(module: str, *words: str, asked: dict[str, Any]) -> Iterator[Any]:
-    """A process that runs a module, and is told as a line of JSON what to ask; it ends with the block."""
+    """Run a module in a process that receives its request as a line of JSON; the process ends with the block."""
     pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     with subprocess.Popen([sys.executable, "-m", module, *words], text=True, **pipes) as process:
         assert process.stdin is not None
@@ -80,7 +78,7 @@ def found_by(process: Any) -> Any:
 
 
 async def _answer(client: httpx.AsyncClient, asked: ClientRequest, prompt: list[int]) -> tuple[float, float, int]:
-    """Milliseconds until the first part, milliseconds a token after it, and tokens."""
+    """Return milliseconds until the first part, milliseconds per token after it, and the number of tokens."""
     body = {"model": asked.model, "prompt": prompt, "max_tokens": asked.answer, "temperature": asked.temperature}
     body |= {"ignore_eos": True, "stream": True, "stream_options": STREAMED}
     started = time.perf_counter()
@@ -101,7 +99,7 @@ async def _answer(client: httpx.AsyncClient, asked: ClientRequest, prompt: list[
 
 
 async def heard(asked: ClientRequest) -> Heard:
-    """Ask with all clients at once."""
+    """Send the requests of all clients at once."""
 
     async def ask_in_turn(prompts: list[list[int]]) -> list[tuple[float, float, int]]:
         return [await _answer(client, asked, prompt) for prompt in prompts]

@@ -1,4 +1,4 @@
-"""The gate of `benchmarks llm`: greedy answers and their logprobs beside a dense pass in fp32, of no engine.
+"""Correctness check of `benchmarks llm`: greedy answers and their logprobs compared with a dense fp32 pass.
 
 The dense pass is a decoder of whole sequences, layer by layer, without a pool or kernels.
 """
@@ -39,7 +39,7 @@ Answer = tuple[list[int], list[tuple[Logprob, ...]]]
 
 
 class Dense:
-    """A model whose weights are rounded as an engine's are; one layer of them is on the device at a time."""
+    """Dense fp32 model with weights rounded as the engine's; one layer at a time is on the device."""
 
     def __init__(self, config: ModelConfig, parameters: Mapping[str, Any], dtype: str, device: Any):
         self._config, self._parameters, self._dtype, self._device = config, parameters, dtype, device
@@ -70,7 +70,7 @@ class Dense:
 
 @functools.cache
 def _layer(config: ModelConfig) -> Any:
-    """One of a model's layers, compiled once for sequences of a length."""
+    """Return a layer of the model, compiled once per sequence length."""
 
     def apply(layer: Layer, x: Float[Array, "T hidden"]) -> Float[Array, "T hidden"]:
         x = x + _attention(config, layer, _norm(x, layer["attn_norm"], config.rms_eps))

@@ -1,4 +1,4 @@
-"""`python -m benchmarks llm --workload serve`: what clients get from the HTTP server, beside its engine alone.
+"""`python -m benchmarks llm --workload serve`: latency and throughput of the HTTP server, compared with its engine.
 
 As many clients as a row says each ask one question after the other, streamed, from a process of their own. Before the
 server starts, the engine answers as many prompts of the same lengths at once.
@@ -82,7 +82,7 @@ def run(bench: LlmBench) -> Path:
 
 
 def stand_in(vocab: int) -> Tokenizer:
-    """A byte-level tokenizer of that many tokens of letters, for a model that has none; its text means nothing."""
+    """Return a byte-level tokenizer of letters for a model that has none; its text has no meaning."""
     letters = string.ascii_lowercase
     words = {"".join(letters[i // len(letters) ** power % len(letters)] for power in range(4)): i for i in range(vocab)}
     backend = tokenizers.Tokenizer(models.BPE(vocab=words, merges=[]))
@@ -95,7 +95,7 @@ def _prompts(engine: Engine, seed: tuple[int, ...], shape: tuple[int, ...]) -> A
 
 
 def _alone(engine: Engine, count: int, prompt: int, answer: int) -> float:
-    """Tokens a second of the engine with so many prompts at once, again and again."""
+    """Return the engine's tokens per second with this many prompts at once, repeatedly."""
     seconds = 0.0
     for turn in range(QUESTIONS + 1):
         work = ModelWork(_prompts(engine, (count, turn), (count, prompt)), [answer] * count)
@@ -104,7 +104,7 @@ def _alone(engine: Engine, count: int, prompt: int, answer: int) -> float:
 
 
 def _row(url: str, engine: Engine, count: int, conditions: dict[str, Any], ceilings: Ceilings, alone: float) -> Row:
-    """So many clients at once; its times are those of a token after an answer's first part."""
+    """Measure a number of clients at once; its times are per token after an answer's first part."""
     prompt, answer = conditions["prompt"], conditions["answer"]
     first, timed = (_heard(url, engine, count, questions, prompt, answer) for questions in (1, QUESTIONS))
     speed = timed.tokens / timed.seconds

@@ -1,4 +1,4 @@
-"""How the cost of a decode step grows with batch and context: the engine's own programs beside what must be read."""
+"""Cost of decode steps by batch and context: the engine's own programs compared with the roofline bound."""
 
 import time
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ BURSTS, REPEATS = 4, 7
 
 
 def weight_count(config: ModelConfig) -> int:
-    """Weights that a step reads; an untied embedding is looked up, not read whole."""
+    """Return the number of weights that a step reads; an untied embedding is looked up, not read whole."""
     shapes = parameter_shapes(config)
     return sum(int(np.prod(shape)) for name, shape in shapes.items() if config.tied or name != "embed")
 
@@ -44,7 +44,7 @@ def prompt_operations(config: ModelConfig, tokens: int) -> int:
 
 
 def sweep(engine: Engine, place: str, ceilings: Ceilings) -> Iterator[tuple[list[Row], list[str]]]:
-    """At first and after each measured batch and context: the rows so far, and what has none.
+    """Yield the rows so far and the sizes left out, at first and after each batch and context.
 
     Args:
         engine: idle; its pool and rows are overwritten.
@@ -82,7 +82,7 @@ def fits(runner: Runner, batch: int, context: int) -> bool:
 
 
 def step_samples(runner: Runner, batch: int, context: int) -> Iterator[float]:
-    """Milliseconds of a step, the first one to be left out."""
+    """Return milliseconds of steps, the first of which is a warm-up."""
     sizes, blocks = runner.sizes, _blocks(runner, context)
     rows = next(size for size in sizes.row_buckets if size >= batch)
     width = next(size for size in sizes.widths if size >= blocks)
@@ -102,7 +102,7 @@ def step_samples(runner: Runner, batch: int, context: int) -> Iterator[float]:
 
 
 def _stand(runner: Runner, context: int) -> None:
-    """Every row is in the middle of an answer, with a context of that length."""
+    """Put every row in the middle of an answer with a context of that length."""
     count = runner.state.last.shape[0]
     words = np.zeros((count, wire.PARAMS.size), np.int32)
     numbers, keys = wire.words(TEMPERATURE, 1.0, 0.0, 1.0, 0.0, 0.0), np.arange(2 * count).reshape(count, 2)
