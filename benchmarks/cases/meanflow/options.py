@@ -200,5 +200,5 @@ def _check_averages(count: int) -> None:
 
 
 def counts(most: int) -> tuple[int, ...]:
-    """1, 2, 4, ... below `most`, and `most`."""
+    """Return 1, 2, 4, ... below `most`, and `most`."""
     return tuple(sorted({most, *(2**i for i in range(most.bit_length()) if 2**i < most)}))

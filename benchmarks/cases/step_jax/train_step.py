@@ -1,4 +1,4 @@
-"""`python -m benchmarks train-step`: what calling a training step costs, by the way it is called.
+"""`python -m benchmarks train-step`: cost of calling a training step, by the way of calling it.
 
 `host` is dispatch alone, on a tree of BERT's shape whose step rewrites each array once; `leaves` is the same against
 the number of arrays, `static` with static fields in place of leaves; `step` is a BERT's real step beside its bare
@@ -49,7 +49,7 @@ Network = Callable[[TrainStepOptions, str], Workload]
 
 
 def run(options: TrainStepOptions, network: Network, out: Path) -> list[Path]:
-    """Gate, measure, print the tables and write a JSON for each section.
+    """Check, measure, print the tables and write a JSON for each section.
 
     Args:
         options: what to measure.
@@ -133,7 +133,7 @@ def _row(name: str, workload: Workload, times: Times, all_times: dict[str, Times
 
 
 def _short(timing: Timing) -> dict[str, Any]:
-    """A timing without its samples."""
+    """Return a timing without its samples."""
     return {"median_ms": timing.median_ms, "p10_ms": timing.quantile(0.1), "p90_ms": timing.quantile(0.9)}
 
 
@@ -151,7 +151,7 @@ def _host(options: TrainStepOptions, network: Network, budget: Budget) -> CaseRe
 def _trees(
     options: TrainStepOptions, section: str, workloads: dict[str, Workload]
 ) -> tuple[CaseResult, dict[str, dict[int, float]]]:
-    """A section about several trees by their labels, and each way's time by the number of arrays."""
+    """Measure a section on several trees by label; also return each way's time by number of arrays."""
     ceilings, rows, gate = jax_ceilings(), [], {}
     found: dict[str, dict[int, float]] = {}
     for label, workload in workloads.items():
@@ -178,7 +178,7 @@ def _static(options: TrainStepOptions, network: Network, budget: Budget) -> Case
 
 
 def _step(options: TrainStepOptions, network: Network, budget: Budget) -> CaseResult:
-    """The step with its real computation, in all modes that are asked for."""
+    """Measure the real step in all requested modes."""
     ceilings, rows, gate = jax_ceilings(DTYPES[options.precision]), [], {}
     names, left_out = _chosen(options, NAMES, BARE), list[dict[str, str]]()
     for i, mode in enumerate(options.modes):
