@@ -1,4 +1,4 @@
-"""`python -m benchmarks NAME`: evidence by several seeds; each command imports what it runs when it runs."""
+"""`python -m benchmarks NAME`: experiments over several seeds; a command imports what it runs only when it runs."""
 
 import math
 from collections.abc import Callable, Sequence

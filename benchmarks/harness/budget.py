@@ -27,13 +27,13 @@ _under_way: list[StopSignal] = []
 
 @dataclass(frozen=True)
 class Budget:
-    """A time to be done by, in seconds of the monotonic clock."""
+    """Deadline in seconds of the monotonic clock."""
 
     until: float
 
     @classmethod
     def of(cls, seconds: float) -> "Budget":
-        """From now on."""
+        """Return a budget that starts now."""
         return cls(time.monotonic() + seconds)
 
     @property
@@ -43,12 +43,12 @@ class Budget:
 
 
 def say(text: str) -> None:
-    """Tell what is going on, apart from the result."""
+    """Print progress to stderr, apart from the result."""
     Console(stderr=True).print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 def reason(error: Exception) -> str:
-    """Why a row is missing, in one line."""
+    """Return in one line why a row is missing."""
     if is_out_of_memory(error):
         gc.collect()  # cycles may hold what did fit
         return NO_MEMORY
@@ -57,7 +57,7 @@ def reason(error: Exception) -> str:
 
 @contextmanager
 def one_stream(device: "torch.device") -> Iterator[None]:
-    """All work on a stream that can be captured.
+    """Run all work of the block on a stream that can be captured.
 
     Autograd runs a backward pass on the stream of its forward pass: on the default one it could not be captured.
     """

@@ -1,4 +1,4 @@
-"""Which code was measured: each file by a digest that comments, docstrings, blank lines and moves do not change."""
+"""Digests of the measured code, which comments, docstrings, blank lines and moves do not change."""
 
 import ast
 import hashlib
@@ -40,7 +40,7 @@ def digest(text: str, suffix: str) -> str:
 
 
 def _in_tree(text: str) -> Iterator[Span]:
-    """Docstrings, and imports of this project's own modules."""
+    """Yield docstrings, and imports of this project's own modules."""
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError):
@@ -74,7 +74,7 @@ def _comments(text: str) -> Iterator[Span]:
 
 
 def _without(text: str, spans: list[Span]) -> str:
-    """The text without those pieces."""
+    """Return the text without those pieces."""
     # As Python counts them: a form feed, or U+2028 in a string, ends no line.
     lines = [line.encode() for line in text.split("\n")]
     for (row, column), (last, end) in sorted(spans, reverse=True):
@@ -95,7 +95,7 @@ def _kept(path: Path, changed: int) -> str:
 
 
 def joined(others: Iterable[Mapping[str, str]]) -> dict[str, str]:
-    """Digests of what this process and others have loaded; where they differ, one that is not the present file's.
+    """Join digests of files that this process and others have loaded; if they differ, take a stale one.
 
     So that what was trained by older code, and gathered now, is known to be of older code.
     """
@@ -107,7 +107,7 @@ def joined(others: Iterable[Mapping[str, str]]) -> dict[str, str]:
 
 
 def loaded() -> dict[str, str]:
-    """Digests of the project's files that this process has loaded, and of all kernels' sources, by `fullstride/...`."""
+    """Return digests of the project's loaded files and of all kernels' sources, by `fullstride/...`."""
     # Runs ask again and again, beside thousands of modules of others: by their text, which is quick.
     own = {str(file) for m in list(sys.modules.values()) if (file := getattr(m, "__file__", None))}
     root = PACKAGE.parent

@@ -25,7 +25,7 @@ def among(names: str, told: str, flag: str = "") -> Any:
 
 @dataclass(frozen=True)
 class CaseOptions:
-    """Options, each `Annotated[type, typer.Option(...)]`, with the names that are allowed as third argument if any."""
+    """Options as `Annotated[type, typer.Option(...)]`; a third argument holds the allowed names."""
 
     def __post_init__(self) -> None:
         """Check the names; ConfigError for one that is not allowed."""

@@ -1,4 +1,4 @@
-"""Results as JSON, one file a case and machine, raw samples kept."""
+"""Results as JSON: one file per case and machine, with raw samples."""
 
 import json
 import math
@@ -26,7 +26,7 @@ KEYS: dict[str, type] = {
 
 
 def at(**settings: tuple[Any, Any]) -> dict[str, str]:
-    """The condition that gives a result of other settings than the usual ones a file of its own, or nothing.
+    """Return the condition that gives a result with non-default settings its own file, or nothing.
 
     Args:
         settings: of each the value, or several, and the usual one.
@@ -48,7 +48,7 @@ def cut_short(conditions: Mapping[str, Any]) -> bool:
 
 @dataclass(frozen=True)
 class Row:
-    """One measured function."""
+    """Row of a result: one measured function."""
 
     name: str  # what it is
     timing: Timing  # its times
@@ -57,11 +57,11 @@ class Row:
 
     @property
     def over_floor(self) -> float:
-        """Median time over the roofline bound."""
+        """Median time divided by the roofline bound."""
         return self.floor.compare(self.timing).ratio
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-serialisable."""
+        """Return a JSON-serialisable dictionary."""
         return {
             "name": self.name,
             "timing": self.timing.to_dict(),
@@ -73,7 +73,7 @@ class Row:
 
 @dataclass(frozen=True)
 class CaseResult:
-    """A case run once on one machine."""
+    """Result of a case on one machine."""
 
     case: str  # its name, such as `meanflow-step`
     device: str  # cpu, cuda or mps
@@ -84,7 +84,7 @@ class CaseResult:
     environment: dict[str, Any]  # see `environment.environment`
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-serialisable."""
+        """Return a JSON-serialisable dictionary."""
         return {
             "schema": SCHEMA,
             **{key: getattr(self, key) for key in KEYS},
@@ -118,7 +118,7 @@ def write_result(result: CaseResult, folder: Path) -> Path:
 
 
 def write_json(content: dict[str, Any], path: Path) -> Path:
-    """Write numbers whole, or leave the older file; see `write_result`."""
+    """Write numbers atomically, or keep the older file; see `write_result`."""
     text = json.dumps(content, indent=1, allow_nan=False) + "\n"
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_file(path, text)
@@ -126,7 +126,7 @@ def write_json(content: dict[str, Any], path: Path) -> Path:
 
 
 def read_result(path: Path) -> dict[str, Any]:
-    """A written result; ConfigError if there is none, or it is no result, of another schema, or not whole."""
+    """Read a result; ConfigError if it is absent, no result, of another schema, or incomplete."""
     try:
         result = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -151,7 +151,7 @@ def check_keys(data: dict[str, Any], kinds: Mapping[str, type], path: Path, reme
 
 
 def finite(value: Any) -> float:
-    """A number of a file as it is written; TypeError or ValueError for what is none, a string of digits too."""
+    """Return a number of a file; TypeError or ValueError for anything else, strings of digits included."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"{value!r} is not a number")
     if not math.isfinite(value):

@@ -1,4 +1,4 @@
-"""Where and by which settings runs of experiments were made, as each writes down: results can be gathered elsewhere."""
+"""Provenance of experiments' runs: machine and settings, recorded by each run so that others can gather them."""
 
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
@@ -49,7 +49,7 @@ def expect_recipe(values: Mapping[str, Any], recipe: Mapping[str, Any], run: Pat
 
 
 def of_runs(runs: Iterable[Mapping[str, Any]], device: str) -> Environment:
-    """The environment of a result that is gathered from runs: theirs, or this process's where none has kept one.
+    """Return the environment of a result gathered from runs: theirs, or this process's if none recorded one.
 
     Versions that differ stand beside each other, and so do commits, under `commits`; the rest is the latest's.
 

@@ -1,4 +1,4 @@
-"""Masked language modelling on real text for so many minutes: what is learned, and what calling the step costs."""
+"""Masked language modelling on real text for a given time: learning progress, and the cost of calling the step."""
 
 import json
 import signal
@@ -83,7 +83,7 @@ def recipe_of(settings: TrainSettings) -> dict[str, Any]:
 
 
 def read_begun(run: Path, settings: TrainSettings) -> dict[str, Any]:
-    """The times and the number of steps of a run that is to be one with these settings.
+    """Read the times and the number of steps of a run, which must have these settings.
 
     Args:
         run: its folder.
@@ -138,7 +138,7 @@ class BertRequest:
         return settings_of([f"{key}={value}" for key, value in merged.items()])
 
     def run(self, model: str) -> Path:
-        """The folder of a run."""
+        """Return the folder of a run."""
         return self.runs / self.scale / f"{model}-{self.seed}"
 
 
@@ -148,7 +148,7 @@ def device_of(settings: TrainSettings) -> str:
 
 
 class LimitedTrainer(Trainer):
-    """A trainer that stops itself, as a signal would stop it."""
+    """Trainer that stops itself at a time limit, as a signal would stop it."""
 
     limit = NONE
 
@@ -159,7 +159,7 @@ class LimitedTrainer(Trainer):
 
 
 def run(model: str, asked: BertRequest, limit: Limit = NONE) -> None:
-    """Time the step, then train as many as fit the minutes, or go on; nothing where all of them were made.
+    """Time the step, then train for as many steps as fit the minutes, or resume; do nothing if all are done.
 
     Args:
         model: a size's name.

@@ -25,7 +25,7 @@ OVERHEAD_QUESTION = (
 
 
 def gather(asked: BertRequest) -> ExperimentResult:
-    """The result of all runs that have begun.
+    """Return the result of all runs that have begun.
 
     NothingFinished if none has. ConfigError if they are of different machines, settings or minutes.
     """
@@ -98,7 +98,7 @@ def _learned(model: str, lines: list[dict[str, Any]], seed: int) -> Outcome:
 
 
 def _minutes(logged: list[dict[str, Any]]) -> list[float]:
-    """Minutes of steps until each line."""
+    """Return the minutes of training until each line."""
     total, before, minutes = 0.0, 0, []
     for line in logged:
         total += line["seconds_per_step"] * (line["step"] - before)

@@ -1,4 +1,4 @@
-"""Trainings and their scores, kept in the runs' folders: what is there is not made again.
+"""Trainings and their scores, stored in the runs' folders; finished ones are not repeated.
 
 They are made one after the other; several processes that share a folder share them.
 """
@@ -46,7 +46,7 @@ def name_of(sampler: Sampler) -> str:
 
 
 def run_folder(job: TrainingJob) -> Path:
-    """Where a job's run lives."""
+    """Return the folder of a job's run."""
     return Path(job.config.output_dir) / job.config.run_name
 
 
@@ -84,7 +84,7 @@ def _key(config: TrainConfig, sampler: Sampler) -> str:
 
 
 def scores_of(job: TrainingJob, scores: Scores, sampler: Sampler) -> dict[str, float]:
-    """A sampler's metrics, by their names in tables, and the training's own."""
+    """Return a sampler's metrics by their names in tables, and the training's own."""
     found = scores["samplers"][_key(job.config, sampler)]["found"]
     return {**found, "final squared error": scores["squared_error"], "training s": scores["training_seconds"]}
 
@@ -96,7 +96,7 @@ def floor_of(job: TrainingJob, scores: Scores, samplers: tuple[Sampler, ...]) ->
 
 
 class Laboratory:
-    """Trains and scores jobs; evaluators, whose reference statistics take a while, are kept between them."""
+    """Trainer and scorer of jobs; keeps evaluators, whose reference statistics are slow to compute."""
 
     def __init__(self) -> None:
         self._evaluators: dict[str, Evaluator] = {}
@@ -164,13 +164,13 @@ def _write(job: TrainingJob, scores: Scores) -> None:
 
 
 def final(lines: list[dict[str, Any]]) -> float:
-    """The mean squared error over the last tenth of the steps, a single step's being noise."""
+    """Return the mean squared error over the last tenth of the steps, because a single step is noisy."""
     last = lines[-1]["step"]
     return statistics.fmean(line["squared_error"] for line in lines if line["step"] > (1 - LAST) * last)
 
 
 def metrics(score: Score) -> dict[str, float]:
-    """The numbers of a score, by their names in tables."""
+    """Return the numbers of a score by their names in tables."""
     distances = {"energy distance": score.energy_distance}
     distances |= {features.label: features.frechet for features in score.features.values()}
     return distances | ({} if score.label_accuracy is None else {"labels right": score.label_accuracy})
@@ -178,7 +178,7 @@ def metrics(score: Score) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Training:
-    """A training and what it is asked for."""
+    """Training with the part that requested it."""
 
     part: Part  # whose samplers score it
     arm: Arm  # what it is called there
@@ -195,7 +195,7 @@ class Training:
 
 
 def work_off(trainings: Sequence[Training], name: str) -> None:
-    """Make and score, in this order, what is not there yet; what another process is at is left to it.
+    """Train and score the missing trainings in this order; skip those that another process is working on.
 
     A training that diverges keeps none of the others from being made.
 

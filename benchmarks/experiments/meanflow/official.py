@@ -1,4 +1,4 @@
-"""A training by the official code (see `official_code`), watched."""
+"""Training by the official code (see `official_code`), watched."""
 
 import signal
 from collections.abc import Iterator
@@ -20,22 +20,22 @@ CHECKPOINT = "official.pt"
 
 
 class Velocity(nn.Module):
-    """Its network, net(z, (t, t - r)), as u(z, r, t)."""
+    """Network of the official code, net(z, (t, t - r)), as u(z, r, t)."""
 
     def __init__(self, net: nn.Module):
         super().__init__()
         self.net = net
 
     def forward(self, z: Tensor, r: Tensor, t: Tensor, label: Tensor | None = None) -> Tensor:
-        """The average velocity."""
+        """Return the average velocity."""
         return self.net(z, (t, t - r), None)
 
 
 class Feed:
-    """An endless loader of batches on the device, in [0, 1] as its loop wants them; tells the watch of each step."""
+    """Endless loader of batches on the device in [0, 1], as the official loop expects; reports steps to the watch."""
 
     def __init__(self, config: TrainConfig, data: Dataset, training: Training, watch: Watch):
-        """Take the pictures to the device."""
+        """Copy the images to the device."""
         self.config, self.training, self.watch = config, training, watch
         self.images = (data.images(data.train, torch.arange(len(data.train))) / 2 + 0.5).to(config.device)
         self._before = training.made
@@ -50,7 +50,7 @@ class Feed:
         return min(1, self._before)
 
     def _orders(self) -> Iterator[Tensor]:
-        """Batches of every epoch from the present one on."""
+        """Yield batches of every epoch from the current one on."""
         count, size = len(self.images), self.config.data.batch_size
         epoch, skip = divmod(self._before, steps := count // size)
         while True:
@@ -85,7 +85,7 @@ class Feed:
 
 
 def train_official(config: TrainConfig, checkout: Path, watch: Watch) -> str:
-    """Train by the official code until the watch ends it, and say why it did.
+    """Train by the official code until the watch ends it, and return the reason.
 
     ConfigError if the checkout cannot be used, or its network is another one. ValueError from its loop, if a loss is
     not finite. Preempted, KeyboardInterrupt after saving if a stop signal came.

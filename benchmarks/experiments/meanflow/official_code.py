@@ -60,7 +60,7 @@ def load_official(checkout: Path) -> dict[str, ModuleType]:
 
 
 def arguments(parser: argparse.ArgumentParser, config: TrainConfig) -> argparse.Namespace:
-    """Its settings, by its own parser."""
+    """Return the official code's settings from its own parser."""
     loss, optimizer = config.loss, config.optimizer
     given = {
         "batch_size": config.data.batch_size,
@@ -90,7 +90,7 @@ def arguments(parser: argparse.ArgumentParser, config: TrainConfig) -> argparse.
 
 @dataclass
 class Training:
-    """Its live objects, as its main function makes them."""
+    """Objects of a training, as the official main function creates them."""
 
     model: Any
     optimizer: torch.optim.Optimizer
@@ -99,14 +99,14 @@ class Training:
     made: int = 0
 
     def save(self) -> None:
-        """Write everything, whole or not at all."""
+        """Write everything atomically."""
         values = {"model": self.model, "optimizer": self.optimizer, "lr_schedule": self.schedule}
         part = self.path.with_suffix(".part")
         torch.save({"steps": self.made} | {key: value.state_dict() for key, value in values.items()}, part)
         part.replace(self.path)
 
     def restore(self) -> None:
-        """Go on from what was written, if anything was."""
+        """Restore what was written, if anything was."""
         if not self.path.is_file():
             return
         saved = torch.load(self.path, map_location="cpu", weights_only=True)
@@ -119,7 +119,7 @@ class Training:
 def _schedule(
     optimizer: torch.optim.Optimizer, config: TrainConfig, share: Callable[[], float]
 ) -> torch.optim.lr_scheduler.LRScheduler:
-    """Its warm-up and constant rate, as its main function makes them; half a cosine over the time if it is to fall."""
+    """Return the official schedule: warm-up and a constant rate, or half a cosine over the time if it decays."""
     schedulers, warm = torch.optim.lr_scheduler, max(1, config.optimizer.warmup_steps)
     first = schedulers.LinearLR(optimizer, start_factor=1e-8 / config.optimizer.lr, end_factor=1.0, total_iters=warm)
     if config.optimizer.decay == "cosine":
@@ -180,7 +180,7 @@ def build(
 
 
 def run_epoch(code: dict[str, ModuleType], training: Training, step: Callable, batches: Any, args: Any) -> None:
-    """Train by its own loop, which makes a step of each batch of (pictures in [0, 1], index).
+    """Train by the official loop, which makes a step of each batch of (images in [0, 1], index).
 
     Args:
         code: its modules.

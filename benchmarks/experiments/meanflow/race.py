@@ -31,7 +31,7 @@ COMPILED = "compiled"
 
 
 class WatchedTrainer(Trainer):
-    """A trainer that is told to end by a watch, over whose time its rate falls if it does."""
+    """Trainer that a watch ends; its learning rate decays over the watch's time if it decays."""
 
     def __init__(self, config: TrainConfig, watch: Watch):
         self.watch, self._decays = watch, config.optimizer.decay == "cosine"
@@ -58,7 +58,7 @@ class WatchedTrainer(Trainer):
         self._look_at_the_clock()
 
     def _scored(self) -> nn.Module:
-        """The averaged network, which is now going to be scored: the watchdog has to wait."""
+        """Return the averaged network for scoring, during which the watchdog waits."""
         self.watchdog.wait_for("a mark", self.limits.evaluation)
         return self.state.ema.model
 
@@ -136,7 +136,7 @@ def run(code: str, seed: int, asked: RaceRequest, limit: Limit, official: Path |
 
 
 def _score_last(code: str, seed: int, asked: RaceRequest, watch: Watch) -> None:
-    """Score the other samplers of fullstride's last network, beside which its single step stands, as they fit."""
+    """Score the other samplers of fullstride's last network, to compare with its single step, as time permits."""
     record = watch.record
     left = [sampler for sampler in LAST if name_of(sampler) not in record.values["final"]]
     if not left:
@@ -156,7 +156,7 @@ def _score_last(code: str, seed: int, asked: RaceRequest, watch: Watch) -> None:
 
 
 def _compile_alone(run: Path, anew: bool) -> None:
-    """Compile into the run's own folder: what another run has compiled would make this one's start-up too short.
+    """Compile into the run's own folder: kernels that another run compiled would shorten this one's start-up.
 
     So would what an earlier process of a run that begins anew has compiled.
     """
@@ -168,7 +168,7 @@ def _compile_alone(run: Path, anew: bool) -> None:
 
 
 def _compiled(run: Path) -> Path:
-    """Where a run's kernels lie: in its folder, but not behind a blank, at which a C++ compiler stumbles."""
+    """Return the folder of a run's kernels: its own, unless its path has a blank, which C++ compilers reject."""
     if not re.search(r"\s", str(folder := run.absolute() / COMPILED)):
         return folder
     return Path(tempfile.gettempdir()) / f"fullstride-{hashlib.sha256(str(folder).encode()).hexdigest()[:16]}"

@@ -106,7 +106,7 @@ class RaceRequest:
     overrides: tuple[str, ...] = ()  # of the recipe, for both codes
 
     def config(self, code: str, seed: int) -> TrainConfig:
-        """The configuration of a run.
+        """Return the configuration of a run.
 
         Args:
             code: of `codes`; of `VARIANTS` it is fullstride's but for these.
@@ -137,7 +137,7 @@ class RaceRequest:
 
     @property
     def codes(self) -> tuple[str, ...]:
-        """Whose trainings there are.
+        """Codes that have runs.
 
         Where the rate falls the quality in between is not what less time would have given, so that a training of less
         time is one of its own.
@@ -198,6 +198,6 @@ class RaceRequest:
         return [best(read_best_effort(path)) for path in paths]
 
     def start_of(self, code: str) -> float:
-        """Seconds that the start of a code's run takes, by the slowest of those that are there; 0 where none is."""
+        """Return the longest start of a code's existing runs in seconds; 0 if there is none."""
         paths = self.folder.glob(f"{code}-[0-9]*/{RECORD}")
         return max((best(read_best_effort(path))["startup"] or 0.0 for path in paths), default=0.0)

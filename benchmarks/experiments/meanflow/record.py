@@ -52,7 +52,7 @@ class Record:
         expect_recipe(self.values, recipe or {}, run)
 
     def begin_anew(self) -> int:
-        """Start without checkpoints; what was scored before is kept until as much has been scored again.
+        """Start without checkpoints; keep earlier scores until there are as many new ones.
 
         Returns:
             How many marks an earlier process had scored.
@@ -94,13 +94,13 @@ class Record:
         return len(self.values["marks"]) >= MARKS
 
     def write(self) -> None:
-        """Keep it."""
+        """Write the record."""
         if best(self.values) is self.values:
             self.values.pop("before", None)
         replace_file(self.path, json.dumps(self.values, indent=1) + "\n")
 
     def write_work(self) -> None:
-        """Keep it, with the code and the machine that have added to it; while clocks stand, as to ask takes time."""
+        """Write the record with this process's code and machine, while clocks are paused, because that takes time."""
         self.values |= of_run(self.values)
         self.write()
 

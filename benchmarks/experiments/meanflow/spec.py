@@ -78,7 +78,7 @@ NO_LABELS: Settings = {"model.class_conditional": "false"}
 
 @dataclass(frozen=True)
 class Arm:
-    """One of the compared trainings."""
+    """Arm of a part: one of the compared trainings."""
 
     name: str  # in tables
     settings: Mapping[str, str]  # overrides of its own
@@ -86,7 +86,7 @@ class Arm:
 
 @dataclass(frozen=True)
 class Part:
-    """One question."""
+    """Part of an experiment: one question."""
 
     name: str  # short, as `--part` takes it
     title: str  # of its table
@@ -99,7 +99,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Experiment:
-    """A command."""
+    """Experiment, which is one command."""
 
     name: str  # of the command
     title: str  # for people
@@ -109,7 +109,7 @@ class Experiment:
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """The training of one arm from one seed, and its scores."""
+    """Training of one arm from one seed, and its scores."""
 
     settings: Mapping[str, str]  # every override, by key
     seed: int  # of weights, data order, noise and times
@@ -119,13 +119,13 @@ class TrainingJob:
     def of(
         cls, part: Part, arm: Arm, scale: str, seed: int, root: str, overrides: tuple[str, ...] = ()
     ) -> "TrainingJob":
-        """The job of an arm at a scale, with overrides of all arms, over which the arm's own win."""
+        """Return the job of an arm at a scale; the arm's own settings win over the overrides."""
         given = {**by_key(overrides), **arm.settings}
         return cls({**as_read({**part.settings, **part.scales[scale]}, given), **given}, seed, root)
 
     @cached_property
     def config(self) -> TrainConfig:
-        """The configuration of its run, which goes on where it was stopped.
+        """Return the configuration of the job's run, which resumes where it was stopped.
 
         ConfigError for a setting that cannot be.
         """
@@ -167,7 +167,7 @@ def _kept(overrides: tuple[str, ...]) -> TrainConfig:
 
 
 def _key(config: TrainConfig) -> str:
-    """Equal trainings have one key, whichever part asks for them, so that none is made twice."""
+    """Return a key that equal trainings share, whichever part requests them, so that none is repeated."""
     values = {key: value for key, value in asdict(config).items() if key not in (*ELSEWHERE, "seed", "evaluation")}
     if values["loss"]["time_law"] == "uniform":
         values["loss"] |= UNREAD
