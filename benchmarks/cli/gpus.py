@@ -1,4 +1,4 @@
-"""`--gpus 0,1` of `python -m benchmarks`: its trainings as processes, one on each GPU, before the result is built."""
+"""Option `--gpus 0,1` of `python -m benchmarks`: trainings as processes on the GPUs before the result is built."""
 
 from collections.abc import Sequence
 from pathlib import Path

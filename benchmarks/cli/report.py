@@ -1,4 +1,4 @@
-"""`python -m benchmarks report`: pages of results in the site, tables of pages, stale results, and runs as curves."""
+"""`python -m benchmarks report`: result pages of the site, tables, stale results, and curves of runs."""
 
 from pathlib import Path
 from typing import Annotated

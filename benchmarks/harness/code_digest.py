@@ -95,9 +95,9 @@ def _kept(path: Path, changed: int) -> str:
 
 
 def joined(others: Iterable[Mapping[str, str]]) -> dict[str, str]:
-    """Join digests of files that this process and others have loaded; if they differ, take a stale one.
+    """Join the digests of files that processes have loaded; if they differ, keep one unlike the current file's.
 
-    So that what was trained by older code, and gathered now, is known to be of older code.
+    A result trained by older code and gathered now is thus known to be of older code.
     """
     found = loaded()
     for file, kept in (item for other in others for item in other.items()):

@@ -19,7 +19,7 @@ KEYS: dict[str, type] = {
 
 
 class NothingFinished(ConfigError):  # noqa: N818, it says that there is nothing yet
-    """Absence of any finished run for a result."""
+    """Error for a result to which no finished run contributes."""
 
 
 def mean(values: list[float]) -> float:

@@ -1,4 +1,4 @@
-"""Places of tables inside Markdown: between two comments, written by a command, and checked by a test."""
+"""Tables inside Markdown pages: between two comments, written by a command and checked by a test."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +20,7 @@ Makers = Mapping[str, Callable[[str], str]]
 
 
 def makers(folder: Path) -> Makers:
-    """Makers of the tables, by name, out of a folder of results."""
+    """Return the makers of the tables by name, for a folder of results."""
     results = read_results(folder)
 
     def make(name: str, machine: str) -> str:
@@ -38,7 +38,7 @@ def makers(folder: Path) -> Makers:
 
 
 def filled(text: str, tables: Makers, page: str) -> str:
-    """Markdown with every marked table in place; ConfigError of no table, or of marks that do not pair."""
+    """Return Markdown with every marked table filled; ConfigError for an unknown table or unpaired marks."""
     for found in PLACE.finditer(text):
         if mark := MARK.search(found["old"]):
             raise ConfigError(f"{page}: {mark[0].strip()} inside table {found['name']}; expected {END} before it")
@@ -52,7 +52,7 @@ def filled(text: str, tables: Makers, page: str) -> str:
 
 
 def fill_pages(pages: Sequence[Path], tables: Makers, check: bool = False) -> list[Path]:
-    """Write the tables into pages, or only `check` them; returns the pages whose tables were others."""
+    """Write the tables into pages, or only `check` them; return the pages that changed."""
     found = []
     for page in pages:
         with page.open(encoding="utf-8", newline="") as file:

@@ -1,4 +1,4 @@
-"""Runs as curves: every number that metrics.jsonl has at two steps or more, a figure each, a line a run."""
+"""Curves of runs: a figure per number that metrics.jsonl has at two steps or more, a line per run."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,7 +19,7 @@ WIDE = 30.0  # a curve that falls further is drawn over a logarithm
 
 
 def folders(given: Sequence[Path]) -> dict[str, Path]:
-    """The runs that are given, or lie in what is given, by their names, or by their paths where names are the same."""
+    """Return the runs given or found in given folders, by name, or by path if names repeat."""
     each = ([one / METRICS] if (one / METRICS).is_file() else sorted(one.glob(f"*/{METRICS}")) for one in given)
     runs = list(dict.fromkeys(path.parent for paths in each for path in paths))
     if not runs:
@@ -31,7 +31,7 @@ def folders(given: Sequence[Path]) -> dict[str, Path]:
 
 
 def read_curves(runs: dict[str, Path]) -> pd.DataFrame:
-    """A row a number that was written at a step: the run, the step, the number's name and its value."""
+    """Return a row per logged number: run, step, name and value."""
     found = [pd.DataFrame(columns=["run", "step", "name", "value"])]
     for label, run in runs.items():
         try:
@@ -49,7 +49,7 @@ def _rank(name: str) -> int:
 
 
 def drawings(found: pd.DataFrame) -> tuple[list[Drawn], list[str]]:
-    """Figures of what varies, the most telling first, and the names of what is too much."""
+    """Return figures of varying numbers, the most informative first, and the names beyond the limit."""
     varied = found[found.groupby(["name", "run"]).step.transform("nunique") > 1]
     names, made = sorted(dict.fromkeys(varied["name"]), key=_rank), []
     for place, name in enumerate(names[:MOST]):
@@ -64,7 +64,7 @@ def drawings(found: pd.DataFrame) -> tuple[list[Drawn], list[str]]:
 
 
 def write_runs(given: Sequence[Path], out: Path) -> tuple[Path, int]:
-    """Write `index.html` under `out`; returns the page and how many runs are on it."""
+    """Write `index.html` under `out`; return the page and the number of runs on it."""
     found = read_curves(runs := folders(given))
     figures, left = drawings(found)
     if not figures:

@@ -51,7 +51,7 @@ class StepCase:
         return Steps(self, setup, exact, setup.images(size))
 
     def passes(self, setup: StepSetup) -> float:
-        """Times that the weights' bytes move: forward, backward, gradients; in a whole step also `weight_passes`'s."""
+        """Number of times that the weights' bytes move, including the optimizer in a whole step."""
         return weight_passes(setup.options.averages) if setup.options.full_step else 3.0
 
 

@@ -10,7 +10,7 @@ from benchmarks.harness.table import BOUND, Columns, blank_table, first_call, le
 
 
 def _of_steps(name: str) -> Callable[[Row], str]:
-    """Return the value for steps, which passes do not have."""
+    """Return a column for a ratio that steps have and passes do not."""
     return lambda row: f"{row.extra[name]:.2f}" if "ratio" in row.extra and name in row.extra else ""
 
 

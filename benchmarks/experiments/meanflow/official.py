@@ -41,7 +41,7 @@ class Feed:
         self._before = training.made
 
     def __len__(self) -> int:
-        """Steps made before: their loop numbers a step by its place in the epoch and the length of epochs before."""
+        """Number of earlier steps; the official loop numbers steps by place in the epoch and epoch length."""
         return max(1, self._before)
 
     @property
