@@ -29,13 +29,13 @@ from fullstride.cli.running import OneLineErrors
 
 @dataclass(frozen=True)
 class CaseRow:
-    """A command."""
+    """Command of a case."""
 
     options: type[CaseOptions]  # its options; the docstring is its help
     run: str  # `module:name` of what it runs, which takes them and the folder of results
 
     def __call__(self, options: Any, out: Results = RESULTS) -> None:
-        """Run it; where it has a time to be done by, a signal ends it early, with what was measured written."""
+        """Run the case; if it has a time budget, a signal ends it early and its rows so far are written."""
         module, name = self.run.split(":")
         run: Callable[..., Any] = attrgetter(name)(import_module(f"benchmarks.cases.{module}"))
         if hasattr(options, "device"):
@@ -63,7 +63,7 @@ GROUPS = {
     "Language models": "llm paged-attention",
 }
 app = App(
-    "Measure a case beside its roofline bound, run an experiment over several seeds, write the report.",
+    "Measure a case against its roofline bound, run an experiment over several seeds, or write the report.",
     {**GROUPS, **experiments.GROUPS, "Results": "report"},
     cls=OneLineErrors,
 )
@@ -75,5 +75,5 @@ app.add_typer(report, name="report")
 
 @app.command("outputs", hidden=True, context_settings=ANYTHING)
 def show_outputs(context: typer.Context) -> None:
-    """Print what a command of these writes to, as JSON, for `fullstride launch`."""
+    """Print the paths that a benchmark command writes to, as JSON, for `fullstride launch`."""
     typer.echo(json.dumps(outputs(context.parent and context.parent.command, context.args)))

@@ -1,4 +1,4 @@
-"""`python -m benchmarks NAME`: evidence by several seeds; each command imports what it runs when it runs."""
+"""`python -m benchmarks NAME`: experiments over several seeds; a command imports what it runs only when it runs."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -25,7 +25,12 @@ if TYPE_CHECKING:
 GROUPS = {"Experiments": "overfit sanity ablations objectives weightings time-to-quality bert"}
 app = App("Run an experiment over several seeds: mean, spread, JSON.", GROUPS)
 
-Scale = Annotated[str, typer.Option(metavar="smoke|cpu|gpu", help="Seconds, minutes on a CPU, or real sizes on a GPU.")]
+Scale = Annotated[
+    str,
+    typer.Option(
+        metavar="smoke|cpu|gpu", help="Scale of the experiment: seconds, minutes on a CPU, or real sizes on a GPU."
+    ),
+]
 Seconds = Annotated[
     float,
     typer.Option(
@@ -33,21 +38,21 @@ Seconds = Annotated[
         min=1,
         metavar="SECONDS",
         show_default=False,
-        help="By their end all is saved and the command has left; the same command goes on. No limit if absent.",
+        help="Seconds until the command has saved everything and exited; the same command resumes [default: none].",
     ),
 ]
-Collect = Annotated[bool, typer.Option("--collect", help="Run nothing; write the result of what is finished.")]
-Runs = Annotated[Path, typer.Option(help="Folder of the runs; what is finished there is not run again.")]
+Collect = Annotated[bool, typer.Option("--collect", help="Run nothing; write the result of the finished runs.")]
+Runs = Annotated[Path, typer.Option(help="Folder of the runs; finished ones are not run again.")]
 Out = Annotated[
     Path | None,
     typer.Option(
-        help="Folder for the JSON; benchmarks/results, of smoke and of other settings, seeds or minutes RUNS/results."
+        help="Folder for the JSON [default: benchmarks/results; RUNS/results for smoke or non-default options]."
     ),
 ]
 
 
 def _minutes(given: float | None, scale: str, usual: float) -> float:
-    """Of training: as given, or what the experiment usually takes, and of a smoke test, which takes seconds, three."""
+    """Return the training minutes: as given, else the experiment's default, or three seconds for a smoke test."""
     return given or (0.05 if scale == "smoke" else usual)
 
 
@@ -61,7 +66,9 @@ def _show(gather: "Callable[[], ExperimentResult]", out: Path, limit: Limit) -> 
     except NothingFinished as nothing:
         if limit.left > 0:
             raise
-        raise Preempted(f"--limit {limit.seconds:g}: nothing is finished yet; the same command goes on") from nothing
+        raise Preempted(
+            f"--limit {limit.seconds:g}: nothing is finished yet; run the same command to resume"
+        ) from nothing
     show(result, write_experiment(result, out))
 
 
@@ -71,13 +78,15 @@ class PhaseOptions:
 
     overrides: Annotated[
         tuple[str, ...],
-        typer.Argument(metavar="KEY=VALUE", help="Of all trainings, e.g. data=cifar10; the JSON stays in RUNS."),
+        typer.Argument(
+            metavar="KEY=VALUE", help="Settings of all trainings, e.g. data=cifar10; the JSON then stays in RUNS."
+        ),
     ] = ()
     scale: Scale = "cpu"
     parts: Annotated[
-        tuple[str, ...], typer.Option("--part", metavar="NAME", help="One question, one each; all if absent.")
+        tuple[str, ...], typer.Option("--part", metavar="NAME", help="Part to run; may be repeated. All if not given.")
     ] = ()
-    seeds: Annotated[tuple[int, ...], typer.Option("--seed", min=0, metavar="N", help="One seed, one each.")] = SEEDS
+    seeds: Annotated[tuple[int, ...], typer.Option("--seed", min=0, metavar="N", help="Seed; may be repeated.")] = SEEDS
     gpus: SharedGpus = None
     collect: Collect = False
     limit: Seconds = math.inf
@@ -120,55 +129,70 @@ def _add_phase(title: str, name: str, about: str) -> None:
     app.command(title, help=about)(command)
 
 
-_add_phase("overfit", "phase2", "Learn ten pictures by heart: flow matching, its weights alone, MeanFlow.")
+_add_phase("overfit", "phase2", "Overfit ten images: flow matching, flow matching with MeanFlow's weights, MeanFlow.")
 _add_phase(
     "sanity",
     "phase3",
-    "Sanity checks: MeanFlow's steps beside ODE solvers, several pictures a label, no adaptive weight.",
+    "Sanity checks: MeanFlow's steps compared with ODE solvers, several images per label, no adaptive weight.",
 )
-_add_phase("ablations", "phase4", "Ablations on real pictures: share of r != t, laws of the times, the weight's power.")
+_add_phase(
+    "ablations",
+    "phase4",
+    "Ablations on real images: fraction of r != t, distributions of the times, the weight's power.",
+)
 _add_phase("objectives", "phase5", "Objectives: u differentiated along the sample's velocity or the network's own.")
-_add_phase("weightings", "phase6", "Weights: by a sample's own error, or by no less than is usual at its times.")
+_add_phase("weightings", "phase6", "Weights: by a sample's own error, or by at least the expected error at its times.")
 
 
 @app.command("time-to-quality")
 def time_to_quality(
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(metavar="KEY=VALUE", help="Of the recipe, for all codes; the JSON stays in RUNS."),
+        typer.Argument(metavar="KEY=VALUE", help="Settings of the recipe, for all codes; the JSON then stays in RUNS."),
     ] = None,
     code: Annotated[
         str,
         typer.Option(
             metavar="fullstride|official|fullstride-...",
-            help="Whose training this process makes; fullstride-imf, -imf-ema, -labels, -imf-labels, -huber, "
-            "-huber-labels and -huber-imf-labels are of other objectives and weights and with labels, -short of less "
-            "time where the rate falls.",
+            help="Code to train in this process. fullstride-imf, -imf-ema, -labels, -imf-labels, -huber, -huber-labels "
+            "and -huber-imf-labels have other objectives or weights, or use labels; -short trains for less time with "
+            "a decaying learning rate.",
         ),
     ] = "",
     seed: Annotated[
-        list[int] | None, typer.Option(min=0, metavar="N", help="Of this training; several or 0, 1, 2 to collect.")
+        list[int] | None,
+        typer.Option(
+            min=0, metavar="N", help="Seed of this training; with --collect, seeds to collect [default: 0, 1, 2]."
+        ),
     ] = None,
     minutes: Annotated[
         float | None,
-        typer.Option(min=0.001, help="Of training; start-up and scoring come on top. 10 if absent, of smoke seconds."),
+        typer.Option(
+            min=0.001, help="Minutes of training, without start-up and scoring [default: 10; seconds for smoke]."
+        ),
     ] = None,
     limit: Seconds = math.inf,
-    official: Annotated[Path | None, typer.Option(help="A checkout of github.com/Gsunshine/py-meanflow.")] = None,
+    official: Annotated[
+        Path | None, typer.Option(help="Folder with a checkout of github.com/Gsunshine/py-meanflow.")
+    ] = None,
     gpus: Gpus = None,
-    collect: Annotated[bool, typer.Option("--collect", help="Build the result of all runs that are there.")] = False,
-    scale: Annotated[str, typer.Option(metavar="gpu|smoke", help="Real sizes, or seconds on a CPU.")] = "gpu",
+    collect: Annotated[
+        bool, typer.Option("--collect", help="Train nothing; build the result of all existing runs.")
+    ] = False,
+    scale: Annotated[
+        str, typer.Option(metavar="gpu|smoke", help="Scale of the comparison: real sizes, or seconds on a CPU.")
+    ] = "gpu",
     runs: Runs = Path("runs/time-to-quality"),
     out: Out = None,
 ) -> None:
-    """Quality against time beside the official code: one process a code and seed, or all on --gpus; then --collect."""
+    """Compare quality by time with the official code: a process per code and seed, or --gpus; then --collect."""
     end = Limit.of_command(limit)
     if collect == bool(code or gpus is not None):
         raise ConfigError(
-            "expected --code fullstride|official|..., to train, --gpus N,N, for all trainings, or --collect"
+            "expected --code fullstride|official|... (one training), --gpus N,N (all trainings) or --collect"
         )
     if code and gpus is None and len(seed or []) != 1:
-        raise ConfigError(f"--code {code}: expected one --seed; every process makes one training")
+        raise ConfigError(f"--code {code}: expected exactly one --seed, because a process runs one training")
     with leaving_on_sigterm():
         from benchmarks.experiments.meanflow import race
         from benchmarks.experiments.meanflow.race_asked import RaceRequest
@@ -196,7 +220,7 @@ def time_to_quality(
 def _trainings(
     asked: "RaceRequest", codes: Sequence[str], seeds: Sequence[int], official: Path | None, limit: Limit
 ) -> "list[Task]":
-    """One for each that is not complete, the codes of a seed beside each other; what cannot be is told beforehand."""
+    """Return a task per incomplete training, ordered by seed and then by code, after checking that each can run."""
     from benchmarks.experiments.gpu_pool import Task
 
     imports = limit.spent  # as this process has taken, so will each of them
@@ -220,24 +244,34 @@ def _trainings(
 def bert(
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(metavar="KEY=VALUE", help="As `fullstride bert train` takes them; the JSON stays in RUNS."),
+        typer.Argument(
+            metavar="KEY=VALUE", help="Settings, as for `fullstride bert train`; the JSON then stays in RUNS."
+        ),
     ] = None,
     model: Annotated[
         list[str] | None,
-        typer.Option("--model", metavar="SIZE", help="One each; base6 and base if absent, on a CPU tiny and mini."),
+        typer.Option(
+            "--model",
+            metavar="SIZE",
+            help="Size of the model; may be repeated [default: base6 and base; tiny and mini on a CPU].",
+        ),
     ] = None,
     minutes: Annotated[
-        float | None, typer.Option(min=0.001, help="Of training, for each model. 20 if absent, of smoke seconds.")
+        float | None,
+        typer.Option(min=0.001, help="Minutes of training for each model [default: 20; seconds for smoke]."),
     ] = None,
     limit: Seconds = math.inf,
-    seed: Annotated[int, typer.Option(min=0, help="Of weights, order and masks.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of weights, order and masks.")] = 0,
     gpus: Gpus = None,
     collect: Collect = False,
-    scale: Annotated[str, typer.Option(metavar="gpu|cpu|smoke", help="Real sizes, a CPU's, or seconds.")] = "gpu",
+    scale: Annotated[
+        str,
+        typer.Option(metavar="gpu|cpu|smoke", help="Scale of the experiment: real sizes, sizes for a CPU, or seconds."),
+    ] = "gpu",
     runs: Runs = Path("runs/bert-experiment"),
     out: Out = None,
 ) -> None:
-    """Masked language modelling of 6 and 12 layers on real text: loss, bits a byte, and the cost of calling a step."""
+    """Train masked language models of 6 and 12 layers: loss, bits per byte, and the cost of calling a step."""
     end = Limit.of_command(limit)
     with leaving_on_sigterm():
         from benchmarks.experiments.bert import experiment
@@ -261,7 +295,7 @@ def bert(
 
 
 def _models(asked: "BertAsked") -> "list[Task]":
-    """One for each model; what cannot be is told beforehand."""
+    """Return a task per model, after checking that each can run."""
     from benchmarks.experiments.bert.experiment import NOMINAL
     from benchmarks.experiments.gpu_pool import Task
 

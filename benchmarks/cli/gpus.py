@@ -1,4 +1,4 @@
-"""`--gpus 0,1` of `python -m benchmarks`: its trainings as processes, one on each GPU, before the result is built."""
+"""Option `--gpus 0,1` of `python -m benchmarks`: trainings as processes on the GPUs before the result is built."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,21 +17,21 @@ Gpus = Annotated[
     str | None,
     typer.Option(
         metavar="N,N",
-        help="GPUs of this machine to spread the trainings over: one process on each, with its share of the cores.",
+        help="GPUs of this machine for the trainings: one process on each, with its share of the cores.",
     ),
 ]
 SharedGpus = Annotated[
     str | None,
     typer.Option(
         metavar="N,N",
-        help="GPUs of this machine to spread the trainings over: one process on each, with its share of the cores; "
-        "on one that is named twice, as in 0,0, two at a time.",
+        help="GPUs of this machine for the trainings: one process on each, with its share of the cores; "
+        "a GPU that is named twice, as in 0,0, runs two at a time.",
     ),
 ]
 
 
 def words_of(**given: Any) -> list[str]:
-    """A command's options as words: `--name value`, of a sequence one each, nothing of None."""
+    """Return a command's options as arguments: `--name value`, once per item of a sequence, none for None."""
     words = []
     for name, value in given.items():
         values = value if isinstance(value, Sequence) and not isinstance(value, str) else [value]
@@ -63,11 +63,11 @@ def spread(
     from fullstride.launch.gpus import gpus_of
 
     if collect:
-        raise ConfigError(f"--gpus {gpus} --collect: --collect runs nothing; leave one of them out")
+        raise ConfigError(f"--gpus {gpus} --collect: --collect runs nothing; remove one of the two")
     found = gpus_of(gpus, shared)
     if device == "cpu":
         note(
-            f"--gpus {gpus}: device=cpu: each training takes its share of the cores and no GPU; --scale gpu is for GPUs"
+            f"--gpus {gpus}: device=cpu: each training uses its share of the cores and no GPU; use --scale gpu for GPUs"
         )
     if begun_not := run_side_by_side(tasks, found, runs / "logs", limit):
-        note(f"--limit {limit.seconds:g}: no time was left for {', '.join(begun_not)}; the same command goes on")
+        note(f"--limit {limit.seconds:g}: no time left for {', '.join(begun_not)}; run the same command to resume")

@@ -1,4 +1,4 @@
-"""`python -m benchmarks report`: pages of results in the site, tables of pages, stale results, and runs as curves."""
+"""`python -m benchmarks report`: result pages of the site, tables, stale results, and curves of runs."""
 
 from pathlib import Path
 from typing import Annotated
@@ -9,13 +9,13 @@ from benchmarks.harness.result_paths import RESULTS
 from fullstride.cli.help import App
 from fullstride.errors import ConfigError
 
-report = App("Show results as pages of the documentation and as tables, what of them is stale, and runs as curves.")
-Results = Annotated[Path, typer.Option(help="Folder with the JSON of cases.")]
+report = App("Show results as pages of the documentation and as tables, list stale ones, and draw runs as curves.")
+Results = Annotated[Path, typer.Option(help="Folder with the JSON results.")]
 
 
 @report.command("site")
 def site(
-    results: Results = RESULTS, out: Annotated[Path, typer.Option(help="Folder of the site.")] = Path("site")
+    results: Results = RESULTS, out: Annotated[Path, typer.Option(help="Folder for the site.")] = Path("site")
 ) -> None:
     """Build the documentation with a page for every case and experiment."""
     from mkdocs.commands.build import build
@@ -28,10 +28,10 @@ def site(
 @report.command("tables")
 @report.command("readme", hidden=True)
 def write_tables(
-    pages: Annotated[list[Path] | None, typer.Argument(help="Markdown; README.md and docs/ if absent.")] = None,
+    pages: Annotated[list[Path] | None, typer.Argument(help="Markdown pages [default: README.md and docs/].")] = None,
     also: Annotated[list[Path] | None, typer.Option("--in", hidden=True)] = None,
     results: Results = RESULTS,
-    check: Annotated[bool, typer.Option("--check", help="Change nothing, fail if a table is old.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Change nothing; fail if a table is out of date.")] = False,
 ) -> None:
     """Rewrite the pages' tables, between `<!-- table: NAME -->` and `<!-- end of table -->`, and the README's chart."""
     from benchmarks.report.headline_chart import write_chart
@@ -43,17 +43,19 @@ def write_tables(
         found += write_chart(results, Path("docs/images/headlines.svg"), check)
     if check and found:
         names = ", ".join(str(page) for page in found)
-        raise ConfigError(f"{names}: not what {results} has; run: python -m benchmarks report tables")
+        raise ConfigError(f"{names}: out of date with {results}; run: python -m benchmarks report tables")
     typer.echo(f"{len(chosen)} pages, {len(found)} changed")
 
 
 @report.command("stale")
 def stale(
     results: Results = RESULTS,
-    machine: Annotated[str, typer.Option(help="Results of machines with this in their name alone.")] = "",
-    every: Annotated[bool, typer.Option("--all", help="Also where only what measures has changed.")] = False,
+    machine: Annotated[str, typer.Option(help="Only results of machines whose name contains this text.")] = "",
+    every: Annotated[
+        bool, typer.Option("--all", help="Include results for which only the measuring code has changed.")
+    ] = False,
 ) -> None:
-    """Print a script that measures anew what is not known to be of the present code under test."""
+    """Print a script that measures again each result that is not known to match the current code under test."""
     from benchmarks.report.frame import read_results
     from benchmarks.report.staleness import CHANGED, CURRENT, HARNESS, code_of, script, state
 
@@ -63,21 +65,23 @@ def stale(
     if machine and judged and not chosen:
         # Names have commas of their own.
         there = ", ".join(map(repr, sorted({source.machine for source, _ in judged})))
-        raise ConfigError(f"--machine {machine}: no result of one; expected a part of one of {there}")
+        raise ConfigError(f"--machine {machine}: no result of such a machine; expected a part of one of {there}")
     current = (CURRENT,) if every else (CURRENT, HARNESS)
     if found := [(source, its) for source, its in chosen if its.name not in current]:
         typer.echo(script(found))
     changed = sum(its.name == CHANGED for _, its in found)
     unread = f"; {len(read.unread)} cannot be read" if read.unread else ""
-    typer.echo(f"{len(found)} of {len(chosen)} are told, {changed} of changed code under test{unread}", err=True)
+    typer.echo(
+        f"{len(found)} of {len(chosen)} results listed, {changed} of them of changed code under test{unread}", err=True
+    )
 
 
 @report.command("runs")
 def show_runs(
-    folders: Annotated[list[Path], typer.Argument(help="A run's folder, or one of runs.")],
+    folders: Annotated[list[Path], typer.Argument(help="Folder of a run, or folder of runs.")],
     out: Annotated[Path, typer.Option(help="Folder for index.html.")] = Path("runs/report"),
 ) -> None:
-    """Draw every number of runs' metrics as curves, on one page."""
+    """Draw every metric of the runs as curves, on one page."""
     from benchmarks.report.runs import write_runs
 
     page, count = write_runs(folders, out)

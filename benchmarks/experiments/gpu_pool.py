@@ -1,4 +1,4 @@
-"""Commands side by side on the GPUs of this machine, each with its share of the processor."""
+"""Commands run in parallel on the GPUs of this machine, each with its share of the CPU cores."""
 
 import math
 import os
@@ -27,7 +27,7 @@ OWN = 0.25
 
 @dataclass(frozen=True)
 class Task:
-    """A command."""
+    """Command to run."""
 
     name: str  # of its log
     words: Words  # as `fullstride launch` takes them; it takes `--limit SECONDS`, by whose end it has saved and left
@@ -40,10 +40,10 @@ Failure = tuple[int, str]
 
 
 class Running:
-    """A command that has a GPU, its cores, and the end of a log to itself."""
+    """Running command with a GPU, cores, and the end of a log of its own."""
 
     def __init__(self, task: Task, lane: Lane, log: Path, limit: float):
-        """Start it; cores are empty where the system has no affinities."""
+        """Start the command; `cores` is empty if the system has no CPU affinities."""
         gpu, cores = lane
         words = [*task.words, *(["--limit", str(math.floor(limit))] if limit < math.inf else [])]
         self.task = task
@@ -57,16 +57,16 @@ class Running:
         note(f"{task.name}: on GPU {gpu}, {len(cores) or 'all'} cores, {log}")
 
     def failure(self, over: bool) -> Failure | None:
-        """How it has failed, now that it has ended; a signal is no failure where the time is `over`."""
+        """Return the failure of an ended command; a signal is no failure if the time is `over`."""
         ended = self.attempt.wait()
-        why = "out of time, killed as it did not leave" if ended.late else ended.why
+        why = "out of time, killed because it did not exit" if ended.late else ended.why
         note(f"{self.task.name}: {why} after {time.monotonic() - self._since:.0f} s")
         if ended.code == exit_codes.DONE or (over and ended.code in (-signal.SIGTERM, -signal.SIGKILL)):
             return None
         with self.log.open("rb") as file:
             file.seek(max(self._begin, self.log.stat().st_size - TAIL_BYTES))
             lines = file.read().decode(errors="replace").split("\n")
-        last = next((line.strip() for line in reversed(lines) if line.strip()), "it has said nothing")
+        last = next((line.strip() for line in reversed(lines) if line.strip()), "no output")
         return ended.code, f"{self.task.name}: {ended.why} ({self.log}: {last})"
 
 
@@ -125,21 +125,21 @@ def run_side_by_side(tasks: Sequence[Task], gpus: Sequence[str], logs: Path, lim
 
 
 def _tell(failures: list[Failure], waiting: list[str], told: list[int]) -> None:
-    """Raise what there is to be told."""
+    """Raise the failures, or the stop signal that was received."""
     # A process that was told to end has saved, or had nothing to save yet.
     obeyed = (exit_codes.INTERRUPTED, *(-number for number in told))
     lost = [text for code, text in failures if not (told and code in obeyed)]
     begun = f"; not begun: {', '.join(waiting)}" if waiting else ""
     if lost:
-        raise PeerError(f"{'; '.join(lost)}{begun}; the same command goes on, --collect gathers what there is")
+        raise PeerError(f"{'; '.join(lost)}{begun}; run the same command to resume, or --collect for the finished runs")
     if told and told[0] == signal.SIGINT:
-        raise KeyboardInterrupt(f"stopped{begun}; the same command goes on")
+        raise KeyboardInterrupt(f"stopped{begun}; run the same command to resume")
     if told:
-        raise Preempted(f"stopped{begun}; the same command goes on")
+        raise Preempted(f"stopped{begun}; run the same command to resume")
 
 
 def shares(count: int) -> list[frozenset[int]]:
-    """The cores of this process in `count` parts, neighbours together; parts overlap where there are too few cores."""
+    """Divide this process's cores into `count` parts of neighbours; parts overlap if there are too few cores."""
     if not hasattr(os, "sched_getaffinity"):
         return [frozenset()] * count
     mine = sorted(os.sched_getaffinity(0), key=_place)
@@ -150,7 +150,7 @@ def shares(count: int) -> list[frozenset[int]]:
 
 
 def _place(cpu: int) -> tuple[int, int, int]:
-    """Package and core of a processor: two threads of one core belong to one part."""
+    """Return the package and core of a CPU, so that two threads of one core are in one part."""
     topology = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology")
     try:
         package, core = (int((topology / name).read_text()) for name in ("physical_package_id", "core_id"))
@@ -161,7 +161,7 @@ def _place(cpu: int) -> tuple[int, int, int]:
 
 @contextmanager
 def _passing_on(running: dict[int, Running]) -> Iterator[list[int]]:
-    """SIGTERM and Ctrl-C go to every process, and are remembered; none is left behind, whatever ends the block."""
+    """Pass SIGTERM and Ctrl-C on to every process and record them; no process survives the block."""
     told: list[int] = []
 
     def pass_on(number: int, _: object) -> None:

@@ -1,4 +1,4 @@
-"""What benches of many rows share: a time to be done by, stop signals, a voice, a stream, why a row is missing."""
+"""Shared parts of benchmarks with many rows: deadline, stop signals, messages, a stream, why a row is missing."""
 
 import gc
 import signal
@@ -27,28 +27,28 @@ _under_way: list[StopSignal] = []
 
 @dataclass(frozen=True)
 class Budget:
-    """A time to be done by, in seconds of the monotonic clock."""
+    """Deadline in seconds of the monotonic clock."""
 
     until: float
 
     @classmethod
     def of(cls, seconds: float) -> "Budget":
-        """From now on."""
+        """Return a budget that starts now."""
         return cls(time.monotonic() + seconds)
 
     @property
     def spent(self) -> bool:
-        """Whether nothing more should begin: the time is over, or a signal asks the bench to end."""
+        """Return whether nothing more should begin: the time is over, or a signal requests the end."""
         return asked_to_end() or time.monotonic() >= self.until
 
 
 def say(text: str) -> None:
-    """Tell what is going on, apart from the result."""
+    """Print progress to stderr, apart from the result."""
     Console(stderr=True).print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 def reason(error: Exception) -> str:
-    """Why a row is missing, in one line."""
+    """Return in one line why a row is missing."""
     if is_out_of_memory(error):
         gc.collect()  # cycles may hold what did fit
         return NO_MEMORY
@@ -57,7 +57,7 @@ def reason(error: Exception) -> str:
 
 @contextmanager
 def one_stream(device: "torch.device") -> Iterator[None]:
-    """All work on a stream that can be captured.
+    """Run all work of the block on a stream that can be captured.
 
     Autograd runs a backward pass on the stream of its forward pass: on the default one it could not be captured.
     """
@@ -89,7 +89,7 @@ def ending_early() -> Iterator[None]:
 
 
 def asked_to_end() -> bool:
-    """Whether a signal came in a block of `ending_early` that is under way."""
+    """Return whether a signal arrived in an active block of `ending_early`."""
     if threading.current_thread() is threading.main_thread():
         for stop in _under_way:
             stop.arm()  # anew: what compiles has handlers of its own

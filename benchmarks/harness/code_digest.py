@@ -1,4 +1,4 @@
-"""Which code was measured: each file by a digest that comments, docstrings, blank lines and moves do not change."""
+"""Digests of the measured code, which comments, docstrings, blank lines and moves do not change."""
 
 import ast
 import hashlib
@@ -24,7 +24,7 @@ Span = tuple[tuple[int, int], tuple[int, int]]  # (line from 1, column) of the s
 
 
 def digest(text: str, suffix: str) -> str:
-    """Of a file's code; of a text that is no Python, or no C++, of every line that is not blank.
+    """Return the digest of a file's code; of a text that is neither Python nor C++, of every line that is not blank.
 
     Args:
         text: of the file.
@@ -40,7 +40,7 @@ def digest(text: str, suffix: str) -> str:
 
 
 def _in_tree(text: str) -> Iterator[Span]:
-    """Docstrings, and imports of this project's own modules."""
+    """Yield docstrings, and imports of this project's own modules."""
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError):
@@ -74,7 +74,7 @@ def _comments(text: str) -> Iterator[Span]:
 
 
 def _without(text: str, spans: list[Span]) -> str:
-    """The text without those pieces."""
+    """Return the text without those pieces."""
     # As Python counts them: a form feed, or U+2028 in a string, ends no line.
     lines = [line.encode() for line in text.split("\n")]
     for (row, column), (last, end) in sorted(spans, reverse=True):
@@ -84,20 +84,20 @@ def _without(text: str, spans: list[Span]) -> str:
 
 
 def digest_of(path: Path) -> str | None:
-    """Of a file; None where there is none."""
+    """Return the digest of a file, or None if it does not exist."""
     return _kept(path, path.stat().st_mtime_ns) if path.is_file() else None
 
 
 @cache
 def _kept(path: Path, changed: int) -> str:
-    """Of a file as it was then: a process that writes many results reads each once."""
+    """Return the digest of a file at its time of change; a process that writes many results reads each file once."""
     return digest(path.read_text(encoding="utf-8"), path.suffix)
 
 
 def joined(others: Iterable[Mapping[str, str]]) -> dict[str, str]:
-    """Digests of what this process and others have loaded; where they differ, one that is not the present file's.
+    """Join the digests of files that processes have loaded; if they differ, keep one unlike the current file's.
 
-    So that what was trained by older code, and gathered now, is known to be of older code.
+    A result trained by older code and gathered now is thus known to be of older code.
     """
     found = loaded()
     for file, kept in (item for other in others for item in other.items()):
@@ -107,7 +107,7 @@ def joined(others: Iterable[Mapping[str, str]]) -> dict[str, str]:
 
 
 def loaded() -> dict[str, str]:
-    """Digests of the project's files that this process has loaded, and of all kernels' sources, by `fullstride/...`."""
+    """Return digests of the project's loaded files and of all kernels' sources, by `fullstride/...`."""
     # Runs ask again and again, beside thousands of modules of others: by their text, which is quick.
     own = {str(file) for m in list(sys.modules.values()) if (file := getattr(m, "__file__", None))}
     root = PACKAGE.parent

@@ -1,4 +1,4 @@
-"""Where, by which command and by which code a result was measured."""
+"""Environment of a result: machine, command and code."""
 
 import itertools
 import os
@@ -26,7 +26,7 @@ GPU = re.compile(r"\s*(\d+|GPU-[\w-]+)\s*")
 
 
 def environment(others: Iterable[Mapping[str, str]] = ()) -> dict[str, Any]:
-    """The package's `environment`, with the command and the digests of the code.
+    """Return the package's `environment` with the command and the digests of the code.
 
     Args:
         others: digests of the code of other processes whose numbers these are, as of `code_digest.loaded`.
@@ -36,7 +36,7 @@ def environment(others: Iterable[Mapping[str, str]] = ()) -> dict[str, Any]:
 
 
 def command() -> str | None:
-    """The command line of `fullstride` or its benchmarks that runs here, for a shell; None where it is another program.
+    """Return the command line of `fullstride` or its benchmarks, for a shell; None for another program.
 
     With the environment variables that tune what it runs on, and torchrun where that began it. Absolute paths are
     `PATH/` and their last part, and there is no `--out`: neither says what was measured.
@@ -62,7 +62,7 @@ def _tuning() -> list[str]:
 
 
 def _of_no_place(name: str, value: str) -> str:
-    """What a variable says of a run alone: no folders, and of the GPUs how many there were, not which."""
+    """Return an environment variable's value without machine-specific parts: no folders, and GPUs renumbered from 0."""
     if name == "CUDA_VISIBLE_DEVICES" and "MIG" not in value:  # which says that it was a part of one
         seen = itertools.takewhile(GPU.fullmatch, value.split(","))  # as CUDA reads it
         return ",".join(str(index) for index, _ in enumerate(seen))
@@ -70,7 +70,7 @@ def _of_no_place(name: str, value: str) -> str:
 
 
 def _placeless(word: str) -> str:
-    """A word of a command without this machine's folders."""
+    """Return a word of a command without this machine's folders."""
     return ABSOLUTE.sub(rf"{FOLDER}\1", word)
 
 
@@ -82,18 +82,18 @@ def _launcher() -> list[str]:
 
 
 def xla_flags() -> str:
-    """Which of XLA's flags were given from outside, such as `gpu_enable_command_buffer=`, but for where it dumps."""
+    """Return XLA's flags that were set from outside, such as `gpu_enable_command_buffer=`, without dump folders."""
     given = [flag.removeprefix("--xla_") for flag in os.environ.get("XLA_FLAGS", "").split()]
     return " ".join(flag for flag in given if not flag.startswith("dump_"))
 
 
 def machine_slug(device: str, found: dict[str, Any]) -> str:
-    """A file name's worth of machine: `nvidia-h200`, or `amd-epyc-2-cores` for the CPU."""
+    """Return a machine name for file names: `nvidia-h200`, or `amd-epyc-2-cores` for a CPU."""
     gpu = found["gpu"]
     name = gpu["name"] if device == "cuda" and gpu else f"{found['cpu']} {found['cores']} cores"
     return slug(re.sub(r"\((r|tm)\)|processor|cpu", "", name.lower()))
 
 
 def slug(text: str) -> str:
-    """Small letters and digits, hyphens between them: a part of a file's name."""
+    """Return a part of a file name: lower-case letters and digits, separated by hyphens."""
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")

@@ -1,4 +1,4 @@
-"""An experiment's result as tables for people."""
+"""Tables of an experiment's result."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ LEAST = 1e-6
 
 
 def mean_and_spread(values: list[float]) -> str:
-    """As in `0.0251 ±0.0012`: up to the spread's second digit, four of the mean at most; it alone without a spread."""
+    """Format a mean and spread, such as `0.0251 ±0.0012`, to the spread's second digit or the mean's fourth."""
     middle, deviation = mean(values), spread(values)
     if not deviation or abs(middle) < LEAST:
         return f"{middle:.4g}" + (f" ±{deviation:.2g}" if deviation else "")
@@ -28,14 +28,14 @@ def mean_and_spread(values: list[float]) -> str:
 
 
 def places_of(value: float, digits: int) -> int:
-    """Decimals of a number in so many significant digits."""
+    """Return the number of decimals for a number of significant digits."""
     exponent = int(f"{value:.{digits - 1}e}".partition("e")[2])
     return max(digits - 1 - exponent, 0)
 
 
 @dataclass(frozen=True)
 class Words:
-    """A question's table as text."""
+    """Table of a part as text."""
 
     caption: str  # the question, and over which seeds its answer is
     text: tuple[str, ...]  # the first columns' names
@@ -63,7 +63,7 @@ def in_words(part: PartResult, cell: Callable[[list[float]], str] = mean_and_spr
 
 
 def tables(result: ExperimentResult) -> list[Table]:
-    """A table for each part that has rows, then the claims."""
+    """Build a table for each part that has rows, then the claims."""
     found = []
     for part in (part for part in result.parts if part.rows):
         words = in_words(part)
@@ -79,7 +79,7 @@ def tables(result: ExperimentResult) -> list[Table]:
 
 
 def show(result: ExperimentResult, path: Path) -> None:
-    """Print a result's tables and what is missing of it."""
+    """Print a result's tables and what is missing from it."""
     console = console_of(WIDTH)
     for table in tables(result):
         console.print(table)

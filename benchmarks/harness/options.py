@@ -8,7 +8,10 @@ import typer
 from fullstride.errors import one_of
 
 Seconds = Annotated[
-    float, typer.Option(min=0, help="Nothing is begun after them, nor after Ctrl-C; what is left out is named.")
+    float,
+    typer.Option(
+        min=0, help="Number of seconds after which nothing new is begun, as after Ctrl-C; rows left out are named."
+    ),
 ]
 
 
@@ -16,13 +19,13 @@ Names = tuple[str, ...]
 
 
 def among(names: str, told: str, flag: str = "") -> Any:
-    """An option for names, which its help shows joined by `|`, and what is told of it."""
+    """Return an option for names, which its help shows joined by `|`, with the help text `told`."""
     return typer.Option(*filter(None, [flag]), metavar=names, help=told)
 
 
 @dataclass(frozen=True)
 class CaseOptions:
-    """Options, each `Annotated[type, typer.Option(...)]`, with the names that are allowed as third argument if any."""
+    """Options as `Annotated[type, typer.Option(...)]`; a third argument holds the allowed names."""
 
     def __post_init__(self) -> None:
         """Check the names; ConfigError for one that is not allowed."""

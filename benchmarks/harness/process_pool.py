@@ -1,4 +1,4 @@
-"""Processes of a bench that compile beside each other and are timed in turns: teams, each of which makes one job.
+"""Processes of a benchmark that compile in parallel and are timed in turns: teams with one job each.
 
 Each process says `READY` once it has compiled and waits for `GO`; then its team has the device and the processor to
 itself. What else it says before it ends is what it has found.
@@ -30,10 +30,10 @@ Take = Callable[[Any], None]
 
 
 class Worker:
-    """A process, and what it says."""
+    """Process with a line of messages."""
 
     def __init__(self, work: Callable[..., None], *given: Any):
-        """Start it: `work` is called with its end of the line, then with what is given."""
+        """Start the process: `work` is called with its end of the line, then with the given arguments."""
         context = get_context("spawn")
         self.line, theirs = context.Pipe()
         self.process = context.Process(target=_begin, args=(work, theirs, *given), daemon=True)
@@ -41,27 +41,27 @@ class Worker:
         theirs.close()
 
     def tell(self, word: Any) -> None:
-        """Say something to it; where it has ended, that is heard of."""
+        """Send it a message; if it has ended, `heard` reports that."""
         try:
             self.line.send(word)
         except OSError:
             return
 
     def heard(self) -> Any:
-        """What it says next, or `DEAD`."""
+        """Return the process's next message, or `DEAD`."""
         try:
             return self.line.recv()
         except (EOFError, OSError):
             return DEAD
 
     def end(self) -> None:
-        """End it, if it still runs; what it held is free then."""
+        """End the process if it still runs, which frees its resources."""
         self.process.kill()
         self.process.join()
 
 
 def _begin(work: Callable[..., None], parent: Connection, *given: Any) -> None:
-    """In a worker: a terminal's Ctrl-C is for the process that started it, which ends it."""
+    """Ignore a terminal's Ctrl-C in a worker, because the parent process ends it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         work(parent, *given)
@@ -72,14 +72,14 @@ def _begin(work: Callable[..., None], parent: Connection, *given: Any) -> None:
 
 
 def speaking(workers: Collection[Worker], until: float) -> list[Worker]:
-    """Those that have something to say; none if none has until then, in seconds of the monotonic clock."""
+    """Return the workers with a message; none if none has one by `until`, in seconds of the monotonic clock."""
     timeout = None if until == math.inf else max(0.0, until - time.monotonic())
     there = wait([each.line for each in workers], timeout)
     return [each for each in workers if each.line in there]
 
 
 class Team:
-    """Workers that make one job together."""
+    """Team of workers for one job."""
 
     def __init__(self, workers: Sequence[Worker]):
         """Take workers that have just started."""
@@ -89,12 +89,12 @@ class Team:
         self._began = time.monotonic()
 
     def tell(self, word: Any) -> None:
-        """Say something to every process that lives."""
+        """Send a message to every live process."""
         for each in self.workers:
             each.tell(word)
 
     def hear(self, word: str, until: float, take: Take) -> bool:
-        """Wait until every process has said a word, and take what else is told; if one does not, all are ended.
+        """Wait for one message from every process and handle others; if one fails, end all.
 
         Args:
             word: `READY` or `DONE`; a team that is done instead has nothing left to do.
@@ -124,14 +124,14 @@ class Team:
         return False
 
     def get_ready(self, until: float, take: Take) -> bool:
-        """Tell whether all have compiled in time and wait for their turn."""
+        """Return whether all have compiled in time and wait for their turn."""
         if not self.hear(READY, until, take):
             return False
         self.ready_s = time.monotonic() - self._began
         return True
 
     def measure(self, until: float, take: Take) -> None:
-        """Give them the machine, and hand over what is found."""
+        """Let the workers measure, and pass on their results."""
         self.tell(GO)
         if self.hear(DONE, until, take):
             for each in self.workers:
@@ -139,14 +139,14 @@ class Team:
         self.end()
 
     def end(self) -> None:
-        """End those that still run."""
+        """End the workers that still run."""
         for each in self.workers:
             each.end()
 
 
 @contextmanager
 def none_left(teams: list[Team]) -> Iterator[list[Team]]:
-    """End the teams that are in the list at the end of a block."""
+    """End the teams in the list at the end of a block."""
     try:
         yield teams
     finally:
@@ -155,11 +155,11 @@ def none_left(teams: list[Team]) -> Iterator[list[Team]]:
 
 
 def share_cores(beside: int) -> None:
-    """In a worker: leave the compilers of the others their part of the processor."""
+    """Limit the cores of a worker to its share, so that the others can compile."""
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(max(1, cores() // beside)))
 
 
 def await_turn(parent: Connection) -> None:
-    """In a worker: all is compiled; return when it is its turn."""
+    """Report that a worker has compiled, and return when it is its turn."""
     parent.send(READY)
     parent.recv()

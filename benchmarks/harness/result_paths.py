@@ -1,4 +1,4 @@
-"""Where results go unless told, and the files and folders that a command writes to."""
+"""Default folders of results, and the files and folders that a command writes to."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -26,7 +26,7 @@ MINUTES_OF = {"bert": 20.0, "time-to-quality": 10.0}
 
 
 def foreign(experiment: str, overrides: Sequence[str]) -> list[str]:
-    """The overrides, as `epochs=2`, that make a result another than the experiment's own."""
+    """Return the overrides, such as `epochs=2`, that make a result differ from the experiment's own."""
     own = OWN.get(experiment, ())
     if experiment == "time-to-quality" and dict(each.split("=", 1) for each in overrides).get(FALLING[0]) == "cosine":
         own += FALLING
@@ -36,7 +36,7 @@ def foreign(experiment: str, overrides: Sequence[str]) -> list[str]:
 def narrower(
     experiment: str, *, seeds: Sequence[int] = (), minutes: float | None = None, models: Sequence[str] = ()
 ) -> list[str]:
-    """The options, as they are told, that make a result less than the experiment's own, or another.
+    """Return the options that make a result smaller than the experiment's own, or different.
 
     Args:
         experiment: its name.
@@ -55,7 +55,7 @@ def narrower(
 
 
 def results_folder(out: Path | None, scale: str, runs: Path, overrides: Sequence[str] = ()) -> Path:
-    """Where an experiment's result goes.
+    """Return the folder of an experiment's result.
 
     A smoke test's is no evidence, and that of other settings would take the place of an experiment's own: both stay out
     of the folder of results.
@@ -71,7 +71,7 @@ def results_folder(out: Path | None, scale: str, runs: Path, overrides: Sequence
 
 
 def outputs(app: Any, words: Sequence[str]) -> list[Place]:
-    """List what a command writes to: options that it gives, and --out's default unless that lies among its runs.
+    """List the paths that a command writes to: given options, and --out's default unless it is among its runs.
 
     Args:
         app: the group of all commands.

@@ -1,4 +1,4 @@
-"""Results as JSON, one file a case and machine, raw samples kept."""
+"""Results as JSON: one file per case and machine, with raw samples."""
 
 import json
 import math
@@ -26,7 +26,7 @@ KEYS: dict[str, type] = {
 
 
 def at(**settings: tuple[Any, Any]) -> dict[str, str]:
-    """The condition that gives a result of other settings than the usual ones a file of its own, or nothing.
+    """Return the condition that gives a result with non-default settings its own file, or nothing.
 
     Args:
         settings: of each the value, or several, and the usual one.
@@ -41,14 +41,14 @@ def at(**settings: tuple[Any, Any]) -> dict[str, str]:
 
 
 def cut_short(conditions: Mapping[str, Any]) -> bool:
-    """Whether rows were left out because the time was up."""
+    """Return whether rows were left out because the time was up."""
     left_out = conditions.get("left_out")
     return isinstance(left_out, list) and any(isinstance(e, dict) and e.get("why") == NO_TIME for e in left_out)
 
 
 @dataclass(frozen=True)
 class Row:
-    """One measured function."""
+    """Row of a result: one measured function."""
 
     name: str  # what it is
     timing: Timing  # its times
@@ -57,11 +57,11 @@ class Row:
 
     @property
     def over_floor(self) -> float:
-        """Median time over the roofline bound."""
+        """Median time divided by the roofline bound."""
         return self.floor.compare(self.timing).ratio
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-serialisable."""
+        """Return a JSON-serialisable dictionary."""
         return {
             "name": self.name,
             "timing": self.timing.to_dict(),
@@ -73,7 +73,7 @@ class Row:
 
 @dataclass(frozen=True)
 class CaseResult:
-    """A case run once on one machine."""
+    """Result of a case on one machine."""
 
     case: str  # its name, such as `meanflow-step`
     device: str  # cpu, cuda or mps
@@ -84,7 +84,7 @@ class CaseResult:
     environment: dict[str, Any]  # see `environment.environment`
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-serialisable."""
+        """Return a JSON-serialisable dictionary."""
         return {
             "schema": SCHEMA,
             **{key: getattr(self, key) for key in KEYS},
@@ -107,18 +107,18 @@ def write_result(result: CaseResult, folder: Path) -> Path:
     """Write the result atomically, replacing an older one of the same case and machine.
 
     ConfigError if it has no rows; the older file stays. ValueError, TypeError if a number is not finite or a value is
-    none of JSON's; likewise.
+    not valid JSON; the older file stays, too.
     """
     if not result.rows:
         raise ConfigError(
             f"{result.case}: no row was measured, expected one; {folder / result.file_name} was not written. Give more "
-            "time or other rows"
+            "time or select other rows"
         )
     return write_json(result.to_dict(), folder / result.file_name)
 
 
 def write_json(content: dict[str, Any], path: Path) -> Path:
-    """Write numbers whole, or leave the older file; see `write_result`."""
+    """Write numbers atomically, or keep the older file; see `write_result`."""
     text = json.dumps(content, indent=1, allow_nan=False) + "\n"
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_file(path, text)
@@ -126,7 +126,7 @@ def write_json(content: dict[str, Any], path: Path) -> Path:
 
 
 def read_result(path: Path) -> dict[str, Any]:
-    """A written result; ConfigError if there is none, or it is no result, of another schema, or not whole."""
+    """Read a result; ConfigError if it is absent, no result, of another schema, or incomplete."""
     try:
         result = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -141,7 +141,7 @@ def read_result(path: Path) -> dict[str, Any]:
 
 
 def check_keys(data: dict[str, Any], kinds: Mapping[str, type], path: Path, remedy: str) -> None:
-    """Whether a file has every key, and there what its writer puts there; ConfigError if not, with what to do."""
+    """Check that a file has every key with a value of its writer's type; ConfigError with the remedy if not."""
     if missing := [key for key in kinds if key not in data]:
         raise ConfigError(f"{path}: {', '.join(missing)} missing; {remedy}")
     for key, kind in kinds.items():
@@ -151,9 +151,9 @@ def check_keys(data: dict[str, Any], kinds: Mapping[str, type], path: Path, reme
 
 
 def finite(value: Any) -> float:
-    """A number of a file as it is written; TypeError or ValueError for what is none, a string of digits too."""
+    """Return a number of a file; TypeError or ValueError for anything else, strings of digits included."""
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"{value!r} is no number")
+        raise TypeError(f"{value!r} is not a number")
     if not math.isfinite(value):
         raise ValueError(f"{value} is not finite")
     return float(value)

@@ -1,4 +1,4 @@
-"""Where and by which settings runs of experiments were made, as each writes down: results can be gathered elsewhere."""
+"""Provenance of experiments' runs: machine and settings, recorded by each run so that others can gather them."""
 
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
@@ -14,7 +14,7 @@ Environment = dict[str, Any]
 
 
 def of_run(kept: Mapping[str, Any]) -> dict[str, Any]:
-    """What a run keeps of where and by which code it was made, now that this process has added to it.
+    """Return a run's updated record of where and by which code it was made, including this process.
 
     Args:
         kept: what it has so far, of this process and earlier ones.
@@ -45,11 +45,11 @@ def expect_recipe(values: Mapping[str, Any], recipe: Mapping[str, Any], run: Pat
     """
     known = values.get("recipe", {})
     if other := [f"{key}={known[key]}" for key in known.keys() & recipe.keys() if known[key] != recipe[key]]:
-        raise ConfigError(f"{run}: was begun with {' '.join(sorted(other))}; give the same, or other --runs")
+        raise ConfigError(f"{run}: was begun with {' '.join(sorted(other))}; give the same settings or another --runs")
 
 
 def of_runs(runs: Iterable[Mapping[str, Any]], device: str) -> Environment:
-    """The environment of a result that is gathered from runs: theirs, or this process's where none has kept one.
+    """Return the environment of a result gathered from runs: theirs, or this process's if none recorded one.
 
     Versions that differ stand beside each other, and so do commits, under `commits`; the rest is the latest's.
 
@@ -68,7 +68,7 @@ def of_runs(runs: Iterable[Mapping[str, Any]], device: str) -> Environment:
         return gathering
     if silent:
         raise ConfigError(
-            f"{silent} of {len(runs)} runs do not say where they were made, expected all or none; remove their folders "
+            f"{silent} of {len(runs)} runs do not record their machine, expected all or none; delete their folders "
             "and run them again"
         )
     known = sorted(_all(runs), key=lambda found: found["date"])
@@ -89,8 +89,8 @@ def _one_kind(known: Iterable[Environment], device: str) -> None:
     machines = sorted({machine_slug(device, found) for found in known})
     if len(machines) > 1:
         raise ConfigError(
-            f"the runs are of different machines, {' and '.join(machines)}, expected those of one kind; "
-            "give --runs a folder with one's alone"
+            f"the runs come from different machines, {' and '.join(machines)}, expected one kind; "
+            "give --runs a folder with the runs of a single kind"
         )
 
 
@@ -100,7 +100,7 @@ def _distinct(values: Iterable[str | None]) -> list[str]:
 
 @cache
 def _here() -> Environment:
-    """Of this process, once and without a date: to ask takes time, which a run would spend again and again.
+    """Return this process's environment without a date, cached because collecting it takes time.
 
     Without the command, too: a result names the one that gathered it.
     """

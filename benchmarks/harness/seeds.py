@@ -1,4 +1,4 @@
-"""Experiments as JSON: what was asked, mean and spread over seeds, and the value of every seed."""
+"""Experiments as JSON: the request, mean and spread over seeds, and the value of every seed."""
 
 import statistics
 from collections.abc import Iterable
@@ -19,28 +19,28 @@ KEYS: dict[str, type] = {
 
 
 class NothingFinished(ConfigError):  # noqa: N818, it says that there is nothing yet
-    """There is nothing yet of which a result could be made."""
+    """Error for a result to which no finished run contributes."""
 
 
 def mean(values: list[float]) -> float:
-    """The arithmetic mean."""
+    """Return the arithmetic mean."""
     return statistics.fmean(values)
 
 
 def spread(values: list[float]) -> float | None:
-    """The standard deviation over seeds, with n - 1; None for a single one."""
+    """Return the standard deviation over seeds, with n - 1; None for a single one."""
     return statistics.stdev(values) if len(values) > 1 else None
 
 
 def seeds_in_words(seeds: Iterable[int]) -> str:
-    """As in `seed 3`, or `seeds 0, 1 and 2`."""
+    """Format seeds, such as `seed 3` or `seeds 0, 1 and 2`."""
     *some, last = (str(seed) for seed in sorted(set(seeds)))
     return f"seeds {', '.join(some)} and {last}" if some else f"seed {last}"
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """A row: what was done, and what each seed got."""
+    """Row of a part: its labels, and each seed's metrics."""
 
     labels: dict[str, str]  # what tells the row apart, by column
     values: dict[str, dict[int, float]]  # by metric, then by seed
@@ -49,7 +49,7 @@ class Outcome:
 
     @classmethod
     def of(cls, row: dict[str, Any]) -> "Outcome":
-        """From a row as it is written; KeyError, TypeError or ValueError where it is none."""
+        """Parse a written row; KeyError, TypeError or ValueError if it is none."""
         values = {}
         for name, metric in dict(row["metrics"]).items():
             finite(metric["mean"])
@@ -60,11 +60,11 @@ class Outcome:
 
     @property
     def seeds(self) -> set[int]:
-        """Of which it has values."""
+        """Seeds that have values."""
         return {seed for found in self.values.values() for seed in found}
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-serialisable, mean and spread beside the values."""
+        """Return a JSON-serialisable dictionary with mean and spread besides the values."""
         metrics = {
             name: {
                 "mean": mean(list(found.values())),
@@ -79,7 +79,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class PartResult:
-    """One question and its rows."""
+    """Part of an experiment: one question and its rows."""
 
     name: str  # short
     title: str  # of its table
@@ -89,7 +89,7 @@ class PartResult:
 
 @dataclass(frozen=True)
 class Claim:
-    """Something said beforehand, and whether it was found."""
+    """Claim made beforehand, and whether it was confirmed."""
 
     text: str  # the claim
     found: str  # what was measured instead of it
@@ -98,7 +98,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Curve:
-    """A figure of lines."""
+    """Figure of lines."""
 
     name: str  # of its file
     caption: str  # what it shows
@@ -111,7 +111,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Picture:
-    """A grid of images."""
+    """Grid of images."""
 
     name: str  # of its file
     caption: str  # what its rows and columns are
@@ -122,7 +122,7 @@ class Picture:
 
 @dataclass(frozen=True)
 class ExperimentResult:
-    """An experiment at one scale on one machine."""
+    """Result of an experiment at one scale on one machine."""
 
     experiment: str  # its command's name
     title: str  # for people
@@ -140,7 +140,7 @@ class ExperimentResult:
     ceilings: dict[str, Ceilings] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-serialisable."""
+        """Return a JSON-serialisable dictionary."""
         parts = [
             {"name": p.name, "title": p.title, "question": p.question, "rows": [row.to_dict() for row in p.rows]}
             for p in self.parts
@@ -168,7 +168,7 @@ def write_experiment(result: ExperimentResult, folder: Path) -> Path:
 
 
 def check_experiment(data: dict[str, Any], path: Path) -> dict[str, Any]:
-    """What a file holds; ConfigError if it is of another format or not whole."""
+    """Validate the data of a file; ConfigError if it has another format or is incomplete."""
     if (found := data.get("format")) != FORMAT:
         raise ConfigError(f"{path}: format {found!r} of an experiment, expected {FORMAT}; run the experiment again")
     check_keys(data, KEYS, path, "run the experiment again")
@@ -177,7 +177,7 @@ def check_experiment(data: dict[str, Any], path: Path) -> dict[str, Any]:
             Outcome.of(row)
     except (KeyError, TypeError, ValueError) as error:
         raise ConfigError(
-            f"{path}: a part is not whole ({type(error).__name__}: {error}), expected rows of labels, metrics by seed "
+            f"{path}: a part is incomplete ({type(error).__name__}: {error}), expected rows of labels, metrics by seed "
             "and settings; run the experiment again"
         ) from None
     return data

@@ -1,4 +1,4 @@
-"""A result as a table for people, and how a case ends: written, shown, judged."""
+"""Tables of a result, and the end of a case: write, show, judge."""
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -15,32 +15,32 @@ Columns = Sequence[tuple[str, Callable[[Row], str]]]  # names, and what they say
 
 
 def median(row: Row) -> str:
-    """Median milliseconds."""
+    """Return the median milliseconds."""
     return f"{row.timing.median_ms:.2f}"
 
 
 def spread(row: Row) -> str:
-    """Tenth and ninetieth percentile of a row's times."""
+    """Return the tenth and ninetieth percentile of a row's times."""
     return f"{row.timing.quantile(0.1):.4g}-{row.timing.quantile(0.9):.4g}"
 
 
 def over_bound(row: Row) -> str:
-    """The median over the roofline bound, marked if that cannot be."""
+    """Return the median divided by the roofline bound, marked if that is impossible."""
     return marked(f"{row.over_floor:.2f}", row.over_floor)
 
 
 def peak(row: Row) -> str:
-    """The most memory in GiB; nothing if it is not known."""
+    """Return the peak memory in GiB; nothing if it is unknown."""
     return gib(row.timing.peak_bytes)
 
 
 def gib(size: int | None) -> str:
-    """Bytes in GiB; nothing if they are not known."""
+    """Return bytes in GiB; nothing if they are unknown."""
     return "" if size is None else f"{size / 2**30:.2f}"
 
 
 def first_call(row: Row) -> str:
-    """Seconds of the first call."""
+    """Return the seconds of the first call."""
     return f"{row.timing.first_ms / 1e3:.1f}"
 
 
@@ -52,19 +52,19 @@ COLUMNS: Columns = (
 
 
 def legend(result: CaseResult) -> str:
-    """The rates that the roofline bounds follow from, and what it means if a time is below its bound."""
+    """Return the rates behind the roofline bounds, and the meaning of a time below its bound."""
     below = explained(row.over_floor for row in result.rows)
     return f"roofline bounds at {result.ceilings}{below and chr(10)}{below}"
 
 
 def result_table(result: CaseResult) -> Table:
-    """One line a row: times, roofline bound and their ratio; what the bounds are made of as the caption."""
+    """Build the table of rows: times, roofline bound and their ratio, with the bounds' rates as caption."""
     conditions = ", ".join(f"{k} {v}" for k, v in result.conditions.items())
     return rows_table(f"{result.case}: {conditions}", COLUMNS, result.rows, legend(result))
 
 
 def rows_table(title: str, columns: Columns, rows: Iterable[Row], caption: str | None = None) -> Table:
-    """A table with a line a row."""
+    """Build a table with a line per row."""
     table = blank_table(title, [name for name, _ in columns], caption)
     for row in rows:
         table.add_row(*(cell(row) for _, cell in columns))
@@ -72,7 +72,7 @@ def rows_table(title: str, columns: Columns, rows: Iterable[Row], caption: str |
 
 
 def blank_table(title: str, columns: Iterable[str], caption: str | None = None, *, left: int = 1) -> Table:
-    """A table without rows, whose first columns, `left` of them, are text and the others numbers."""
+    """Return a table without rows; its first `left` columns are text, the others numbers."""
     table = Table(box=box.SIMPLE_HEAD, title=title, caption=caption, title_justify="left", caption_justify="left")
     for i, column in enumerate(columns):
         table.add_column(column, justify="left" if i < left else "right", no_wrap=True)
@@ -80,7 +80,7 @@ def blank_table(title: str, columns: Iterable[str], caption: str | None = None, 
 
 
 def console_of(width: int) -> Console:
-    """A console at least so wide, that no line of a table is cut short where the output is a file."""
+    """Return a console of at least this width, so that no line is cut when the output is a file."""
     console = Console()
     console.width = max(console.width, width)
     return console

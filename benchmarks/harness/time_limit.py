@@ -1,4 +1,4 @@
-"""A command's `--limit`: by its end everything is saved and the process has left."""
+"""Time limit (`--limit`) of a command, by which everything is saved and the process has exited."""
 
 import math
 import os
@@ -20,7 +20,7 @@ RESERVE, SHARE = 20.0, 0.1
 
 
 def _process_age() -> float:
-    """Seconds since the process was started, before Python and what it imports; 0 where the system does not say."""
+    """Return seconds since the process was started, before Python's imports; 0 if the system does not say."""
     try:
         # Behind the name, which is in parentheses and may hold anything: proc(5)'s starttime, the 22nd field.
         ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
@@ -31,49 +31,49 @@ def _process_age() -> float:
 
 @dataclass(frozen=True)
 class Limit:
-    """An end, by the monotonic clock, and what may still be begun before it."""
+    """Deadline by the monotonic clock, with a reserve for saving."""
 
     seconds: float = math.inf  # the whole time, as it was asked for
     begun: float = 0.0  # its start
 
     @classmethod
     def of(cls, seconds: float) -> "Limit":
-        """A time that begins now."""
+        """Return a limit that starts now."""
         return cls(seconds, time.monotonic())
 
     @classmethod
     def of_command(cls, seconds: float) -> "Limit":
-        """A time that began with the process of the command; one that another program calls begins now."""
+        """Return a limit that began with the command's process, or now if another program calls."""
         is_command = Path(sys.argv[0]).parts[-2:] == ("benchmarks", "__main__.py")
         return cls(seconds, time.monotonic() - (_process_age() if is_command else 0.0))
 
     @property
     def until(self) -> float:
-        """Its end."""
+        """End of the limit."""
         return self.begun + self.seconds
 
     @property
     def spent(self) -> float:
-        """Seconds since its start."""
+        """Seconds since the start."""
         return time.monotonic() - self.begun
 
     @property
     def reserve(self) -> float:
-        """Seconds at the end in which nothing is done but saved."""
+        """Seconds at the end that are reserved for saving."""
         return min(RESERVE, SHARE * self.seconds)
 
     @property
     def left(self) -> float:
-        """Seconds in which work may still be done; negative once they are over."""
+        """Seconds left for work; negative once they are over."""
         return self.until - self.reserve - time.monotonic()
 
     def fits(self, seconds: float) -> bool:
-        """Whether what is expected to take so long may begin."""
+        """Return whether work that is expected to take `seconds` may begin."""
         return seconds <= self.left
 
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """A block that a SIGTERM to this process ends, once nothing but saving fits.
+        """Send this process a SIGTERM during the block once only the reserve is left.
 
         For what takes longer than expected, or cannot be asked: compiling, a solver's many evaluations.
         """
@@ -88,7 +88,7 @@ class Limit:
             timer.join()  # what it has begun to end is ended in here
 
     def _end(self) -> None:
-        note(f"--limit {self.seconds:g}: {self.reserve:.0f} s are left to save in")
+        note(f"--limit {self.seconds:g}: {self.reserve:.0f} s are left for saving")
         os.kill(os.getpid(), signal.SIGTERM)
 
     def cuts(self, act: Callable[[], object]) -> Preempted | None:

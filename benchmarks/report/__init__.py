@@ -1,1 +1,1 @@
-"""One static page of every measured result: read, compared with the history of its code, drawn."""
+"""Static pages of every measured result: read, compared with the history of its code, drawn."""

@@ -1,4 +1,4 @@
-"""Figures of cases, as declarations: which rows of the data frame, what labels and colours tell, and which number."""
+"""Figures of cases as declarations: rows of the data frame, labels and colours, and the number to draw."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -27,7 +27,7 @@ class Figure:
     options: Mapping[str, Any] = field(default_factory=dict)  # of the plot
 
     def drawn(self, name: str, frame: pd.DataFrame) -> list[Drawn]:
-        """The figures of a case's rows; none where there is nothing to draw."""
+        """Return the figures of a case's rows; none if there is nothing to draw."""
         if self.names:
             frame = frame.assign(**frame.row.str.extract(f"^{self.names}$"))
         found = frame.query(self.where)

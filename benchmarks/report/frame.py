@@ -1,4 +1,4 @@
-"""Every result of a folder: its files, and one data frame of all that they measured."""
+"""Results of a folder: its files, and one data frame of all measurements."""
 
 import json
 import re
@@ -19,33 +19,33 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True)
 class Source:
-    """A file of results, and where its numbers come from."""
+    """File of results, and the origin of its numbers."""
 
     name: str  # the file's
     data: Record
     kind: str = "other"  # or `result` of a case, or `experiment`
 
     def recorded(self, key: str, kind: type) -> Any:
-        """A part of the environment; None for what is of another kind, as in a file that was changed by hand."""
+        """Return a part of the environment; None if it has another type, as in a file that was edited by hand."""
         environment = self.data.get("environment")
         found = environment.get(key) if isinstance(environment, dict) else None
         return found if isinstance(found, kind) else None
 
     @property
     def moment(self) -> str:
-        """When it was measured."""
+        """Time of the measurement."""
         return self.recorded("date", str) or ""
 
     @property
     def case(self) -> str:
-        """The page that it stands on: its case's or its experiment's, else that of files that no case writes."""
+        """Name of its page: its case or experiment, else the page of files that no case writes."""
         if self.kind == "experiment":
             return f"experiment-{self.data['experiment']}"
         return self.data["case"] if self.kind == "result" else "other"
 
     @cached_property
     def machine(self) -> str:
-        """The GPU, or the CPU with its cores, or the file's own words, or nothing."""
+        """Name of the GPU, or of the CPU with its cores, or the file's own text, or nothing."""
         config, device = self.data.get("config"), self.data.get("device")
         on = device or (config.get("device") if isinstance(config, dict) else None)
         given = self.recorded("gpu", object) or self.data.get("machine") or {}
@@ -57,7 +57,7 @@ class Source:
         return device if isinstance(device, str) and device not in ("cpu", "cuda", "mps") else ""
 
     def origin(self, packages: tuple[str, ...] = ()) -> str:
-        """Machine, versions of these or all packages, commits (`+`: changed) and day, as far as they are recorded."""
+        """Return machine, versions of these or all packages, commits (`+`: changed) and day, if recorded."""
         versions = (self.recorded("versions", dict) or {}).items()
         told = ", ".join(f"{name} {version}" for name, version in versions if not packages or name in packages)
         one = f"{(self.recorded('commit', str) or '')[:7]}{'+' * (self.recorded('dirty', bool) is True)}".lstrip("+")
@@ -65,7 +65,7 @@ class Source:
         return ", ".join(filter(None, (self.machine, told, commits and f"commit {commits}", self.moment[:10])))
 
     def records(self) -> Iterator[Record]:
-        """Rows of the data frame.
+        """Return the file's rows of the data frame.
 
         Of a case a row each, its times in milliseconds under `median`, `p10`, `p90` and `bound`, conditions under `at_`
         and their names; what was left out has its reason under `why`. Of an experiment a metric of a row each, its mean
@@ -86,7 +86,7 @@ class Source:
 
 
 def flat(record: Mapping[str, Any], joint: str = "_", prefix: str = "") -> Record:
-    """Scalars of a record; those of objects in it under both names, as in `over_flat_ratio`, and of an `interval`."""
+    """Return the scalars of a record; nested ones under both names, as in `over_flat_ratio`, and an `interval`."""
     found: Record = {}
     for key, value in record.items():
         if isinstance(value, dict):
@@ -99,7 +99,7 @@ def flat(record: Mapping[str, Any], joint: str = "_", prefix: str = "") -> Recor
 
 
 def _objects(node: Any, path: str = "") -> Iterator[Record]:
-    """Objects with scalars, by where they lie; one within another that has objects or lists is one of its own."""
+    """Yield objects with scalars by their place; nested ones with objects or lists are separate."""
     if isinstance(node, list):
         for item in node:
             yield from _objects(item, path)
@@ -122,7 +122,7 @@ def _measured(row: Record) -> Record:
 
 
 def _asked(conditions: Record) -> Iterator[Record]:
-    """Ratios that were wanted, and rows that were not measured, which cases name with their reason or without."""
+    """Return requested ratios, and rows that were not measured, with their reason if the case gives one."""
     for one in conditions.get("targets") or []:
         yield flat(one) | {"row": f"{one['name']} / {one['against']}", "metric": "target"}
     told = conditions.get("left_out") or []
@@ -134,7 +134,7 @@ def _asked(conditions: Record) -> Iterator[Record]:
 
 @dataclass(frozen=True)
 class Results:
-    """A folder's results."""
+    """Results of a folder."""
 
     folder: Path
     sources: dict[str, Source]  # by their files' names
@@ -143,11 +143,11 @@ class Results:
 
     @cached_property
     def frame(self) -> pd.DataFrame:
-        """A row a measurement: case, machine, device, commit, date and file, its labels, metric, and its numbers."""
+        """Data frame of a row per measurement: case, machine, device, commit, date, file, labels, metric, numbers."""
         return pd.concat(map(self.of, self.sources), ignore_index=True)
 
     def of(self, name: str) -> pd.DataFrame:
-        """A file's rows of the data frame, without columns that it does not have."""
+        """Return a file's rows of the data frame, without columns that it does not have."""
         if name not in self._frames:
             source = self.sources[name]
             origin = {"case": source.case, "machine": source.machine, "device": source.data.get("device"), "file": name}
@@ -164,16 +164,16 @@ class Results:
         text = re.escape(pattern).replace(r"\*", "(?:(?!--).)*").replace(r"\[", "(?:").replace(r"\]", ")?")
         found = [source for name, source in self.sources.items() if re.fullmatch(text, name.removesuffix(".json"))]
         if not found:
-            raise ConfigError(f"no result {pattern}.json; measure the case again, or take the table's row out")
+            raise ConfigError(f"no result {pattern}.json; measure the case again, or remove the table's row")
         return max(found, key=lambda of: (not cut_short(of.data.get("conditions", {})), of.moment)).name
 
 
 def _read(path: Path) -> Source | str:
-    """A file, or why nothing of it is read."""
+    """Return a file's results, or the reason for ignoring it."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"), parse_constant=lambda name: finite(float(name)))
     except (ValueError, OSError) as error:
-        raise ConfigError(f"{path}: not JSON ({error}); measure the case again or remove the file") from None
+        raise ConfigError(f"{path}: not JSON ({error}); measure the case again or delete the file") from None
     if not isinstance(data, dict):
         return f"a JSON {type(data).__name__}, expected an object"
     if "experiment" in data:
@@ -183,7 +183,7 @@ def _read(path: Path) -> Source | str:
     if data["schema"] != SCHEMA:
         return f"schema {data['schema']!r}, expected {SCHEMA}"
     if not read_result(path)["rows"]:
-        raise ConfigError(f"{path}: no rows, expected at least one; measure the case again or remove the file")
+        raise ConfigError(f"{path}: no rows, expected at least one; measure the case again or delete the file")
     return Source(path.name, data, "result")
 
 
@@ -191,7 +191,9 @@ def read_results(folder: Path) -> Results:
     """Read every `*.json` of a folder; ConfigError names the folder without any, or the file that is not whole."""
     found = {path.name: _read(path) for path in sorted(folder.glob("*.json"))}
     if not found:
-        raise ConfigError(f"{folder}: no *.json; run `python -m benchmarks ... --out {folder}`, or name --results")
+        raise ConfigError(
+            f"{folder}: found no *.json; run `python -m benchmarks ... --out {folder}`, or give another --results"
+        )
     sources = {name: one for name, one in found.items() if isinstance(one, Source)}
     results = Results(folder, sources, {name: one for name, one in found.items() if isinstance(one, str)})
     for name in sources:
@@ -199,7 +201,7 @@ def read_results(folder: Path) -> Results:
             results.of(name)
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise ConfigError(
-                f"{folder / name}: a row is not whole ({type(error).__name__}: {error}), expected name, timing, floor, "
-                "over_floor and extra; measure the case again or remove the file"
+                f"{folder / name}: a row is incomplete ({type(error).__name__}: {error}), expected name, timing, "
+                "floor, over_floor and extra; measure the case again or delete the file"
             ) from None
     return results

@@ -1,4 +1,4 @@
-"""The bar chart of the README: fullstride and its peers, in multiples of the roofline bound."""
+"""Bar chart of the README: fullstride and its peers, in multiples of the roofline bound."""
 
 import io
 import re
@@ -19,7 +19,7 @@ HEIGHT = 0.36  # of a bar, of a row's 1
 
 
 class Bar(NamedTuple):
-    """A row of the chart; each value is a time, or else a rate."""
+    """Row of the chart; each value is a time or a rate."""
 
     label: str
     peer: str
@@ -29,7 +29,7 @@ class Bar(NamedTuple):
     unit: str
 
     def over(self, value: float) -> float:
-        """A value as a multiple of the bound's time."""
+        """Return a value as a multiple of the bound's time."""
         return value / self.bound if self.unit == "ms" else self.bound / value
 
 
@@ -50,13 +50,13 @@ ROWS: tuple[tuple[str, str, str, Columns], ...] = (
 
 
 def bars(results: Results) -> list[Bar]:
-    """The chart's rows, out of the results that the README's table is of."""
+    """Return the chart's rows from the results behind the README's table."""
     rows = [block.frame(results).iloc[0] for block in HEADLINES]
     return [Bar(label, peer, *values(row), unit) for (label, peer, unit, values), row in zip(ROWS, rows, strict=True)]
 
 
 def chart(results: Results) -> str:
-    """The chart as SVG."""
+    """Return the chart as SVG."""
     with matplotlib.rc_context(STYLE):
         figure = _drawn(bars(results))
         buffer = io.StringIO()
@@ -66,7 +66,7 @@ def chart(results: Results) -> str:
 
 
 def write_chart(folder: Path, file: Path, check: bool = False) -> list[Path]:
-    """Write the chart of a folder of results, or only `check` it; returns the file if another was there."""
+    """Write the chart of a folder of results, or only `check` it; return the file if it changed."""
     new = chart(read_results(folder))
     if file.exists() and words(file.read_text(encoding="utf-8")) == words(new):
         return []
@@ -76,7 +76,7 @@ def write_chart(folder: Path, file: Path, check: bool = False) -> list[Path]:
 
 
 def words(svg: str) -> list[str]:
-    """What is written in a chart; positions may differ in their last digits from machine to machine."""
+    """Return the texts of a chart; positions may differ in their last digits from machine to machine."""
     return re.findall(r"<text[^>]*>([^<]*)</text>", svg)
 
 

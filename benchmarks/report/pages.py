@@ -1,4 +1,4 @@
-"""A page a case: its figures, and every row of every file, as Markdown for the site."""
+"""Pages of cases as Markdown for the site: figures, and every row of every file."""
 
 from pathlib import Path
 from typing import Any
@@ -23,25 +23,25 @@ ELSEWHERE = ("left_out", "targets", "fits", "ready_seconds", "parameters")  # co
 
 
 def templates() -> Environment:
-    """Templates of pages."""
+    """Return the templates of pages."""
     made = Environment(loader=FileSystemLoader(Path(__file__).parent), undefined=StrictUndefined, trim_blocks=True)
     made.filters |= {"html": html, "anchor": _anchor}
     return made
 
 
 def html(table: pd.DataFrame) -> str:
-    """A table as it stands on a page, without columns in which nothing is written."""
+    """Return a table as HTML without empty columns."""
     kept = table.loc[:, [(table[column] != "").any() for column in table]]
     return f'<div class="results">{kept.to_html(index=False, border=0, justify="unset")}</div>'
 
 
 def title_of(case: str) -> str:
-    """The title of a case's page; its name where none is declared."""
+    """Return the title of a case's page; its name if none is declared."""
     return CASES.get(case, {}).get("title", case)
 
 
 def pages(results: Results) -> dict[str, str]:
-    """The Markdown of every page by its name, `index` among them."""
+    """Return the Markdown of every page by its name, including `index`."""
     cases: dict[str, list[dict[str, Any]]] = {}
     for source in results.sources.values():
         cases.setdefault(source.case, []).append(_section(source, results))
@@ -67,7 +67,7 @@ def _page(case: str, sections: list[dict[str, Any]], results: Results) -> str:
 
 
 def _section(source: Source, results: Results) -> dict[str, Any]:
-    """A file of a page: its words, tables by their captions, and figures."""
+    """Return a file's section of a page: text, tables by caption, and figures."""
     parts = source.name.removesuffix(".json").split("--")[:-1] or [source.name]
     label = f"{', '.join(parts).replace(',compile', ', compile')} ({source.machine.removeprefix('NVIDIA ')})"
     shown = {"source": source, "title": title_of(source.case), "label": label, "state": state(source)}
@@ -94,7 +94,7 @@ def _cell(value: Any) -> str:
 
 
 def _rows(found: pd.DataFrame) -> pd.DataFrame:
-    """Every row of a file with its times and whatever else its case keeps; not errors of the gate, and conditions."""
+    """Return a file's rows with times and other values of the case, without gate errors and conditions."""
     columns = [column for column in found if column not in ORIGIN and not column.startswith(("at_", "errors_"))]
     table: Any = found[sorted(columns, key=[*FIRST, *columns].index)].dropna(axis=1, how="all")
     if "peak_bytes" in table:
@@ -103,7 +103,7 @@ def _rows(found: pd.DataFrame) -> pd.DataFrame:
 
 
 def _records(found: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """Records by the first name of where they lie; of a single one a row each of its numbers."""
+    """Return records by the first name of their place; a single record becomes a row per number."""
     tables = {}
     for name, rows in found.groupby(found.path.str.split(", ").str[0], sort=False):
         table = rows.drop(columns=[column for column in ORIGIN if column in rows]).dropna(axis=1, how="all")
@@ -129,7 +129,7 @@ def _experiment(source: Source) -> dict[str, Any]:
 
 
 def _part(part: dict[str, Any]) -> tuple[str, pd.DataFrame]:
-    """One question: a row an outcome, mean and standard deviation; rows of different seeds name them."""
+    """Return the table of a part: a row per outcome, mean and standard deviation; differing seeds are named."""
 
     def cell(values: list[float]) -> str:
         if len(set(values)) == 1 and float(values[0]).is_integer():

@@ -1,4 +1,4 @@
-"""Places of tables inside Markdown: between two comments, written by a command, and checked by a test."""
+"""Tables inside Markdown pages: between two comments, written by a command and checked by a test."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -20,37 +20,39 @@ Makers = Mapping[str, Callable[[str], str]]
 
 
 def makers(folder: Path) -> Makers:
-    """Makers of the tables, by name, out of a folder of results."""
+    """Return the makers of the tables by name, for a folder of results."""
     results = read_results(folder)
 
     def make(name: str, machine: str) -> str:
         if machine and name in headlines.OWN:
-            raise ConfigError(f"table {name!r}: it is of the planner's own machine; leave out 'of {machine}'")
+            raise ConfigError(f"table {name!r}: it describes the planner's own machine; remove 'of {machine}'")
         try:
             return TABLES[name].markdown(results, machine)
         except (LookupError, TypeError, ValueError, AttributeError, NameError) as error:
             raise ConfigError(
-                f"table {name!r}: a result is not as it expects ({type(error).__name__}: {error}); measure it again, "
-                "or take the table out"
+                f"table {name!r}: a result has an unexpected form ({type(error).__name__}: {error}); measure it again, "
+                "or remove the table"
             ) from error
 
     return {name: partial(make, name) for name in TABLES}
 
 
 def filled(text: str, tables: Makers, page: str) -> str:
-    """Markdown with every marked table in place; ConfigError of no table, or of marks that do not pair."""
+    """Return Markdown with every marked table filled; ConfigError for an unknown table or unpaired marks."""
     for found in PLACE.finditer(text):
         if mark := MARK.search(found["old"]):
-            raise ConfigError(f"{page}: {mark[0].strip()} inside of table {found['name']}; expected {END} before it")
+            raise ConfigError(f"{page}: {mark[0].strip()} inside table {found['name']}; expected {END} before it")
         if found["name"] not in tables:
             raise ConfigError(f"{page}: no table {found['name']!r}, expected one of {', '.join(tables)}")
     if mark := MARK.search(PLACE.sub("", text)):
-        raise ConfigError(f"{page}: {mark[0].strip()} alone; expected <!-- table: NAME [of MACHINE] --> and then {END}")
+        raise ConfigError(
+            f"{page}: unpaired {mark[0].strip()}; expected <!-- table: NAME [of MACHINE] --> and then {END}"
+        )
     return PLACE.sub(lambda found: f"{found['begin']}\n{tables[found['name']](found['machine'] or '')}\n\n{END}", text)
 
 
 def fill_pages(pages: Sequence[Path], tables: Makers, check: bool = False) -> list[Path]:
-    """Write the tables into pages, or only `check` them; returns the pages whose tables were others."""
+    """Write the tables into pages, or only `check` them; return the pages that changed."""
     found = []
     for page in pages:
         with page.open(encoding="utf-8", newline="") as file:

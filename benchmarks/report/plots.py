@@ -1,4 +1,4 @@
-"""Figures of pages: dots by label, and lines over numbers; as SVG in the page's own colours."""
+"""Figures of pages: dots by label, and lines over numbers, as SVG in the page's own colours."""
 
 import io
 import re
@@ -35,7 +35,7 @@ STYLE: dict[Any, Any] = {
 
 @dataclass(frozen=True)
 class Series:
-    """Values in one colour and one marker."""
+    """Series of values in one colour and one marker."""
 
     name: str
     values: Mapping[Any, float]  # by label for `dots`, by position for `lines`
@@ -44,14 +44,14 @@ class Series:
 
 @dataclass(frozen=True)
 class Drawn:
-    """A figure and its words."""
+    """Drawn figure with its texts."""
 
     name: str  # of its names in the SVG
     caption: str
     figure: Figure
 
     def inline(self) -> str:
-        """An SVG element of a page: its own names, its colours the page's variables."""
+        """Return an SVG element for a page, with unique names and the page's colour variables."""
         nothing, buffer = dict.fromkeys(("Creator", "Date", "Format", "Type")), io.StringIO()
         with matplotlib.rc_context(STYLE):
             self.figure.savefig(buffer, format="svg", metadata=nothing, transparent=True)
@@ -66,7 +66,7 @@ class Drawn:
 
 
 def look(place: int, bound: bool = False) -> dict[str, Any]:
-    """Colour and marker of the series at a place; where the colours begin anew each has another marker than before."""
+    """Return colour and marker of a series; when colours repeat, the marker changes."""
     if bound:
         return {"color": COLOURS["ink"], "marker": "|"}
     again, first = divmod(place, len(SERIES))
@@ -74,14 +74,14 @@ def look(place: int, bound: bool = False) -> dict[str, Any]:
 
 
 def cut(label: str, room: int = LABEL) -> str:
-    """A label of at most so many characters; what is left out stands before the machine in its last brackets."""
+    """Shorten a label to a number of characters, cutting before the machine in its last brackets."""
     start = label.rfind(" (")
     end = label[start:] if start > 0 and len(label) - start <= room // 2 else ""
     return textwrap.shorten(label[: len(label) - len(end)], room - len(end), placeholder=" ...") + end
 
 
 def dots(series: Sequence[Series], xlabel: str, log: bool = False, marks: Mapping[str, float] | None = None) -> Figure:
-    """Rows of dots, in the order in which their labels first appear; `marks` are vertical lines.
+    """Draw rows of dots in the order of their labels' first appearance; `marks` are vertical lines.
 
     Where one of the series is a bound, a line joins the dots of each row.
     """
@@ -113,7 +113,7 @@ def lines(
     series: Sequence[Series], xlabel: str, ylabel: str, *, log_x: bool = False, log_y: bool = False,
     marks: Mapping[str, float] | None = None,
 ) -> Figure:  # fmt: skip
-    """Lines over numbers, with markers where there are few of them; `marks` are horizontal lines."""
+    """Draw lines over numbers, with markers if there are few; `marks` are horizontal lines."""
     with matplotlib.rc_context(STYLE):
         figure, axes = _blank(4.0)
         for place, one in enumerate(series):
@@ -132,13 +132,13 @@ def lines(
 
 
 def _blank(height: float) -> tuple[Figure, Axes]:
-    """A figure of one plot, so many inches high."""
+    """Return a figure of one plot with a height in inches."""
     figure = Figure(figsize=(WIDTH, height), layout="constrained")
     return figure, figure.add_subplot()
 
 
 def _legend(figure: Figure, names: Sequence[str]) -> None:
-    """The legend above the plot, in two columns where its names are short."""
+    """Draw the legend above the plot, in two columns if its names are short."""
     # Named one by one, as matplotlib leaves out what begins with an underscore, which a run's name may.
     drawn = {artist.get_label(): artist for artist in figure.axes[0].get_children()}
     columns = 2 if max(map(len, names)) <= LONGEST_OF_TWO else 1
@@ -147,7 +147,7 @@ def _legend(figure: Figure, names: Sequence[str]) -> None:
 
 
 def _ticks(axes: Axes, which: str, log: bool) -> None:
-    """Numbers as they are written, at an axis's larger ticks alone; the fewer decades, the more ticks in each."""
+    """Format numbers at an axis's major ticks only; fewer decades have more ticks in each."""
     axis = getattr(axes, f"{which}axis")
     if log:
         getattr(axes, f"set_{which}scale")("log")

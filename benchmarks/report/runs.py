@@ -1,4 +1,4 @@
-"""Runs as curves: every number that metrics.jsonl has at two steps or more, a figure each, a line a run."""
+"""Curves of runs: a figure per number that metrics.jsonl has at two steps or more, a line per run."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,17 +19,19 @@ WIDE = 30.0  # a curve that falls further is drawn over a logarithm
 
 
 def folders(given: Sequence[Path]) -> dict[str, Path]:
-    """The runs that are given, or lie in what is given, by their names, or by their paths where names are the same."""
+    """Return the runs given or found in given folders, by name, or by path if names repeat."""
     each = ([one / METRICS] if (one / METRICS).is_file() else sorted(one.glob(f"*/{METRICS}")) for one in given)
     runs = list(dict.fromkeys(path.parent for paths in each for path in paths))
     if not runs:
-        raise ConfigError(f"{', '.join(map(str, given))}: no {METRICS} there or one folder below; name a run's folder")
+        raise ConfigError(
+            f"{', '.join(map(str, given))}: found no {METRICS} here or one folder below; give a run's folder"
+        )
     alone = len({run.name for run in runs}) == len(runs)
     return {run.name if alone else str(run): run for run in runs}
 
 
 def read_curves(runs: dict[str, Path]) -> pd.DataFrame:
-    """A row a number that was written at a step: the run, the step, the number's name and its value."""
+    """Return a row per logged number: run, step, name and value."""
     found = [pd.DataFrame(columns=["run", "step", "name", "value"])]
     for label, run in runs.items():
         try:
@@ -38,7 +40,7 @@ def read_curves(runs: dict[str, Path]) -> pd.DataFrame:
             numbers = written.select_dtypes("number").assign(run=label, step=[float(line["step"]) for line in kept])
             found.append(numbers.melt(["run", "step"], var_name="name"))
         except (ValueError, TypeError, AttributeError) as error:
-            raise ConfigError(f"{run / METRICS}: a line is not whole ({error}); `resume=true` cuts it off") from None
+            raise ConfigError(f"{run / METRICS}: a line is incomplete ({error}); `resume=true` removes it") from None
     return pd.concat(found).replace([float("inf"), -float("inf")], float("nan")).dropna()
 
 
@@ -47,7 +49,7 @@ def _rank(name: str) -> int:
 
 
 def drawings(found: pd.DataFrame) -> tuple[list[Drawn], list[str]]:
-    """Figures of what varies, the most telling first, and the names of what is too much."""
+    """Return figures of varying numbers, the most informative first, and the names beyond the limit."""
     varied = found[found.groupby(["name", "run"]).step.transform("nunique") > 1]
     names, made = sorted(dict.fromkeys(varied["name"]), key=_rank), []
     for place, name in enumerate(names[:MOST]):
@@ -62,11 +64,11 @@ def drawings(found: pd.DataFrame) -> tuple[list[Drawn], list[str]]:
 
 
 def write_runs(given: Sequence[Path], out: Path) -> tuple[Path, int]:
-    """Write `index.html` under `out`; returns the page and how many runs are on it."""
+    """Write `index.html` under `out`; return the page and the number of runs on it."""
     found = read_curves(runs := folders(given))
     figures, left = drawings(found)
     if not figures:
-        raise ConfigError(f"{', '.join(runs)}: nothing in {METRICS} was written at two steps yet")
+        raise ConfigError(f"{', '.join(runs)}: no number in {METRICS} has been written at two steps yet")
     last = found[found["name"].map(_rank) < len(FIRST)].assign(value=lambda t: t.value.map("{:.4g}".format))
     table = last.pivot_table(index="run", columns="name", values="value", aggfunc="last", sort=False).fillna("")
     table.insert(0, "steps", found.groupby("run").step.max().map("{:,.0f}".format))

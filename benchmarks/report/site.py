@@ -1,4 +1,4 @@
-"""A hook of mkdocs: pages of results beside the documentation's, made when the site is."""
+"""Hook of mkdocs: pages of results next to the documentation's, generated with the site."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Changes since a result was measured: of the code under test, or of what measured it."""
+"""Staleness of results: changes of the code under test, or of the measuring code, since the measurement."""
 
 import json
 import re
@@ -33,17 +33,17 @@ class State(NamedTuple):
 
 
 def covers(paths: Iterable[str], file: str) -> bool:
-    """Tell whether a file matches one of the patterns or lies below one."""
+    """Return whether a file matches one of the patterns or lies below one."""
     return any(fnmatch(file, path) or file.startswith(f"{path}/") for path in paths)
 
 
 def code_of(source: Source) -> list[str]:
-    """Code under test in a result: files and folders relative to the root of a clone."""
+    """Return the code under test of a result: files and folders relative to the root of a clone."""
     return CASES.get(source.case, {}).get("code", [])
 
 
 def state(source: Source, root: Path = ROOT, moves: Mapping[str, str] = MOVES) -> State:
-    """The state of a result, by the digests that it has of all files that were loaded when it was measured."""
+    """Return the state of a result from its digests of all files that were loaded during the measurement."""
     recorded, code = source.recorded("code", dict), code_of(source)
     if not recorded or not code:
         return State(UNKNOWN, "no digests of its code were recorded" if code else "no case says which code it is of")
@@ -57,7 +57,7 @@ def state(source: Source, root: Path = ROOT, moves: Mapping[str, str] = MOVES) -
 
 
 def script(found: Iterable[tuple[Source, State]]) -> str:
-    """A shell script: a comment a file, and below it, once, the command that measures it anew.
+    """Return a shell script with a comment per file and, once below it, the command that measures it again.
 
     A command is commented out where somebody must see to it first.
     """

@@ -1,4 +1,4 @@
-"""Tables as declarations: a query of the data frame, a pivot, and a template a cell; written as Markdown."""
+"""Tables as declarations: a query of the data frame, a pivot, and a template per cell, written as Markdown."""
 
 import string
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,7 +17,7 @@ Compute = Mapping[str, Callable[[pd.DataFrame], Any]]  # columns that follow fro
 
 
 def number(value: float | None, digits: int = 4) -> str:
-    """A number in so many significant digits, thousands apart; with an exponent below 1e-6; nothing for None."""
+    """Format a number with significant digits and thousands separators; an exponent below 1e-6; nothing for None."""
     if value is None or value != value:
         return ""
     if value != 0 and abs(value) < 1e-6:  # what rounding leaves of zero
@@ -29,7 +29,7 @@ def number(value: float | None, digits: int = 4) -> str:
 
 
 class _Template(string.Formatter):
-    """Format strings with specifications of their own: `n3` is three significant digits, `over` a bound's multiple."""
+    """Formatter with its own specifications: `n3` is three significant digits, `over` a multiple of the bound."""
 
     def format_field(self, value: Any, format_spec: str) -> str:
         if format_spec == "over":
@@ -40,10 +40,10 @@ class _Template(string.Formatter):
 
 
 def fill(template: str, values: Mapping[str, Any]) -> str:
-    """Write a template with a row's values; of a time that is missing why it is; ConfigError of no column."""
+    """Fill a template with a row's values, or with the reason of a missing time; ConfigError if a column is missing."""
     names = [name for _, name, _, _ in string.Formatter().parse(template) if name]
     if lacking := [name for name in names if name not in values]:
-        raise ConfigError(f"no {', '.join(lacking)} in the result; measure it again, or take it out of the table")
+        raise ConfigError(f"no {', '.join(lacking)} in the result; measure it again, or remove it from the table")
     if all(values[name] is not None and values[name] == values[name] for name in names):
         return _Template().vformat(template, (), values)
     why = values.get(f"{names[0].removesuffix('median')}why")
@@ -52,7 +52,7 @@ def fill(template: str, values: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows of a table: measurements as they are, or spread so that several stand in one row."""
+    """Rows of a table: measurements unchanged, or pivoted so that several stand in one row."""
 
     files: str | Mapping[str, str]  # a pattern of names, see `Results.newest`; several by what column `of` calls them
     cells: tuple[str, ...]  # templates over the columns, as `{median:.2f}`
@@ -68,7 +68,7 @@ class Rows:
     having: str = ""  # which rows stay in the end
 
     def frame(self, results: Results, machine: str = "") -> pd.DataFrame:
-        """The table's rows, before they are written."""
+        """Return the table's rows before formatting."""
         files = {"": self.files} if isinstance(self.files, str) else self.files
         frames = [results.of(results.newest(file, machine)).assign(of=of) for of, file in files.items()]
         found: Any = pd.concat(frames, ignore_index=True)
@@ -100,7 +100,7 @@ class Rows:
         return order.merge(spread.reset_index(), on=index)
 
     def written(self, results: Results, machine: str = "") -> Iterator[Row]:
-        """Cells, and files that they are of: of a row that is spread all of the block's, unless it is of one file."""
+        """Return cells and their source files; a pivoted row lists all files of its block, unless it has one file."""
         found = self.frame(results, machine)
         columns = [f"{prefix}_file" for prefix in self.across] or ["file"]
         every = found[columns].to_numpy().ravel()
@@ -112,7 +112,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class Table:
-    """A table of the documentation; one more column, the numbers of its sources, if rows are of different files."""
+    """Table of the documentation; a further column numbers its sources if rows are from different files."""
 
     header: tuple[str, ...]
     # Blocks of rows, or a function of the results and a machine's name that makes them and a note below.
@@ -120,7 +120,7 @@ class Table:
     packages: tuple[str, ...] = ("torch", "jax")  # whose versions the sources are told with
 
     def markdown(self, results: Results, machine: str = "") -> str:
-        """The table with a list of its sources; ConfigError if a result or a row that it needs is not there."""
+        """Return the table with its sources; ConfigError if a required result or row is missing."""
         if callable(self.rows):
             rows, note = self.rows(results, machine)
         else:

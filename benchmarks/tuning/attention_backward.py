@@ -1,4 +1,4 @@
-"""Candidates of the backward's table: `python -m benchmarks.tuning.attention_backward --out OUT`; see `tuner`.
+"""Tuning of the attention backward: `python -m benchmarks.tuning.attention_backward --out OUT`; see `tuner`.
 
 Launches do not depend on one another, so each is measured alone; the best way to put them together is then the sum that
 is least, measured once more as a whole. Times are without the sums over rows that come first (`rows_ms`).
@@ -44,7 +44,7 @@ WAYS = {
 
 @dataclass(frozen=True)
 class Problem:
-    """Inputs and outputs of one attention, and its gradients in fp64 of the last head."""
+    """Inputs and outputs of one attention, and fp64 gradients of its last head."""
 
     inputs: list[Tensor]
     saved: tuple[Any, ...]
@@ -54,7 +54,7 @@ class Problem:
     expected: dict[str, Tensor]
 
     def gradients(self, config: Config) -> dict[str, Any]:
-        """Those of the configuration's launches; the others are not written."""
+        """Return the gradients of the configuration's launches; the others are not written."""
         tensors: Any = (self.go, self.gto, *self.inputs, *self.saved)
         return dict(zip(NAMES, backward(*tensors, scale=self.scale, config=config), strict=True))
 
@@ -63,18 +63,18 @@ class Problem:
         return [partial(self.gradients, config)] * (1 if self.go.numel() > 1e7 else 10)
 
     def error(self, found: dict[str, Any]) -> float:
-        """The largest error of a gradient that was made, relative to its norm."""
+        """Return the largest relative error of a computed gradient."""
         pairs = [(found[n][-1:, -1:].double(), y) for n, y in self.expected.items() if found[n] is not None]
         return max(((x - y).norm() / y.norm()).item() for x, y in pairs)
 
     def row(self, config: Config) -> Result:
-        """A configuration's row."""
+        """Return the row of a configuration."""
         name = " + ".join(map(str, config))
         return measured(name, self.calls(config), self.error, ALLOWED, (backward_queries, backward_keys))
 
 
 def make(case: tuple[int, int, int, int, bool]) -> Problem:
-    """Random inputs in bf16."""
+    """Draw random inputs in bf16."""
     *size, through = case
     x = [torch.randn(size, device="cuda", dtype=torch.bfloat16) for _ in range(8)]
     inputs, go, gto, scale = x[:6], x[6], x[7] if through else None, case[3] ** -0.5
@@ -88,7 +88,7 @@ def make(case: tuple[int, int, int, int, bool]) -> Problem:
 
 
 def candidates(case: str) -> dict[str, list[BackwardConfig]]:
-    """Ways to make the gradients of each launch of any way to part them."""
+    """Return candidates for each launch of every way to split the gradients."""
     *_, dim, through = CASES[case]
     launches = sorted({of for ways in WAYS[through] for way in ways for of in way})
     loads = [x for x in LOADS if not x[1]] if dim == 80 else LOADS
@@ -102,14 +102,14 @@ def candidates(case: str) -> dict[str, list[BackwardConfig]]:
 
 
 def calls_of(case: str) -> list[Call]:
-    """The candidates of a case, on inputs that cost next to nothing but are compiled for alike."""
+    """Return calls of the candidates of a case on inputs that are cheap but compile to the same kernels."""
     _, h, length, dim, through = CASES[case]
     problem = make((1, h, min(length, 2048), dim, through))
     return [partial(problem.gradients, (launch,)) for found in candidates(case).values() for launch in found]
 
 
 def library_ms(problem: Problem) -> float:
-    """The library's flash backward of the same inputs, without tangents."""
+    """Time the library's flash backward on the same inputs, without tangents."""
     q, k, v = problem.inputs[:3]
     aten: Any = torch.ops.aten
     o, lse, *rest, random, unused, _ = aten._scaled_dot_product_flash_attention(q, k, v, scale=problem.scale)
@@ -119,7 +119,7 @@ def library_ms(problem: Problem) -> float:
 
 
 def tune(case: str) -> Result:
-    """All candidates of a case, the best configuration, the table's, and the library's time."""
+    """Time all candidates of a case, the best configuration, the table's, and the library."""
     b, h, length, dim, through = CASES[case]
     problem = make(CASES[case])
     rows_ms = time_ms([partial(problem.gradients, ())] * 10)["ms"]

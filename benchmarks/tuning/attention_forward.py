@@ -1,4 +1,4 @@
-"""Candidates of the forward's table: `python -m benchmarks.tuning.attention_forward --out OUT`; see `tuner`."""
+"""Tuning of the attention forward: `python -m benchmarks.tuning.attention_forward --out OUT`; see `tuner`."""
 
 from typing import Any
 
@@ -26,19 +26,19 @@ TILED = {
 
 
 def candidates(dim: int) -> list[SpecialisedConfig | ForwardConfig]:
-    """Configurations worth a measurement."""
+    """Return configurations worth a measurement."""
     specialised = [SpecialisedConfig(n, s, turns) for n, s in SPECIALISED.get(dim, []) for turns in (False, True)]
     tma = [False] if dim == 80 else [True, False]
     return [*specialised, *(ForwardConfig(m, n, w, s, tma=t) for m, n, w in TILED[dim] for s in (1, 2, 3) for t in tma)]
 
 
 def make(case: tuple[int, int, int, int]) -> list[Tensor]:
-    """q, k, v and their tangents."""
+    """Draw q, k, v and their tangents."""
     return [torch.randn(case, device="cuda", dtype=torch.bfloat16) for _ in range(6)]
 
 
 def reference(inputs: list[Tensor], rows: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """o and to of some rows of the last head, in fp64."""
+    """Return o and to for some rows of the last head, in fp64."""
     q, k, v, tq, tk, tv = (x[-1, -1].double() for x in inputs)
     p = torch.softmax(scale * q[rows] @ k.mT, -1)
     ts = scale * (tq[rows] @ k.mT + q[rows] @ tk.mT)
@@ -50,13 +50,13 @@ def _call(inputs: list[Tensor], config: Any) -> Call:
 
 
 def tune(case: str) -> list[Result]:
-    """All candidates of a case, fastest first."""
+    """Time all candidates of a case, fastest first."""
     b, h, length, dim = CASES[case]
     inputs, rows = make(CASES[case]), torch.randint(0, length, (64,), device="cuda")
     expected, flop = reference(inputs, rows, dim**-0.5), 12.0 * b * h * length**2 * dim
 
     def error(found: tuple[Tensor, ...]) -> float:
-        """The largest error over the largest value, of o and of to."""
+        """Return the largest error of o and to relative to the largest value."""
         pairs = zip(found, expected, strict=True)
         return max(((x[-1, -1, rows].double() - y).abs().max() / y.abs().max()).item() for x, y in pairs)
 
@@ -69,7 +69,7 @@ def tune(case: str) -> list[Result]:
 
 
 def calls_of(case: str) -> list[Call]:
-    """The candidates of a case, on inputs that cost next to nothing but are compiled for alike."""
+    """Return calls of the candidates of a case on inputs that are cheap but compile to the same kernels."""
     _, h, length, dim = CASES[case]
     inputs = make((1, h, min(length, 2048), dim))
     return [_call(inputs, config) for config in candidates(dim)]

@@ -1,4 +1,4 @@
-"""What du/dt loses where the statistics of GroupNorms are held constant, on a trained network.
+"""Error of du/dt when the statistics of GroupNorms are held constant, on a trained network.
 
     fullstride meanflow demo --out runs/demo
     python -m benchmarks.tuning.frozen_statistics runs/demo --out frozen-statistics.json
@@ -36,19 +36,19 @@ Moments = tuple[Tensor, Tensor]
 
 
 def grouped(norm: GroupNorm, x: Tensor) -> Tensor:
-    """x as (batch, groups, elements of a group)."""
+    """Reshape x to (batch, groups, elements of a group)."""
     return x.reshape(len(x), norm.groups, -1)
 
 
 def moments(norm: GroupNorm, x: Tensor) -> Moments:
-    """Mean and reciprocal standard deviation of each group."""
+    """Return mean and reciprocal standard deviation of each group."""
     a = grouped(norm, x)
     mean = a.mean(-1, keepdim=True)
     return mean, torch.rsqrt((a - mean).square().mean(-1, keepdim=True) + norm.eps)
 
 
 def normalised(norm: GroupNorm, held: Moments, x: Tensor) -> Tensor:
-    """The norm by these moments."""
+    """Normalise with these moments."""
     mean, rstd = held
     shape = (-1, *[1] * (x.dim() - 2))
     u = ((grouped(norm, x) - mean) * rstd).reshape(x.shape) * norm.weight.view(shape) + norm.bias.view(shape)
@@ -57,7 +57,7 @@ def normalised(norm: GroupNorm, held: Moments, x: Tensor) -> Tensor:
 
 @contextmanager
 def holding(model: nn.Module, point: tuple[Any, ...]) -> Iterator[None]:
-    """Every GroupNorm of the network, each called once a pass, keeps the statistics that it has at this point."""
+    """Hold the statistics of every GroupNorm of the network, each called once per pass, at their present values."""
     norms = [each for each in model.modules() if isinstance(each, GroupNorm)]
     held: dict[nn.Module, Moments] = {}
 
@@ -80,7 +80,7 @@ def holding(model: nn.Module, point: tuple[Any, ...]) -> Iterator[None]:
 
 
 def derivative(model: nn.Module, z: Tensor, r: Tensor, t: Tensor, v: Tensor, label: Tensor | None = None) -> Tensor:
-    """du/dt along (v, 0, 1), by PyTorch's own forward derivative of plain operations."""
+    """Return du/dt along (v, 0, 1), by PyTorch's own forward derivative of PyTorch operations."""
     with torch.no_grad(), only_plain(), sdpa_kernel([SDPBackend.MATH]):
         return torch.func.jvp(lambda z, t: model(z, r, t, label), (z, t), (v, torch.ones_like(t)))[1]
 
@@ -88,7 +88,7 @@ def derivative(model: nn.Module, z: Tensor, r: Tensor, t: Tensor, v: Tensor, lab
 def compared(
     model: nn.Module, z: Tensor, r: Tensor, t: Tensor, v: Tensor, label: Tensor | None = None
 ) -> dict[str, float]:
-    """Error and cosine of the target's term (t - r) du/dt with the statistics held, over the batch."""
+    """Return error and cosine of the target's term (t - r) du/dt with held statistics, over the batch."""
     exact = derivative(model, z, r, t, v, label)
     with holding(model, (z, r, t, label)):
         other = derivative(model, z, r, t, v, label)

@@ -1,4 +1,4 @@
-"""Launches of the norms' kernels: `python -m benchmarks.tuning.norms --out OUT`; see `tuner`.
+"""Tuning of the norms' kernels: `python -m benchmarks.tuning.norms --out OUT`; see `tuner`.
 
 Beside each stands a copy of as many bytes. Bytes are counted as activations read and written once: forward 4 (x, tx, y,
 ty), detached backward 3 (gy, x, dx), full backward 6 (gy, gty, x, tx, dx, dtx). Calls go in turn through several sets
@@ -32,7 +32,7 @@ LARGEST = {"forward": 16384, "detached": 16384, "full": 4096}
 
 @dataclass(frozen=True)
 class NormCase:
-    """One norm at one size."""
+    """Norm at one size."""
 
     op: str
     shape: tuple[int, ...]
@@ -47,15 +47,15 @@ class NormCase:
         return " ".join(filter(None, parts))
 
     def bytes(self) -> int:
-        """The activations' traffic."""
+        """Bytes of the activations' traffic."""
         return PASSES[self.work] * torch.Size(self.shape).numel() * DTYPES[self.dtype].itemsize
 
     def sets(self) -> int:
-        """How many sets of inputs overflow the cache."""
+        """Return how many sets of inputs exceed the cache."""
         return max(2, min(32, CACHE_BYTES // self.bytes()))
 
     def draw(self) -> tuple[Any, ...]:
-        """The arguments of the call: activations, parameters and, backward, the moments."""
+        """Draw the arguments of the call: activations, parameters and, backward, the moments."""
         g, t, x, tx = (self._activation() for _ in range(4))
         channel = 1 if self.op == "group_norm" else -1
         size = (self.shape[0], self.shape[-1]) if self.op == "ada_layer_norm" else (self.shape[channel],)
@@ -78,17 +78,17 @@ class NormCase:
         return a.contiguous(memory_format=torch.channels_last) if self.channels_last else a
 
     def call(self, module: Any, part: str | None = None) -> Callable[..., Any]:
-        """The function of a module that does the work, or that of another part of it."""
+        """Return the function of a module that does the work, or that of another part of it."""
         part = ("" if self.work == "forward" else "_backward") if part is None else part
         return getattr(module, ("group_norm" if self.op == "group_norm" else "row_norm") + part)
 
     @property
     def module(self) -> Any:
-        """Where the kernels are."""
+        """Return the module of the kernels."""
         return group_norm if self.op == "group_norm" else rows
 
     def candidates(self) -> list[RowConfig | GroupConfig]:
-        """Launches worth a measurement, the table's first."""
+        """Return launches worth a measurement, the table's first."""
         if self.op != "group_norm":
             given = self.work, self.shape[-1], self.op == "ada_layer_norm"
             return list(dict.fromkeys([row_configs.row_config(*given), *row_candidates(*given)]))
@@ -101,7 +101,7 @@ class NormCase:
 # What decides is how many warps a multiprocessor holds and how many instructions an element takes: only what is close
 # by these two is listed.
 def row_candidates(work: str, length: int, modulated: bool) -> Iterator[RowConfig]:
-    """For LayerNorm, RMSNorm, adaptive LayerNorm: a row to a warp or two; three tiles under way where programs walk."""
+    """Return launches for LayerNorm, RMSNorm and adaptive LayerNorm: a row per warp or two; three tiles in flight."""
     width = 128 if length <= 640 else 256
     if work == "forward":
         yield RowConfig(width, 1024 // width, 4, EVERY)
@@ -118,7 +118,7 @@ def row_candidates(work: str, length: int, modulated: bool) -> Iterator[RowConfi
 
 
 def group_candidates(work: str, size: GroupSize) -> Iterator[GroupConfig]:
-    """For GroupNorm: in channels_last 32 and 64 bytes side by side; many warps, or many elements to a thread."""
+    """Return launches for GroupNorm: 32 and 64 contiguous bytes in channels_last; many warps, or long threads."""
     pad = padded(size.group_channels)
     for wide in (32, 64) if size.channels_last else (0,):
         count = max(1, wide // (size.element_bytes * pad))
@@ -148,13 +148,13 @@ CASES = {
 
 
 def copy_ms(size: int, sets: int) -> float:
-    """Time of a copy that reads and writes `size` bytes together."""
+    """Return the time of a copy that reads and writes `size` bytes together."""
     pairs = [[torch.empty(size // 2, dtype=torch.uint8, device="cuda") for _ in range(2)] for _ in range(sets)]
     return time_ms([partial(a.copy_, b) for a, b in pairs])["ms"]
 
 
 def tune(name: str) -> Result:
-    """Each candidate's time, fastest first, and that of a copy."""
+    """Time each candidate, fastest first, and a copy."""
     case = CASES[name]
     sets = [case.draw() for _ in range(case.sets())]
     exact = case.call(naive)(*pytree.tree_map_only(Tensor, Tensor.double, sets[0]))
@@ -175,7 +175,7 @@ def tune(name: str) -> Result:
 
 
 def calls_of(name: str) -> list[Call]:
-    """The candidates of a case."""
+    """Return calls of the candidates of a case."""
     case = CASES[name]
     given = case.draw()
     return [partial(case.call(case.module), *given, config=config) for config in case.candidates()]

@@ -1,4 +1,4 @@
-"""The host's time of a `jax.jit` call with a NumPy array, without and with a copy of it, and of the array's sum."""
+"""Host time of a `jax.jit` call with a NumPy array, without and with a copy of it, and with the array's sum."""
 
 import json
 import platform
@@ -17,12 +17,12 @@ COUNTS = (300, 100, 20, 10)
 
 @jax.jit
 def total(x: Any) -> Any:
-    """A sum, the least that a step can do with its batch."""
+    """Sum the batch, the least that a step can do with it."""
     return jnp.sum(x)
 
 
 def least(call: Callable[[], Any], count: int) -> tuple[float, float]:
-    """The shortest times, in ms, until a call came back and until it was done."""
+    """Return the shortest times, in ms, until a call returned and until it was done."""
     times = []
     for _ in range(count):
         began = time.perf_counter()
@@ -34,7 +34,7 @@ def least(call: Callable[[], Any], count: int) -> tuple[float, float]:
 
 
 def row(size: int, count: int) -> dict[str, float]:
-    """One size."""
+    """Return the row of one size."""
     x = np.ones(size // 4, np.float32)
     total(x).block_until_ready()
     plain, done = least(lambda: total(x), count)

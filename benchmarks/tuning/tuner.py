@@ -1,4 +1,4 @@
-"""Launches of Triton kernels measured on one GPU: compiled ahead, checked against fp64, then timed without the host.
+"""Tuning of Triton launches on one GPU: compiled ahead, checked against fp64, timed without the host.
 
 A time is the median over replays of a captured graph of several calls, whose inputs are together larger than the cache.
 """
@@ -26,7 +26,7 @@ Result = dict[str, Any]
 
 
 def time_ms(calls: Sequence[Call]) -> dict[str, float]:
-    """Median, tenth and ninetieth percentile of one call, in a captured graph of all of them."""
+    """Return median, tenth and ninetieth percentile of one call, in a captured graph of all of them."""
     calls[0]()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -37,7 +37,7 @@ def time_ms(calls: Sequence[Call]) -> dict[str, float]:
 
 
 def _compiled(modules: Iterable[ModuleType]) -> dict[Any, Any]:
-    """Every kernel of these modules that is compiled so far."""
+    """Return every kernel of these modules that is compiled so far."""
     kernels = [x for module in modules for x in vars(module).values() if isinstance(x, triton.JITFunction)]
     caches = [kernel.device_caches[torch.cuda.current_device()][0] for kernel in kernels]
     return {(n, key): value for n, cache in enumerate(caches) for key, value in cache.items()}
@@ -46,7 +46,7 @@ def _compiled(modules: Iterable[ModuleType]) -> dict[Any, Any]:
 def measured(
     name: str, calls: Sequence[Call], error: Callable[[Any], float], allowed: float, modules: Sequence[ModuleType]
 ) -> Result:
-    """One candidate's row: its error, what its kernels take, its time; or why it was refused.
+    """Return a candidate's row: error, resources of its kernels, time; or why it was refused.
 
     Args:
         name: of the candidate.
@@ -67,7 +67,7 @@ def measured(
 
 
 def fastest_first(rows: Iterable[Result]) -> list[Result]:
-    """Rows by their time; those without one come last."""
+    """Sort rows by time; those without one come last."""
     return sorted(rows, key=lambda row: row.get("ms", float("inf")))
 
 
@@ -96,9 +96,9 @@ def main(
 
     """
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="the JSON to write")
-    parser.add_argument("--only", default="", help="cases whose name holds each of these parts, as bf16,group_norm")
-    parser.add_argument("--jobs", type=int, default=8, help="processes that compile")
+    parser.add_argument("--out", type=Path, required=True, help="JSON file to write")
+    parser.add_argument("--only", default="", help="parts that the names of the cases contain, such as bf16,group_norm")
+    parser.add_argument("--jobs", type=int, default=8, help="number of processes that compile")
     parser.add_argument("--share", type=int, help=argparse.SUPPRESS)
     given = parser.parse_args()
     chosen = [case for case in cases if all(part in case for part in given.only.split(","))]

@@ -1,4 +1,4 @@
-"""A hook of mkdocs: reference pages that are made from the code, and equations as MathML."""
+"""Hook of mkdocs: reference pages generated from the code, and equations as MathML."""
 
 import html
 import re
@@ -83,18 +83,18 @@ def on_page_content(text: str, **_: object) -> str:
 
 
 def command_line() -> str:
-    """The Markdown of every command and its options, as `--help` has them."""
+    """Return the Markdown of every command and its options, as in `--help`."""
     command = get_command(app)
     return get_docs_for_click(obj=command, ctx=typer.Context(command), name="fullstride", title="Command line")
 
 
 def settings() -> str:
-    """The Markdown of every setting of the two commands that train."""
+    """Return the Markdown of every setting of the two training commands."""
     return SETTINGS.format(meanflow=_table(meanflow_settings()), bert=_table(settings_in(TrainSettings())))
 
 
 def words() -> str:
-    """The Markdown of every public name that is another one now."""
+    """Return the Markdown of every renamed public name."""
     modules = [f"| `{old}` | `{new}` |" for old, new in RENAMED.items()]
     names = [f"| `{module}` | `{old}` | `{new}` |" for module, own in NAMES.items() for old, new in own.items()]
     classes = {"SamplingParams": SAMPLING_BEFORE, "fullstride.step.torch.TrainStep": TRAIN_STEP}

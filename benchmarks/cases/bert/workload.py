@@ -23,13 +23,13 @@ MODES = {
 
 
 def config_of(model: str, mode: str) -> BertConfig:
-    """A size of BERT in one of `MODES`."""
+    """Return the configuration of a size of BERT in one of `MODES`."""
     hidden, weights, attention = MODES[mode]
     return BertConfig.named(model, hidden_dropout=hidden, attention_dropout=weights, attention=attention)
 
 
 def flops(config: BertConfig, batch: int, length: int, fraction: float = MASKED) -> float:
-    """Operations of a step's matrix products, 2 a multiply-add, backward twice forward; none is computed again.
+    """Operations of a step's matrix products, 2 per multiply-add; backward counts twice, and nothing is recomputed.
 
     Args:
         config: the model's.

@@ -1,4 +1,4 @@
-"""`python -m benchmarks jvp-attention`: attention with its derivative, forward and backward, beside what others need.
+"""`python -m benchmarks jvp-attention`: attention with its derivative, forward and backward, compared with its peers.
 
 Of each size the dual forward pass, the backward pass whose tangent is detached, which is the library's problem too, and
 the one through the tangent. Beside them `vanilla`, PyTorch's math attention under torch.func.jvp, the library's primal
@@ -47,7 +47,7 @@ Judged = dict[str, Errors | str]
 
 
 def forward_rows(setup: OpSetup, problem: Problem, judged: Judged) -> Iterator[Entry]:
-    """The dual forward pass, ours and others', and the library's primal."""
+    """Time the dual forward pass of every implementation, and the library's primal."""
     for who, way in dual_ways(setup, problem.shape, through=False).items():
         call = without_graph(way, *problem.inputs)
         yield _entry(setup, problem, "forward", who, judged, lambda call=call: call)
@@ -57,7 +57,7 @@ def forward_rows(setup: OpSetup, problem: Problem, judged: Judged) -> Iterator[E
 
 
 def backward_rows(setup: OpSetup, problem: Problem, detached: Judged, through: Errors) -> Iterator[Entry]:
-    """The backward pass past the tangent, ours, others' and the library's, and that through it, ours and vanilla's."""
+    """Time the backward pass without and with the tangent's gradient, for every implementation that has it."""
     leaves = problem.leaves()
     outputs: dict[str, Callable[[], Tensor]] = {
         who: lambda way=way: way(*leaves)[0] for who, way in dual_ways(setup, problem.shape, through=False).items()
@@ -72,7 +72,7 @@ def backward_rows(setup: OpSetup, problem: Problem, detached: Judged, through: E
 
 
 def _entry(setup: OpSetup, problem: Problem, kind: str, who: str, judged: Judged, make: Callable[[], Call]) -> Entry:
-    """A pass with the errors of what it makes, or why it is not timed."""
+    """Return a timed pass with the errors of its results, or the reason why it is not timed."""
     own = judged.get(who, {})
     if isinstance(own, str):
         return LeftOut(str(problem.shape), kind, who, own)
@@ -92,7 +92,7 @@ def _gate(setup: OpSetup, problem: Problem, through: bool) -> Errors:
 
 
 def _others(setup: OpSetup, problem: Problem) -> Judged:
-    """Of other fused ops; the plain ones are what ours is gated by."""
+    """Time the other fused ops; the PyTorch-only implementations are the reference that ours is checked against."""
     found: Judged = {}
     for who, way in dual_ways(setup, problem.shape, through=False).items():
         if who not in ("ours", "vanilla"):
@@ -104,7 +104,7 @@ def _others(setup: OpSetup, problem: Problem) -> Judged:
 
 
 def rows(setup: OpSetup, shapes: list[AttentionShape]) -> list[Entry]:
-    """Gate and time each size that fits; the plain form takes matrices of all scores."""
+    """Check and time each size that fits; the PyTorch implementation materialises the matrices of scores."""
     return [entry for shape in shapes for entry in _rows_of(setup, shape)]
 
 
@@ -127,13 +127,13 @@ def _rows_of(setup: OpSetup, shape: AttentionShape) -> list[Entry]:
 
 
 def compile_once(setup: OpSetup, shape: AttentionShape, through: bool) -> None:
-    """Forward and backward pass of ours, for the kernels' sake."""
+    """Run our forward and backward pass once, so that the kernels compile."""
     set_format(setup)
     results(ours(setup, through), Problem.draw(shape, setup), through)
 
 
 def _kernels(setup: OpSetup, shapes: list[AttentionShape]) -> list[partial[None]]:
-    """Those of the sizes, and those of the table of all formats."""
+    """Return calls that compile the kernels of the sizes and of the error table in all formats."""
     every = [(setup, shape, through) for shape in shapes for through in (True, False)]
     every += [(replace(setup, precision=name), ERRORS, True) for name in FORMATS]
     return [partial(compile_once, *given) for given in every]

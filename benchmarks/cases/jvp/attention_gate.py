@@ -1,4 +1,4 @@
-"""What the attention bench computes, by which ways, what each pass counts, and how far it is from fp64."""
+"""Problems of the attention benchmark: their implementations, the work of each pass, and errors against fp64."""
 
 import importlib.util
 from collections.abc import Callable
@@ -34,7 +34,7 @@ Backends = list[SDPBackend] | None
 
 @dataclass
 class Problem:
-    """The tensors of one attention: q, k, v, their tangents, and gradients of the output and its tangent."""
+    """Tensors of one attention: q, k, v, their tangents, and gradients of the output and its tangent."""
 
     shape: AttentionShape
     inputs: list[Tensor]
@@ -42,32 +42,32 @@ class Problem:
 
     @classmethod
     def draw(cls, shape: AttentionShape, setup: OpSetup) -> "Problem":
-        """Normal numbers."""
+        """Draw normally distributed tensors."""
         inputs = [setup.randn(*size) for size in (shape.q, shape.k, shape.v) * 2]
         return cls(shape, inputs, [setup.randn(*shape.q[:3], shape.v[3]) for _ in range(2)])
 
     def leaves(self) -> list[Tensor]:
-        """The inputs as leaves of a graph."""
+        """Return the inputs as leaves of a graph."""
         return [x.detach().requires_grad_() for x in self.inputs]
 
     @property
     def ends(self) -> list[tuple[int, int]]:
-        """What is compared with fp64: the first sample's first head of keys and the last's last."""
+        """List the (sample, head) pairs to compare with fp64: the first and the last KV head of the batch."""
         return list(dict.fromkeys([(0, 0), (self.shape.batch - 1, self.shape.k[1] - 1)]))
 
     def cut(self, tensors: list[Tensor], at: tuple[int, int]) -> list[Tensor]:
-        """One head of keys, of one sample, with its queries, of tensors of all."""
+        """Cut one KV head of one sample, with its query heads, out of each tensor."""
         (b, head), few = at, self.shape.k[1]
         counts = [x.shape[1] // few for x in tensors]
         return [x[b : b + 1, head * n : (head + 1) * n] for x, n in zip(tensors, counts, strict=True)]
 
     def part(self, at: tuple[int, int]) -> "Problem":
-        """The problem of that head."""
+        """Return the problem of one head."""
         return Problem(self.shape, self.cut(self.inputs, at), self.cut(self.gradients, at))
 
 
 def exact(problem: Problem, through: bool) -> list[Tensor]:
-    """Outputs, then gradients, in fp64 by the plain form."""
+    """Return outputs, then gradients, in fp64 by the PyTorch implementation."""
     leaves = [x.double().requires_grad_() for x in problem.inputs]
     run = partial(attention_dual, implementation="plain", enable_gqa=True, tangent_grad=through)
     parts = []
@@ -84,7 +84,7 @@ def exact(problem: Problem, through: bool) -> list[Tensor]:
 
 
 def results(run: Dual, problem: Problem, through: bool) -> list[Tensor]:
-    """Outputs, then gradients, by one way of computing them."""
+    """Return outputs, then gradients, by one implementation."""
     leaves = problem.leaves()
     o, to = run(*leaves)
     assert to is not None
@@ -111,7 +111,7 @@ def gate(run: Dual, eager: Dual | None, problem: Problem, through: bool, precisi
 
 
 def of_another(run: Dual, problem: Problem) -> Errors:
-    """Errors of another's outputs, and of its gradients past the tangent, of some heads of what will be timed.
+    """Return the errors of a peer's outputs, and of its gradients without the tangent, on some of the timed heads.
 
     They are kept by the name that ours have, in a row of its own.
 
@@ -127,20 +127,20 @@ def of_another(run: Dual, problem: Problem) -> Errors:
 
 
 def ours(setup: OpSetup, tangent_grad: bool = True) -> Dual:
-    """Our op on six tensors."""
+    """Run our op on six tensors."""
     precision = {"fp32": "ieee", "tf32": "tf32", "tf32x3": "tf32x3"}.get(setup.precision)
     options: Any = {"precision": precision, "implementation": setup.implementation, "enable_gqa": True}
     return partial(attention_dual, tangent_grad=tangent_grad, **options)
 
 
 def library(q: Tensor, k: Tensor, v: Tensor, backends: Backends = None) -> Tensor:
-    """PyTorch's own attention, without a tangent unless it is the math one."""
+    """Run PyTorch's own attention, without a tangent unless it is the math implementation."""
     with sdpa_kernel(backends) if backends else nullcontext():
         return F.scaled_dot_product_attention(q, k, v, enable_gqa=q.shape[1] != k.shape[1])
 
 
 def vanilla(*inputs: Tensor) -> tuple[Tensor, Tensor]:
-    """PyTorch's math attention under torch.func.jvp."""
+    """Run PyTorch's math attention under torch.func.jvp."""
     o, to, *_ = torch.func.jvp(partial(library, backends=[SDPBackend.MATH]), inputs[:3], inputs[3:])
     return o, to
 
@@ -155,20 +155,20 @@ def _peer(q: Tensor, k: Tensor, v: Tensor, *tangents: Tensor) -> tuple[Tensor, T
 
 
 def _peer_takes(setup: OpSetup, shape: AttentionShape) -> bool:
-    """Its documented limits: a GPU, heads of certain widths, as many keys as queries, in whole blocks."""
+    """Return whether the peer supports a shape: on a GPU, certain head widths, equal lengths in whole blocks."""
     installed = importlib.util.find_spec(PEER) is not None and setup.device.type == "cuda"
     square = shape.q == shape.k == shape.v and shape.dim in (32, 64, 128, 256) and shape.length % 32 == 0
     return installed and square and setup.dtype.itemsize == 2
 
 
 def dual_ways(setup: OpSetup, shape: AttentionShape, through: bool) -> dict[str, Dual]:
-    """Ours and the others by name; only vanilla's tangent, beside ours, has a gradient."""
+    """Return the implementations by name; only ours and vanilla have a gradient of the tangent."""
     ways = {"ours": ours(setup, through), "vanilla": vanilla}
     return ways | {PEER: _peer} if not through and _peer_takes(setup, shape) else ways
 
 
 def libraries(setup: OpSetup) -> dict[str, Backends]:
-    """The library's fused attentions by name; where there is no choice, what it takes by itself."""
+    """Return the library's fused attentions by name; without a choice, the one that it selects itself."""
     if setup.device.type != "cuda" or setup.dtype.itemsize != 2:
         return {"library": None}
     return {"flash": [SDPBackend.FLASH_ATTENTION], "cudnn": [SDPBackend.CUDNN_ATTENTION]}
@@ -176,7 +176,7 @@ def libraries(setup: OpSetup) -> dict[str, Backends]:
 
 @dataclass(frozen=True)
 class Count:
-    """What a pass counts, in q, k and v together, called inputs, and in o."""
+    """Work of one pass: matrix products, and traffic in units of the inputs (q, k, v) and of the output o."""
 
     products: int  # of all scores with queries, keys or values, 2 B H Lq Lk D operations each
     moved: int  # how often inputs and o must be read or written
@@ -197,7 +197,7 @@ MATRICES = {"forward": 6, "detached": 14, "through": 14}
 
 
 def work(problem: Problem, kind: str, who: str, errors: Errors | None = None) -> OpWork:
-    """A row's work."""
+    """Return the work of a row."""
     count = COUNTS["library's" if kind == "detached" and who in ("flash", "cudnn", "library") else kind]
     inputs, outputs = (sum(x.nbytes for x in pair) // 2 for pair in (problem.inputs, problem.gradients))
     size = lambda counts: counts[0] * inputs + counts[1] * outputs  # noqa: E731

@@ -1,4 +1,4 @@
-"""What the two benches of `fullstride.jvp` share: formats, rows, errors against fp64 beside eager's."""
+"""Shared parts of the two benchmarks of `fullstride.jvp`: formats, rows, errors against fp64 next to eager's."""
 
 import gc
 import traceback
@@ -33,7 +33,7 @@ FORMATS = {
 def error_beside_eager(
     name: str, out: Tensor, exact: Tensor, eager: Tensor | None, rounding: float | None = None
 ) -> dict[str, float]:
-    """Relative errors against fp64, ours and eager's in the same format.
+    """Return relative errors against fp64, of ours and of eager in the same format.
 
     Args:
         name: of the result.
@@ -52,7 +52,7 @@ def error_beside_eager(
 
 
 def merged(found: Errors, more: Errors) -> Errors:
-    """The larger of the errors."""
+    """Return the larger error of each pair."""
     every = {name: [d.get(name, {}) for d in (found, more)] for name in found | more}
     return {
         name: {who: max(errors.get(who, 0.0) for errors in both) for who in both[0] | both[1]}
@@ -62,7 +62,7 @@ def merged(found: Errors, more: Errors) -> Errors:
 
 @dataclass(frozen=True)
 class OpWork:
-    """What a row of a table computes."""
+    """Work that one row of a table measures."""
 
     shape: str
     kind: str  # its pass
@@ -89,7 +89,7 @@ Entry = Row | LeftOut
 
 
 def broken(shape: str, kind: str, who: str, error: Exception) -> LeftOut:
-    """A row left out for an error, whose place is told where it is ours."""
+    """Return a row left out because of an error, with the place of the error if it is ours."""
     why = reason(error)
     if who == "ours" and why != NO_MEMORY:
         say("".join(traceback.format_exception(error)))
@@ -98,7 +98,7 @@ def broken(shape: str, kind: str, who: str, error: Exception) -> LeftOut:
 
 @dataclass(frozen=True)
 class OpSetup:
-    """What all rows of a bench share."""
+    """Settings that all rows of a benchmark share."""
 
     device: torch.device
     precision: str
@@ -109,15 +109,15 @@ class OpSetup:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the tensors."""
+        """Data type of the tensors."""
         return FORMATS[self.precision]
 
     def randn(self, *size: int) -> Tensor:
-        """Normal numbers."""
+        """Draw a normally distributed tensor."""
         return torch.randn(*size, device=self.device, dtype=self.dtype)
 
     def fits(self, size: int) -> bool:
-        """Whether that many bytes can be taken: four fifths of a GPU's free memory, 2 GiB of a processor's."""
+        """Return whether `size` bytes can be allocated: four fifths of the GPU's free memory, or 2 GiB on a CPU."""
         if self.device.type != "cuda":
             return size <= 2 << 30
         torch.cuda.empty_cache()
@@ -126,7 +126,7 @@ class OpSetup:
     def row(
         self, work: OpWork, make: Callable[[int], Call], sets: int = 1, least: RooflineBound | None = None
     ) -> Entry:
-        """Time a pass, and see the memory that it takes together with what leads to it; or why that cannot be.
+        """Time a pass and measure its memory with all that leads to it; or return why that is impossible.
 
         Args:
             work: what the pass does.
@@ -156,7 +156,7 @@ class OpSetup:
         return Row(f"{work.shape} {work.kind}, {work.who}", timing, least, extra)
 
     def _added(self, make: Callable[[int], Call]) -> int:
-        """Most bytes that preparing a call and calling it add to what was there."""
+        """Return the peak of the bytes that preparing and making a call add."""
         gc.collect()
         torch.cuda.synchronize()
         before = torch.cuda.memory_allocated()
@@ -178,7 +178,7 @@ def make_setup(device: torch.device, precision: str, implementation: str, second
 
 
 def set_format(setup: OpSetup) -> None:
-    """The process's own treatment of fp32, which is eager's."""
+    """Set how the process computes fp32 products, which eager follows."""
     _set(setup.precision, setup.device)
 
 
@@ -187,7 +187,7 @@ def _set(precision: str, device: torch.device) -> None:
 
 
 def without_graph(run: Callable[..., Any], *args: Any) -> Call:
-    """A call that autograd does not record."""
+    """Return a call that autograd does not record."""
 
     def call() -> Any:
         with torch.no_grad():
@@ -199,7 +199,7 @@ def without_graph(run: Callable[..., Any], *args: Any) -> Call:
 def by_format(
     setup: OpSetup, names: tuple[str, ...], errors_of: Callable[[OpSetup], Errors]
 ) -> tuple[dict[str, Errors], list[Entry]]:
-    """The errors in each format that the device has, TF32 being CUDA's, and the formats left out."""
+    """Return the errors in each format that the device supports, and the formats left out; TF32 needs CUDA."""
     found, left_out = {}, list[Entry]()
     for name in names:
         if setup.device.type != "cuda" and name.startswith("tf32"):
@@ -218,6 +218,6 @@ def by_format(
 
 
 def wrong_of(entries: list[Entry]) -> list[str]:
-    """Passes of ours that are missing for want of more than memory or time, and why."""
+    """Return our passes that are missing for another reason than memory or time, with the reason."""
     mine = [e for e in entries if isinstance(e, LeftOut) and e.who == "ours" and e.why not in (NO_MEMORY, NO_TIME)]
     return [f"{e.shape} {e.kind}: {e.why}" for e in mine]

@@ -1,4 +1,4 @@
-"""`python -m benchmarks jvp-norms`: norms with their derivatives, in bytes a second beside those of a copy.
+"""`python -m benchmarks jvp-norms`: norms with their derivatives, in bytes per second compared with a copy.
 
 Of each norm and size the dual forward pass, the backward pass whose tangent is detached, and the one through it.
 Counted are activations read and written once: 4 forward (x, its tangent, y, its tangent), 3 backward detached (the
@@ -49,7 +49,7 @@ CACHE = {"cuda": 64 << 20, "cpu": 0}  # a Hopper's second level; of a processor 
 
 @dataclass
 class Problem:
-    """The tensors of one norm: x, its tangent, the parameters, and gradients of the output and its tangent."""
+    """Tensors of one norm: x, its tangent, the parameters, and gradients of the output and its tangent."""
 
     shape: NormShape
     x: Tensor
@@ -59,7 +59,7 @@ class Problem:
 
     @classmethod
     def draw(cls, shape: NormShape, setup: OpSetup) -> "Problem":
-        """Normal numbers; parameters are fp32, as autocast leaves them, but modulations are activations."""
+        """Draw normally distributed tensors; parameters are fp32 as under autocast, but modulations are activations."""
         x, tx, gy, gty = (_laid(setup.randn(*shape.size), shape) for _ in range(4))
         dtype = setup.dtype if shape.op == "ada_layer_norm" else torch.float32
         count = 1 if shape.op == "rms_norm" else 2
@@ -67,12 +67,12 @@ class Problem:
         return cls(shape, x, tx, parameters, [gy, gty])
 
     def double(self) -> "Problem":
-        """The same in fp64."""
+        """Return this problem in fp64."""
         x, tx, *gradients = (_laid(a.double(), self.shape) for a in (self.x, self.tx, *self.gradients))
         return Problem(self.shape, x, tx, [p.double() for p in self.parameters], gradients)
 
     def leaves(self) -> "Problem":
-        """The same with x, its tangent and the parameters as leaves of a graph."""
+        """Return this problem with x, its tangent and the parameters as leaves of a graph."""
         x, tx, *parameters = (a.detach().requires_grad_() for a in (self.x, self.tx, *self.parameters))
         return Problem(self.shape, x, tx, parameters, self.gradients)
 
@@ -85,7 +85,7 @@ def _laid(x: Tensor, shape: NormShape) -> Tensor:
 
 
 def ours(implementation: str, through: bool) -> Dual:
-    """The op on pairs."""
+    """Run our op on pairs of primal and tangent."""
 
     def run(problem: Problem) -> tuple[Tensor, Tensor]:
         shape, name = problem.shape, chosen_implementation(implementation, problem.x)
@@ -113,20 +113,20 @@ def _library(problem: Problem, x: Tensor) -> Tensor:
 
 
 def eager(problem: Problem) -> tuple[Tensor, Tensor]:
-    """torch.func.jvp of the library's op."""
+    """Run torch.func.jvp of the library's op."""
     y, ty, *_ = torch.func.jvp(lambda x: _library(problem, x), (problem.x,), (problem.tx,))
     return y, ty
 
 
 def results(run: Dual, problem: Problem, kind: str) -> dict[str, Tensor]:
-    """Outputs, and gradients by `detached` or `through`."""
+    """Return outputs, and gradients by `detached` or `through`."""
     outputs, gradients = run(problem), backward(run, problem, kind)()
     names = ("y", "ty", *NAMES[kind])  # the last is absent where there is no bias
     return {name: x.detach() for name, x in zip(names, (*outputs, *gradients), strict=False)}
 
 
 def backward(run: Dual, problem: Problem, kind: str) -> Call:
-    """The backward pass, of x, of its tangent if `through`, and of the parameters; the forward pass is run here."""
+    """Return the backward pass for x, its tangent if `through`, and the parameters; the forward pass is run here."""
     leaves = problem.leaves()
     outputs, asked = run(leaves), [leaves.x, leaves.tx]
     if kind == "detached":
@@ -151,7 +151,7 @@ def gate(setup: OpSetup, problem: Problem, kind: str) -> Errors:
 
 
 def rows_of(setup: OpSetup, problem: Problem, errors: dict[str, Errors], copies: Copies) -> Iterator[Entry]:
-    """Forward and both backward passes, ours and eager's."""
+    """Return the rows of the forward pass and both backward passes, ours and eager's."""
     shape, one = problem.shape, problem.x.nbytes
     for kind, passes in PASSES.items():
         sets = sets_beyond(CACHE[setup.device.type], passes * one)
@@ -169,7 +169,7 @@ def rows_of(setup: OpSetup, problem: Problem, errors: dict[str, Errors], copies:
 
 
 def rows(setup: OpSetup, shapes: list[NormShape]) -> list[Entry]:
-    """Gate and time each norm."""
+    """Check and time each norm."""
     copies = Copies(setup.clock, setup.device)
     return [entry for shape in shapes for entry in _measured(setup, shape, copies)]
 
@@ -192,19 +192,19 @@ def _measured(setup: OpSetup, shape: NormShape, copies: Copies) -> list[Entry]:
 
 
 def compile_once(setup: OpSetup, shape: NormShape, kind: str) -> None:
-    """Forward and backward pass of ours, for the kernels' sake."""
+    """Run our forward and backward pass once, so that the kernels compile."""
     results(ours(setup.implementation, kind == "through"), Problem.draw(shape, setup), kind)
 
 
 def _kernels(setup: OpSetup, shapes: list[NormShape]) -> list[partial[None]]:
-    """Those of the sizes, and those of the table of all formats."""
+    """Return calls that compile the kernels of the sizes and of the error table in all formats."""
     every = [(setup, shape, kind) for shape in shapes for kind in NAMES]
     every += [(replace(setup, precision=name), shape, "through") for name in FORMATS for shape in NORMS_SMALL]
     return [partial(compile_once, *given) for given in every]
 
 
 def _errors(setup: OpSetup) -> Errors:
-    """The largest of all norms."""
+    """Return the largest errors over all norms."""
     found: Errors = {}
     for shape in NORMS_SMALL:
         found = merged(found, gate(setup, Problem.draw(shape, setup), "through"))

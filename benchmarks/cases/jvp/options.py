@@ -10,22 +10,24 @@ from fullstride.cli.options import Device
 
 IMPLEMENTATIONS = ("auto", "plain", "triton")
 Implementation = Annotated[
-    str, among("auto|plain|triton", "Of our ops: plain PyTorch operations, or Triton kernels."), IMPLEMENTATIONS
+    str, among("auto|plain|triton", "Implementation of the ops: PyTorch operations or Triton kernels."), IMPLEMENTATIONS
 ]
-Jobs = Annotated[int, typer.Option(min=0, help="Processes that compile kernels beforehand.")]
+Jobs = Annotated[int, typer.Option(min=0, help="Number of processes that compile kernels beforehand.")]
 
 
 @dataclass(frozen=True)
 class AttentionOptions(CaseOptions):
-    """Attention with its forward derivative, and both backward passes, beside PyTorch's own."""
+    """Attention with its forward derivative, and both backward passes, compared with PyTorch's own."""
 
     device: Device = "auto"
     precision: Annotated[
-        str, among("bf16|fp16|fp32|tf32|tf32x3", "Of the tensors; tf32 and tf32x3 of products of fp32.")
+        str,
+        among("bf16|fp16|fp32|tf32|tf32x3", "Format of the tensors; tf32 and tf32x3 are for products of fp32 tensors."),
     ] = "bf16"
     implementation: Implementation = "auto"
     shapes: Annotated[
-        str | None, among("small|reference|speed|large|odd|all", "Sizes; small on a CPU, else large, the two.")
+        str | None,
+        among("small|reference|speed|large|odd|all", "List of sizes; if not given, small on a CPU, else large."),
     ] = None
     seconds: Seconds = 600.0
     jobs: Jobs = 8
@@ -33,11 +35,13 @@ class AttentionOptions(CaseOptions):
 
 @dataclass(frozen=True)
 class NormsOptions(CaseOptions):
-    """Norms with their forward derivatives, in bytes a second beside a copy's."""
+    """Norms with their forward derivatives, in bytes per second compared with a copy."""
 
     device: Device = "auto"
-    precision: Annotated[str, among("bf16|fp16|fp32", "Of the activations.")] = "bf16"
+    precision: Annotated[str, among("bf16|fp16|fp32", "Format of the activations.")] = "bf16"
     implementation: Implementation = "auto"
-    shapes: Annotated[str | None, among("small|models|odd|all", "Sizes; small on a CPU, else models.")] = None
+    shapes: Annotated[
+        str | None, among("small|models|odd|all", "List of sizes; if not given, small on a CPU, else models.")
+    ] = None
     seconds: Seconds = 180.0
     jobs: Jobs = 8

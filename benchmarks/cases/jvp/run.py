@@ -1,4 +1,4 @@
-"""How a bench of `fullstride.jvp` runs: gate, kernels ahead, rows, errors in every format, tables, JSON."""
+"""Run of a benchmark of `fullstride.jvp`: checks, compilation ahead, rows, errors in every format, tables, JSON."""
 
 import multiprocessing
 import time
@@ -29,7 +29,7 @@ Rates = dict[str, Callable[[Row], str]]  # a bench's own columns
 
 
 def compile_ahead(setup: OpSetup, jobs: int, calls: Iterable[Callable[[], Any]]) -> None:
-    """Make the calls in `jobs` processes, where that compiles anything; with less than 2, leave it to the bench."""
+    """Make the calls in `jobs` processes if that compiles anything; with fewer than 2, leave it to the benchmark."""
     if jobs >= 2 and chosen(setup.implementation, torch.empty(0, device=setup.device)) == "triton":
         start = time.monotonic()
         say(f"compiling, {jobs} at a time")
@@ -38,7 +38,7 @@ def compile_ahead(setup: OpSetup, jobs: int, calls: Iterable[Callable[[], Any]])
 
 
 def in_processes(jobs: int, calls: Iterable[Callable[[], Any]]) -> None:
-    """Make the calls; what fails in one is no concern, since the bench makes the call again and says it."""
+    """Make the calls; ignore failures, because the benchmark repeats the call and reports them."""
     # A process with a GPU cannot be forked.
     with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
         for done in [pool.submit(call) for call in calls]:
@@ -46,7 +46,7 @@ def in_processes(jobs: int, calls: Iterable[Callable[[], Any]]) -> None:
 
 
 def flat(errors: dict[str, Errors]) -> dict[str, float]:
-    """As a gate's errors: `bf16 to, ours`."""
+    """Flatten errors into a gate's format, with keys such as `bf16 to, ours`."""
     return {
         f"{form} {name}, {who}": e
         for form, results in errors.items()
@@ -56,7 +56,7 @@ def flat(errors: dict[str, Errors]) -> dict[str, float]:
 
 
 def errors_table(errors: dict[str, Errors]) -> Table:
-    """One line a result, ours and eager's error in each format."""
+    """Build the table of errors: one line per result, ours and eager's in each format."""
     title = "relative errors against fp64: ours (eager's, ours in eager's)"
     out = blank_table(title, ("", *errors))
     for name in next(iter(errors.values())):
@@ -71,7 +71,7 @@ def _ratio(errors: dict[str, float]) -> str:
 
 
 def table(result: CaseResult, entries: list[Entry], rates: Rates) -> Table:
-    """One line an entry: time, memory, a case's own columns `rates`, roofline bound, errors; or why there is none."""
+    """Build the table of entries: time, memory, the case's own columns `rates`, roofline bound, errors."""
     conditions = ", ".join(f"{k} {v}" for k, v in result.conditions.items() if isinstance(v, str))
     graphs = (
         f"\ncalls of up to {GRAPH_MS:g} ms are replays of CUDA graphs, without host time, but * could not be captured"
@@ -109,7 +109,7 @@ def _cells(row: Row, rates: Rates) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class OpsBench:
-    """What a bench measures."""
+    """Description of a benchmark of one operator."""
 
     case: str  # its name in the results
     formats: tuple[str, ...]  # that it can be asked for
@@ -121,7 +121,7 @@ class OpsBench:
     rates: Rates  # columns of its own
 
     def run(self, options: AttentionOptions | NormsOptions, out: Path) -> Path:
-        """Gate, measure, print the tables and write the JSON, whose path is returned.
+        """Check, measure, print the tables and write the JSON; return its path.
 
         ConfigError for a device, format or list that there is not. GateError if a result is wrong; the rest is measured
         and written before.

@@ -1,11 +1,11 @@
-"""The one list of sizes that tests, benchmarks and tuning share."""
+"""Sizes that tests, benchmarks and tuning share."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class AttentionShape:
-    """One attention, without a mask."""
+    """Size of an attention without a mask."""
 
     name: str
     batch: int  # this and the next three: of q; the last three: of k and v, those of q unless given
@@ -18,38 +18,38 @@ class AttentionShape:
 
     @property
     def q(self) -> tuple[int, int, int, int]:
-        """The queries' shape."""
+        """Shape of the queries."""
         return self.batch, self.heads, self.length, self.dim
 
     @property
     def k(self) -> tuple[int, int, int, int]:
-        """The keys' shape."""
+        """Shape of the keys."""
         return self.batch, self.kv_heads or self.heads, self.keys or self.length, self.dim
 
     @property
     def v(self) -> tuple[int, int, int, int]:
-        """The values' shape."""
+        """Shape of the values."""
         return *self.k[:3], self.dim_v or self.dim
 
     @property
     def product(self) -> int:
-        """Operations of one product of all scores with the queries, keys or values, 2 a multiply-add."""
+        """Operations of one product of all scores with queries, keys or values, 2 per multiply-add."""
         width = (self.dim + self.v[3]) // 2
         return 2 * self.batch * self.heads * self.length * self.k[2] * width
 
     @property
     def matrix(self) -> int:
-        """Elements of all scores."""
+        """Number of elements of all scores."""
         return self.batch * self.heads * self.length * self.k[2]
 
     def __str__(self) -> str:
-        """For a table."""
+        """Return the size as written in tables."""
         return f"{self.name} B{self.batch} H{self.heads} L{self.length} D{self.dim}"
 
 
 @dataclass(frozen=True)
 class NormShape:
-    """One norm."""
+    """Size of a norm."""
 
     op: str  # `group_norm`, `layer_norm`, `rms_norm` or `ada_layer_norm`
     size: tuple[int, ...]  # x's shape
@@ -59,19 +59,19 @@ class NormShape:
 
     @property
     def parameters(self) -> tuple[int, ...]:
-        """The shape of weight and bias, or scale and shift."""
+        """Shape of weight and bias, or of scale and shift."""
         if self.op == "ada_layer_norm":
             return self.size[0], self.size[-1]
         return (self.size[1 if self.op == "group_norm" else -1],)
 
     def __str__(self) -> str:
-        """For a table."""
+        """Return the size as written in tables."""
         extras = [self.act or "", "channels_last" if self.channels_last else ""]
         return " ".join([self.op, "x".join(map(str, self.size)), *filter(None, extras)])
 
 
 def distinct(shapes: list[AttentionShape]) -> list[AttentionShape]:
-    """Without those of a size that is there already, under another name."""
+    """Remove sizes that appear earlier under another name."""
     found: dict[object, AttentionShape] = {}
     for shape in shapes:
         found.setdefault((shape.q, shape.k, shape.v), shape)

@@ -1,4 +1,4 @@
-"""Times of the benches of `fullstride.jvp`: on a GPU those of captured graphs, in which no host time is."""
+"""Timing for the benchmarks of `fullstride.jvp`: on a GPU in captured graphs, which exclude host time."""
 
 from dataclasses import replace
 
@@ -53,18 +53,18 @@ def _mean(call: Call, clock: Clock, plan: TimingPlan, count: int) -> Timing:
 
 
 def sets_beyond(cache: int, moved: int, most: int = 16) -> int:
-    """How many sets of tensors to go through in turn, that a cache of that size holds none whose turn comes."""
+    """Return how many sets of tensors to rotate so that the cache holds none when its turn comes."""
     return min(most, 1 + -(-2 * cache // moved))
 
 
 class Copies:
-    """Times of copies of as many bytes, in turn over as many buffers, measured as what they stand beside."""
+    """Times of copies of equal size, rotating over as many buffers, measured like the calls they are compared with."""
 
     def __init__(self, clock: Clock, device: torch.device):
         self.clock, self.device, self.found = clock, device, dict[tuple[int, int], float]()
 
     def ms(self, moved: int, sets: int) -> float:
-        """Median milliseconds of a copy that reads and writes `moved` bytes together."""
+        """Return the median milliseconds of a copy that reads and writes `moved` bytes together."""
         if (moved, sets) not in self.found:
             calls = [self._call(moved // 2) for _ in range(sets)]
             calls[0]()

@@ -1,4 +1,4 @@
-"""`python -m benchmarks paged-attention`: attention of decode steps beside a gather and the floor of what must be read.
+"""`python -m benchmarks paged-attention`: attention of decode steps compared with a gather and the roofline bound.
 
 A program calls it many times in a row, on one layer after the other, so that neither launches nor a cache that holds
 the keys already hide what it costs. CUDA's kernel also runs in a chain, as in a decode step.
@@ -40,7 +40,7 @@ PLAN, GLANCE = (
 
 
 def run(options: AttentionOptions, out: Path) -> Path:
-    """Gate, measure, print the table and write the JSON, whose path is returned.
+    """Check, measure, print the table and write the JSON; return its path.
 
     ConfigError if the set cannot run here. GateError if a result is not that of fp64; the others are measured and
     written before.
@@ -123,7 +123,7 @@ def run(options: AttentionOptions, out: Path) -> Path:
 def _gate(
     way: Way, case: PagedAttentionCase, pool: jax.Array, norms: QKNorm, shape: AttentionShape
 ) -> tuple[float, jax.Array]:
-    """Relative error of the first and last rows on the last layer, and the pool."""
+    """Return the relative error of the first and last rows on the last layer, and the KV cache."""
     layer, rows = pool.shape[0] - 1, sorted({0, len(case.contexts) - 1})
     # A set that writes elsewhere would leave the pool as it was: the row's own token must be in it.
     where = () if way.whole else (way.layer(layer),)
@@ -138,7 +138,7 @@ def _gate(
 def _timed(
     way: Way, case: PagedAttentionCase, pool: jax.Array, shape: AttentionShape, wanted_ms: float
 ) -> tuple[Timing, int, jax.Array]:
-    """Of one call, with the number of calls a program: as many as take that long."""
+    """Time one call; also return the number of calls in a program, which is chosen to take about `wanted_ms`."""
     layers, held = pool.shape[0], [way.inside(pool)]
 
     def timing_of(times: int, plan: TimingPlan) -> Timing:
@@ -158,7 +158,7 @@ def _timed(
 
 
 def _program(way: Way, case: PagedAttentionCase, layers: int, shape: AttentionShape, times: int) -> Callable[..., Any]:
-    """All layers that many times in a row."""
+    """Compile a program that runs all layers `times` times."""
 
     def layer_by_layer(_, carry):
         pool, out = carry

@@ -1,4 +1,4 @@
-"""Work of `benchmarks paged-attention`: rows of a decode step, what is right, and what stands beside.
+"""Work of `benchmarks paged-attention`: rows of a decode step, expected results, and peers.
 
 A gather is what XLA does without a kernel; JAX's own paged attention is a Pallas kernel for GPUs.
 """
@@ -26,7 +26,7 @@ Pages = tuple[tuple[Float[Array, "kv_heads pages block head_dim"], Float[Array, 
 
 
 class PagedAttentionCase(NamedTuple):
-    """One token of each row."""
+    """Inputs of a decode step: one token per row."""
 
     qkv: Float[Array, "D wide"]
     batch: StepBatch
@@ -38,7 +38,7 @@ def _itself(pool: Any) -> Any:
 
 
 class Way(NamedTuple):
-    """One to compute it."""
+    """Implementation of the attention."""
 
     call: Callable[..., Any]  # of one layer, or of all of them
     whole: bool = False  # of all
@@ -50,14 +50,14 @@ class Way(NamedTuple):
 
 
 def slots(shape: AttentionShape, rows: int, longest: int) -> int:
-    """Of a pool in which that many rows have contexts of up to `longest` tokens."""
+    """Return the number of slots of a KV cache with `rows` contexts of up to `longest` tokens each."""
     return (rows * -(-longest // shape.block) + 1) * shape.block
 
 
 def draw(
     rng: np.random.Generator, shape: AttentionShape, rows: int, low: int, high: int, dtype: str
 ) -> PagedAttentionCase:
-    """Contexts anywhere from `low` to `high`, blocks anywhere in the pool."""
+    """Draw contexts from `low` to `high` tokens, with blocks anywhere in the KV cache."""
     contexts, width = rng.integers(low, high + 1, rows), -(-high // shape.block)
     tables = 1 + rng.permutation(rows * width).reshape(rows, width)
     last = contexts - 1
@@ -79,7 +79,7 @@ def gather(
     norms: QKNorm | None,
     shape: AttentionShape,
 ) -> tuple[Float[Array, "D out"], Pool]:
-    """Attention as it is without a kernel: all blocks of the tables are gathered, then one softmax."""
+    """Compute attention without a kernel: gather all blocks of the tables, then one softmax."""
     q, k, v = heads(qkv, batch, norms, shape)
     pool = write(pool, layer, batch.slots, k, v)
     rows, width = batch.rows.shape
@@ -99,7 +99,7 @@ def gather(
 def chained(
     qkv: Float[Array, "D wide"], pool: Pool, batch: StepBatch, norms: QKNorm, shape: AttentionShape
 ) -> tuple[Float[Array, "D out"], Pool]:
-    """The CUDA kernel on all layers of the pool, one after the other, in one chain; the last layer's results."""
+    """Run the CUDA kernel on all layers in one chain; return the last layer's results."""
     from fullstride.llm.kernels.cuda.attention import decode_kernel
     from fullstride.llm.kernels.cuda.chain import ChainLaunch, chain
     from fullstride.llm.kernels.cuda.product import in_order, slabs
@@ -123,7 +123,7 @@ def chained(
 def expected(
     case: PagedAttentionCase, pool: Pool, layer: int, norms: QKNorm, shape: AttentionShape, rows: list[int]
 ) -> np.ndarray:
-    """Some rows' results in fp64, from a pool that has this step's keys and values."""
+    """Return some rows' results in fp64, from a KV cache that has this step's keys and values."""
     q, _, _ = heads(case.qkv, case.batch, norms, shape)
     found = []
     for row in rows:
@@ -140,12 +140,12 @@ def expected(
 
 
 def present() -> bool:
-    """Whether this version of JAX has it."""
+    """Return whether the installed version of JAX has this kernel."""
     return find_spec(MODULE) is not None
 
 
 def ways(shape: AttentionShape, **options: Any) -> dict[str, Way]:
-    """It, by name."""
+    """Return the kernel by name."""
     return {
         f"JAX's Pallas, {splits} splits": Way(
             partial(attention, splits=splits, **options),
@@ -161,7 +161,7 @@ def ways(shape: AttentionShape, **options: Any) -> dict[str, Way]:
 
 @partial(jax.jit, static_argnames="shape")
 def pages(pool: Pool, shape: AttentionShape) -> Pages:
-    """The pool in its layout."""
+    """Return the KV cache in the layout of the kernel."""
     blocks = pool.reshape(*pool.shape[:2], -1, shape.block, shape.kv_heads, shape.head_dim)
     outside = jnp.moveaxis(blocks, 4, 2)
     return tuple((layer[0], layer[1]) for layer in outside)
@@ -169,7 +169,7 @@ def pages(pool: Pool, shape: AttentionShape) -> Pages:
 
 @partial(jax.jit, static_argnames="shape")
 def pool_of(found: Pages, shape: AttentionShape) -> Pool:
-    """The pool again."""
+    """Convert the pages back into the KV cache."""
     blocks = jnp.moveaxis(jnp.stack([jnp.stack(layer) for layer in found]), 2, 4)
     return blocks.reshape(*blocks.shape[:2], -1, shape.kv_heads, shape.head_dim)
 
@@ -185,7 +185,7 @@ def attention(
     splits: int,
     interpret: bool = False,
 ) -> tuple[Float[Array, "D out"], Pages]:
-    """A decode step's attention on one layer; keys and values are written by XLA before."""
+    """Compute a decode step's attention on one layer; XLA writes keys and values first."""
     from jax.experimental.pallas.ops.gpu.paged_attention import paged_attention
 
     q, k, v = heads(qkv, batch, norms, shape)
@@ -204,5 +204,5 @@ def attention(
 
 
 def _divisor(number: int, most: int) -> int:
-    """The largest divisor of a number that is no more than so many."""
+    """Return the largest divisor of a number up to a limit."""
     return max(d for d in range(1, min(number, most) + 1) if number % d == 0)

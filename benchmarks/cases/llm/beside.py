@@ -1,4 +1,4 @@
-"""Peers of the engine in `python -m benchmarks llm`, each in a process of its own: transformers and vLLM."""
+"""Peers of the engine in `python -m benchmarks llm`, each in a separate process: transformers and vLLM."""
 
 import json
 import os
@@ -23,7 +23,7 @@ INSTALL = f"{how_to_install('torch')} transformers"
 
 @dataclass
 class Peers:
-    """What was found."""
+    """Timings and tokens of the implementations that the engine is compared with."""
 
     # Milliseconds of a first call and of the runs after it, by name.
     times: dict[str, list[float]] = field(default_factory=dict)
@@ -35,20 +35,20 @@ class Peers:
 
     @property
     def conditions(self) -> dict[str, Any]:
-        """What a result says of them."""
+        """Return the conditions of a result that describe the compared implementations."""
         attention = {} if self.attention is None else {"baseline_attention": self.attention}
         return attention | ({"left_out": "; ".join(self.left_out)} if self.left_out else {})
 
     def leave_out(self, name: str, why: str, remedy: str = "") -> None:
-        """Something does not run: told now, and kept."""
+        """Report and store why something is not run."""
         say(f"left out: {name}: {why}{remedy and f'; {remedy}'}")
         self.left_out.append(f"{name}: {why}")
 
     def add_transformers(self, source: str, dtype: str, place: str, runs: int, attention: str) -> None:
-        """Run `generate` of transformers, on the small workload; what does not run of it is left out."""
+        """Run `generate` of transformers on the small workload; leave out the variants that fail."""
         if without := _lacking():
-            return self.leave_out("transformers", without, f"{INSTALL}, or take --no-baseline")
-        say("transformers, in a process of its own")
+            return self.leave_out("transformers", without, f"{INSTALL}, or use --no-baseline")
+        say("running transformers in a separate process")
         done = _run_baseline("times", source, dtype, place, str(runs), attention)
         if done.returncode:
             return self.leave_out("transformers", f"exit code {done.returncode}")
@@ -63,12 +63,12 @@ class Peers:
         be written: it was asked for.
         """
         if without := _lacking():
-            raise ConfigError(f"--vllm: {without}, which write the weights for it; {INSTALL}")
-        say("vLLM, in a process of its own")
+            raise ConfigError(f"--vllm: {without}, which are needed to write its weights; {INSTALL}")
+        say("running vLLM in a separate process")
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             if code := _run_baseline("save", source, dtype, str(folder / "model")).returncode:
-                raise ConfigError(f"--vllm: its weights were not written (exit code {code}; why is said above)")
+                raise ConfigError(f"--vllm: its weights were not written (exit code {code}); see the reason above")
             gate = compared(work)
             asked = {"dtype": dtype, "runs": runs, "prompts": work.prompts, "outputs": work.outputs}
             asked |= {"temperature": TEMPERATURE, "longest": work.longest, "at_once": at_once}
@@ -78,7 +78,7 @@ class Peers:
             script = shutil.copy(bench_vllm.__file__, folder / "beside.py")
             if code := subprocess.run([python, str(script)], stdout=STDERR, cwd=folder).returncode:
                 raise ConfigError(
-                    f"--vllm {python}: it ended with exit code {code}; why is said above, or leave it out"
+                    f"--vllm {python}: it ended with exit code {code}; see the reason above, or omit --vllm"
                 )
             self._add(json.loads((folder / "found.json").read_text()))
 
@@ -94,13 +94,15 @@ def _lacking() -> str:
 
 
 def interpreter(given: str) -> str:
-    """The path of an interpreter that runs vLLM; ConfigError if there is none, or it has no vLLM."""
+    """Return the path of an interpreter that runs vLLM; ConfigError if it does not exist or has no vLLM."""
     path = shutil.which(given)
     if path is None:
         raise ConfigError(f"--vllm {given}: no such program; expected the Python of an environment that has vLLM")
     looked = "import importlib.util as u, sys; sys.exit(u.find_spec('vllm') is None)"
     if subprocess.run([path, "-c", looked]).returncode:
-        raise ConfigError(f"--vllm {given}: it has no vLLM; `{given} -m pip install vllm` in an environment of its own")
+        raise ConfigError(
+            f"--vllm {given}: it has no vLLM; run `{given} -m pip install vllm` in a separate environment"
+        )
     return os.path.abspath(path)  # a link stays one: to what it points is no environment
 
 

@@ -1,4 +1,4 @@
-"""`python -m benchmarks llm`: this engine beside transformers, vLLM and the floor of what must be read."""
+"""`python -m benchmarks llm`: this engine compared with transformers, vLLM and the roofline bound."""
 
 import tempfile
 from collections.abc import Callable, Iterable
@@ -31,7 +31,7 @@ DEVICE, STREAM = "/device:GPU", "Stream"
 
 
 class Span(NamedTuple):
-    """A kernel or copy, in nanoseconds."""
+    """Kernel or copy on a GPU, in nanoseconds."""
 
     name: str
     start: float
@@ -40,7 +40,7 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True)
 class Trace:
-    """A GPU's time between its first and its last kernel."""
+    """Kernels of a GPU between its first and its last one."""
 
     wall_ms: float  # from the one to the other
     busy_ms: float  # in which at least one ran
@@ -48,17 +48,17 @@ class Trace:
 
     @property
     def idle(self) -> float:
-        """Share of the time in which none ran."""
+        """Fraction of the time in which no kernel ran."""
         return 1 - self.busy_ms / self.wall_ms
 
     def to_dict(self, most: int = 12) -> dict[str, Any]:
-        """JSON-serialisable, with the longest kernels."""
+        """Return a JSON-serialisable summary with the longest kernels."""
         longest = [{"name": name, "count": n, "ms": ms} for name, (n, ms) in list(self.kernels.items())[:most]]
         return {"wall_ms": self.wall_ms, "busy_ms": self.busy_ms, "idle": self.idle, "kernels": longest}
 
 
 def traced(call: Callable[[], object]) -> Trace | None:
-    """Run it under the profiler; None where no GPU did anything."""
+    """Run a function under the profiler; return None if no GPU did anything."""
     with tempfile.TemporaryDirectory() as folder:
         with jax.profiler.trace(folder):
             call()
@@ -68,14 +68,14 @@ def traced(call: Callable[[], object]) -> Trace | None:
 
 
 def spans(planes: Iterable[Any]) -> list[Span]:
-    """What ran on streams of GPUs; other lines of their planes say the same again."""
+    """Return the kernels that ran on GPU streams; other lines of the planes repeat them."""
     lines = (line for plane in planes if plane.name.startswith(DEVICE) for line in plane.lines)
     events = (event for line in lines if line.name.startswith(STREAM) for event in line.events)
     return [Span(event.name, event.start_ns, event.start_ns + event.duration_ns) for event in events]
 
 
 def trace_of(found: list[Span]) -> Trace:
-    """Sum them up; what runs at the same time counts once."""
+    """Sum up the spans; overlapping ones count once."""
     ordered = sorted(found, key=lambda span: span.start)
     busy, until = 0.0, ordered[0].start
     kernels: dict[str, tuple[int, float]] = {}
@@ -89,7 +89,7 @@ def trace_of(found: list[Span]) -> Trace:
 
 
 def run(options: LlmOptions, out: Path) -> Path:
-    """Measure, print the table, write the JSON, whose path is returned.
+    """Measure, print the table and write the JSON; return its path.
 
     ConfigError for a model that there is not, a vLLM that does not run, or kernels that cannot run the model here.
     GateError if fp32 greedy tokens are not those of what runs beside it, or see `bench_gate.gate`.
@@ -149,14 +149,14 @@ def run(options: LlmOptions, out: Path) -> Path:
 
 
 def _gate(engine: Engine, work: ModelWork, theirs: dict[str, list[int]]) -> dict[str, float]:
-    """How many greedy tokens differ; in fp32 none may, and of other dtypes `bench_gate.gate` judges them."""
+    """Return how many greedy tokens differ; fp32 allows none, and `gate.gate` judges other data types."""
     if not theirs:
         return {}
     (ours,) = complete(engine, compared(work), 0.0)
     wrong = {whose: sum(a != b for a, b in zip(ours, tokens, strict=True)) for whose, tokens in theirs.items()}
     for whose, count in wrong.items():
         if count and engine.sizes.dtype == "float32":
-            raise GateError(f"{count} of {len(ours)} greedy tokens are not those of {whose}; not timed")
+            raise GateError(f"{count} of {len(ours)} greedy tokens differ from those of {whose}; not timed")
     return {f"greedy tokens that differ from {whose}, of {len(ours)}": float(n) for whose, n in wrong.items()}
 
 

@@ -1,4 +1,4 @@
-"""Clients of `benchmarks llm --workload serve`, in a process of their own: what is timed is what arrives there.
+"""Clients of `benchmarks llm --workload serve` in a separate process, which times what it receives.
 
 Run as a module, it reads what to ask from stdin and writes when answers came to stdout, both JSON.
 """
@@ -28,7 +28,7 @@ LEAST = 3
 
 @dataclass(frozen=True)
 class ClientRequest:
-    """What to ask of a server."""
+    """Requests that the clients send to a server."""
 
     url: str  # of the server
     model: str  # its name
@@ -40,7 +40,7 @@ class ClientRequest:
 
 @dataclass(frozen=True)
 class Heard:
-    """When the answers of all clients came."""
+    """Arrival times of the answers of all clients."""
 
     seconds: float  # from the first question to the end of the last answer
     firsts: list[float]  # milliseconds from each question to the first text of its answer
@@ -49,16 +49,14 @@ class Heard:
 
 
 def ask(asked: ClientRequest) -> Heard:
-    """Have all clients ask, in a process of their own; GateError if the server refused a question or left one
-    unanswered, with its words.
-    """
+    """Run all clients in a separate process; GateError with its message if a request was refused or unanswered."""
     with process_of("benchmarks.cases.llm.clients", asked=asdict(asked)) as process:
         return Heard(**found_by(process))
 
 
 @contextlib.contextmanager
 def process_of(module: str, *words: str, asked: dict[str, Any]) -> Iterator[Any]:
-    """A process that runs a module, and is told as a line of JSON what to ask; it ends with the block."""
+    """Run a module in a process that receives its request as a line of JSON; the process ends with the block."""
     pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     with subprocess.Popen([sys.executable, "-m", module, *words], text=True, **pipes) as process:
         assert process.stdin is not None
@@ -71,16 +69,16 @@ def process_of(module: str, *words: str, asked: dict[str, Any]) -> Iterator[Any]
 
 
 def found_by(process: Any) -> Any:
-    """What it has found, at its end; GateError if it failed, with its last words."""
+    """Return the result that a clients' process prints when it ends; GateError with its last line if it failed."""
     said, wrong = process.communicate()
     if process.returncode:
-        *_, last = ["it said nothing", *wrong.strip().splitlines()]
+        *_, last = ["no output", *wrong.strip().splitlines()]
         raise GateError(f"the clients' process ended with exit code {process.returncode}: {last}")
     return json.loads(said)
 
 
 async def _answer(client: httpx.AsyncClient, asked: ClientRequest, prompt: list[int]) -> tuple[float, float, int]:
-    """Milliseconds until the first part, milliseconds a token after it, and tokens."""
+    """Return milliseconds until the first part, milliseconds per token after it, and the number of tokens."""
     body = {"model": asked.model, "prompt": prompt, "max_tokens": asked.answer, "temperature": asked.temperature}
     body |= {"ignore_eos": True, "stream": True, "stream_options": STREAMED}
     started = time.perf_counter()
@@ -94,14 +92,14 @@ async def _answer(client: httpx.AsyncClient, asked: ClientRequest, prompt: list[
     # Read when nothing is timed any more. The last part has the number of tokens and none of the answer.
     parts = [json.loads(line.removeprefix(DATA)) for _, line in arrived]
     if len(parts) < LEAST or "error" in parts[-1]:
-        raise RuntimeError(f"an answer ended early: {parts[-1:]}; answers must have several tokens, and text")
+        raise RuntimeError(f"an answer ended early: {parts[-1:]}; expected several tokens and a text")
     begun, tokens = (part["usage"]["completion_tokens"] for part in (parts[0], parts[-1]))
     first, last = arrived[0][0], arrived[-2][0]
     return 1e3 * (first - started), 1e3 * (last - first) / max(1, tokens - begun), tokens
 
 
 async def heard(asked: ClientRequest) -> Heard:
-    """Ask with all clients at once."""
+    """Send the requests of all clients at once."""
 
     async def ask_in_turn(prompts: list[list[int]]) -> list[tuple[float, float, int]]:
         return [await _answer(client, asked, prompt) for prompt in prompts]

@@ -1,4 +1,4 @@
-"""What the benches of several devices share: their number, random weights made on them, rows written as they come."""
+"""Shared parts of the multi-device benchmarks: device count, random weights made on the devices, incremental rows."""
 
 import functools
 import zlib
@@ -31,7 +31,7 @@ REPEATS = 9
 
 
 def settings(config: ModelConfig, dtype: str | None, kernels: str, **changes: Any) -> EngineConfig:
-    """Of an engine for few sequences, which has few programs."""
+    """Return the settings of an engine for few sequences, which compiles few programs."""
     longest = min(LONGEST, config.max_position)
     chosen: dict[str, Any] = {
         "prefix_cache": False,
@@ -45,19 +45,19 @@ def settings(config: ModelConfig, dtype: str | None, kernels: str, **changes: An
 
 
 def counts(config: ModelConfig | None = None) -> list[int]:
-    """Numbers of devices that there are, and that can share the model if one is given."""
+    """Return numbers of devices that exist and, if a model is given, can share it."""
     there = [n for n in COUNTS if n <= jax.device_count()]
     return there if config is None else [n for n in there if refusal(config, n) is None]
 
 
 def named(count: int) -> str:
-    """For people."""
+    """Return a readable name."""
     return f"{count} device{'s' * (count > 1)}"
 
 
 @dataclass
 class Report:
-    """Rows of one section, written with every new one: a bench that is cut short has told what it found."""
+    """Rows of one section, written with every new row so that an interrupted benchmark keeps its results."""
 
     bench: LlmBench
     precision: str
@@ -69,7 +69,7 @@ class Report:
     rows: list[Row] = field(default_factory=list)
 
     def add(self, row: Row) -> None:
-        """Say how many times as many tokens a second it is as the first row of its size, and as that of its kernels."""
+        """Add a row with its speed-up over the first row of its size, and over the first with the same kernels."""
         speed = row.extra["tokens_per_second"]
         size = ("batch", "context")
         alike = [each.extra for each in (*self.rows, row) if all(each.extra[k] == row.extra[k] for k in size)]
@@ -82,7 +82,7 @@ class Report:
         say(f"{row.name}: {row.timing.median_ms:.3f} ms, {told} ({row.extra['kernels']})")
 
     def result(self) -> CaseResult:
-        """With the rows that there are."""
+        """Return the result of the rows so far."""
         conditions = {
             "model": self.bench.name,
             "precision": self.precision,
@@ -97,15 +97,15 @@ class Report:
         return CaseResult("llm", self.bench.place, conditions, self.gate, self.ceilings, self.rows, environment())
 
     def shown(self) -> Path:
-        """Print all rows, and write them once more."""
+        """Print all rows and write the result again."""
         return shown(self.result(), self.bench.out)
 
 
 class MadeParameters(RandomParameters):
-    """As `RandomParameters` with other numbers: every device makes its own part, of a whole that is always the same."""
+    """Random parameters that each device generates itself; the whole is the same for any number of devices."""
 
     def make(self, name: str, device: Any, rows: slice | None = None, columns: slice | None = None) -> Array:
-        """A part of one, on a device of JAX's; whole where no part is given."""
+        """Return a part of a parameter on a JAX device, or all of it if no part is given."""
         shape = self._shapes[name]
         given = (rows or slice(None), columns or slice(None))[: len(shape)]
         bounds = [part.indices(size) for part, size in zip(given, shape, strict=True)]
@@ -120,7 +120,7 @@ class MadeParameters(RandomParameters):
 
 @functools.cache
 def _drawn(shape: tuple[int, ...], sizes: tuple[int, ...], dtype: Any) -> Any:
-    """What makes a part of such a parameter, by its seed and where the part begins; the whole is never stored."""
+    """Return a function that generates a part of a parameter from its seed and offset; the whole is never stored."""
 
     def draw(seed, starts):
         values = jax.random.normal(jax.random.key(seed), shape, jnp.float32)
@@ -131,7 +131,7 @@ def _drawn(shape: tuple[int, ...], sizes: tuple[int, ...], dtype: Any) -> Any:
 
 
 def on_devices(loaded: Any) -> Any:
-    """The same model with weights that are made on the devices, where they are random anyhow."""
+    """Return the model with its random weights generated on the devices; a model with loaded weights is unchanged."""
     if not isinstance(loaded.parameters, RandomParameters):
         return loaded
     made = MadeParameters(loaded.config, loaded.config.dtype)

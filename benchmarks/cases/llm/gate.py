@@ -1,4 +1,4 @@
-"""The gate of `benchmarks llm`: greedy answers and their logprobs beside a dense pass in fp32, of no engine.
+"""Correctness check of `benchmarks llm`: greedy answers and their logprobs compared with a dense fp32 pass.
 
 The dense pass is a decoder of whole sequences, layer by layer, without a pool or kernels.
 """
@@ -39,7 +39,7 @@ Answer = tuple[list[int], list[tuple[Logprob, ...]]]
 
 
 class Dense:
-    """A model whose weights are rounded as an engine's are; one layer of them is on the device at a time."""
+    """Dense fp32 model with weights rounded as the engine's; one layer at a time is on the device."""
 
     def __init__(self, config: ModelConfig, parameters: Mapping[str, Any], dtype: str, device: Any):
         self._config, self._parameters, self._dtype, self._device = config, parameters, dtype, device
@@ -49,7 +49,7 @@ class Dense:
             self._parts.setdefault(prefix, []).append(part)
 
     def logprobs(self, sequences: Sequence[Sequence[int]], count: int) -> list[Float32[np.ndarray, "count vocab"]]:
-        """Of the last `count` tokens of each sequence, given all before them."""
+        """Return the logprobs of the last `count` tokens of each sequence, given all tokens before them."""
         config, embed = self._config, self._get("embed")
         states = [embed[jnp.asarray(sequence[:-1])] for sequence in sequences]
         with jax.default_matmul_precision("highest"):
@@ -70,7 +70,7 @@ class Dense:
 
 @functools.cache
 def _layer(config: ModelConfig) -> Any:
-    """One of a model's layers, compiled once for sequences of a length."""
+    """Return a layer of the model, compiled once per sequence length."""
 
     def apply(layer: Layer, x: Float[Array, "T hidden"]) -> Float[Array, "T hidden"]:
         x = x + _attention(config, layer, _norm(x, layer["attn_norm"], config.rms_eps))
@@ -115,7 +115,7 @@ def _rotated(config: ModelConfig, layer: Layer, name: str, x: Float[Array, "T he
 def gate(
     engine: Engine, parameters: Mapping[str, Any], lengths: Sequence[int], at_once: int, name: str = ""
 ) -> dict[str, float]:
-    """What an idle engine is off by, for the shortest and the longest of some prompts.
+    """Return the errors of an idle engine for the shortest and the longest of several prompts.
 
     Each is answered alone, with logprobs; then several at once, without, by the very programs that are timed.
 
@@ -176,5 +176,5 @@ def _error(told: list[tuple[np.ndarray, list[tuple[Logprob, ...]]]]) -> float:
 
 def _judged(what: str, value: float, limit: float) -> float:
     if not value <= limit:  # nor if it is not a number
-        raise GateError(f"{what}: {value:.3g} nats beside a dense pass in fp32, expected at most {limit:g}; not timed")
+        raise GateError(f"{what}: {value:.3g} nats from a dense pass in fp32, expected at most {limit:g}; not timed")
     return value

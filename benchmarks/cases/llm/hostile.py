@@ -40,7 +40,7 @@ def run(bench: LlmBench) -> Path:
     """
     tokenizer = bench.loaded.tokenizer
     if tokenizer is None or not tokenizer.eos or tokenizer.template is None:
-        expected = "a model with a tokenizer, an end of texts and a chat template, which requests attack"
+        expected = "a model with a tokenizer, an end-of-text token and a chat template, which the requests attack"
         raise ConfigError(f"{bench.source} with --workload hostile: expected {expected}; give another --model")
     engine = bench.engine()
     off = gate(engine, bench.loaded.parameters, [PROMPT], 1)
@@ -69,7 +69,7 @@ def run(bench: LlmBench) -> Path:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without uvicorn's warning for each header that is none."""
+    """Suppress uvicorn's warning for each invalid header."""
     logger = logging.getLogger("uvicorn.error")
     before = logger.level
     logger.setLevel(logging.ERROR)
@@ -80,7 +80,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _row(name: str, asked: dict[str, Any], least: RooflineBound) -> Row:
-    """Its times are those of the small completions; the first of each kind does not count."""
+    """Measure a row; its times are those of the small completions, and the first of each kind is a warm-up."""
     extra: dict[str, Any] = {}
     if name == IDLE:
         times = waited(asked)
@@ -101,11 +101,11 @@ def _answered(name: str, answers: dict[str, int], seconds: float) -> dict[str, A
     """
     expected = str(ATTACKS[name].status)
     if expected not in answers or answers.keys() - {expected, CUT_OFF}:
-        raise GateError(f"{name}: answers by status are {answers}, expected {expected} alone")
+        raise GateError(f"{name}: number of answers by status is {answers}, expected only {expected}")
     return {"attack_answers": answers, "attacks_per_second": sum(answers.values()) / seconds}
 
 
 def spread(times: list[float]) -> dict[str, float]:
-    """How many there are, their median, 99th percentile and the longest, in milliseconds."""
+    """Return the count, median, 99th percentile and maximum, in milliseconds."""
     median, high = (float(np.quantile(times, q)) for q in (0.5, 0.99))
     return {"count": float(len(times)), "median": median, "p99": high, "max": max(times)}

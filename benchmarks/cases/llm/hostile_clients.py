@@ -1,4 +1,4 @@
-"""Clients of `benchmarks llm --workload hostile`, in processes of their own: those that wait, those that attack.
+"""Clients of `benchmarks llm --workload hostile` in separate processes: ordinary clients and attackers.
 
 Run as a module with `wait` or `attack`, it reads what to do as a line of JSON from stdin and writes what came of it to
 stdout, also as JSON; an attack says when it begins, and ends with stdin. Each attack is the costliest request of its
@@ -38,7 +38,7 @@ COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
 
 
 def waited(asked: dict[str, Any]) -> dict[str, list[float]]:
-    """Milliseconds of each small completion, `request`, and of each `health`, the first of which pays for connecting.
+    """Return milliseconds of each small completion, `request`, and each `health`; the first of each connects.
 
     Args:
         asked: `url`, `model`, its `vocab`, tokens of a `prompt`, and for how many `seconds` to ask.
@@ -53,7 +53,7 @@ def waited(asked: dict[str, Any]) -> dict[str, list[float]]:
 
 @contextlib.contextmanager
 def attack(asked: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Send one of `ATTACKS` again and again; each client ends the request that it is at.
+    """Send one of `ATTACKS` repeatedly; each client finishes its current request.
 
     Args:
         asked: `url`, the `attack`, its `size` in bytes, and how many `clients` send it.
@@ -73,7 +73,7 @@ def attack(asked: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 async def _wait(asked: dict[str, Any]) -> dict[str, list[float]]:
-    """One client for each kind of request, one request after the other, and at least two."""
+    """Run one client per kind of request, sending at least two requests one after the other."""
     until = time.perf_counter() + asked["seconds"]
     draw = random.Random(0)
 
@@ -100,7 +100,7 @@ async def _wait(asked: dict[str, Any]) -> dict[str, list[float]]:
 
 
 def _bodies(web: httpx.Client, path: str, bodies: list[bytes], stop: Event) -> Iterator[str]:
-    """Statuses of one request after the other, one at least, until it is told to stop."""
+    """Return the statuses of consecutive requests, at least one, until told to stop."""
     for body in itertools.cycle(bodies):
         yield str(web.post(path, content=body, headers={"content-type": "application/json"}).status_code)
         if stop.is_set():
@@ -108,7 +108,7 @@ def _bodies(web: httpx.Client, path: str, bodies: list[bytes], stop: Event) -> I
 
 
 def _headers(web: httpx.Client, path: str, stop: Event) -> Iterator[str]:
-    """Statuses of headers that go on until something comes back."""
+    """Return the statuses of endless headers, which go on until a response arrives."""
     host, port = web.base_url.host, web.base_url.port
     while True:
         with socket.create_connection((host, port), timeout=LONGEST) as connection:
@@ -148,7 +148,7 @@ def _attack(asked: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Attack:
-    """One kind of request."""
+    """Kind of request that attacks the server."""
 
     status: int  # of its answers
     path: str  # of the route
@@ -167,13 +167,13 @@ def _chat(size: int) -> list[str]:
 
 
 def _schemas(size: int) -> list[str]:
-    """Small, and the grammar is large; several, as what could be compiled is kept."""
+    """Build small schemas with large grammars; several, because compiled ones are cached."""
     costly = [{"type": "integer", "multipleOf": 9_999_999 - 2 * turn, "minimum": -(10**15)} for turn in range(100)]
     return [json.dumps({"prompt": "x", "max_tokens": 1, "structured_outputs": {"json": schema}}) for schema in costly]
 
 
 def _brackets(size: int) -> list[str]:
-    """Too many lists; as many as may be, in one another; and side by side, with a text that fills the rest."""
+    """Build schemas of lists: too many, the deepest allowed nesting, and many siblings with a long text."""
     nested, flat = "[" * NESTED + "]" * NESTED, ",".join(["[]"] * NESTED)
     prompts = ",".join(["[]"] * (size // 3)), nested, f'{flat},"{"x" * (size - len(flat))}"'
     return [f'{{"prompt":[{prompt}]}}' for prompt in prompts]

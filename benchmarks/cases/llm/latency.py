@@ -1,4 +1,4 @@
-"""`python -m benchmarks llm --workload latency`: what one user waits for: the start, and a first token.
+"""`python -m benchmarks llm --workload latency`: start-up and time to first token of a single user.
 
 Run as a module it is the start, in a process of its own.
 """
@@ -34,7 +34,7 @@ PHASES = ("imports", "device", "model", "engine")
 
 
 def settings(longest: int, dtype: str | None, kernels: str) -> EngineConfig:
-    """Of the engine: a server's, for requests of that length."""
+    """Return engine settings as a server would use for requests of up to `longest` tokens."""
     length = min(longest, PROMPT + ANSWER)
     return EngineConfig(dtype=dtype, prefix_cache=False, max_length=length, kernels=kernels)
 
@@ -64,7 +64,7 @@ def run(bench: LlmBench) -> Path:
 
 
 def first_tokens(engine: Engine, length: int) -> list[float]:
-    """Milliseconds from a request to its first token, on an idle engine."""
+    """Return milliseconds from a request to its first token, on an idle engine."""
     params, vocab = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True), engine.model.vocab_size
     samples = []
     for turn in range(REPEATS + 1):
@@ -81,19 +81,19 @@ def first_tokens(engine: Engine, length: int) -> list[float]:
 
 
 def store(parameters: Mapping[str, np.ndarray], folder: Path) -> None:
-    """Random weights as files, since what makes them is slow and no part of a start."""
+    """Write random weights as files, because generating them is slow and not part of a start."""
     for name, value in parameters.items():
         # NumPy's files know no bfloat16.
         np.save(folder / f"{name}.npy", value.view(f"V{value.itemsize}"))
 
 
 def stored(folder: Path, dtype: Any) -> dict[str, np.ndarray]:
-    """Weights of such files, whose pages are read when they are used."""
+    """Return weights of these files, memory-mapped."""
     return {path.stem: np.load(path, mmap_mode="r").view(dtype) for path in folder.glob("*.npy")}
 
 
 def _starts(source: str, dtype: str | None, kernels: str, folder: str) -> list[dict[str, float]]:
-    """Milliseconds of each phase, from a command to a ready engine; the first start compiles what is not compiled."""
+    """Return milliseconds of each phase from a command to a ready engine; the first start compiles."""
     command = [sys.executable, "-m", "benchmarks.cases.llm.latency", source, dtype or "", kernels, folder]
     samples = []
     for _ in range(STARTS + 1):

@@ -1,4 +1,4 @@
-"""`python -m benchmarks llm --workload parallel`: what more devices bring for one model that they share."""
+"""`python -m benchmarks llm --workload parallel`: tensor parallelism of one model on several devices."""
 
 import gc
 import time
@@ -37,14 +37,14 @@ GREEDY = 20
 
 
 def cases(config: ModelConfig, dtype: str, kernels: str) -> list[tuple[int, str]]:
-    """Numbers of devices, and kernels by name; one device also runs those of several, if it has others."""
+    """Return numbers of devices with kernel names; one device also runs the kernels of several, if they differ."""
     block, device = settings(config, dtype, kernels).block_size, jax.devices()[0]
     found = [(n, choose(kernels, config, dtype, block, device, n).name) for n in counts(config)]
     return list(dict.fromkeys([found[0], *((1, name) for _, name in found), *found]))
 
 
 def sum_ms(engine: Engine, rows: int) -> float:
-    """Milliseconds of one sum over an engine's devices of what a layer leaves of so many rows; 0 for one device."""
+    """Return the milliseconds of one all-reduce of a layer's output for some rows; 0 for one device."""
     if len(engine.devices) == 1:
         return 0.0
     mesh, own = mesh_of(engine.devices), engine._runner.programs.kernels.all_reduce
@@ -63,7 +63,7 @@ def sum_ms(engine: Engine, rows: int) -> float:
 
 
 def floor_of(engine: Engine, rows: int, context: int, ceilings: Ceilings, one_sum: float) -> RooflineBound:
-    """A device's share of the bytes at the copy rate and, one after the other, two sums a layer and the embedding's."""
+    """Return the bound of one device: its bytes at the copy rate, two all-reduces per layer and the embedding's."""
     pool, count = engine._runner.state.pool, len(engine.devices)
     moved = (weight_bytes(engine) + rows * context * (pool.nbytes // pool.shape[2])) / count
     sums = (2 * engine.model.layers + 1) * one_sum
@@ -73,7 +73,7 @@ def floor_of(engine: Engine, rows: int, context: int, ceilings: Ceilings, one_su
 
 
 def steps(engine: Engine, place: str, ceilings: Ceilings) -> Iterator[Row]:
-    """Decode steps, a row for each number of sequences and context."""
+    """Time decode steps: a row for each number of sequences and context."""
     runner, count = engine._runner, len(engine.devices)
     for rows, context in POINTS[place]:
         if not fits(runner, rows, context):
@@ -93,7 +93,7 @@ def steps(engine: Engine, place: str, ceilings: Ceilings) -> Iterator[Row]:
 
 
 def agreeing(ours: list[list[int]], theirs: list[list[int]]) -> int:
-    """Tokens before the first that differs, in all."""
+    """Return the total number of tokens before the first difference of each answer."""
     found = 0
     for a, b in zip(ours, theirs, strict=True):
         found += next((i for i, pair in enumerate(zip(a, b, strict=True)) if pair[0] != pair[1]), len(a))
@@ -101,14 +101,14 @@ def agreeing(ours: list[list[int]], theirs: list[list[int]]) -> int:
 
 
 def first_logprobs(engine: Engine, work: ModelWork) -> list[dict[int, float]]:
-    """The most probable first tokens of each answer, before any choice could differ."""
+    """Return the most probable first tokens of each answer, before any choice could differ."""
     params = SamplingParams(temperature=0.0, max_tokens=1, logprobs=TOP, ignore_eos=True)
     found = run_all(engine, work.prompts, [params] * len(work.prompts))
     return [{place.token: place.logprob for place in (own[-1].logprobs or ((),))[0]} for own in found]
 
 
 def largest_difference(ours: list[dict[int, float]], theirs: list[dict[int, float]]) -> float:
-    """Of the logprobs of tokens that are among the most probable ones of both."""
+    """Return the largest difference between logprobs of tokens that are among the most probable of both."""
     pairs = [(a[token], b[token]) for a, b in zip(ours, theirs, strict=True) for token in a.keys() & b.keys()]
     return max(abs(a - b) for a, b in pairs)
 
@@ -144,7 +144,7 @@ def run(bench: LlmBench) -> Path:
 
 
 class Agreement:
-    """What each engine says beside the first one."""
+    """Comparison of each engine's tokens and logprobs with those of the first engine."""
 
     def __init__(self, report: Report, work: ModelWork):
         self._report, self._work = report, ModelWork(work.prompts, [GREEDY] * len(work.prompts))
@@ -157,7 +157,7 @@ class Agreement:
         total = self._work.tokens
         wrong = total - agreeing(found[0], self._first[0])
         if wrong and engine.sizes.dtype == "float32":
-            raise GateError(f"{wrong} of {total} greedy tokens of {name} are not those of one device; not timed")
+            raise GateError(f"{wrong} of {total} greedy tokens of {name} differ from those of one device; not timed")
         self._report.gate |= {
             f"greedy tokens from the first on that differs, of {total}, {name}": float(wrong),
             f"largest difference of first tokens' logprobs, {name}": largest_difference(found[1], self._first[1]),

@@ -1,4 +1,4 @@
-"""`python -m benchmarks llm --workload replicas`: copies of a model behind one server, beside one copy.
+"""`python -m benchmarks llm --workload replicas`: several engines behind one server, compared with one.
 
 What is timed is the server without its HTTP: one event loop, a thread for each engine, and the rule by which a prompt
 finds the engine that knows its beginning.
@@ -44,7 +44,7 @@ def run(bench: LlmBench) -> Path:
     longest, whole = bench.loaded.config.max_position, OPENING + TURNS * (QUESTION + ANSWER)
     if longest < whole:
         raise ConfigError(
-            f"{bench.source}: sequences of at most {longest} tokens, expected a conversation's {whole} or more"
+            f"{bench.source}: the model supports {longest} tokens per sequence, a conversation needs {whole}"
         )
     loaded = on_devices(bench.loaded)
     config = settings(loaded.config, bench.dtype, bench.kernels, prefix_cache=True, max_tokens_per_step=BUDGET)
@@ -84,14 +84,14 @@ def run(bench: LlmBench) -> Path:
 
 
 def _floor(engine: Engine, report: Report) -> RooflineBound:
-    """Of an engine's decode steps alone, each with the context that is the mean of all."""
+    """Return the roofline bound of the decode steps alone, each at the mean context length."""
     context = OPENING + TURNS * (QUESTION + ANSWER) // 2
     step = floor_of(engine, SEQUENCES, context, report.ceilings, 0.0)
     return RooflineBound(step.arithmetic_ms * TURNS * ANSWER, step.memory_ms * TURNS * ANSWER)
 
 
 def _samples(engines: Sequence[Engine], repeats: int) -> Iterator[float]:
-    """Milliseconds until all conversations have ended, each time others."""
+    """Return milliseconds until all conversations have ended; each sample has new conversations."""
     vocabulary = engines[0].model.vocab_size
     for seed in range(repeats):
         rng = np.random.default_rng((len(engines), seed))
@@ -101,7 +101,7 @@ def _samples(engines: Sequence[Engine], repeats: int) -> Iterator[float]:
 
 
 async def _served(engines: Sequence[Engine], words: Sequence[Sequence[int]]) -> float:
-    """Milliseconds of these conversations, all at once."""
+    """Return the milliseconds of these conversations, all at once."""
     async with RequestManager(engines, ServerLimits(), Metrics(), concurrent=SEQUENCES) as bridge:
         started = time.perf_counter()
         await asyncio.gather(*(_talk(bridge, own) for own in words))
@@ -109,7 +109,7 @@ async def _served(engines: Sequence[Engine], words: Sequence[Sequence[int]]) -> 
 
 
 async def _talk(bridge: RequestManager, words: Sequence[int]) -> None:
-    """One conversation: what was answered stands before the next question."""
+    """Hold one conversation: each question follows the earlier answers."""
     params = SamplingParams(temperature=TEMPERATURE, max_tokens=ANSWER, ignore_eos=True)
     said, asked = list(words[:OPENING]), iter(words[OPENING:])
     for _ in range(TURNS):

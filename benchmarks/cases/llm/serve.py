@@ -1,4 +1,4 @@
-"""`python -m benchmarks llm --workload serve`: what clients get from the HTTP server, beside its engine alone.
+"""`python -m benchmarks llm --workload serve`: latency and throughput of the HTTP server, compared with its engine.
 
 As many clients as a row says each ask one question after the other, streamed, from a process of their own. Before the
 server starts, the engine answers as many prompts of the same lengths at once.
@@ -56,8 +56,8 @@ def run(bench: LlmBench) -> Path:
     loaded, (prompt, answer) = bench.loaded, LENGTHS[bench.place]
     longest, clients = min(prompt + answer, loaded.config.max_position), CLIENTS[bench.place]
     if longest <= answer:
-        expected = f"expected more than an answer's {answer}"
-        raise ConfigError(f"{bench.source}: sequences of at most {longest} tokens, {expected}")
+        expected = f"expected more than the {answer} of an answer"
+        raise ConfigError(f"{bench.source}: the model supports {longest} tokens per sequence, {expected}")
     tokenizer = loaded.tokenizer or stand_in(loaded.config.vocab_size)
     worded: Any = SimpleNamespace(config=loaded.config, parameters=loaded.parameters, tokenizer=tokenizer)
     engine = replace(bench, loaded=worded).engine(max_length=longest, max_sequences=max(clients))
@@ -82,7 +82,7 @@ def run(bench: LlmBench) -> Path:
 
 
 def stand_in(vocab: int) -> Tokenizer:
-    """A byte-level tokenizer of that many tokens of letters, for a model that has none; its text means nothing."""
+    """Return a byte-level tokenizer of letters for a model that has none; its text has no meaning."""
     letters = string.ascii_lowercase
     words = {"".join(letters[i // len(letters) ** power % len(letters)] for power in range(4)): i for i in range(vocab)}
     backend = tokenizers.Tokenizer(models.BPE(vocab=words, merges=[]))
@@ -95,7 +95,7 @@ def _prompts(engine: Engine, seed: tuple[int, ...], shape: tuple[int, ...]) -> A
 
 
 def _alone(engine: Engine, count: int, prompt: int, answer: int) -> float:
-    """Tokens a second of the engine with so many prompts at once, again and again."""
+    """Return the engine's tokens per second with this many prompts at once, repeatedly."""
     seconds = 0.0
     for turn in range(QUESTIONS + 1):
         work = ModelWork(_prompts(engine, (count, turn), (count, prompt)), [answer] * count)
@@ -104,11 +104,11 @@ def _alone(engine: Engine, count: int, prompt: int, answer: int) -> float:
 
 
 def _row(url: str, engine: Engine, count: int, conditions: dict[str, Any], ceilings: Ceilings, alone: float) -> Row:
-    """So many clients at once; its times are those of a token after an answer's first part."""
+    """Measure a number of clients at once; its times are per token after an answer's first part."""
     prompt, answer = conditions["prompt"], conditions["answer"]
     first, timed = (_heard(url, engine, count, questions, prompt, answer) for questions in (1, QUESTIONS))
     speed = timed.tokens / timed.seconds
-    say(f"{count} at once: {speed:.1f} tokens/s, the engine alone {alone:.1f}")
+    say(f"{count} clients at once: {speed:.1f} tokens/s; the engine alone: {alone:.1f}")
     read = roofline_bound(prompt_operations(engine.model, prompt), weight_bytes(engine), ceilings)
     extra = {
         "batch": count,
@@ -125,11 +125,14 @@ def _row(url: str, engine: Engine, count: int, conditions: dict[str, Any], ceili
 
 
 def _heard(url: str, engine: Engine, count: int, questions: int, prompt: int, answer: int) -> Heard:
-    """What so many clients hear, each asking so many questions that nobody asked before; GateError if answers do not
-    have as many tokens as were asked for.
+    """Measure `count` clients, each sending `questions` new prompts.
+
+    Raises:
+        GateError: if the answers have another number of tokens than requested.
+
     """
     slots = _prompts(engine, (count, OTHERS + questions), (count, questions, prompt))
     heard = ask(ClientRequest(url, NAME, slots, answer, TEMPERATURE))
     if heard.tokens != count * questions * answer:
-        raise GateError(f"{count} clients: {heard.tokens} tokens came, {count * questions * answer} were asked for")
+        raise GateError(f"{count} clients: received {heard.tokens} tokens, expected {count * questions * answer}")
     return heard

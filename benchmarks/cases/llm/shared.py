@@ -1,4 +1,4 @@
-"""What the engine's benches share: a model on this machine, a whole workload, and how a result is shown."""
+"""Shared parts of the engine's benchmarks: a model on this machine, a whole workload, and how a result is shown."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ WIDTH = 120  # columns that the table needs
 
 
 def shown(result: CaseResult, out: Path) -> Path:
-    """Print a result, its tokens a second beside their bound or their engine's, and write it."""
+    """Print a result with its tokens per second relative to the bound or the engine alone, and write it."""
     console = console_of(WIDTH)
     console.print(result_table(result))
     for row in result.rows:
@@ -33,7 +33,7 @@ def shown(result: CaseResult, out: Path) -> Path:
 
 @dataclass(frozen=True)
 class LlmBench:
-    """A model on this machine, and what is asked of its engines."""
+    """Model on this machine, and the settings of its engines."""
 
     loaded: Any
     source: str  # the model's name, file or folder
@@ -45,12 +45,12 @@ class LlmBench:
 
     @property
     def name(self) -> str:
-        """Of the model, from its file or folder."""
+        """Name of the model, from its file or folder."""
         path = Path(self.source)
         return path.stem if path.is_file() else path.name
 
     def engine(self, **settings: Any) -> Engine:
-        """With these settings besides what is asked for."""
+        """Build an engine with these settings besides the given ones."""
         asked = {"dtype": self.dtype, "kernels": self.kernels, "kv_cache_dtype": self.kv_cache_dtype}
         return Engine(self.loaded, EngineConfig(**asked, **settings))
 
@@ -58,7 +58,7 @@ class LlmBench:
         self, engine: Engine, off: dict[str, float], ceilings: Ceilings, rows: list[Row], case: str = "llm",
         section: str = "", **conditions: Any,
     ) -> CaseResult:  # fmt: skip
-        """What is written of an engine, which its gate found off by so much; the conditions are further ones."""
+        """Return the result of an engine with its gate's errors `off`; `conditions` are additional ones."""
         kept = {} if self.kv_cache_dtype == "auto" else {"kv_cache_dtype": self.kv_cache_dtype}
         own = {"model": self.name, "precision": engine.sizes.dtype, **kept, **({"section": section} if section else {})}
         conditions = own | {"kernels": engine.kernels} | conditions
@@ -66,13 +66,13 @@ class LlmBench:
 
 
 def timing_of(samples: Iterable[float]) -> Timing:
-    """Of samples of which the first does not count."""
+    """Build a timing from samples, the first of which is a warm-up."""
     first, *others = samples
     return Timing(first, tuple(others), None)
 
 
 def run_all(engine: Engine, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]) -> list[list[Delta]]:
-    """Run prompts on an idle engine, all at once; what comes of each."""
+    """Run prompts on an idle engine, all at once; return their results."""
     for i, (prompt, own) in enumerate(zip(prompts, params, strict=True)):
         engine.add(str(i), prompt, own)
     found: list[list[Delta]] = [[] for _ in prompts]
@@ -85,11 +85,11 @@ def run_all(engine: Engine, prompts: Sequence[Sequence[int]], params: Sequence[S
 
 
 def tokens_of(deltas: Sequence[Delta]) -> list[int]:
-    """All tokens of an answer."""
+    """Return all tokens of an answer."""
     return [token for delta in deltas for token in delta.token_ids]
 
 
 def complete(engine: Engine, work: ModelWork, temperature: float) -> list[list[int]]:
-    """Run the work on an idle engine; the tokens of each answer."""
+    """Run the work on an idle engine; return the tokens of each answer."""
     params = [SamplingParams(temperature=temperature, max_tokens=n, ignore_eos=True) for n in work.outputs]
     return [*map(tokens_of, run_all(engine, work.prompts, params))]

@@ -1,4 +1,4 @@
-"""How the cost of a decode step grows with batch and context: the engine's own programs beside what must be read."""
+"""Cost of decode steps by batch and context: the engine's own programs compared with the roofline bound."""
 
 import time
 from collections.abc import Iterator
@@ -27,24 +27,24 @@ BURSTS, REPEATS = 4, 7
 
 
 def weight_count(config: ModelConfig) -> int:
-    """Weights that a step reads; an untied embedding is looked up, not read whole."""
+    """Return the number of weights that a step reads; an untied embedding is looked up, not read whole."""
     shapes = parameter_shapes(config)
     return sum(int(np.prod(shape)) for name, shape in shapes.items() if config.tied or name != "embed")
 
 
 def weight_bytes(engine: Engine) -> int:
-    """Of the weights that a step reads."""
+    """Return the bytes of the weights that a step reads."""
     return weight_count(engine.model) * np.dtype(engine.sizes.dtype).itemsize
 
 
 def prompt_operations(config: ModelConfig, tokens: int) -> int:
-    """Of the products of a prompt: logits are computed at its last place alone."""
+    """Return the operations of a prompt's matrix products; logits are computed at its last position only."""
     head = int(np.prod(parameter_shapes(config)["embed"]))
     return 2 * ((weight_count(config) - head) * tokens + head)
 
 
 def sweep(engine: Engine, place: str, ceilings: Ceilings) -> Iterator[tuple[list[Row], list[str]]]:
-    """At first and after each measured batch and context: the rows so far, and what has none.
+    """Yield the rows so far and the sizes left out, at first and after each batch and context.
 
     Args:
         engine: idle; its pool and rows are overwritten.
@@ -76,13 +76,13 @@ def _blocks(runner: Runner, context: int) -> int:
 
 
 def fits(runner: Runner, batch: int, context: int) -> bool:
-    """Whether rows, tables and pool have room for so many sequences of that length."""
+    """Return whether rows, block tables and KV cache have room for `batch` sequences of `context` tokens."""
     sizes, blocks = runner.sizes, _blocks(runner, context)
     return batch <= sizes.rows and blocks <= sizes.widths[-1] and batch * blocks <= sizes.blocks
 
 
 def step_samples(runner: Runner, batch: int, context: int) -> Iterator[float]:
-    """Milliseconds of a step, the first one to be left out."""
+    """Return milliseconds of steps, the first of which is a warm-up."""
     sizes, blocks = runner.sizes, _blocks(runner, context)
     rows = next(size for size in sizes.row_buckets if size >= batch)
     width = next(size for size in sizes.widths if size >= blocks)
@@ -102,7 +102,7 @@ def step_samples(runner: Runner, batch: int, context: int) -> Iterator[float]:
 
 
 def _stand(runner: Runner, context: int) -> None:
-    """Every row is in the middle of an answer, with a context of that length."""
+    """Put every row in the middle of an answer with a context of that length."""
     count = runner.state.last.shape[0]
     words = np.zeros((count, wire.PARAMS.size), np.int32)
     numbers, keys = wire.words(TEMPERATURE, 1.0, 0.0, 1.0, 0.0, 0.0), np.arange(2 * count).reshape(count, 2)

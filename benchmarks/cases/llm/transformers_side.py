@@ -1,4 +1,4 @@
-"""The baseline of `python -m benchmarks llm`, in a process of its own: `generate` of transformers, in PyTorch.
+"""Baseline of `python -m benchmarks llm` in a separate process: `generate` of transformers in PyTorch.
 
 Also writes the model's weights as transformers does, for another engine.
 """
@@ -33,10 +33,10 @@ TOP = {"embed": "model.embed_tokens.weight", "norm": "model.norm.weight", "head"
 
 
 def network(loaded: Any, device: str, attention: str = ATTENTION) -> Any:
-    """The same model with the same weights, its attention by that name; scaled RoPE is not known here."""
+    """Build the model in transformers with the same weights and the given attention; scaled RoPE is not supported."""
     c: ModelConfig = loaded.config
     if c.rope_scaling is not None:
-        raise SystemExit("nothing stands beside a model with scaled RoPE; use --no-baseline, and no --vllm")
+        raise SystemExit("a model with scaled RoPE has no baseline; use --no-baseline, and omit --vllm")
     config = CONFIGS[c.architecture](
         vocab_size=c.vocab_size,
         hidden_size=c.hidden_size,
@@ -71,7 +71,7 @@ def _name(name: str) -> str:
 
 
 def generate(made: Any, prompts: list[list[int]], count: int, temperature: float, cache: Any = None) -> list[list[int]]:
-    """Answers of `count` tokens, prompts padded on the left; with a cache of fixed size, emptied before."""
+    """Generate answers of `count` tokens from left-padded prompts; a cache of fixed size is emptied first."""
     longest = max(map(len, prompts))
     ids = torch.tensor([[0] * (longest - len(p)) + p for p in prompts], device=made.device)
     mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts], device=made.device)
@@ -86,7 +86,7 @@ def generate(made: Any, prompts: list[list[int]], count: int, temperature: float
 
 
 def timed(call: Callable[[], Any], runs: int, device: str) -> list[float]:
-    """Milliseconds of the first call, then of `runs` more."""
+    """Return milliseconds of the first call, then of `runs` more."""
     samples = []
     for _ in range(runs + 1):
         started = time.perf_counter()
@@ -98,7 +98,7 @@ def timed(call: Callable[[], Any], runs: int, device: str) -> list[float]:
 
 
 def compiled(made: Any, work: ModelWork, runs: int, device: str) -> tuple[list[float], list[int]]:
-    """Times with keys and values of fixed size, for which transformers compiles a step and captures its launches.
+    """Return times with a static KV cache, for which transformers compiles and captures a step.
 
     And greedy tokens of the last prompt, the longest, by the same step. One cache serves all runs: a step is captured
     with the places of its keys, and anew if they move.
@@ -109,7 +109,7 @@ def compiled(made: Any, work: ModelWork, runs: int, device: str) -> tuple[list[f
 
 
 def times(source: str, dtype: str, device: str, runs: int, attention: str) -> dict[str, Any]:
-    """Times of each way, greedy tokens for the gate, and which attention ran, be it in another's place."""
+    """Return the times of each way, greedy tokens for the check, and the attention that ran."""
     loaded = model(source, dtype)
     made, work = network(loaded, device, attention), small(loaded.config.vocab_size)
     gate = compared(work)

@@ -1,4 +1,4 @@
-"""vLLM's side of `benchmarks llm`: a script for an interpreter that has vLLM, which knows nothing of fullstride.
+"""vLLM's side of `benchmarks llm`: a script for an interpreter with vLLM, independent of fullstride.
 
 It reads `asked.json` beside itself, runs the model of the folder `model` there, and writes `found.json`.
 """
@@ -14,7 +14,7 @@ Asked = dict[str, Any]
 
 
 def engine(folder: Path, asked: Asked) -> Any:
-    """Its engine as it comes, but for what the other engine has not either: kept prefixes, and texts of tokens."""
+    """Return a vLLM engine with default settings, but without prefix caching and detokenization."""
     import vllm  # pyright: ignore[reportMissingImports]
 
     return vllm.LLM(
@@ -28,7 +28,7 @@ def engine(folder: Path, asked: Asked) -> Any:
 
 
 def complete(made: Any, prompts: list[list[int]], outputs: list[int], temperature: float) -> list[list[int]]:
-    """Run all prompts; the tokens of each answer."""
+    """Run all prompts and return the tokens of each answer."""
     import vllm  # pyright: ignore[reportMissingImports]
 
     sampling = [
@@ -40,7 +40,7 @@ def complete(made: Any, prompts: list[list[int]], outputs: list[int], temperatur
 
 
 def found(folder: Path, asked: Asked) -> dict[str, Any]:
-    """Milliseconds of a first run and of those after it, greedy tokens, and versions."""
+    """Return milliseconds of a first run and of those after it, greedy tokens, and versions."""
     import torch
     import vllm  # pyright: ignore[reportMissingImports]
 

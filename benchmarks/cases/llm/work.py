@@ -1,4 +1,4 @@
-"""Work of `benchmarks llm`: prompts, how long their answers are, and models without a file; no framework."""
+"""Workloads of `benchmarks llm`: prompts, lengths of answers, and models without files; imports no framework."""
 
 import math
 import random
@@ -30,40 +30,40 @@ MANY, DRAWN = 1_000_000_000, 16_777_259
 
 @dataclass(frozen=True)
 class ModelWork:
-    """Prompts as token ids, and how many tokens each answer has."""
+    """Prompts as token ids, and the number of tokens of each answer."""
 
     prompts: list[list[int]]
     outputs: list[int]
 
     @property
     def tokens(self) -> int:
-        """Of all answers."""
+        """Number of tokens of all answers."""
         return sum(self.outputs)
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest sequence at its end."""
+        """Number of tokens of the longest sequence at its end."""
         return max(len(prompt) + n for prompt, n in zip(self.prompts, self.outputs, strict=True))
 
     def floor_bytes(self, weights: int, kv: int) -> int:
-        """What must be read at least: the weights at each step of the longest answer, each token's own context once."""
+        """Return the bytes to read at least: the weights once a step, and the context of each generated token once."""
         contexts = sum(n * len(prompt) + n * (n - 1) // 2 for prompt, n in zip(self.prompts, self.outputs, strict=True))
         return max(self.outputs) * weights + kv * contexts
 
 
 def compared(work: ModelWork) -> ModelWork:
-    """What engines are compared by, greedily."""
+    """Return the short greedy workload on which engines are compared."""
     return ModelWork([work.prompts[-1][:GATE_PROMPT]], [GATE_TOKENS])
 
 
 def small(vocab: int) -> ModelWork:
-    """Four prompts, 100 tokens each."""
+    """Return four prompts with answers of 100 tokens each."""
     draw = random.Random(0)
     return ModelWork([[draw.randrange(3, vocab) for _ in range(n)] for n in (12, 20, 28, 36)], [100] * 4)
 
 
 def large(vocab: int, sequences: int, longest: int = 1024) -> ModelWork:
-    """As nano-vllm's bench.py draws them: prompts and answers of 100 to 1024 tokens, seed 0."""
+    """Draw nano-vllm's bench.py workload: prompts and answers of 100 to 1024 tokens, seed 0."""
     draw = random.Random(0)
     prompts = [
         [draw.randint(0, min(10_000, vocab - 1)) for _ in range(draw.randint(100, longest))] for _ in range(sequences)
@@ -72,7 +72,7 @@ def large(vocab: int, sequences: int, longest: int = 1024) -> ModelWork:
 
 
 class RandomParameters(Mapping[str, np.ndarray]):
-    """Made when they are asked for, the same each time; small enough that activations stay finite."""
+    """Random parameters generated on access, the same each time; small, so that activations stay finite."""
 
     def __init__(self, config: ModelConfig, dtype: str):
         self._shapes = parameter_shapes(config)
@@ -92,7 +92,7 @@ class RandomParameters(Mapping[str, np.ndarray]):
 
 
 class TiledParameters(RandomParameters):
-    """The same few numbers again and again, from another one on in each parameter; read in parts."""
+    """Parameters that repeat a few random numbers, at another offset in each parameter; they can be read in parts."""
 
     def __init__(self, config: ModelConfig, dtype: str):
         super().__init__(config, dtype)
@@ -104,7 +104,7 @@ class TiledParameters(RandomParameters):
         return self.read(name)
 
     def read(self, name: str, rows: slice | None = None, columns: slice | None = None) -> np.ndarray:
-        """A part of one, as `fullstride.llm.weights.Parameters` reads it."""
+        """Return a part of a parameter, as `fullstride.llm.weights.Parameters` does."""
         shape = self._shapes[name]
         start, stop, _ = (rows or slice(None)).indices(shape[0])
         width = math.prod(shape[1:])
@@ -114,7 +114,7 @@ class TiledParameters(RandomParameters):
 
 
 def model(source: str, dtype: str | None) -> Any:
-    """A model of a file, or one of `SHAPES` with random weights and no tokenizer."""
+    """Load a model from a file, or one of `SHAPES` with random weights and no tokenizer."""
     if source not in SHAPES:
         from fullstride.llm.weights import load
 

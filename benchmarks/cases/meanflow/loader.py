@@ -1,4 +1,4 @@
-"""`python -m benchmarks meanflow-loader`: how many records a second the loader alone brings to the device.
+"""`python -m benchmarks meanflow-loader`: records per second that the loader alone brings to the device.
 
 Three sets of the sizes that training meets: 60,000 grey pictures of 32x32 in memory; JPEGs of 256x256, cut from
 scikit-learn's two photographs, in a folder; and 8 x 32 x 32 moments in half precision in shards. Each row takes batches
@@ -42,7 +42,7 @@ RECORDS = {"memory": 60_000, "pictures": 2_000, "latents": 10_000}
 
 
 def write_photographs(folder: Path, count: int, size: int = 256) -> None:
-    """JPEGs cut out of two photographs at random places: random pixels would take far longer to decode."""
+    """Write JPEGs cut out of two photographs at random; random pixels would take far longer to decode."""
     rng = np.random.default_rng(0)
     photographs = load_sample_images().images
     folder.mkdir(parents=True)
@@ -75,7 +75,7 @@ SETS: dict[str, Callable[[Path, int], Split]] = {"memory": _memory, "pictures": 
 
 @dataclass(frozen=True)
 class LoaderBench:
-    """What all rows share; `host` holds the rates of the processor's memory."""
+    """Settings that all rows share; `host` holds the rates of the CPU's memory."""
 
     device: torch.device
     batch_size: int
@@ -84,7 +84,7 @@ class LoaderBench:
     host: Ceilings
 
     def row(self, name: str, split: Split, workers: int, decode_ms: float) -> tuple[Row, float]:
-        """Gate, then time; the row and the gate's error."""
+        """Check, then time a set; return the row and the check's error."""
         if not (whole := len(split) // self.batch_size):
             raise ConfigError(f"batch_size={self.batch_size}: expected at most {len(split)}, the records of a set")
         sizes = {"steps": whole, "micro_batches": 1, "batch_size": self.batch_size, "seed": 0}
@@ -103,13 +103,13 @@ class LoaderBench:
         return Row(title, timing, self._floor(split, taken, workers, decode_ms), extra), error
 
     def _floor(self, split: Split, taken: int, workers: int, decode_ms: float) -> RooflineBound:
-        """Each byte read and written once where it is gathered, on the device or by the host; and its decoding."""
+        """Return the roofline bound: each byte read and written once where it is gathered, and its decoding."""
         rate = self.ceilings.bytes if split.in_memory else self.host.bytes
         at_once = min(max(workers, 1), cores())
         return RooflineBound(taken * decode_ms / at_once, 2 * taken * _bytes(split) / rate * 1e3)
 
     def rows(self, counts: list[int]) -> tuple[list[Row], dict[str, float]]:
-        """The rows of all sets, and the gate's error of each."""
+        """Return the rows of all sets and the check's error of each."""
         rows, errors = [], {}
         with tempfile.TemporaryDirectory() as folder:
             for name, make in SETS.items():
@@ -126,13 +126,13 @@ def _bytes(split: Split) -> int:
 
 
 def _decode_ms(split: Split, count: int = 64) -> float:
-    """Milliseconds that one core takes to read and decode a picture."""
+    """Return the milliseconds that one core takes to read and decode an image."""
     chosen = torch.arange(min(count, len(split)))
     return measure(lambda: split.read(chosen), HostClock(), TimingPlan(warmup=1, repeats=5)).median_ms / len(chosen)
 
 
 def steps_a_call(least: int, workers: int) -> int:
-    """Enough for what was read ahead not to count, and whole rounds: workers deliver about all at a time."""
+    """Return steps per call: whole rounds of the workers, and enough that prefetched batches do not count."""
     if not workers:
         return least
     rounds = max(4 * PREFETCH, math.ceil(least / workers))
@@ -140,12 +140,12 @@ def steps_a_call(least: int, workers: int) -> int:
 
 
 def worker_counts(most: int) -> list[int]:
-    """0, the powers of two below `most`, and `most`."""
+    """Return 0, the powers of two below `most`, and `most`."""
     return sorted({0, *counts(most)})
 
 
 def run(options: LoaderOptions, out: Path) -> Path:
-    """Gate, measure, print the table and write the JSON, whose path is returned.
+    """Check, measure, print the table and write the JSON; return its path.
 
     ConfigError if the device is not there, or a set has fewer records than a batch. GateError if a batch is not what
     was asked for.

@@ -17,38 +17,46 @@ BACKENDS = ("eager", "graph", "compile", "compile+graph")
 SAMPLED_BY = ("eager", "graph", "compile+graph")
 KINDS = ("ddp", "fsdp")
 TRAINED = ("unet", "dit_b2")
-RUN_BY = "How the network runs, may be given again; all if absent, on a CPU eager alone."
+RUN_BY = "Way to run the network; may be repeated. All if not given; on a CPU only eager."
 TRANSFERS = ("auto", "copies", "nccl")
 PRECISION, BY = "fp32|tf32|bf16", "|".join(BACKENDS)  # as help shows them
 MOST_AVERAGES = 5
 
-Precision = Annotated[str, among(PRECISION, "Of the network's products."), PRECISIONS]
-ChannelsLast = Annotated[bool, typer.Option("--channels-last", help="Memory order of convolutions.")]
-Averages = Annotated[int, typer.Option(min=0, help="Of the weights, in a full step.")]
+Precision = Annotated[str, among(PRECISION, "Precision of the network's matrix products."), PRECISIONS]
+ChannelsLast = Annotated[
+    bool, typer.Option("--channels-last", help="Use the channels-last memory format for convolutions.")
+]
+Averages = Annotated[int, typer.Option(min=0, help="Number of weight averages (EMA) in a full step.")]
 
 
 @dataclass(frozen=True)
 class StepOptions(CaseOptions):
-    """MeanFlow's training step beside flow matching's, its alternatives, and the arithmetic's floor."""
+    """Compare MeanFlow's training step with flow matching's, with alternatives, and with the roofline bound."""
 
     device: Device = "auto"
     precision: Annotated[
-        str, among(PRECISION, "Of products; weights stay fp32, tf32 is CUDA's, bf16 is autocast."), PRECISIONS
+        str,
+        among(PRECISION, "Precision of products; weights stay fp32. tf32 needs CUDA; bf16 uses autocast."),
+        PRECISIONS,
     ] = "fp32"
     model: Annotated[str, among("unet|song_unet|dit_b4|...", "The network to train."), MODELS] = "unet"
-    batch_size: Annotated[int, typer.Option(min=1, help="Images a step.")] = 64
+    batch_size: Annotated[int, typer.Option(min=1, help="Number of images per step.")] = 64
     sections: Annotated[
-        Names, among("|".join((*SECTIONS, "all")), "Which tables, one each.", "--section"), SECTIONS
+        Names, among("|".join((*SECTIONS, "all")), "Table to measure; may be repeated.", "--section"), SECTIONS
     ] = ("ratios",)
     backends: Annotated[
-        Names, among(BY, "How a step runs, one each; all unless given, on a CPU eager alone.", "--backend"), BACKENDS
+        Names,
+        among(BY, "Way to run a step; may be repeated. All if not given; on a CPU only eager.", "--backend"),
+        BACKENDS,
     ] = ()
-    full_step: Annotated[bool, typer.Option("--full-step", help="With fused AdamW and averages.")] = False
+    full_step: Annotated[bool, typer.Option("--full-step", help="Include fused AdamW and weight averages.")] = False
     averages: Averages = 3
     channels_last: ChannelsLast = False
-    dropout: Annotated[bool, typer.Option("--dropout", help="As the preset says, instead of none.")] = False
-    only: Annotated[Names, among("TEXT", "Rows whose name has it, and flow matching; all if absent.")] = ()
-    jobs: Annotated[int, typer.Option(min=1, help="Processes that compile at once.")] = 1
+    dropout: Annotated[bool, typer.Option("--dropout", help="Use the preset's dropout instead of none.")] = False
+    only: Annotated[
+        Names, among("TEXT", "Part of the names of rows to measure, besides flow matching. All if not given.")
+    ] = ()
+    jobs: Annotated[int, typer.Option(min=1, help="Number of processes that compile at once.")] = 1
     seconds: Seconds = 200.0
 
     def __post_init__(self) -> None:
@@ -61,7 +69,7 @@ class StepOptions(CaseOptions):
 
 @dataclass(frozen=True)
 class SamplingOptions(CaseOptions):
-    """Images by MeanFlow's steps and by Euler's, a batch or a set of them, beside the floor of their evaluations."""
+    """Compare sampling by MeanFlow's steps and by Euler's, of a batch or a set, with the roofline bound."""
 
     device: Device = "auto"
     precision: Precision = "fp32"
@@ -69,7 +77,8 @@ class SamplingOptions(CaseOptions):
     batches: Annotated[
         tuple[int, ...],
         typer.Option(
-            "--batch-size", help="Images of a forward pass, may be given again; 1 to 512 if absent, on a CPU to 16."
+            "--batch-size",
+            help="Number of images per forward pass; may be repeated. 1 to 512 if not given; on a CPU to 16.",
         ),
     ] = ()
     backends: Annotated[Names, among("|".join(SAMPLED_BY), RUN_BY, "--backend"), SAMPLED_BY] = ()
@@ -85,43 +94,49 @@ class SamplingOptions(CaseOptions):
 
 @dataclass(frozen=True)
 class ScalingOptions(CaseOptions):
-    """Training steps on several GPUs beside those on one: time, transfers, and the memory of a large network."""
+    """Compare training steps on several GPUs with one: time, transfers, and the memory of a large network."""
 
     device: Device = "auto"
     precision: Precision = "bf16"
-    backend: Annotated[str, among(BY, "How a step runs."), BACKENDS] = "compile+graph"
-    models: Annotated[Names, among("unet|dit_b2|...", "Networks to train, one each.", "--model"), MODELS] = TRAINED
+    backend: Annotated[str, among(BY, "Way to run a step."), BACKENDS] = "compile+graph"
+    models: Annotated[Names, among("unet|dit_b2|...", "Network to train; may be repeated.", "--model"), MODELS] = (
+        TRAINED
+    )
     ratios: Annotated[
-        tuple[float, ...], typer.Option("--ratio", help="Shares of the samples with r != t, one each.")
+        tuple[float, ...], typer.Option("--ratio", help="Fraction of the samples with r != t; may be repeated.")
     ] = (1.0, 0.25)
-    kinds: Annotated[Names, among("ddp|fsdp", "What is shared, one each.", "--kind"), KINDS] = KINDS
+    kinds: Annotated[Names, among("ddp|fsdp", "Kind of data parallelism; may be repeated.", "--kind"), KINDS] = KINDS
     transfers: Annotated[
-        Names, among("auto|copies|nccl", "What gradients travel by, one each; on a CPU gloo alone."), TRANSFERS
+        Names, among("auto|copies|nccl", "Transport of gradients; may be repeated. On a CPU only gloo."), TRANSFERS
     ] = ("auto", "nccl")
-    processes: Annotated[int, typer.Option(min=0, help="Most of them; 0 for one on each GPU, on a CPU two.")] = 0
-    batch_size: Annotated[int, typer.Option(min=1, help="Images a GPU.")] = 64
+    processes: Annotated[
+        int, typer.Option(min=0, help="Largest number of processes; 0 for one per GPU, or two on a CPU.")
+    ] = 0
+    batch_size: Annotated[int, typer.Option(min=1, help="Number of images per GPU.")] = 64
     averages: Averages = 3
-    largest: Annotated[str, among("MODEL", "Whose memory is measured; empty for none."), ("", *MODELS)] = "dit_xl2"
+    largest: Annotated[str, among("MODEL", "Network for measuring memory; empty for none."), ("", *MODELS)] = "dit_xl2"
     only: Annotated[
-        Names, among("TEXT", "What is measured, by a part of its name: 'unet', 'ratio 25%', 'memory'.")
+        Names, among("TEXT", "Part of the names of what to measure, such as 'unet', 'ratio 25%' or 'memory'.")
     ] = ()
     seconds: Seconds = 300.0
 
     def __post_init__(self) -> None:
-        """Check the names and the shares."""
+        """Check the names and the ratios."""
         super().__post_init__()
         _check_averages(self.averages)
         if not all(0 <= ratio <= 1 for ratio in self.ratios):
-            raise ConfigError(f"--ratio={self.ratios}: expected shares in [0, 1]")
+            raise ConfigError(f"--ratio={self.ratios}: expected fractions in [0, 1]")
 
 
 @dataclass(frozen=True)
 class LoaderOptions(CaseOptions):
-    """Records a second that the loader alone brings to the device, from memory, pictures and latents."""
+    """Measure the loader alone in records per second: from memory, image files and latents to the device."""
 
     device: Device = "auto"
-    batch_size: Annotated[int, typer.Option(min=1, help="Records a batch.")] = 256
-    workers: Annotated[int | None, typer.Option(min=0, help="Most processes to try; all cores unless given.")] = None
+    batch_size: Annotated[int, typer.Option(min=1, help="Number of records per batch.")] = 256
+    workers: Annotated[
+        int | None, typer.Option(min=0, help="Largest number of processes to try; all cores if not given.")
+    ] = None
 
 
 # A process's part of `cifar10_v1`, which eight make together, in the memory order that is faster.
@@ -132,25 +147,38 @@ PEER_BACKENDS = {"cuda": "compile+graph", "cpu": "eager", "mps": "eager"}
 
 @dataclass(frozen=True)
 class PeerOptions(CaseOptions):
-    """CIFAR-10's whole training step beside the official PyTorch code's own, by its own loop."""
+    """Compare CIFAR-10's whole training step with that of the official PyTorch code in its own loop."""
 
-    official: Annotated[Path, typer.Option(metavar="PATH", help="A checkout of github.com/Gsunshine/py-meanflow.")]
+    official: Annotated[
+        Path, typer.Option(metavar="PATH", help="Folder with a checkout of github.com/Gsunshine/py-meanflow.")
+    ]
     device: Device = "auto"
     settings: Annotated[
-        Names, typer.Argument(metavar="KEY=VALUE", help="Of the training, as `meanflow train` has them.")
+        Names, typer.Argument(metavar="KEY=VALUE", help="Settings of the training, as for `meanflow train`.")
     ] = ()
     precisions: Annotated[
-        Names, among(PRECISION, "Of our steps, one each; on a GPU bf16 and tf32 if absent.", "--precision")
+        Names,
+        among(
+            PRECISION,
+            "Precision of fullstride's steps; may be repeated. bf16 and tf32 on a GPU if not given.",
+            "--precision",
+        ),
     ] = ()
     backend: Annotated[
-        str | None, among(BY, "Of our steps; compile+graph on a GPU, eager on a CPU. Theirs are compiled if ours are.")
+        str | None,
+        among(
+            BY,
+            "Way to run fullstride's steps: compile+graph on a GPU, eager on a CPU. Official steps follow it.",
+        ),
     ] = None
-    steps: Annotated[int, typer.Option(min=1, help="Timed of each code; the averages move every 16.")] = 48
+    steps: Annotated[
+        int, typer.Option(min=1, help="Number of timed steps of each code; averages are updated every 16.")
+    ] = 48
     seconds: Seconds = 600.0
 
     def on(self, kind: str) -> "PeerOptions":
-        """With what is usual on a kind of device, cuda, cpu or mps, where nothing is given; ConfigError if the official
-        code makes no step there.
+        """Return the options with defaults for a kind of device (cuda, cpu or mps); ConfigError if the official
+        code does not support it.
         """
         # It loads PyTorch, which the command line need not.
         from benchmarks.experiments.meanflow.official_code import check_device
@@ -161,7 +189,7 @@ class PeerOptions(CaseOptions):
 
     @property
     def recipe(self) -> list[str]:
-        """All settings of the training, as `key=value`; those that are given win."""
+        """Settings of the training, as `key=value`; given ones override the recipe's."""
         given = {text.partition("=")[0] for text in self.settings}
         return [*(f"{key}={value}" for key, value in RECIPE.items() if key not in given), *self.settings]
 
@@ -172,5 +200,5 @@ def _check_averages(count: int) -> None:
 
 
 def counts(most: int) -> tuple[int, ...]:
-    """1, 2, 4, ... below `most`, and `most`."""
+    """Return 1, 2, 4, ... below `most`, and `most`."""
     return tuple(sorted({most, *(2**i for i in range(most.bit_length()) if 2**i < most)}))

@@ -1,4 +1,4 @@
-"""`python -m benchmarks meanflow-peer`: a whole training step beside the official PyTorch code's own.
+"""`python -m benchmarks meanflow-peer`: a whole training step compared with the official PyTorch code's.
 
 Both make a recipe's steps from a first to a last on pictures that lie on the device: zeroed gradients, augmentation,
 noise and times, the loss with its derivative, backward, optimizer, averages, learning rate. The official code
@@ -35,7 +35,7 @@ READY = "py-meanflow, augmented before"
 
 @dataclass
 class PeerBench:
-    """Measures one code after the other."""
+    """Measurement of one code after the other."""
 
     options: PeerOptions
     device: torch.device
@@ -52,14 +52,14 @@ class PeerBench:
         self._flops = count_flops(lambda: shape(*one))
 
     def ceilings(self, precision: str) -> Ceilings:
-        """Rates of this machine, in that precision's format."""
+        """Rates of this machine in the format of that precision."""
         if precision not in self.rates:
             set_precision(precision, self.device)
             self.rates[precision] = measure_ceilings(self.device.type, "bfloat16" if precision == "bf16" else "float32")
         return self.rates[precision]
 
     def rows(self) -> Iterator[Row]:
-        """Ours in the first precision, theirs, and ours in the others, as far as the time goes."""
+        """Measure ours in the first precision, the official code, and ours in the others, as time permits."""
         first, *others = self.options.precisions
         yield from self._ours(first)
         yield from self._theirs()
@@ -108,7 +108,7 @@ class PeerBench:
 
 
 def run(options: PeerOptions, out: Path) -> Path:
-    """Gate, measure, print the table and write the JSON, whose path is returned.
+    """Check, measure, print the table and write the JSON; return its path.
 
     ConfigError if the device, a precision, a setting or the checkout cannot be used here. GateError, StepError if a
     step of ours is wrong, or our network with their weights is another one.
@@ -122,7 +122,9 @@ def run(options: PeerOptions, out: Path) -> Path:
     check_network(config)
     check_settings(config, usual)
     if config.data != replace(usual.data, batch_size=config.data.batch_size):
-        raise ConfigError("data=... or data.KEY=...: random pictures are taken, of CIFAR-10's size; leave it out")
+        raise ConfigError(
+            "data=... or data.KEY=...: this benchmark uses random images of CIFAR-10's size; omit this setting"
+        )
     load_official(options.official)  # before minutes are spent
     with one_stream(device):
         bench = PeerBench(options, device, config)

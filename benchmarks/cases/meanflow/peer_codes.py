@@ -1,4 +1,4 @@
-"""The two codes whose steps are timed beside each other: ours, and the official one's by its own loop."""
+"""Training steps of the two compared codes: ours, and the official one's in its own loop."""
 
 import tempfile
 import time
@@ -32,7 +32,7 @@ CHECKED = 4  # pictures
 
 
 def pictures(batch_size: int) -> Dataset:
-    """Random bytes in place of CIFAR-10's, a batch at least: what they show changes no step's time."""
+    """Return random images in place of CIFAR-10's, at least a batch; their content does not affect the time."""
     count = max(PICTURES, batch_size)
     drawn = torch.randint(0, 256, (count, *SHAPE), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     split = Split(drawn, torch.zeros(count, dtype=torch.long))
@@ -48,7 +48,7 @@ def _peak(device: torch.device) -> int | None:
 
 
 class Ours:
-    """A trainer's steps, without its files."""
+    """Steps of a trainer without its files."""
 
     def __init__(self, config: TrainConfig, device: torch.device):
         set_precision(config.precision, device)
@@ -60,7 +60,7 @@ class Ours:
         self.errors = self._train_step.errors  # of each form that the step's gate compared with eager fp32
 
     def timing(self, steps: int) -> Timing:
-        """Of so many steps, each from its batch's choice to the end of its work on the device."""
+        """Time `steps` steps, each from the choice of its batch to the end of its work on the device."""
         clock = HostClock(_synchronized(self._device))
         first, *_ = [clock.time(self._step) for _ in range(WARM + 1)]
         # Recorded anew, without the comparison with eager fp32, whose memory is no step's.
@@ -79,15 +79,15 @@ class Ours:
         self._train_step({"raw": raw, "labels": torch.zeros(self._size, dtype=torch.long, device=self._device)})
 
     def end(self) -> None:
-        """Let go of what is recorded."""
+        """Release the captured graphs."""
         self._train_step.end()
 
 
 class _Timed:
-    """A loader for its loop: batches on the device, one after the other; a step lies between two of them."""
+    """Loader for the official loop: batches on the device; a step is the time between two of them."""
 
     def __init__(self, batch: Tensor, steps: int):
-        """Hand out the batch for so many steps, after some that do not count."""
+        """Repeat the batch for a number of steps, after some warm-up steps."""
         self._batch, self._steps, self.samples_ms = batch, UNCOUNTED + steps, list[float]()
 
     def __len__(self) -> int:
@@ -106,7 +106,7 @@ class _Timed:
 
 
 class Theirs:
-    """The official code's steps, by its own loop."""
+    """Steps of the official code in its own loop."""
 
     def __init__(self, config: TrainConfig, checkout: Path, device: torch.device):
         """Build its network, and ours with its weights; ConfigError if the checkout cannot be used, or its network has
@@ -143,7 +143,7 @@ class Theirs:
         return max(require_close(n, a, b, TOLERANCE) for n, a, b in zip(names, found, expected, strict=True))
 
     def timing(self, steps: int, *, ready: bool = False) -> Timing:
-        """Of so many steps, each from its batch to the end of its work.
+        """Time `steps` steps, each from its batch to the end of its work.
 
         Args:
             steps: that count.

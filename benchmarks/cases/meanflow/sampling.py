@@ -1,4 +1,4 @@
-"""`python -m benchmarks meanflow-sampling`: what images cost, by sampler, batch and how the network is run.
+"""`python -m benchmarks meanflow-sampling`: cost of images by sampler, batch size and way to run the network.
 
 A row is one batch, from noise on the device to images on the device, or a set of images from (seed, index) to the host,
 as `meanflow sample` makes it. The floor is the arithmetic of the network's evaluations, or reading its weights for each
@@ -39,7 +39,7 @@ JUDGED = 8  # images of a batch that are held against fp64
 
 @dataclass(frozen=True)
 class SamplingCase:
-    """A sampler that takes one evaluation of the network a step, and makes `num` images in batches of that size."""
+    """Sampler with one network evaluation per step that makes `num` images in batches of a size."""
 
     sampler: str
     steps: int
@@ -48,14 +48,14 @@ class SamplingCase:
     call: Call
 
     def name(self, backend: str) -> str:
-        """A set of images is said to be one."""
+        """Return the name of the row, which marks a set of images as one."""
         what = "" if self.num == self.batch else f", a set of {self.num} images"
         return f"{self.sampler} {self.steps}, batch {self.batch}{what}, {backend}"
 
 
 @dataclass
 class SamplingBench:
-    """Measures, and keeps what it finds."""
+    """Measurement of the cases, with the rows found so far."""
 
     setup: StepSetup
     options: SamplingOptions
@@ -65,16 +65,16 @@ class SamplingBench:
 
     @property
     def backends(self) -> tuple[str, ...]:
-        """That the network is run by."""
+        """Ways to run the network."""
         return self.options.backends or (SAMPLED_BY if self.setup.device.type == "cuda" else SAMPLED_BY[:1])
 
     @property
     def batches(self) -> tuple[int, ...]:
-        """Images of a forward pass."""
+        """Numbers of images per forward pass."""
         return self.options.batches or BATCHES[self.setup.device.type]
 
     def run(self) -> None:
-        """All batches by all backends: first by what needs no compiler, as that takes minutes."""
+        """Measure all batches with all backends, first those without compilation, which takes minutes."""
         exact = copy.deepcopy(self.setup.model).double()
         order = [(batch, backend) for batch in self.batches for backend in self.backends]
         for batch, backend in sorted(order, key=lambda each: "compile" in each[1]):
@@ -104,7 +104,7 @@ class SamplingBench:
             self._row(case, backend, first_ms)
 
     def _cases(self, network: Velocity, noise: Tensor) -> Iterator[SamplingCase]:
-        """A batch by each sampler; of the largest batch a set, too, from indices to the host as users get it."""
+        """Return a batch for each sampler; for the largest batch also a set, from indices to images on the host."""
         batch, setup = len(noise), self.setup
         for sampler, steps in STEPS:
             take = partial(SAMPLERS[sampler], network, noise, steps=steps)
@@ -152,7 +152,7 @@ class SamplingBench:
 
 
 def run(options: SamplingOptions, out: Path) -> Path:
-    """Gate, measure, print the table and write the JSON, whose path is returned.
+    """Check, measure, print the table and write the JSON; return its path.
 
     ConfigError if the device is not there or cannot take the precision or a backend, or nothing was measured. GateError
     if images are wrong or cannot be made; the rest is measured and written before.

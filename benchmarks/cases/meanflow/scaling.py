@@ -1,4 +1,4 @@
-"""`python -m benchmarks meanflow-scaling`: whole training steps on one GPU beside those on several, in the same run.
+"""`python -m benchmarks meanflow-scaling`: whole training steps on one GPU and on several, in the same run.
 
 Each GPU keeps its batch, so that n of them should make n times as many images a second: efficiency is the time of one
 alone over that of each among n. What could keep it from 1 are the transfers of gradients; the time of one of as many
@@ -35,7 +35,7 @@ UNFINISHED = "unfinished"
 
 @dataclass
 class ScalingBench:
-    """What is known so far, which is written with every new row: a bench that is cut short has told what it found."""
+    """Measurements so far, written with every new row so that an interrupted benchmark keeps its results."""
 
     options: ScalingOptions
     out: Path
@@ -46,7 +46,7 @@ class ScalingBench:
     unfinished: Path | None = None
 
     def result(self) -> CaseResult:
-        """With the rows that there are."""
+        """Return the result of the rows so far."""
         rows = [row for each in self.found for row in _rows(each, self)]
         given = {"batch": (self.options.batch_size, ScalingOptions.batch_size)}
         for name in ("averages", "ratios", "kinds", "transfers", "processes", "largest"):
@@ -74,7 +74,7 @@ class ScalingBench:
         return CaseResult("meanflow-scaling", device, conditions, errors, self.ceilings, rows, environment())
 
     def keep(self, found: Found) -> None:
-        """Tell the newest row, and write all."""
+        """Print the newest row, and write all rows."""
         row = _rows(found, self)[-1]
         told = f", {row.extra['efficiency']:.1%} efficient" if "efficiency" in row.extra else ""
         say(f"{row.name}: {row.timing.median_ms:.2f} ms{told}")
@@ -84,7 +84,7 @@ class ScalingBench:
         self.unfinished = path
 
     def forget_unfinished(self) -> None:
-        """Once the whole is written."""
+        """Delete the unfinished result after the whole one is written."""
         if self.unfinished is not None:
             self.unfinished.unlink(missing_ok=True)
         with suppress(OSError):  # another's may be there, or none
@@ -92,7 +92,7 @@ class ScalingBench:
 
 
 def run(options: ScalingOptions, out: Path) -> Path:
-    """Measure, print the tables and write the JSON, whose path is returned.
+    """Measure, print the tables and write the JSON; return its path.
 
     ConfigError if the device is not there, or has too few GPUs, or nothing is to be or was measured. GateError if a
     step is wrong or cannot be run; the rest is measured and written before.
@@ -100,7 +100,7 @@ def run(options: ScalingOptions, out: Path) -> Path:
     budget, device = Budget.of(options.seconds), resolve_device(options.device)
     there = torch.cuda.device_count() if device.type == "cuda" else 2
     if options.processes > there and device.type == "cuda":
-        raise ConfigError(f"--processes={options.processes}: expected at most {there}, as there are GPUs")
+        raise ConfigError(f"--processes={options.processes}: expected at most {there}, the number of GPUs")
     size = options.processes or there
     # Compilers and records are for GPUs: on a CPU only the transfers are of interest.
     options = replace(options, device=device.type, **({} if device.type == "cuda" else {"backend": "eager"}))
@@ -134,7 +134,7 @@ def run(options: ScalingOptions, out: Path) -> Path:
 
 
 def _jobs(options: ScalingOptions) -> list[ScalingJob]:
-    """In the order in which they are timed; the largest network's memory last, on a GPU alone."""
+    """Return the jobs in the order of timing; the largest network's memory is last, and only on a GPU."""
     jobs = [ScalingJob(model, ratio) for ratio in options.ratios for model in options.models]
     if options.largest and options.device == "cuda":
         jobs.append(ScalingJob(options.largest))
@@ -147,7 +147,7 @@ def _jobs(options: ScalingOptions) -> list[ScalingJob]:
 
 
 def _rows(found: Found, bench: ScalingBench) -> list[Row]:
-    """Of a set's findings; the first, of one process alone, is what the others are compared with."""
+    """Return the rows of a set; the first, of a single process, is the baseline of the others."""
     rows = []
     for measured in found.rows:
         timing = Timing(measured.first_ms, measured.samples_ms, measured.peak_bytes)
@@ -163,7 +163,7 @@ def _rows(found: Found, bench: ScalingBench) -> list[Row]:
 
 
 def _floor(job: ScalingJob, measured: Measured, bench: ScalingBench) -> RooflineBound:
-    """Of one process's arithmetic, and of its part of the weights' bytes."""
+    """Return the roofline bound of one process's arithmetic and of its share of the weights' bytes."""
     if job.ratio is None:
         return RooflineBound(0.0, 1e3 * measured.extra["state_bytes"] / bench.ceilings.bytes)
     parts = measured.count if measured.kind == "fsdp" else 1

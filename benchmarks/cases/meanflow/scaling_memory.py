@@ -1,4 +1,4 @@
-"""How much of a large network's state a process holds, and the largest batch that fits beside it."""
+"""Memory of a large network's state per process, and the largest batch that fits next to it."""
 
 import time
 from collections.abc import Iterator
@@ -24,14 +24,14 @@ SMALL, MORE, FIRST_TRIAL, FINER = 8, 16, 0.97, 0.02
 
 @dataclass
 class Memory:
-    """The largest network on this process's GPU, as it is and shared out."""
+    """Largest network on this process's GPU, whole and sharded."""
 
     options: ScalingOptions
     device: torch.device
     everyone: Processes
 
     def measure(self, groups: Groups) -> Iterator[Measured]:
-        """One process with all of the state, then each group with its parts; collective."""
+        """Measure one process with the whole state, then each group with its shards; collective."""
         for count, processes in ((1, SINGLE), *groups):
             # One process alone: the others wait, as their batches are none of this.
             if self.everyone.rank < count:
@@ -94,7 +94,7 @@ class Memory:
         return memory.peak_memory(self.device) + processes.shared_bytes
 
     def _largest(self, step: TrainStep, processes: Processes, sample: float, small: int, rest: int) -> int:
-        """The largest batch of which a forward and backward pass goes through on every process.
+        """Return the largest batch whose forward and backward pass succeeds on every process.
 
         Nothing travels meanwhile: a process that runs out of memory must not keep the others waiting. What a whole step
         takes beside them, `rest` bytes, is held instead.

@@ -1,4 +1,4 @@
-"""Teams of processes of the bench of several GPUs: as many as there are GPUs, one team a network and ratio.
+"""Teams of processes for the benchmark on several GPUs: a process per GPU, a team per network and ratio.
 
 All teams start and compile at once, which takes minutes; then each has the machine to itself. The first process of a
 team tells each row as soon as it is known.
@@ -33,19 +33,19 @@ COMPILING = 0.75
 
 @dataclass(frozen=True)
 class ScalingJob:
-    """A set's: a network's steps at a ratio, or the memory of the largest network."""
+    """Job of a team: a network's steps at a ratio, or the memory of the largest network."""
 
     model: str
     ratio: float | None = None
 
     @property
     def name(self) -> str:
-        """For people."""
+        """Return a readable name."""
         return f"{self.model}, memory" if self.ratio is None else f"{self.model}, ratio {self.ratio:.0%}"
 
 
 def step_options(options: ScalingOptions, model: str) -> StepOptions:
-    """Those of one network's setup."""
+    """Return the options of one network's setup."""
     # Convolutions are fastest in that order; a transformer has none.
     last = MODELS[model]().convolutional and options.device != "cpu"
     sizes = {"batch_size": options.batch_size, "full_step": True, "averages": options.averages}
@@ -53,7 +53,7 @@ def step_options(options: ScalingOptions, model: str) -> StepOptions:
 
 
 def work(parent: Connection, given: dict[str, Any], job: ScalingJob, options: ScalingOptions, beside: int) -> None:
-    """One process: join the others, compile, wait for the word, measure; the first one tells.
+    """Run one process: join the others, compile, wait for the turn, measure; rank 0 reports.
 
     Args:
         parent: says the machine's rates and the operations of a forward pass of one image; hears errors, and that all
@@ -92,7 +92,7 @@ def work(parent: Connection, given: dict[str, Any], job: ScalingJob, options: Sc
 
 @dataclass
 class Found:
-    """Measurements of a team so far, and why not all."""
+    """Measurements of a team so far, and why some are missing."""
 
     job: ScalingJob  # the team's
     rows: list[Measured] = field(default_factory=list)  # measured
@@ -103,7 +103,7 @@ class Found:
 
 @contextmanager
 def started(jobs: list[ScalingJob], options: ScalingOptions, size: int) -> Iterator[list[Team]]:
-    """Start the jobs' teams, which prepare what needs no GPU until they are told the machine's rates.
+    """Start the jobs' teams, which prepare on the CPU until they receive the machine's rates.
 
     The processes of each meet as torchrun's would; all of them share the processor.
     """
@@ -118,7 +118,7 @@ def started(jobs: list[ScalingJob], options: ScalingOptions, size: int) -> Itera
 
 
 def run_sets(teams: list[Team], every: list[Found], budget: Budget, keep: Callable[[Found], None]) -> None:
-    """Wait until all have compiled, and time one after the other; `keep` is called with each new row."""
+    """Wait until all have compiled, and time one after the other; call `keep` with each new row."""
     say(f"compiling: {'; '.join(found.job.name for found in every)}")
     now = time.monotonic()
     by = now + COMPILING * max(0.0, budget.until - now)

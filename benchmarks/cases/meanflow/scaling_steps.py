@@ -1,4 +1,4 @@
-"""A process's part of the bench of several GPUs: whole steps, alone and with others, timed by all of them together."""
+"""Work of one process on several GPUs: whole steps, alone and with others, timed by all of them together."""
 
 import math
 import time
@@ -28,7 +28,7 @@ Groups = tuple[tuple[int, Processes], ...]
 
 @dataclass(frozen=True)
 class Measured:
-    """Steps of some processes."""
+    """Times of the steps of a group of processes."""
 
     kind: str  # none for a process alone, ddp or fsdp
     count: int  # of processes
@@ -40,7 +40,7 @@ class Measured:
 
 @dataclass
 class Steps:
-    """One network's steps at one ratio, compiled once for all groups."""
+    """Steps of one network at one ratio, compiled once for all groups."""
 
     options: ScalingOptions
     setup: StepSetup
@@ -54,7 +54,7 @@ class Steps:
         self._x = self.setup.images(self.options.batch_size)
 
     def compile(self, groups: Groups) -> dict[str, float]:
-        """Compile, and hold the steps of all processes against eager fp32: errors by kind and transfers; collective.
+        """Compile, and compare all processes' steps with eager fp32: errors by kind and transfers; collective.
 
         All processes compile at once: what is compiled names its GPU, so that none could use another's.
 
@@ -84,7 +84,7 @@ class Steps:
         return max(errors.values())
 
     def measure(self, groups: Groups) -> Iterator[Measured]:
-        """A process alone, on every GPU at the same time, then each group by each kind; collective."""
+        """Measure each process alone, on all GPUs at once, then each group with each kind; collective."""
         yield self._measured("none", 1, SINGLE, self.everyone)
         made = set[tuple[int, str]]()
         for count, processes in groups:
@@ -128,7 +128,7 @@ class Steps:
         samples, own = blocks(lambda: step(self._x), beside, self.setup.device)
         alike = beside.gather(float(step(self._x)["loss"]))
         if not all(map(math.isfinite, alike)):
-            raise GateError(f"{kind}, {processes.transfers}, {count} processes: losses after the last step are {alike}")
+            raise GateError(f"{kind}, {processes.transfers}, {count} processes: last losses {alike} are not finite")
         reducer = step.body.reducer
         extra: dict[str, Any] = {"own_median_ms": own, "losses": alike}
         if reducer is not None:
@@ -143,7 +143,7 @@ class Steps:
 def blocks(
     step: Callable[[], Any], processes: Processes, device: torch.device, count: int = BLOCKS, steps: int = STEPS
 ) -> tuple[tuple[float, ...], list[float]]:
-    """Milliseconds of a step by blocks that all begin together, the slowest process's, and each one's median."""
+    """Return the slowest process's milliseconds per step, in blocks that begin together, and each one's median."""
 
     def block() -> None:
         for _ in range(steps):
@@ -158,7 +158,7 @@ def blocks(
 
 
 def transfer_ms(setup: StepSetup, processes: Processes) -> float:
-    """What the mean of as many bytes as there are gradients takes, a bucket after the other with nothing beside it."""
+    """Return the milliseconds to average as many bytes as the gradients have, in buckets, on idle GPUs."""
     unit, size = ALIGNED * processes.size, min(BUCKET_BYTES, setup.weight_bytes) // 4
     flat = torch.zeros(-(-size // unit) * unit, device=setup.device)
     given = processes.transfer.shared(flat, flat.numel()) or flat

@@ -1,4 +1,4 @@
-"""`python -m benchmarks meanflow-step`: what the JVP adds to a training step, beside the arithmetic's floor.
+"""`python -m benchmarks meanflow-step`: cost of the JVP in a training step, compared with the roofline bound.
 
 Steps are forward and backward, or whole with optimizer and averages, by each backend of `TrainStep`. With F the
 operations of a forward pass, a step takes 3F, the tangent one F more for its share of the samples: MeanFlow over flow
@@ -37,7 +37,7 @@ HANGING = 600.0
 
 @dataclass(frozen=True)
 class StepJob:
-    """A case of a section, found again by its name, and the backends it is run by."""
+    """Case of a section, identified by its name, with the backends to run."""
 
     section: str
     name: str
@@ -47,7 +47,7 @@ class StepJob:
 
 
 def run_jobs(bench: StepBench, jobs: list[StepJob], width: int) -> None:
-    """Run them, `width` at once, and add what they find to the bench, in the order of the jobs."""
+    """Run the jobs, `width` at once, and add their rows to the benchmark in the order of the jobs."""
     setup = bench.setup
     for start in range(0, len(jobs), width):
         wave = jobs[start : start + width]
@@ -81,7 +81,7 @@ def work(
     ceilings: Ceilings,
     forward_flops: int,
 ) -> None:
-    """A worker: gate the case, which compiles it; wait; time it.
+    """Run a worker: check the case, which compiles it; wait; time it.
 
     Args:
         parent: says when it is this one's turn, and hears what was found.
@@ -108,7 +108,7 @@ def work(
 
 
 def run(options: StepOptions, out: Path) -> Path:
-    """Gate, measure, print the tables and write the JSON, whose path is returned.
+    """Check, measure, print the tables and write the JSON; return its path.
 
     ConfigError if the device is not there or cannot take the precision or a backend; if no row is asked for, or none
     was measured. GateError if a step of ours is wrong or cannot be run; the rest is measured and written before.
@@ -129,7 +129,7 @@ def run(options: StepOptions, out: Path) -> Path:
 
 
 def measured(setup: StepSetup) -> StepBench:
-    """All cases of the sections: first by what needs no compiler, as that takes minutes."""
+    """Measure all cases of the sections, first those without compilation, which takes minutes."""
     expect_chosen(setup)
     sections = setup.options.sections
     profiled = tuple(case.name for case in cases_of("profile", setup)) if "profile" in sections else ()
@@ -151,7 +151,7 @@ def measured(setup: StepSetup) -> StepBench:
 
 
 def _jobs(work: list[tuple[str, StepCase | Pass, tuple[str, ...]]]) -> list[StepJob]:
-    """Each case once, by the backends of all the sections that have it."""
+    """Return each case once, with the backends of all the sections that contain it."""
     found: dict[tuple[str, int | None], StepJob] = {}
     for section, case, backends in work:
         wanted = tuple(b for b in backends if b in (case.backends or backends))
@@ -163,7 +163,7 @@ def _jobs(work: list[tuple[str, StepCase | Pass, tuple[str, ...]]]) -> list[Step
 
 
 def result_of(setup: StepSetup, bench: StepBench) -> CaseResult:
-    """What is written."""
+    """Return the result to write."""
     options = setup.options
     each = [(row, *error) for row in bench.rows for error in row.extra["errors"].items()]
     errors = {f"{row.name}, batch {row.extra['batch']}: {kind}": error for row, kind, error in each}

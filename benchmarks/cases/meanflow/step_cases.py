@@ -1,4 +1,4 @@
-"""Steps of a loss, alone or whole, and passes of the network, as the step's bench times them behind their gate."""
+"""Steps of a loss, with or without the optimizer, and passes of the network, each checked before timing."""
 
 import functools
 from collections.abc import Callable
@@ -23,13 +23,13 @@ DECAYS = (0.9999, 0.99995, 0.999, 0.9995, 0.99)  # as many as there can be avera
 
 
 def plain_loss(setup: StepSetup, loss: MeanFlowLoss) -> StepLoss:
-    """The loss as it is."""
+    """Return the loss unchanged."""
     return lambda model, drawn: loss.at(model, **drawn)[0]
 
 
 @dataclass(frozen=True)
 class StepCase:
-    """A step of a loss."""
+    """Step of a loss."""
 
     name: str  # what it is
     loss: MeanFlowLoss  # what is minimised
@@ -43,21 +43,21 @@ class StepCase:
 
     @property
     def work(self) -> float:
-        """Forward passes."""
+        """Number of forward passes."""
         return 3.0 + self.loss.ratio if self.forwards is None else self.forwards
 
     def start(self, setup: StepSetup, exact: Exact, size: int) -> "Steps":
-        """Ready to be run on a batch of that size."""
+        """Prepare the case for a batch of that size."""
         return Steps(self, setup, exact, setup.images(size))
 
     def passes(self, setup: StepSetup) -> float:
-        """Times that the weights' bytes move: forward, backward, gradients; in a whole step also `weight_passes`'s."""
+        """Number of times that the weights' bytes move, including the optimizer in a whole step."""
         return weight_passes(setup.options.averages) if setup.options.full_step else 3.0
 
 
 @dataclass
 class Steps:
-    """A case on a batch."""
+    """Step of a case on a batch."""
 
     case: StepCase
     setup: StepSetup
@@ -86,11 +86,11 @@ class Steps:
         return torch.optim.AdamW(self.setup.model.parameters(), lr=0.0, fused=True)
 
     def body(self, compiling: bool) -> Body:
-        """Forward and backward pass; compiled once for all backends."""
+        """Forward and backward pass, compiled once for all backends."""
         return self._compiled if compiling else self._eager
 
     def gate(self, compiling: bool) -> Passed:
-        """Errors of loss and gradients; this is also the first call, which compiles.
+        """Return the errors of loss and gradients; this is also the first call, which compiles.
 
         GateError if they are too large.
         """
@@ -107,12 +107,12 @@ class Steps:
         return Passed(require_all(("loss", "gradients"), found, right, tolerance), ms)
 
     def call(self, compiling: bool) -> Call:
-        """Forward and backward on fresh noise and times."""
+        """Run forward and backward on fresh noise and times."""
         body = self.body(compiling)
         return lambda: body.gradients(self.x)["loss"]
 
     def whole(self, compiling: bool, graph: bool) -> Call:
-        """The optimizer step: a `TrainStep`, which is handed what is compiled already."""
+        """Return the whole step: a `TrainStep` that uses the compiled loss."""
         body = self.body(compiling)
         step = TrainStep(
             body.loss,
@@ -129,18 +129,18 @@ class Steps:
         return lambda: step(self.x)["loss"]
 
     def results(self, result: Any) -> list[Tensor]:
-        """What a call leaves, to be compared: the loss and the gradient."""
+        """Return the loss and the gradients of a call, to be compared."""
         return [result, *(p.grad for p in self.setup.model.parameters() if p.grad is not None)]
 
     def end(self) -> None:
-        """Leave nothing in the network."""
+        """Remove the gradients from the network."""
         for p in self.setup.model.parameters():
             p.grad = None
 
 
 @dataclass(frozen=True)
 class Pass:
-    """A pass of the network alone: `forward`, `jvp`, or `target`, a JVP that keeps the prediction's graph."""
+    """Pass of the network alone: `forward`, `jvp`, or `target`, a JVP that keeps the prediction's graph."""
 
     name: str
     kind: str
@@ -151,21 +151,21 @@ class Pass:
 
     @property
     def work(self) -> float:
-        """Forward passes."""
+        """Number of forward passes."""
         return 1.0 if self.kind == "forward" else 2.0
 
     def start(self, setup: StepSetup, exact: Exact, size: int) -> "Passes":
-        """Ready to be run on a batch of that size."""
+        """Prepare the case for a batch of that size."""
         return Passes(self, setup, exact, exact.batch(setup.loss(1.0), size))
 
     def passes(self, setup: StepSetup) -> float:
-        """The weights are read."""
+        """Number of times that the weights' bytes are read."""
         return 1.0
 
 
 @dataclass
 class Passes:
-    """A pass on a batch."""
+    """Pass of the network on a batch."""
 
     case: Pass
     setup: StepSetup
@@ -184,7 +184,7 @@ class Passes:
         return torch.compile(self._eager, fullgraph=True, dynamic=False)
 
     def call(self, compiling: bool) -> Call:
-        """The pass on the same points every time."""
+        """Run the pass on the same points every time."""
         run, setup, given = self._compiled if compiling else self._eager, self.setup, points(self.drawn)
 
         def call() -> Any:
@@ -194,7 +194,7 @@ class Passes:
         return call
 
     def gate(self, compiling: bool) -> Passed:
-        """Errors of u and du/dt; this is also the first call, which compiles; GateError if they are too large."""
+        """Return the errors of u and du/dt; also the first call, which compiles; GateError if they are too large."""
         self.setup.model.train(not self.setup.options.dropout)
         call, results = self.call(compiling), []
         ms = self.setup.clock.time(lambda: results.append(call()))
@@ -204,8 +204,8 @@ class Passes:
         return Passed(require_all(("u", "du/dt")[: len(found)], found, right, TOLERANCE[self.setup.precision]), ms)
 
     def results(self, result: Any) -> list[Tensor]:
-        """What a call returns."""
+        """Return the detached outputs of a call."""
         return [x.detach() for x in result]
 
     def end(self) -> None:
-        """Nothing is left."""
+        """Do nothing: a pass leaves no state."""

@@ -1,4 +1,4 @@
-"""The gates in front of the step's timings: values, losses and gradients against fp64.
+"""Checks before the step's timings: values, losses and gradients against fp64.
 
 The batch of a gate is as large as the one to be timed, and repeats some samples: a mean over it is that over these,
 so that fp64, slow on most devices, sees each of them once, whatever the batch and the share in the JVP.
@@ -24,20 +24,20 @@ Mean = tuple[Tensor, Tensor]  # a loss and its gradient, in fp64
 
 @dataclass(frozen=True)
 class Passed:
-    """What a gate found: relative errors, and how long the first call took, compilation included."""
+    """Outcome of a gate: relative errors, and the time of the first call, compilation included."""
 
     errors: dict[str, float]
     first_ms: float
 
 
 def gradients(parameters: list[Tensor | None]) -> Tensor:
-    """All in one."""
+    """Concatenate all gradients."""
     return torch.cat([g.flatten() for g in parameters if g is not None])
 
 
 @dataclass
 class Exact:
-    """What fp64 makes of a few samples, which were drawn once."""
+    """Reference loss and gradients in fp64 of a few samples, which are drawn once."""
 
     setup: StepSetup
     samples: Drawn
@@ -46,12 +46,12 @@ class Exact:
 
     @classmethod
     def of(cls, setup: StepSetup) -> "Exact":
-        """Draw the samples; the network is copied into fp64, in which ops run as plain operations."""
+        """Draw the samples and copy the network into fp64, in which ops run as PyTorch operations."""
         drawn = setup.drawn(setup.loss(1.0), setup.images(SAMPLES))
         return cls(setup, drawn, copy.deepcopy(setup.model).double().eval())
 
     def batch(self, loss: MeanFlowLoss, size: int) -> Drawn:
-        """The samples again and again: first those in the JVP, then those with r = t."""
+        """Repeat the samples to a batch: first those in the JVP, then those with r = t."""
         curved = meanflow_count(loss.ratio, size)
         index = torch.cat([torch.arange(n, device=self.setup.device) % SAMPLES for n in (curved, size - curved)])
         drawn = {name: values[index] for name, values in self.samples.items()}
@@ -60,7 +60,7 @@ class Exact:
         return drawn | {"x": self.setup.ordered(drawn["x"]), "r": torch.where(straight, drawn["t"], drawn["r"])}
 
     def step(self, loss: MeanFlowLoss, size: int) -> Mean:
-        """Loss and gradient of that batch."""
+        """Return the loss and the gradient of that batch."""
         curved = meanflow_count(loss.ratio, size)
         parts = [(n / size, self._mean(loss, ratio, n)) for ratio, n in ((1.0, curved), (0.0, size - curved)) if n]
         value, gradient = (sum(share * mean[i] for share, mean in parts) for i in range(2))
@@ -69,7 +69,7 @@ class Exact:
         return value, gradient
 
     def _mean(self, loss: MeanFlowLoss, ratio: float, count: int) -> Mean:
-        """Over `count` samples, each in turn: whole rounds, and a last one that is cut short."""
+        """Return the mean over `count` samples in turn: whole rounds, and a last partial one."""
         whole, rest = divmod(count, SAMPLES)
         rounds = [(whole * SAMPLES, SAMPLES), (rest, rest)]
         parts = [(weight / count, self._round(loss, ratio, n)) for weight, n in rounds if weight]
@@ -77,7 +77,7 @@ class Exact:
         return torch.stack(first).sum(), torch.stack(second).sum(0)
 
     def _round(self, loss: MeanFlowLoss, ratio: float, count: int) -> Mean:
-        """Over the first `count` samples, a few at a time to bound the memory."""
+        """Return the mean over the first `count` samples, a few at a time to bound the memory."""
         key = ratio, count, loss.weighting_power, loss.weighting_eps
         if key not in self._found:
             plain = MeanFlowLoss(ratio, loss.times, loss.weighting_power, loss.weighting_eps)
@@ -93,7 +93,7 @@ class Exact:
         return self._found[key]
 
     def values(self, size: int) -> tuple[Tensor, Tensor]:
-        """u and du/dt of the batch of a loss of ratio 1."""
+        """Return u and du/dt for the batch of a loss of ratio 1."""
         loss, found = replace(self.setup.loss(1.0), backend="func"), []
         for start in range(0, SAMPLES, CHUNK):
             part = {k: a[start : start + CHUNK].double() for k, a in self.samples.items()}
@@ -105,12 +105,12 @@ class Exact:
 
 
 def points(drawn: Drawn) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """z, r, t and v, as `velocity_and_derivative` takes them."""
+    """Return z, r, t and v, as `velocity_and_derivative` takes them."""
     z = interpolate(drawn["x"], drawn["e"], drawn["t"])
     return z, drawn["r"], drawn["t"], conditional_velocity(drawn["x"], drawn["e"])
 
 
 def require_all(names: tuple[str, ...], found: list[Tensor], right: list[Tensor], tolerance: float) -> dict[str, float]:
-    """The relative errors; GateError if one is too large."""
+    """Return the relative errors; GateError if one is too large."""
     every = zip(names, found, right, strict=True)
     return {name: require_close(name, a.detach(), b.detach(), tolerance) for name, a, b in every}

@@ -1,4 +1,4 @@
-"""Where the time of a step goes: torch.profiler's kernels, grouped by what they do."""
+"""Profile of a step: torch.profiler's kernels, grouped by purpose."""
 
 import re
 from collections import defaultdict
@@ -32,12 +32,12 @@ Kernel = tuple[str, float, float]
 
 @cache
 def group_of(kernel: str) -> str:
-    """What a kernel of that name does."""
+    """Return the group of kernels that `kernel` belongs to, by its name."""
     return next((group for group, names in GROUPS.items() if re.search(names, kernel, re.IGNORECASE)), "other")
 
 
 def profiled(call: Call, device: torch.device) -> Profile:
-    """Milliseconds of a call by group, and its kernels that take longest with how often they are launched."""
+    """Return milliseconds of a call by group, and its longest kernels with their numbers of launches."""
     cuda = device.type == "cuda"
     call()
     with profile(activities=[ProfilerActivity.CUDA if cuda else ProfilerActivity.CPU]) as seen:
@@ -57,7 +57,7 @@ def _of_device(seen: profile) -> list[Kernel]:
 
 
 def _of_processor(events: Iterable[Any]) -> list[Kernel]:
-    """Operations by name, each without those that it called, unless they made up an attention or a norm."""
+    """Return CPU operations by name, each without its children, unless they belong to an attention or norm."""
     ms, launches = defaultdict[str, float](float), defaultdict[str, float](float)
     for event in events:
         whole = _whole(event)
@@ -67,7 +67,7 @@ def _of_processor(events: Iterable[Any]) -> list[Kernel]:
 
 
 def _whole(event: Any) -> Any:
-    """The outermost attention or norm that an operation is part of, or itself."""
+    """Return the outermost attention or norm that contains an operation, or the operation."""
     found, caller = event, event
     while caller is not None:
         found = caller if group_of(caller.name) in COMPOSED else found
@@ -76,7 +76,7 @@ def _whole(event: Any) -> Any:
 
 
 def summary(kernels: list[Kernel]) -> Profile:
-    """The profile of kernels as (name, milliseconds, launches)."""
+    """Summarise kernels given as (name, milliseconds, launches)."""
     groups = dict.fromkeys((*GROUPS, "other"), 0.0)
     for name, ms, _ in kernels:
         groups[group_of(name)] += ms

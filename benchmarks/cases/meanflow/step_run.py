@@ -1,4 +1,4 @@
-"""How the step's bench runs a case: gate, then by each backend as it is or recorded, timed with its memory."""
+"""Run of a case of the step benchmark: check, then each backend, eager or captured, timed with its memory."""
 
 import time
 from collections.abc import Callable
@@ -23,7 +23,7 @@ from fullstride.step.torch.runners.graph import WARM
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A row that was not measured, and why."""
+    """Row that was not measured, with the reason."""
 
     name: str
     backend: str
@@ -33,13 +33,13 @@ class LeftOut:
 
     @property
     def wrong(self) -> bool:
-        """Whether that is a fault of ours."""
+        """Return whether the row is missing because of a fault of this project."""
         return self.ours and self.why not in (NO_MEMORY, NO_TIME)
 
 
 @dataclass
 class StepBench:
-    """Measures cases and keeps what it finds."""
+    """Measurement of cases, with the rows found so far."""
 
     setup: StepSetup
     exact: Exact
@@ -49,7 +49,7 @@ class StepBench:
     turn: Callable[[], None] | None = None  # called once, before the first timing: returns when nothing else runs
 
     def run(self, case: StepCase | Pass, backends: tuple[str, ...]) -> None:
-        """Measure a case by each of those backends that it can be run by, unless that is done."""
+        """Measure a case with each of those backends that support it and are not done yet."""
         size = case.batch or self.setup.options.batch_size
         done = {(r.extra["name"], r.extra["backend"], r.extra["batch"]) for r in self.rows}
         done |= {(e.name, e.backend, e.batch) for e in self.left_out}
@@ -103,7 +103,7 @@ class StepBench:
         return Row(f"{case.name}, {backend}", timing, setup.floor(case.work, case.passes(setup), size), extra)
 
     def _gated(self, case: StepCase | Pass, started: Any, compiling: bool, passed: dict) -> Passed:
-        """What the gate found; what failed once is not tried again."""
+        """Run the gate of a case once and return its outcome; a failure is raised again instead of being retried."""
         if compiling not in passed:
             say(f"gate: {case.name}{', compiled' if compiling else ''}, against fp64")
             try:
@@ -115,7 +115,7 @@ class StepBench:
         return found
 
     def _made(self, started: Any, backend: str) -> tuple[Call, int | None]:
-        """A call that is ready, and the memory that it needs where measuring cannot see it: a graph's own."""
+        """Return a prepared call, and the memory of its CUDA graph, which the measurement cannot see."""
         compiling, graph = "compile" in backend, "graph" in backend
         plain = call = started.call(compiling)
         whole = self.setup.options.full_step and isinstance(started, Steps)
@@ -135,7 +135,7 @@ class StepBench:
         return call, peak
 
     def _require_replays(self, started: Any, plain: Call, replay: Call) -> None:
-        """A replay gives what is recorded, on the same random numbers; GateError if not."""
+        """Check that a replay gives the captured result on the same random numbers; GateError if not."""
         setup, tolerance = self.setup, TOLERANCE[self.setup.precision]
         kept = [p.grad for p in setup.model.parameters()]
         state = setup.generator.get_state()
@@ -150,6 +150,6 @@ class StepBench:
 
 
 def leave_forward_ad() -> None:
-    """An error inside a derivative may leave its level entered, and every derivative after it would be wrong."""
+    """Leave the forward-mode level that an error may have left open, as later derivatives would be wrong."""
     while forward_ad._current_level >= 0:
         forward_ad.exit_dual_level()

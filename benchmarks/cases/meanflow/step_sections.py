@@ -1,4 +1,4 @@
-"""Which cases each of the step's tables has.
+"""Cases of each of the step's tables.
 
 Other ways to compute the step stand under letters: A compiles the network alone and A2 lets the compiler capture the
 loss, which a section of its own does after a search for the fastest kernels; B takes the JVP from two VJPs; C writes
@@ -38,19 +38,19 @@ FLOW_MATCHING = "FM MSE"
 
 @dataclass(frozen=True)
 class LossBy(MeanFlowLoss):
-    """MeanFlow's loss with u and du/dt in a way that is no setting."""
+    """MeanFlow's loss with another way to compute u and du/dt."""
 
     way: Way = velocity_and_derivative
 
     def velocity_and_derivative(
         self, model: Any, z: Tensor, r: Tensor, t: Tensor, v: Tensor, conditions: Conditions
     ) -> tuple[Tensor, Tensor]:
-        """By that way."""
+        """Compute u and du/dt in the given way."""
         return self.way(model, z, r, t, v)
 
 
 def by(way: Callable[[], Way]) -> Make:
-    """The loss in a way that is made for it."""
+    """Return the loss with a way that is made for it."""
 
     def make(setup: StepSetup, loss: MeanFlowLoss) -> StepLoss:
         given = {each.name: getattr(loss, each.name) for each in fields(loss) if each.init}
@@ -60,14 +60,14 @@ def by(way: Callable[[], Way]) -> Make:
 
 
 def torch_jvp(model: nn.Module, z: Tensor, r: Tensor, t: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """PyTorch's own derivative of plain operations, whose graph it keeps."""
+    """Compute PyTorch's own derivative of PyTorch operations, with its graph."""
     with only_plain(), sdpa_kernel([SDPBackend.MATH]):
         u, dudt, *_ = torch.func.jvp(lambda z, t: model(z, r, t), (z, t), (v, torch.ones_like(t)))
     return u, dudt.detach()
 
 
 def two_vjps(model: nn.Module, z: Tensor, r: Tensor, t: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """J v as the derivative of w -> J^T w along v; both passes are reverse ones."""
+    """Compute J v as the derivative of w -> J^T w along v; both passes are reverse-mode."""
     z, t = z.detach().requires_grad_(), t.detach().requires_grad_()
     with only_plain(), sdpa_kernel([SDPBackend.MATH]):
         u = model(z, r, t)
@@ -78,7 +78,7 @@ def two_vjps(model: nn.Module, z: Tensor, r: Tensor, t: Tensor, v: Tensor) -> tu
 
 
 def split(model: nn.Module, z: Tensor, r: Tensor, t: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """v du/dz and du/dt, a JVP each."""
+    """Compute v du/dz and du/dt with a JVP each."""
     u, along_z = jvp(lambda z: model(z, r, t), (z,), (v,))
     with torch.no_grad():
         _, along_t = jvp(lambda t: model(z, r, t), (t,), (torch.ones_like(t),))
@@ -86,7 +86,7 @@ def split(model: nn.Module, z: Tensor, r: Tensor, t: Tensor, v: Tensor) -> tuple
 
 
 class CapturedJvp:
-    """The target's JVP as a CUDA graph, the prediction as an eager pass."""
+    """JVP of the target as a CUDA graph, with an eager prediction."""
 
     def __init__(self) -> None:
         self._inputs: list[Tensor] = []
@@ -109,7 +109,7 @@ class CapturedJvp:
 
 
 class _Shared(nn.Module):
-    """The network under another forward, which is what may be replaced."""
+    """Network with another forward, which may be replaced."""
 
     def __init__(self, model: nn.Module):
         super().__init__()
@@ -120,25 +120,25 @@ class _Shared(nn.Module):
 
 
 def compiled_model(setup: StepSetup, loss: MeanFlowLoss) -> StepLoss:
-    """The network compiled, PyTorch's derivative around it."""
+    """Return the step with the network compiled inside PyTorch's derivative."""
     model: Any = torch.compile(_Shared(setup.model), dynamic=False)
     inner = by(lambda: torch_jvp)(setup, loss)
     return lambda _, drawn: inner(model, drawn)
 
 
 def special(setup: StepSetup, name: str, make: Make, backend: str, forwards: float = 4.0) -> StepCase:
-    """A case that is run in one way alone, which it brings along unless it is eager."""
+    """Return a case that runs in only one way, which it brings along unless it is eager."""
     return StepCase(name, setup.loss(1.0), make, (backend,), ours=False, own=backend != "eager", forwards=forwards)
 
 
 def compiler_mode(setup: StepSetup, mode: str) -> StepCase:
-    """A2, the loss compiled in one of the compiler's modes, all of which but the default have its own CUDA graphs."""
+    """Return A2, the loss compiled in a mode of the compiler; all but the default have their own CUDA graphs."""
     make = lambda setup, loss: torch.compile(plain_loss(setup, loss), fullgraph=True, dynamic=False, mode=mode)  # noqa: E731
     return special(setup, f"A2: the loss compiled with {mode}", make, "compile+graph")
 
 
 def graphed_callable(setup: StepSetup, loss: MeanFlowLoss) -> StepLoss:
-    """`torch.cuda.make_graphed_callables` of the network."""
+    """Return the step with `torch.cuda.make_graphed_callables` of the network."""
     made: list[Any] = []
 
     def run(model: nn.Module, drawn: Drawn) -> Tensor:
@@ -151,20 +151,20 @@ def graphed_callable(setup: StepSetup, loss: MeanFlowLoss) -> StepLoss:
 
 
 def plain_operations(setup: StepSetup) -> StepCase:
-    """The step by PyTorch's own derivative, which is what all others are an answer to."""
+    """Return the step with PyTorch's own derivative, the baseline of all others."""
     make = by(lambda: torch_jvp)
     return StepCase("torch.func.jvp of plain operations", setup.loss(1.0), make, ("eager", "graph"), ours=False)
 
 
 def splits(setup: StepSetup, ratio: float) -> list[StepCase]:
-    """The batch in one pass, in which some samples carry a tangent, and in two."""
+    """Return the batch in one pass, with a tangent for some samples, and in two passes."""
     name = f"MeanFlow {ratio:.0%}"
     shared, static = (setup.loss(ratio, split=split) for split in ("shared", "static"))
     return [StepCase(name, shared), StepCase(f"{name}, two passes", static)]
 
 
 def alternatives(setup: StepSetup) -> list[StepCase | Pass]:
-    """With every sample in the JVP, unless named otherwise."""
+    """Return the alternatives, with every sample in the JVP unless named otherwise."""
     loss, size = setup.loss, setup.options.batch_size
     part, half = max(1, size // 4), setup.precision == "bf16"
     other = "tf32" if half else "bf16"  # what autocast leaves alone is rounded to TF32 beside it
@@ -194,27 +194,27 @@ def alternatives(setup: StepSetup) -> list[StepCase | Pass]:
 
 
 def name_of(ratio: float) -> str:
-    """Of a MeanFlow step."""
+    """Return the name of a MeanFlow step with this ratio."""
     return f"MeanFlow {ratio:.0%}"
 
 
 def counts_of(size: int) -> dict[int, float]:
-    """How many of a batch's samples each of `SHARES` is, one at least; of shares of as many samples the largest."""
+    """Return the number of samples for each of `SHARES`, at least one; of equal numbers the largest share."""
     return {max(1, round(share * size)): share for share in SHARES}
 
 
 def flow_matching(setup: StepSetup, batch: int | None = None) -> StepCase:
-    """The step that all are compared with: every weight 1."""
+    """Return the flow matching step that all are compared with; every weight is 1."""
     return StepCase(FLOW_MATCHING, setup.loss(0.0, weighting_power=0.0), batch=batch)
 
 
 def meanflow(setup: StepSetup, ratio: float, batch: int | None = None) -> StepCase:
-    """A MeanFlow step with that share in the JVP, as a run takes it by default."""
+    """Return a MeanFlow step with that share in the JVP, as a run uses it by default."""
     return StepCase(name_of(ratio), setup.loss(ratio, split="shared"), batch=batch)
 
 
 def cases_of(section: str, setup: StepSetup) -> list[StepCase | Pass]:
-    """The cases of a section, flow matching first."""
+    """Return the cases of a section, flow matching first."""
     first = flow_matching(setup)
     if section == "ratios":
         steps = [meanflow(setup, ratio) for ratio in RATIOS]
@@ -237,7 +237,7 @@ def cases_of(section: str, setup: StepSetup) -> list[StepCase | Pass]:
 
 
 def chosen(case: StepCase | Pass, only: tuple[str, ...]) -> bool:
-    """Whether a case is among those asked for; flow matching always is, for the ratios' sake."""
+    """Return whether a case was requested; flow matching always is, because the ratios need it."""
     return not only or case.name == FLOW_MATCHING or any(part.lower() in case.name.lower() for part in only)
 
 
@@ -249,5 +249,5 @@ def expect_chosen(setup: StepSetup) -> None:
     names = dict.fromkeys(case.name for section in setup.options.sections for case in cases_of(section, setup))
     if only and not any(part.lower() in name.lower() for part in only for name in names):
         raise ConfigError(
-            f"--only {', '.join(only)}: no row has that in its name; expected parts of {'; '.join(names)}"
+            f"--only {', '.join(only)}: no row has this in its name; expected a part of one of {'; '.join(names)}"
         )

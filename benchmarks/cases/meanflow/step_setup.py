@@ -1,4 +1,4 @@
-"""What all rows of the step's bench share: the network, the machine's rates, what was chosen."""
+"""Settings that all rows of the step benchmark share: the network, the machine's rates, the options."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -34,7 +34,7 @@ Drawn = dict[str, Tensor]  # x, e, t and r of a batch
 
 @dataclass(frozen=True)
 class StepSetup:
-    """The network, and how and beside what it is run."""
+    """Network with the settings and rates with which it is measured."""
 
     options: StepOptions
     device: torch.device
@@ -48,48 +48,48 @@ class StepSetup:
 
     @property
     def precision(self) -> str:
-        """Of products."""
+        """Precision of matrix products."""
         return self.options.precision
 
     @property
     def backends(self) -> tuple[str, ...]:
-        """That steps run by."""
+        """Backends of the steps."""
         return self.options.backends or (BACKENDS if self.device.type == "cuda" else ("eager",))
 
     @property
     def weight_bytes(self) -> int:
-        """Of the network."""
+        """Bytes of the network's weights."""
         return sum(p.numel() * p.element_size() for p in self.model.parameters())
 
     def loss(self, ratio: float, **settings: Any) -> MeanFlowLoss:
-        """CIFAR-10's loss at that ratio; at 0 flow matching with adaptive weights."""
+        """Return CIFAR-10's loss at that ratio; ratio 0 is flow matching with adaptive weights."""
         usual = {"times": LogitNormalV0(-2.0, 2.0), "weighting_power": 0.75, "weighting_eps": 1e-3}
         return MeanFlowLoss(ratio, **usual | settings)
 
     def images(self, batch: int) -> Tensor:
-        """Random data; the arithmetic does not depend on what it shows."""
+        """Return random images; the arithmetic does not depend on their content."""
         return self.ordered(torch.randn(batch, *self.shape, device=self.device, generator=self.generator))
 
     def ordered(self, x: Tensor) -> Tensor:
-        """Images in the chosen memory order."""
+        """Return images in the chosen memory format."""
         return x.contiguous(memory_format=torch.channels_last) if self.options.channels_last else x
 
     def drawn(self, loss: MeanFlowLoss, x: Tensor) -> Drawn:
-        """Fresh noise and times for data."""
+        """Draw noise and times for data."""
         e, t, r = loss.draw(x, self.generator)
         return {"x": x, "e": e, "t": t, "r": r}
 
     def floor(self, forwards: float, passes: float, batch: int) -> RooflineBound:
-        """Of work that takes as many forward passes of a batch, and moves the weights as many times."""
+        """Return the roofline bound of `forwards` forward passes of a batch and `passes` transfers of the weights."""
         return roofline_bound(forwards * batch * self.forward_flops, passes * self.weight_bytes, self.ceilings)
 
     def plan(self, ms: float) -> TimingPlan:
-        """How often to call what takes as long."""
+        """Return how often to call a function that takes this long."""
         return SLOW if ms > SLOW_MS else PLAN
 
 
 def weight_passes(averages: int, parts: int = 1) -> float:
-    """Times that the weights' bytes move in a whole step, on one of so many processes that share its last part.
+    """Return how often the weights' bytes move in a whole step, if several processes share its last part.
 
     The forward and the backward pass read them, gradients are written; then AdamW reads 4 as large and writes 3,
     gradients become zero, and each average is read and written.
@@ -98,7 +98,7 @@ def weight_passes(averages: int, parts: int = 1) -> float:
 
 
 def make_setup(options: StepOptions, known: tuple[Ceilings, int] | None = None) -> StepSetup:
-    """The network of that preset with random weights, none of them zero, in training mode; and the machine's rates.
+    """Build the preset's network in training mode with nonzero random weights, and measure the machine's rates.
 
     Args:
         options: what to measure.

@@ -1,4 +1,4 @@
-"""The tables of the step's bench."""
+"""Tables of the step benchmark."""
 
 from collections.abc import Callable, Iterator
 
@@ -10,7 +10,7 @@ from benchmarks.harness.table import BOUND, Columns, blank_table, first_call, le
 
 
 def _of_steps(name: str) -> Callable[[Row], str]:
-    """A ratio that steps have, and passes do not."""
+    """Return a column for a ratio that steps have and passes do not."""
     return lambda row: f"{row.extra[name]:.2f}" if "ratio" in row.extra and name in row.extra else ""
 
 
@@ -25,7 +25,7 @@ COLUMNS: Columns = (
 
 
 def compare(rows: list[Row]) -> None:
-    """Add to each row what it is in terms of flow matching.
+    """Add to each row its ratios to flow matching.
 
     `over_flow_matching` is its time over that of the fastest flow-matching step of the same batch by any backend, and
     `memory_over_flow_matching` its memory over flow matching's by the same backend.
@@ -49,7 +49,7 @@ def compare(rows: list[Row]) -> None:
 
 
 def tables(result: CaseResult, sections: tuple[str, ...]) -> Iterator[Table]:
-    """All rows, and what the chosen sections show besides."""
+    """Build the table of all rows, and the tables of the chosen sections."""
     conditions = ", ".join(f"{k} {v}" for k, v in result.conditions.items() if k != "left_out")
     by = {r.extra["flow_matching_by"] for r in result.rows if "flow_matching_by" in r.extra}
     against = f"\nx FM: of the fastest {FLOW_MATCHING} step of this run, by {', '.join(sorted(by))}" if by else ""
@@ -68,7 +68,7 @@ def tables(result: CaseResult, sections: tuple[str, ...]) -> Iterator[Table]:
 
 
 def _scaling(result: CaseResult) -> Table:
-    """Time by how many samples are in the JVP, and that over what it would be in proportion to the fewest."""
+    """Build the table of time by samples in the JVP, compared with proportional scaling from the fewest."""
     size = result.conditions["batch_size"]
     counts = counts_of(size)
     out = blank_table("scaling with the samples in the JVP", ("", "by", *(f"{n} of {size}" for n in counts)))
@@ -96,7 +96,7 @@ def _batches(result: CaseResult) -> Table:
 
 
 def _groups(rows: list[Row]) -> Table:
-    """Milliseconds on the device and shares, by what kernels do."""
+    """Build the table of device milliseconds and shares by group of kernels."""
     names = tuple(f"{r.extra['name']}, {r.extra['backend']}" for r in rows)
     by = {(r.extra["name"], r.extra["backend"]): r.extra["profile"] for r in rows}
     pairs = [(by.get((name_of(1.0), b)), by.get((FLOW_MATCHING, b)), b) for b in dict.fromkeys(b for _, b in by)]

@@ -1,4 +1,4 @@
-"""The rates that this machine reaches by JAX: one matrix product, and one copy or one reading."""
+"""Rates that this machine reaches with JAX: one matrix product, and one copy or read."""
 
 from statistics import median
 from typing import Any
@@ -22,7 +22,7 @@ IN_A_ROW = {"cuda": 8}
 
 
 def platform() -> str:
-    """`cuda` or `cpu`, or JAX's own name for another one."""
+    """Return `cuda` or `cpu`, or JAX's own name of another platform."""
     return PLATFORMS.get(jax.default_backend(), jax.default_backend())
 
 
@@ -47,7 +47,7 @@ def jax_ceilings(dtype: str = "float32", moved: str = "copy") -> Ceilings:
 
 
 def _milliseconds(function: Any, *args: Any) -> list[float]:
-    """Of one call, those of a row waited for at once."""
+    """Return the milliseconds of one call; the calls of a row are waited for together."""
     row = IN_A_ROW.get(platform(), 1)
 
     def run() -> None:

@@ -1,4 +1,4 @@
-"""Host time of a step by the way it is called: what dispatch alone costs, and what of it is pytrees."""
+"""Host time of a step by the way of calling it: the cost of dispatch, and the part of pytrees in it."""
 
 import gc
 import statistics
@@ -29,7 +29,7 @@ TOLERANCE = 1e-5
 
 
 def difference(arrays: Sequence[Any], reference: Sequence[Any], start: Sequence[Any]) -> float:
-    """|arrays - reference| over |reference - start|, in fp64: how much of the training differs."""
+    """Return |arrays - reference| / |reference - start| in fp64: the fraction of the training that differs."""
     pairs = [(np.asarray(a, "d") - np.asarray(r, "d")).ravel() for a, r in zip(arrays, reference, strict=True)]
     moved = [(np.asarray(r, "d") - np.asarray(s, "d")).ravel() for r, s in zip(reference, start, strict=True)]
     return float(np.linalg.norm(np.concatenate(pairs)) / np.linalg.norm(np.concatenate(moved)))
@@ -38,19 +38,19 @@ def difference(arrays: Sequence[Any], reference: Sequence[Any], start: Sequence[
 def require_alike(
     name: str, arrays: Sequence[Any], reference: Sequence[Any], start: Sequence[Any], tolerance: float
 ) -> float:
-    """The difference of a way's parameters after some steps, if it is within `tolerance`; GateError if it is not."""
+    """Return the difference of a way's parameters after some steps; GateError if it exceeds `tolerance`."""
     error = difference(arrays, reference, start)
     if not error <= tolerance:
         raise GateError(
-            f"{name}: after {STEPS} steps {error:.2e} of the training differs, expected at most {tolerance:.2g}; "
-            "not timed"
+            f"{name}: after {STEPS} steps {error:.2e} of the training differs from the reference, "
+            f"expected at most {tolerance:.2g}; not timed"
         )
     return error
 
 
 @dataclass(frozen=True)
 class Times:
-    """One way's calls, in milliseconds, the device idle before each."""
+    """Times of one way's calls in milliseconds, with the device idle before each."""
 
     cpu: Timing  # processor time of the calling thread until the call came back
     host: Timing  # time until it came back
@@ -59,7 +59,7 @@ class Times:
 
 
 def timed(calls: dict[str, Callable[[], Any]], repeats: int) -> dict[str, dict[str, list[float]]]:
-    """Times of every call in milliseconds: `BLOCK` calls of each in turns, as a loop makes them, after one untimed."""
+    """Time every call in milliseconds: blocks of `BLOCK` calls of each way in turn, after one untimed call."""
     samples: dict[str, Any] = {name: {kind: [] for kind in KINDS} for name in calls}
     for _ in range(-(-repeats // BLOCK)):
         for name, call in calls.items():
@@ -76,7 +76,7 @@ def timed(calls: dict[str, Callable[[], Any]], repeats: int) -> dict[str, dict[s
 
 @contextmanager
 def settled() -> Iterator[None]:
-    """What is alive stays out of the garbage collector's way: the trees of one way would cost the others time."""
+    """Exclude live objects from garbage collection: the trees of one implementation would slow down the others."""
     gc.collect()
     gc.freeze()
     try:
@@ -88,7 +88,7 @@ def settled() -> Iterator[None]:
 def started(
     workload: Workload, names: Sequence[str], budget: Budget | None = None
 ) -> tuple[dict[str, Running], dict[str, float]]:
-    """Every way after its first call, as far as the time goes, and how long compiling and that took in milliseconds."""
+    """Return every way after its first call, as time permits, and the milliseconds of compiling and that call."""
     ways, first = {}, {}
     for name in names:
         if ways and budget is not None and budget.spent:
@@ -104,7 +104,7 @@ def started(
 
 
 def gated(workload: Workload, ways: dict[str, Running], tolerance: float) -> dict[str, float]:
-    """How much each way's training differs from the first one's, all of them after `STEPS` steps."""
+    """Return how much each way's training differs from the first one's after `STEPS` steps."""
     begin = trained(workload.model())
     for running in ways.values():
         for _ in range(STEPS - 1):
@@ -114,7 +114,7 @@ def gated(workload: Workload, ways: dict[str, Running], tolerance: float) -> dic
 
 
 def host_times(workload: Workload, names: Sequence[str], repeats: int) -> dict[str, Times]:
-    """Gate, then time, these ways on one workload, in turns in one process."""
+    """Check, then time, these ways on one workload, in turns in one process."""
     say(f"host: {workload.name}, {len(workload.arrays())} arrays, {len(names)} ways")
     ways, first = started(workload, names)
     gate = gated(workload, ways, TOLERANCE)
@@ -126,12 +126,12 @@ def host_times(workload: Workload, names: Sequence[str], repeats: int) -> dict[s
 
 
 def ratios(a: Timing, b: Timing) -> Timing:
-    """a over b, call by call of one run: what drifts with the machine cancels."""
+    """Return a / b call by call within a run, so that drift of the machine cancels."""
     return Timing(0.0, tuple(x / y for x, y in zip(a.samples_ms, b.samples_ms, strict=True)), None)
 
 
 def parts(workload: Workload, repeats: int) -> dict[str, Timing]:
-    """Processor time of what happens to the trees before and after a step, apart from the step itself."""
+    """Measure the CPU time of the work on the trees before and after a step, without the step."""
     trees = workload.fresh()
     leaves, treedef = jax.tree.flatten(trees)
     dynamic, static = hashable_partition(trees, eqx.is_array)
@@ -162,6 +162,6 @@ def parts(workload: Workload, repeats: int) -> dict[str, Timing]:
 
 
 def slope(leaves: Sequence[int], ms: Sequence[float]) -> tuple[float, float]:
-    """Microseconds a leaf, and milliseconds at none, by least squares."""
+    """Return microseconds per leaf, and milliseconds for none, by least squares."""
     line = statistics.linear_regression(leaves, ms)
     return line.slope * 1e3, line.intercept

@@ -20,39 +20,41 @@ USUAL = ("sdpa", "dropout")
 
 @dataclass(frozen=True)
 class TrainStepOptions(CaseOptions):
-    """Equinox's ways to call a training step beside ours, JAX's own and the bare executable."""
+    """Compare ways to call a training step: Equinox's, fullstride's, JAX's own and the bare executable."""
 
     sections: Annotated[
-        Names, among("|".join((*SECTIONS, "all")), "Which tables, one each.", "--section"), SECTIONS
+        Names, among("|".join((*SECTIONS, "all")), "Table to measure; may be repeated.", "--section"), SECTIONS
     ] = ("host",)
-    model: Annotated[str, among("|".join(MODELS), "BERT's size."), MODELS] = "base"
+    model: Annotated[str, among("|".join(MODELS), "Size of BERT."), MODELS] = "base"
     modes: Annotated[
         Names,
         among(
             "|".join(MODES),
-            "Of the real step: nothing dropped, by fused attention or by attention written out; of hidden states "
-            "alone; everywhere.",
+            "Dropout of the real step: none, with fused attention or explicit attention; of hidden states only; "
+            "everywhere.",
             "--mode",
         ),
         MODES,
     ] = USUAL
-    precision: Annotated[str, among("fp32|bf16", "That the real step computes in."), PRECISIONS] = "fp32"
-    batch_size: Annotated[int, typer.Option(min=1, help="Rows of the real step.")] = 8
-    length: Annotated[int, typer.Option(min=1, help="Tokens of a row.")] = 128
-    calls: Annotated[int, typer.Option(min=1, help="Timed calls of each way, in the tables about the host.")] = 300
-    only: Annotated[Names, among("TEXT", "Ways whose name has it; =NAME is that one.")] = ()
+    precision: Annotated[str, among("fp32|bf16", "Precision of the real step."), PRECISIONS] = "fp32"
+    batch_size: Annotated[int, typer.Option(min=1, help="Number of rows per real step.")] = 8
+    length: Annotated[int, typer.Option(min=1, help="Number of tokens per row.")] = 128
+    calls: Annotated[
+        int, typer.Option(min=1, help="Number of timed calls of each way, in the tables of host time.")
+    ] = 300
+    only: Annotated[Names, among("TEXT", "Part of the names of ways to measure; =NAME is the whole name.")] = ()
     seconds: Seconds = 500.0
     profile: Annotated[
         Path | None, typer.Option(help="Folder for ten traced steps of each way of the real step, for TensorBoard.")
     ] = None
 
     def __post_init__(self) -> None:
-        """Check the names, and that what is to be traced is run; `all` stands for every section."""
+        """Check the names, and that a step to be traced is run; `all` stands for every section."""
         if "all" in self.sections:
             object.__setattr__(self, "sections", SECTIONS)
         super().__post_init__()
         if self.profile is not None and "step" not in self.sections:
             raise ConfigError(
-                f"--profile {self.profile}: the real step alone is traced; received --section "
+                f"--profile {self.profile}: only the real step can be traced; received --section "
                 f"{', '.join(self.sections)}, add --section step"
             )

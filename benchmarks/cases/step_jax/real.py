@@ -1,4 +1,4 @@
-"""A step with its real computation, by the way it is called, beside the bare executable."""
+"""Real step of BERT by the way of calling it, compared with the bare executable."""
 
 import random
 import re
@@ -47,7 +47,7 @@ TOLERANCE = {"fp32": 5e-2, "bf16": 0.25}
 
 
 def fused(hlo: str) -> dict[str, int]:
-    """Of a program as text: fused computations, those that draw random bits, those of them that drop by it as well.
+    """Count a program's fused computations, those that draw random bits, and those that also apply dropout.
 
     Returns:
         `fusions`; `random`, which draw bits by XLA's generator or JAX's; `random_and_select`, which select in the
@@ -76,7 +76,7 @@ def _draws(operations: list[str]) -> bool:
 
 @dataclass(frozen=True)
 class StepTimes:
-    """One way's steps, in milliseconds."""
+    """Times of one way's steps in milliseconds."""
 
     blocked: Timing  # each step waited for
     # Processor time of all threads until then: on a CPU all of a step's work, whatever else the machine does.
@@ -89,7 +89,7 @@ class StepTimes:
 
 
 def over(times: Sequence[float], bare: Sequence[float]) -> dict[str, Any]:
-    """Median of the ratios round by round, with its spread and 95 % interval."""
+    """Return the median of the ratios round by round, with its spread and 95 % interval."""
     found = Timing(0.0, tuple(a / b for a, b in zip(times, bare, strict=True)), None)
     interval = median_interval(found.samples_ms)
     spread = {"p10": found.quantile(0.1), "p90": found.quantile(0.9)}
@@ -97,7 +97,7 @@ def over(times: Sequence[float], bare: Sequence[float]) -> dict[str, Any]:
 
 
 def verdict(found: Sequence[dict[str, Any]], limit: float) -> str:
-    """Whether ratios are below a limit: `yes` or `no` where their intervals are on one side of it, else `open`."""
+    """Return `yes` or `no` if all intervals of the ratios are on one side of `limit`, else `open`."""
     intervals = [f["interval"] or [0.0, float("inf")] for f in found]
     if all(high <= limit for _, high in intervals):
         return "yes"
@@ -112,7 +112,7 @@ def step_times(
     least: int = 10,
     profile: Path | None = None,
 ) -> Any:
-    """Gate, then time, these ways on one workload, in turns, at least so many rounds and on until the time is up.
+    """Check, then time, these ways in turns on one workload, for at least some rounds, until the time is up.
 
     Then a trace of each goes to a folder of its own below `profile`.
     """
@@ -133,7 +133,7 @@ def step_times(
 
 
 def traced(way: Running, folder: Path) -> None:
-    """Record some steps of a way, as a loop makes them, each marked with its number."""
+    """Trace some steps of a way, as a loop makes them, each marked with its number."""
     with jax.profiler.trace(str(folder)):
         out = None
         for number in range(TRACED):
@@ -144,7 +144,7 @@ def traced(way: Running, folder: Path) -> None:
 
 
 class Visit(NamedTuple):
-    """One way's turn: steps waited for, their processor time, and a step's share of a loop."""
+    """Turn of one way: blocking steps, their CPU time, and the time per step in a loop."""
 
     blocked: list[float]
     cpu: list[float]

@@ -1,4 +1,4 @@
-"""Results of the step's bench as tables for people, and what is asked of the ways to call a step."""
+"""Tables of the step benchmark's results, and targets for the ways to call a step."""
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -13,14 +13,14 @@ from benchmarks.harness.table import Columns, first_call, median, rows_table, sp
 
 @dataclass(frozen=True)
 class Target:
-    """The processor time of one way over another's."""
+    """Target for the CPU time of one way relative to another."""
 
     name: str  # the way
     against: str  # what it is compared with
     limit: float  # the ratio's median may be this at most
 
     def judged(self, times: dict[str, Times]) -> dict[str, Any]:
-        """The ratio in a run, with its spread."""
+        """Return the ratio in a run with its spread."""
         found = ratios(times[self.name].cpu, times[self.against].cpu)
         spread = {"p10": found.quantile(0.1), "p90": found.quantile(0.9)}
         return asdict(self) | {"ratio": found.median_ms, **spread, "passed": found.median_ms <= self.limit}
@@ -38,18 +38,18 @@ TARGETS = (
 
 
 def judged(times: dict[str, Times]) -> list[dict[str, Any]]:
-    """Every target whose ways were measured."""
+    """Return every target whose ways were measured."""
     return [t.judged(times) for t in TARGETS if t.name in times and t.against in times]
 
 
 def break_even(first_ms: float, step_ms: float, other_first_ms: float, other_step_ms: float) -> float | None:
-    """Steps after which the first of two ways, that may take longer to start, is ahead; None for never."""
+    """Return the steps after which the first of two ways, slower to start, is ahead; None for never."""
     saved = other_step_ms - step_ms
     return max(0.0, (first_ms - other_first_ms) / saved) if saved > 0 else None
 
 
 def title(result: CaseResult) -> str:
-    """The case and its conditions in one line."""
+    """Return the case and its conditions in one line."""
     said = (f"{k} {v}" for k, v in result.conditions.items() if isinstance(v, str | int | float))
     return f"{result.case}: {', '.join(said)}"
 
@@ -63,7 +63,7 @@ def _host_spread(row: Row) -> str:
 
 
 def _break_even(row: Row) -> str:
-    """Of a way that is compared with another."""
+    """Return the number of steps until an implementation pays off, or an empty text if it is compared with none."""
     if "break_even" not in row.extra:
         return ""
     steps = row.extra["break_even"]
@@ -87,18 +87,18 @@ STEP: Columns = (
 
 
 def host_table(result: CaseResult) -> Table:
-    """One line a way: processor time, the time until it came back and until it was done, over the flat list's."""
+    """Build the table of ways: CPU time, time until return and until done, relative to the flat list."""
     return rows_table(title(result), HOST, [row for row in result.rows if "host" in row.extra])
 
 
 def parts_table(result: CaseResult) -> Table:
-    """What happens to the trees before and after a step."""
+    """Build the table of the work on the trees before and after a step."""
     columns = (("part", HOST[0][1]), *HOST[1:3])
     return rows_table("of which, alone", columns, [row for row in result.rows if row.extra.get("part")])
 
 
 def target_lines(result: CaseResult) -> list[str]:
-    """Every target with what was reached."""
+    """Return a line per target with the measured value."""
     return [
         f"{'pass' if t['passed'] else 'FAIL'}  {t['name']} / {t['against']}: {t['ratio']:.3f} "
         f"({t['p10']:.3f}-{t['p90']:.3f}), at most {t['limit']:g}"
@@ -107,7 +107,7 @@ def target_lines(result: CaseResult) -> list[str]:
 
 
 def fit_lines(result: CaseResult) -> list[str]:
-    """How each way's time grows with the number of arrays."""
+    """Return a line per way with the growth of its time with the number of arrays."""
     return [
         f"{name}: {fit['us_per_array']:.2f} us an array, {fit['ms_at_none'] * 1e3:+.0f} us besides"
         for name, fit in result.conditions.get("fits", {}).items()
@@ -115,5 +115,5 @@ def fit_lines(result: CaseResult) -> list[str]:
 
 
 def step_table(result: CaseResult) -> Table:
-    """One line a way: each step waited for, and in a loop that waits at its end, over the bare executable's."""
+    """Build the table of ways: blocking steps and steps in a loop, relative to the bare executable."""
     return rows_table(title(result), STEP, result.rows)

@@ -1,4 +1,4 @@
-"""`python -m benchmarks train-step`: what calling a training step costs, by the way it is called.
+"""`python -m benchmarks train-step`: cost of calling a training step, by the way of calling it.
 
 `host` is dispatch alone, on a tree of BERT's shape whose step rewrites each array once; `leaves` is the same against
 the number of arrays, `static` with static fields in place of leaves; `step` is a BERT's real step beside its bare
@@ -49,7 +49,7 @@ Network = Callable[[TrainStepOptions, str], Workload]
 
 
 def run(options: TrainStepOptions, network: Network, out: Path) -> list[Path]:
-    """Gate, measure, print the tables and write a JSON for each section.
+    """Check, measure, print the tables and write a JSON for each section.
 
     Args:
         options: what to measure.
@@ -99,7 +99,9 @@ def _chosen(options: TrainStepOptions, names: tuple[str, ...], always: str) -> t
     # By a part of its name, or by `=` and all of it.
     meant = [name for name in names if any(one == f"={name}" or one in name for one in options.only)]
     if options.only and not meant:
-        raise ConfigError(f"--only {', '.join(options.only)}: no way has that in its name; expected {', '.join(names)}")
+        raise ConfigError(
+            f"--only {', '.join(options.only)}: no way has this in its name; expected parts of {', '.join(names)}"
+        )
     return tuple(name for name in names if name == always or not options.only or name in meant)
 
 
@@ -131,7 +133,7 @@ def _row(name: str, workload: Workload, times: Times, all_times: dict[str, Times
 
 
 def _short(timing: Timing) -> dict[str, Any]:
-    """A timing without its samples."""
+    """Return a timing without its samples."""
     return {"median_ms": timing.median_ms, "p10_ms": timing.quantile(0.1), "p90_ms": timing.quantile(0.9)}
 
 
@@ -149,7 +151,7 @@ def _host(options: TrainStepOptions, network: Network, budget: Budget) -> CaseRe
 def _trees(
     options: TrainStepOptions, section: str, workloads: dict[str, Workload]
 ) -> tuple[CaseResult, dict[str, dict[int, float]]]:
-    """A section about several trees by their labels, and each way's time by the number of arrays."""
+    """Measure a section on several trees by label; also return each way's time by number of arrays."""
     ceilings, rows, gate = jax_ceilings(), [], {}
     found: dict[str, dict[int, float]] = {}
     for label, workload in workloads.items():
@@ -162,7 +164,7 @@ def _trees(
 
 
 def _leaves(options: TrainStepOptions, network: Network, budget: Budget) -> CaseResult:
-    """Whether the overhead grows linearly with the model."""
+    """Measure whether the overhead grows linearly with the number of leaves."""
     result, found = _trees(options, "leaves", {size: tree(size) for size in SIZES})
     fits = {name: slope(list(ms), list(ms.values())) for name, ms in found.items()}
     shown = {name: {"us_per_array": us, "ms_at_none": ms} for name, (us, ms) in fits.items()}
@@ -171,12 +173,12 @@ def _leaves(options: TrainStepOptions, network: Network, budget: Budget) -> Case
 
 
 def _static(options: TrainStepOptions, network: Network, budget: Budget) -> CaseResult:
-    """Whether it helps to make leaves that are no arrays static fields."""
+    """Measure whether making non-array leaves static fields helps."""
     return _trees(options, "static", {"leaves": tree(options.model), "static": tree(options.model, StaticDropout)})[0]
 
 
 def _step(options: TrainStepOptions, network: Network, budget: Budget) -> CaseResult:
-    """The step with its real computation, in all modes that are asked for."""
+    """Measure the real step in all requested modes."""
     ceilings, rows, gate = jax_ceilings(DTYPES[options.precision]), [], {}
     names, left_out = _chosen(options, NAMES, BARE), list[dict[str, str]]()
     for i, mode in enumerate(options.modes):

@@ -1,4 +1,4 @@
-"""The ways to call a training step: Equinox's, JAX's own, and ours; all of them do the same step."""
+"""Ways to call a training step: Equinox's, JAX's own, and ours; all run the same step."""
 
 import time
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from fullstride.step.jax.train_step import TrainStep
 
 @dataclass(frozen=True)
 class Running:
-    """A way, ready to be called."""
+    """Way that is ready to be called."""
 
     call: Callable[[], Any]  # takes a step and returns what to wait for
     params: Callable[[], list[Any]]  # the trained arrays as they are now
@@ -28,12 +28,12 @@ class Running:
 
 
 def trained(tree: Any) -> list[Any]:
-    """The floating arrays of a model."""
+    """Return the floating-point arrays of a model."""
     return jax.tree.leaves(eqx.filter(tree, eqx.is_inexact_array))
 
 
 def _threaded(step: Callable[..., Any], workload: Workload) -> Running:
-    """Calls of `step((batch, key), model, opt_state)`, each with what the one before returned."""
+    """Call `step((batch, key), model, opt_state)` repeatedly, each with the results of the previous call."""
     state, given = list(workload.fresh()), (workload.batch, workload.key)
 
     def call() -> Any:
@@ -49,7 +49,7 @@ def filter_jit(workload: Workload, donate: Any = "none") -> Running:
 
 
 def patched(workload: Workload, donate: Any = "none") -> Running:
-    """The same, its outputs taken apart by the faster of Equinox's two partitions, which its inputs go through."""
+    """Return `filter_jit` with its outputs split by the faster of Equinox's two partitions, as its inputs are."""
     running = _threaded(eqx.filter_jit(lambda *trees: workload.update_of(*trees), donate=donate), workload)
     originals = eqx._jit.partition, eqx._jit.combine
 
@@ -87,7 +87,7 @@ def cached(workload: Workload, donate: str = "none") -> Running:
 
 
 def hoisted(workload: Workload) -> Running:
-    """The partition taken out of the step, trees of modules through `jax.jit`, donated."""
+    """Take the partition out of the step and pass trees of modules through `jax.jit`, donated."""
     model, opt_state = workload.fresh()
     params, static = eqx.partition(model, eqx.is_array)
 
@@ -105,7 +105,7 @@ def hoisted(workload: Workload) -> Running:
 
 
 def flat(workload: Workload, compiled: bool = False, donate: bool = True) -> Running:
-    """A flat list of leaves through `jax.jit`, or through the bare executable that it compiles."""
+    """Pass a flat list of leaves through `jax.jit`, or through the bare executable that it compiles."""
     trees, static = eqx.partition(workload.fresh(), eqx.is_array)
     leaves, shape = jax.tree.flatten(trees)
 

@@ -1,6 +1,6 @@
-"""What the ways of calling a step are compared on, and a tree of BERT's shape in Equinox modules, its widths shrunk.
+"""Workload for comparing ways to call a step: a tree of BERT's shape in Equinox modules with small widths.
 
-What dispatch costs goes by leaves and nodes.
+The cost of dispatch depends on the number of leaves and nodes.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ WIDTH, INNER, WORDS, PLACES = 24, 48, 64, 16
 
 @dataclass(frozen=True)
 class Workload:
-    """A model with its loss, optimizer and batch."""
+    """Model with its loss, optimizer and batch."""
 
     name: str  # for the table
     model: Callable[[], Any]  # makes the model; the same one each time
@@ -32,28 +32,28 @@ class Workload:
     flops: float = 0.0  # operations of a step's products, 2 a multiply-add, backward included; 0 where there is none
 
     def fresh(self) -> Trees:
-        """A model and its optimizer's state whose buffers are nobody else's."""
+        """Return a model and its optimizer state with buffers of their own."""
         model = self.model()
         trees = model, self.optimizer.init(eqx.filter(model, eqx.is_inexact_array))
         return jax.tree.map(lambda x: x.copy() if eqx.is_array(x) else x, trees)
 
     def update(self, model: Any, opt_state: Any, batch: Any, key: Any) -> tuple[Any, Any, Any]:
-        """The step that all ways share."""
+        """Run the step that all ways share."""
         loss, grads = eqx.filter_value_and_grad(self.loss_fn)(model, batch, key)
         updates, opt_state = self.optimizer.update(grads, opt_state, eqx.filter(model, eqx.is_inexact_array))
         return eqx.apply_updates(model, updates), opt_state, loss
 
     def update_of(self, given: Any, model: Any, opt_state: Any) -> tuple[Any, Any, Any]:
-        """The same with what is not donated first, as `donate="all-except-first"` wants it."""
+        """Update with the non-donated arguments first, as `donate="all-except-first"` requires."""
         return self.update(model, opt_state, *given)
 
     def arrays(self) -> list[jax.ShapeDtypeStruct]:
-        """Shapes and dtypes of the arrays of model and state."""
+        """Return shapes and dtypes of the arrays of model and state."""
         trees = eqx.filter_eval_shape(self.fresh)
         return [x for x in jax.tree.leaves(trees) if isinstance(x, jax.ShapeDtypeStruct)]
 
     def floor(self, ceilings: Ceilings) -> RooflineBound:
-        """The time of the products alone, and of reading and writing every array once."""
+        """Return the roofline bound of the products alone, and of reading and writing every array once."""
         moved = 2 * sum(x.size * x.dtype.itemsize for x in self.arrays())
         return roofline_bound(self.flops, moved, ceilings)
 
@@ -98,7 +98,7 @@ class Feedforward(eqx.Module):
 
 
 class Layer(eqx.Module):
-    """16 arrays."""
+    """Transformer layer with 16 arrays."""
 
     attention: Attention
     feedforward: Feedforward
@@ -108,7 +108,7 @@ class Layer(eqx.Module):
 
 
 class Bert(eqx.Module):
-    """13 arrays and 16 for each layer: 205 for 12 layers, 616 with the state of AdamW."""
+    """BERT with 13 arrays and 16 for each layer: 205 for 12 layers, 616 with the state of AdamW."""
 
     words: eqx.nn.Embedding
     places: eqx.nn.Embedding
@@ -133,7 +133,7 @@ class Bert(eqx.Module):
 
 
 def one_bias(model: Any, batch: Any, key: Any) -> Any:
-    """A loss that computes next to nothing."""
+    """Return a loss that computes next to nothing."""
     return batch["scale"] * model.head_out.bias.sum() + 0 * jax.random.key_data(key)[0].astype("float32")
 
 
@@ -159,7 +159,7 @@ LAYERS = {"tiny": 2, "mini": 4, "small": 4, "medium": 8, "base": 12, "large": 24
 
 
 def tree(size: str, dropout: type = eqx.nn.Dropout) -> Workload:
-    """A step on a tree of this size that rewrites every array by one multiplication."""
+    """Return a step on a tree of this size that rewrites every array by one multiplication."""
     batch = {"ids": jnp.ones((1, 4), jnp.int32), "scale": jnp.asarray(np.float32(0.5))}
     layers = LAYERS[size]
     return Workload(size, lambda: Bert(layers, dropout), one_bias, TRIVIAL, batch, jax.random.key(1))

@@ -1,4 +1,4 @@
-"""Masked language modelling on real text for so many minutes: what is learned, and what calling the step costs."""
+"""Masked language modelling on real text for a given time: learning progress, and the cost of calling the step."""
 
 import json
 import signal
@@ -77,13 +77,13 @@ NOMINAL = 100_000
 
 
 def recipe_of(settings: TrainSettings) -> dict[str, Any]:
-    """What the numbers of a run depend on, by dotted keys."""
+    """Return the settings that a run's numbers depend on, by dotted keys."""
     free = FREE | ({"data.path"} if settings.data.name in SAME_ANYWHERE else set())
     return {key: value for key, value in flat(asdict(settings)) if key not in free}
 
 
 def read_begun(run: Path, settings: TrainSettings) -> dict[str, Any]:
-    """The times and the number of steps of a run that is to be one with these settings.
+    """Read the times and the number of steps of a run, which must have these settings.
 
     Args:
         run: its folder.
@@ -100,7 +100,7 @@ def read_begun(run: Path, settings: TrainSettings) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class BertRequest:
-    """What a call is about."""
+    """Request of one call of the experiment."""
 
     scale: str = "gpu"  # gpu, cpu or smoke
     models: tuple[str, ...] = ()  # sizes' names; the scale's own if none
@@ -116,11 +116,13 @@ class BertRequest:
         one_of("--scale", self.scale, SCALES)
         apply(list(self.overrides), TrainSettings())
         if own := [key for override in self.overrides if (key := full_key(override)) in OWN]:
-            raise ConfigError(f"{', '.join(own)}: --model, --seed, --minutes and --runs say it; leave it out")
+            raise ConfigError(
+                f"{', '.join(own)}: set by --model, --seed, --minutes and --runs; use these options instead"
+            )
         object.__setattr__(self, "models", self.models or MODELS[self.scale])
 
     def settings(self, model: str, steps: int) -> TrainSettings:
-        """Of a run of so many steps; ConfigError for a setting that cannot be."""
+        """Return the settings of a run of `steps` steps; ConfigError if a setting is invalid."""
         given = {full_key(override): override.partition("=")[2] for override in self.overrides}
         often = str(-(-steps // EVALUATIONS))
         own = {"steps": str(steps), "eval_every": often, "save_every": often}
@@ -136,17 +138,17 @@ class BertRequest:
         return settings_of([f"{key}={value}" for key, value in merged.items()])
 
     def run(self, model: str) -> Path:
-        """The folder of a run."""
+        """Return the folder of a run."""
         return self.runs / self.scale / f"{model}-{self.seed}"
 
 
 def device_of(settings: TrainSettings) -> str:
-    """As results have it: cuda or cpu."""
+    """Return the device as results name it: cuda or cpu."""
     return "cuda" if settings.device == "gpu" else "cpu"
 
 
 class LimitedTrainer(Trainer):
-    """A trainer that stops itself, as a signal would stop it."""
+    """Trainer that stops itself at a time limit, as a signal would stop it."""
 
     limit = NONE
 
@@ -157,7 +159,7 @@ class LimitedTrainer(Trainer):
 
 
 def run(model: str, asked: BertRequest, limit: Limit = NONE) -> None:
-    """Time the step, then train as many as fit the minutes, or go on; nothing where all of them were made.
+    """Time the step, then train for as many steps as fit the minutes, or resume; do nothing if all are done.
 
     Args:
         model: a size's name.
@@ -177,11 +179,12 @@ def run(model: str, asked: BertRequest, limit: Limit = NONE) -> None:
     begun = read_begun(path.parent, nominal)
     if begun["minutes"] != asked.minutes:
         raise ConfigError(
-            f"--minutes {asked.minutes:g}: {path.parent} was begun with {begun['minutes']:g}; give that or other --runs"
+            f"--minutes {asked.minutes:g}: {path.parent} was begun with {begun['minutes']:g}; "
+            "give that or another --runs"
         )
     settings = asked.settings(model, begun["steps"])
     if _is_finished(path.parent, settings):
-        say(f"{model}: trained already")
+        say(f"{model}: already trained")
         return
     expect_here([begun], device_of(settings))
     trainer = LimitedTrainer(settings, resume_advice=SAME_COMMAND)
@@ -192,7 +195,7 @@ def run(model: str, asked: BertRequest, limit: Limit = NONE) -> None:
 
 
 def _is_finished(run: Path, settings: TrainSettings) -> bool:
-    """Whether a run's metrics are those of all its steps, scored at the end; its checkpoints may be gone."""
+    """Return whether a run's metrics cover all its steps and the final evaluation; its checkpoints may be deleted."""
     lines = read_metrics(run) if (run / METRICS).is_file() else []
     made = {line["step"] for line in lines if "evaluation" in line or not settings.eval_every}
     return settings.steps in made

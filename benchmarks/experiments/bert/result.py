@@ -25,7 +25,7 @@ OVERHEAD_QUESTION = (
 
 
 def gather(asked: BertRequest) -> ExperimentResult:
-    """The result of all runs that have begun.
+    """Return the result of all runs that have begun.
 
     NothingFinished if none has. ConfigError if they are of different machines, settings or minutes.
     """
@@ -33,11 +33,13 @@ def gather(asked: BertRequest) -> ExperimentResult:
     # A run that has just begun has logged nothing yet.
     found = {model: lines for model, lines in logs.items() if any("loss" in line for line in lines)}
     if not (begun := list(found)):
-        raise NothingFinished(f"{asked.runs / asked.scale}: no run of {', '.join(asked.models)} there; train one first")
+        raise NothingFinished(f"{asked.runs / asked.scale}: found no run of {', '.join(asked.models)}; train one first")
     timed = {model: read_begun(asked.run(model), asked.settings(model, NOMINAL)) for model in begun}
     if len(minutes := {one["minutes"] for one in timed.values()}) > 1:
         given = ", ".join(f"{model}: {one['minutes']:g}" for model, one in timed.items())
-        raise ConfigError(f"--minutes of the runs differ ({given}), expected one time for all; name one by --model")
+        raise ConfigError(
+            f"--minutes of the runs differ ({given}), expected the same for all; select one run by --model"
+        )
     settings = asked.settings(begun[0], NOMINAL)
     missing = [f"{model}: not begun" for model in asked.models if model not in begun]
     missing += [
@@ -96,7 +98,7 @@ def _learned(model: str, lines: list[dict[str, Any]], seed: int) -> Outcome:
 
 
 def _minutes(logged: list[dict[str, Any]]) -> list[float]:
-    """Minutes of steps until each line."""
+    """Return the minutes of training until each line."""
     total, before, minutes = 0.0, 0, []
     for line in logged:
         total += line["seconds_per_step"] * (line["step"] - before)

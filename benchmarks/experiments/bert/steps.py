@@ -1,4 +1,4 @@
-"""Costs of calling BERT's step by the way it is called, before the run of the BERT experiment begins."""
+"""Cost of calling BERT's step by the way of calling it, measured before the run of the BERT experiment."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ TIMED, ROUNDS = 150.0, 5
 
 
 def overhead(model: str, settings: TrainSettings, minutes: float) -> dict[str, Any]:
-    """Times of the step's ways in milliseconds, beside the floor, and how many steps of ours fit the minutes.
+    """Time the step's ways in milliseconds, relative to the bound; return the number of our steps that fit the minutes.
 
     Args:
         model: a size's name.
@@ -41,7 +41,9 @@ def overhead(model: str, settings: TrainSettings, minutes: float) -> dict[str, A
     floor = workload.floor(ceilings)
     times = step_times(workload, WAYS, precision, Budget.of(TIMED), ROUNDS)
     if OURS not in times:
-        raise ConfigError(f"{model}: compiling took more than {TIMED:g} s, so {OURS} was not timed; try it again")
+        raise ConfigError(
+            f"{model}: compiling took more than {TIMED:g} s, so {OURS} was not timed; run the command again"
+        )
     bare = times[WAYS[0]]
     ways = {
         name: {
@@ -61,7 +63,7 @@ def overhead(model: str, settings: TrainSettings, minutes: float) -> dict[str, A
 
 
 def _workload(model: str, settings: TrainSettings) -> Workload:
-    """The very step of the run, on its first batch."""
+    """Return the step of the run, on its first batch."""
     begin(settings)
     texts, batches = data_for(settings)
     data, numbers = settings.data, precision_of(settings.precision)

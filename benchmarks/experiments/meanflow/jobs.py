@@ -1,4 +1,4 @@
-"""Trainings and their scores, kept in the runs' folders: what is there is not made again.
+"""Trainings and their scores, stored in the runs' folders; finished ones are not repeated.
 
 They are made one after the other; several processes that share a folder share them.
 """
@@ -41,23 +41,23 @@ Scores = dict[str, Any]
 
 
 def name_of(sampler: Sampler) -> str:
-    """As in `meanflow 1`."""
+    """Return a sampler's name, such as `meanflow 1`."""
     return " ".join(str(part) for part in sampler if part is not None)
 
 
 def run_folder(job: TrainingJob) -> Path:
-    """Where a job's run lives."""
+    """Return the folder of a job's run."""
     return Path(job.config.output_dir) / job.config.run_name
 
 
 def finished(job: TrainingJob, samplers: tuple[Sampler, ...]) -> Scores | None:
-    """What a job has found, if it has everything that is asked for."""
+    """Return a job's scores if every requested sampler is scored, else None."""
     scores = kept(job)
     return scores if all(has(job, scores, sampler) for sampler in samplers) else None
 
 
 def begun(job: TrainingJob, samplers: tuple[Sampler, ...]) -> Scores | None:
-    """What a job has found, if anything that is asked for is scored: of one training, the one that has more scores."""
+    """Return a job's scores if any requested sampler is scored; of its trainings, the one with more scores."""
     scores = kept(job)
     count = lambda of: sum(has(job, of, sampler) for sampler in samplers)  # noqa: E731
     most = max((scores, scores.get(EARLIER, scores)), key=count)
@@ -65,12 +65,12 @@ def begun(job: TrainingJob, samplers: tuple[Sampler, ...]) -> Scores | None:
 
 
 def has(job: TrainingJob, scores: Scores, sampler: Sampler) -> bool:
-    """Whether a sampler is scored."""
+    """Return whether a sampler is scored."""
     return _key(job.config, sampler) in scores["samplers"]
 
 
 def kept(job: TrainingJob) -> Scores:
-    """What a job has found so far; ConfigError if the file is not whole."""
+    """Return the scores that a job has stored so far; ConfigError if the file is incomplete."""
     path = run_folder(job) / SCORES
     return read_best_effort(path) if path.is_file() else {"samplers": {}}
 
@@ -84,19 +84,19 @@ def _key(config: TrainConfig, sampler: Sampler) -> str:
 
 
 def scores_of(job: TrainingJob, scores: Scores, sampler: Sampler) -> dict[str, float]:
-    """A sampler's metrics, by their names in tables, and the training's own."""
+    """Return a sampler's metrics by their names in tables, and the training's own."""
     found = scores["samplers"][_key(job.config, sampler)]["found"]
     return {**found, "final squared error": scores["squared_error"], "training s": scores["training_seconds"]}
 
 
 def floor_of(job: TrainingJob, scores: Scores, samplers: tuple[Sampler, ...]) -> dict[str, float]:
-    """What as many training images score in the samplers' place, of which one is scored at least."""
+    """Return the scores that as many training images get in place of the samplers, of which at least one is scored."""
     scored = next(sampler for sampler in samplers if has(job, scores, sampler))
     return scores["samplers"][_key(job.config, scored)]["floor"]
 
 
 class Laboratory:
-    """Trains and scores jobs; evaluators, whose reference statistics take a while, are kept between them."""
+    """Trainer and scorer of jobs; keeps evaluators, whose reference statistics are slow to compute."""
 
     def __init__(self) -> None:
         self._evaluators: dict[str, Evaluator] = {}
@@ -109,7 +109,7 @@ class Laboratory:
         """
         scores = kept(job)
         if "squared_error" in scores and not (finished(job, samplers) or checkpoints(run_folder(job))):
-            say(f"{run_folder(job)}: not scored in every way, and its checkpoints are gone; it is trained again")
+            say(f"{run_folder(job)}: some scores are missing, and its checkpoints are gone; training it again")
             scores = {"samplers": {}, EARLIER: begun(job, samplers) or scores}
         if "squared_error" not in scores:
             scores |= self._trained(job, scores)
@@ -134,7 +134,7 @@ class Laboratory:
                 _write(job, scores | {SPENT: before + time.perf_counter() - start})
             raise
         if not (lines := numbered(read_metrics(run), "squared_error")):
-            raise FloatingPointError(f"{run}: no loss that was reported is finite; lower optimizer.lr")
+            raise FloatingPointError(f"{run}: no reported loss is finite; lower optimizer.lr")
         return {
             "squared_error": final(lines),
             "training_seconds": before + time.perf_counter() - start,
@@ -164,13 +164,13 @@ def _write(job: TrainingJob, scores: Scores) -> None:
 
 
 def final(lines: list[dict[str, Any]]) -> float:
-    """The mean squared error over the last tenth of the steps, a single step's being noise."""
+    """Return the mean squared error over the last tenth of the steps, because a single step is noisy."""
     last = lines[-1]["step"]
     return statistics.fmean(line["squared_error"] for line in lines if line["step"] > (1 - LAST) * last)
 
 
 def metrics(score: Score) -> dict[str, float]:
-    """The numbers of a score, by their names in tables."""
+    """Return the numbers of a score by their names in tables."""
     distances = {"energy distance": score.energy_distance}
     distances |= {features.label: features.frechet for features in score.features.values()}
     return distances | ({} if score.label_accuracy is None else {"labels right": score.label_accuracy})
@@ -178,24 +178,24 @@ def metrics(score: Score) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Training:
-    """A training and what it is asked for."""
+    """Training with the part that requested it."""
 
     part: Part  # whose samplers score it
     arm: Arm  # what it is called there
     job: TrainingJob  # the run
 
     def __str__(self) -> str:
-        """As a line of the output begins."""
+        """Return the label that begins this training's output lines."""
         return f"{self.part.name}, {self.arm.name}, seed {self.job.seed}"
 
     @property
     def is_finished(self) -> bool:
-        """Whether it has every score that the part asks for."""
+        """Return whether every requested score is available."""
         return finished(self.job, self.part.samplers) is not None
 
 
 def work_off(trainings: Sequence[Training], name: str) -> None:
-    """Make and score, in this order, what is not there yet; what another process is at is left to it.
+    """Train and score the missing trainings in this order; skip those that another process is working on.
 
     A training that diverges keeps none of the others from being made.
 
@@ -223,7 +223,7 @@ def work_off(trainings: Sequence[Training], name: str) -> None:
             count += 1
             say(f"{count} of {len(trainings)}, {name} {training}: {told}")
         if len(left) == len(waiting):
-            note(f"{name}: left to the processes that are at them: {'; '.join(map(str, left))}")
+            note(f"{name}: in progress in other processes: {'; '.join(map(str, left))}")
             break
         waiting = left  # one run may serve several of them, and another process may have been stopped
     if diverged:
@@ -231,8 +231,8 @@ def work_off(trainings: Sequence[Training], name: str) -> None:
 
 
 def _told(laboratory: Laboratory, training: Training) -> str | None:
-    """What came of it; None if another process is at it."""
-    job, samplers, took = training.job, training.part.samplers, "there already"
+    """Train and score if necessary, and return a summary; None if another process is working on it."""
+    job, samplers, took = training.job, training.part.samplers, "already done"
     scores = finished(job, samplers)
     if scores is None:
         run_folder(job).mkdir(parents=True, exist_ok=True)

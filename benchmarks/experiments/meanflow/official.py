@@ -1,4 +1,4 @@
-"""A training by the official code (see `official_code`), watched."""
+"""Training by the official code (see `official_code`), watched."""
 
 import signal
 from collections.abc import Iterator
@@ -20,37 +20,37 @@ CHECKPOINT = "official.pt"
 
 
 class Velocity(nn.Module):
-    """Its network, net(z, (t, t - r)), as u(z, r, t)."""
+    """Network of the official code, net(z, (t, t - r)), as u(z, r, t)."""
 
     def __init__(self, net: nn.Module):
         super().__init__()
         self.net = net
 
     def forward(self, z: Tensor, r: Tensor, t: Tensor, label: Tensor | None = None) -> Tensor:
-        """The average velocity."""
+        """Return the average velocity."""
         return self.net(z, (t, t - r), None)
 
 
 class Feed:
-    """An endless loader of batches on the device, in [0, 1] as its loop wants them; tells the watch of each step."""
+    """Endless loader of batches on the device in [0, 1], as the official loop expects; reports steps to the watch."""
 
     def __init__(self, config: TrainConfig, data: Dataset, training: Training, watch: Watch):
-        """Take the pictures to the device."""
+        """Copy the images to the device."""
         self.config, self.training, self.watch = config, training, watch
         self.images = (data.images(data.train, torch.arange(len(data.train))) / 2 + 0.5).to(config.device)
         self._before = training.made
 
     def __len__(self) -> int:
-        """Steps made before: their loop numbers a step by its place in the epoch and the length of epochs before."""
+        """Number of earlier steps; the official loop numbers steps by place in the epoch and epoch length."""
         return max(1, self._before)
 
     @property
     def epoch(self) -> int:
-        """Of the one endless epoch that follows: the second after steps were made, else the first."""
+        """Number of the one endless epoch that follows: 1 after resumed steps, else 0."""
         return min(1, self._before)
 
     def _orders(self) -> Iterator[Tensor]:
-        """Batches of every epoch from the present one on."""
+        """Yield batches of every epoch from the current one on."""
         count, size = len(self.images), self.config.data.batch_size
         epoch, skip = divmod(self._before, steps := count // size)
         while True:
@@ -85,7 +85,7 @@ class Feed:
 
 
 def train_official(config: TrainConfig, checkout: Path, watch: Watch) -> str:
-    """Train by the official code until the watch ends it, and say why it did.
+    """Train by the official code until the watch ends it, and return the reason.
 
     ConfigError if the checkout cannot be used, or its network is another one. ValueError from its loop, if a loss is
     not finite. Preempted, KeyboardInterrupt after saving if a stop signal came.
@@ -102,4 +102,4 @@ def train_official(config: TrainConfig, checkout: Path, watch: Watch) -> str:
         run_epoch(code, training, step, feed, args)
     except TimeUp as over:
         return str(over)
-    raise AssertionError("its loop ends when the watch says so")
+    raise AssertionError("the official loop can only be ended by the watch")

@@ -39,7 +39,10 @@ def load_official(checkout: Path) -> dict[str, ModuleType]:
     """
     source = checkout.expanduser().resolve() / "meanflow"
     if not (source / "training" / "train_loop.py").is_file():
-        raise ConfigError(f"--official {checkout}: no meanflow/training/train_loop.py there; expected its checkout")
+        raise ConfigError(
+            f"--official {checkout}: found no meanflow/training/train_loop.py; expected a checkout of "
+            "github.com/Gsunshine/py-meanflow"
+        )
     sys.path.insert(0, str(source))
     try:
         found = {name: importlib.import_module(name) for name in MODULES}
@@ -50,13 +53,14 @@ def load_official(checkout: Path) -> dict[str, ModuleType]:
     for name, module in found.items():
         if not Path(str(module.__file__)).resolve().is_relative_to(source):
             raise ConfigError(
-                f"--official {checkout}: the module {name} is {module.__file__}; call it in a new process"
+                f"--official {checkout}: the module {name} is already loaded from {module.__file__}; "
+                "run this in a new process"
             )
     return found
 
 
 def arguments(parser: argparse.ArgumentParser, config: TrainConfig) -> argparse.Namespace:
-    """Its settings, by its own parser."""
+    """Return the official code's settings from its own parser."""
     loss, optimizer = config.loss, config.optimizer
     given = {
         "batch_size": config.data.batch_size,
@@ -86,7 +90,7 @@ def arguments(parser: argparse.ArgumentParser, config: TrainConfig) -> argparse.
 
 @dataclass
 class Training:
-    """Its live objects, as its main function makes them."""
+    """Objects of a training, as the official main function creates them."""
 
     model: Any
     optimizer: torch.optim.Optimizer
@@ -95,14 +99,14 @@ class Training:
     made: int = 0
 
     def save(self) -> None:
-        """Write everything, whole or not at all."""
+        """Write everything atomically."""
         values = {"model": self.model, "optimizer": self.optimizer, "lr_schedule": self.schedule}
         part = self.path.with_suffix(".part")
         torch.save({"steps": self.made} | {key: value.state_dict() for key, value in values.items()}, part)
         part.replace(self.path)
 
     def restore(self) -> None:
-        """Go on from what was written, if anything was."""
+        """Restore what was written, if anything was."""
         if not self.path.is_file():
             return
         saved = torch.load(self.path, map_location="cpu", weights_only=True)
@@ -115,7 +119,7 @@ class Training:
 def _schedule(
     optimizer: torch.optim.Optimizer, config: TrainConfig, share: Callable[[], float]
 ) -> torch.optim.lr_scheduler.LRScheduler:
-    """Its warm-up and constant rate, as its main function makes them; half a cosine over the time if it is to fall."""
+    """Return the official schedule: warm-up and a constant rate, or half a cosine over the time if it decays."""
     schedulers, warm = torch.optim.lr_scheduler, max(1, config.optimizer.warmup_steps)
     first = schedulers.LinearLR(optimizer, start_factor=1e-8 / config.optimizer.lr, end_factor=1.0, total_iters=warm)
     if config.optimizer.decay == "cosine":
@@ -170,13 +174,13 @@ def build(
     ours = build_model(model, data.image_shape, 0, augment_dim(config.data))
     counts = [sum(p.numel() for p in net.parameters()) for net in (theirs.net, ours)]
     if counts[0] != counts[1]:
-        raise ConfigError(f"--official: its network has {counts[0]:,} weights, ours {counts[1]:,}; expected the same")
+        raise ConfigError(f"--official: its network has {counts[0]:,} weights, expected {counts[1]:,} as in fullstride")
     optimizer = torch.optim.Adam(theirs.net.parameters(), lr=args.lr, betas=tuple(args.optimizer_betas))
     return Training(theirs, optimizer, _schedule(optimizer, config, share), path)
 
 
 def run_epoch(code: dict[str, ModuleType], training: Training, step: Callable, batches: Any, args: Any) -> None:
-    """Train by its own loop, which makes a step of each batch of (pictures in [0, 1], index).
+    """Train by the official loop, which makes a step of each batch of (images in [0, 1], index).
 
     Args:
         code: its modules.
@@ -218,7 +222,7 @@ def check_device(checkout: Path, kind: str) -> None:
 def check_network(config: TrainConfig) -> None:
     """Raise unless the official code has the network; ConfigError for another one than its."""
     if not isinstance(config.model, SongUNetConfig):
-        raise ConfigError(f"model={config.model.name}: the official code has song_unet alone; leave it out")
+        raise ConfigError(f"model={config.model.name}: the official code has only song_unet; omit this setting")
 
 
 def check_settings(config: TrainConfig, usual: TrainConfig) -> None:
@@ -227,4 +231,4 @@ def check_settings(config: TrainConfig, usual: TrainConfig) -> None:
     """
     given, before = dict(flat(asdict(config))), dict(flat(asdict(usual)))
     if other := [key for key, value in given.items() if key in NOT_THEIRS and value != before.get(key)]:
-        raise ConfigError(f"{', '.join(other)}: the official code has no such setting; leave it out")
+        raise ConfigError(f"{', '.join(other)}: the official code has no such setting; omit it")

@@ -1,4 +1,4 @@
-"""Runs an experiment's jobs, gathers what they found, and shows it."""
+"""Run of an experiment's jobs: train, gather the results, and show them."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,7 +38,7 @@ NONE = Limit()
 
 @dataclass(frozen=True)
 class ExperimentRequest:
-    """What a call runs."""
+    """Request of one call of the experiments."""
 
     scale: str = "cpu"  # smoke, cpu or gpu
     parts: tuple[str, ...] = ()  # names; all if empty
@@ -57,20 +57,20 @@ class ExperimentRequest:
             one_of("--part", part, [p.name for p in PHASES[name].parts])
         for part in self.parts_of(PHASES[name]):
             if own := sorted(by_key(self.overrides).keys() & {key for arm in part.arms for key in arm.settings}):
-                raise ConfigError(f"{', '.join(own)}: the arms of --part {part.name} have their own; leave it out")
+                raise ConfigError(f"{', '.join(own)}: set by the arms of --part {part.name}; omit it")
 
     def parts_of(self, experiment: Experiment) -> list[Part]:
-        """Those that are asked for."""
+        """Return the requested parts."""
         return [part for part in experiment.parts if not self.parts or part.name in self.parts]
 
     @property
     def root(self) -> str:
-        """The folder of this scale's runs."""
+        """Folder of this scale's runs."""
         return str(self.runs / self.scale)
 
 
 def run(name: str, asked: ExperimentRequest, out: Path, limit: Limit = NONE) -> Path:
-    """Run what is not there yet, write the result of everything that is, and print it.
+    """Run what is missing, write the result of everything finished, and print it.
 
     Args:
         name: phase2 to phase6.
@@ -102,7 +102,7 @@ def run(name: str, asked: ExperimentRequest, out: Path, limit: Limit = NONE) -> 
 
 
 def trainings(experiment: Experiment, asked: ExperimentRequest) -> list[Training]:
-    """All that a call asks for, seed by seed."""
+    """Return all requested trainings, seed by seed."""
     return [
         Training(part, arm, TrainingJob.of(part, arm, asked.scale, seed, asked.root, asked.overrides))
         for seed in asked.seeds
@@ -112,14 +112,14 @@ def trainings(experiment: Experiment, asked: ExperimentRequest) -> list[Training
 
 
 def count_missing(name: str, asked: ExperimentRequest) -> int:
-    """How many runs a call would have to make or to score; ConfigError for a device that is not there."""
+    """Return how many runs a call would train or score; ConfigError if a device is unavailable."""
     wanted = trainings(PHASES[name], asked)
     _expect_devices(wanted)
     return len({run_folder(training.job) for training in wanted if not training.is_finished})
 
 
 def _expect_devices(wanted: list[Training]) -> None:
-    """What is absent, or cannot generate as asked, is told before the first hour of the others."""
+    """Check all devices before the first training: each must exist and support the requested sampling."""
     for training in wanted:
         check_generating(training.job.config.evaluation, resolve_device(training.job.config.device))
 
@@ -133,7 +133,7 @@ def _run_missing(experiment: Experiment, asked: ExperimentRequest) -> None:
 
 
 def gathered(experiment: Experiment, asked: ExperimentRequest) -> ExperimentResult:
-    """Everything of an experiment that is scored at a scale.
+    """Return everything of an experiment that is scored at a scale.
 
     NothingFinished if nothing is. ConfigError if runs are of different machines.
     """
@@ -152,7 +152,7 @@ def gathered(experiment: Experiment, asked: ExperimentRequest) -> ExperimentResu
             rows.append(Outcome({"training": FLOOR, "sampler": ""}, values))
         parts.append(PartResult(part.name, part.title, part.question, rows))
     if not any(part.rows for part in parts):
-        raise NothingFinished(f"{asked.root}: nothing of {experiment.name} is scored there; run it without --collect")
+        raise NothingFinished(f"{asked.root}: no scores of {experiment.name}; run it without --collect first")
     device = devices.pop()
     return ExperimentResult(
         experiment.name,

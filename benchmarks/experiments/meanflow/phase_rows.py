@@ -1,4 +1,4 @@
-"""What a phase's runs found, as rows of a table and as a curve, and which metrics of them compare.
+"""Results of a phase's runs as rows of a table and as a curve, and the metrics that can be compared.
 
 Those of features are by a classifier, and machines may have one each.
 """
@@ -18,7 +18,7 @@ OF_TRAINING = ("final squared error", "training s")
 
 
 def unlike(floors: Iterable[tuple[int, Mapping[str, float]]]) -> dict[str, str]:
-    """The distances that do not compare, and why: the runs of each seed must have had one classifier.
+    """Return the distances that cannot be compared, and why: each seed's runs must share a classifier.
 
     Seeds may have one each, as on machines of their own: all is compared by it, and it adds to the spread.
 
@@ -42,7 +42,7 @@ def unlike(floors: Iterable[tuple[int, Mapping[str, float]]]) -> dict[str, str]:
 
 
 def apart(part: Part, found: Sequence[tuple[TrainingJob, Scores]]) -> dict[str, str]:
-    """The metrics of a part that do not compare, and why.
+    """Return the metrics of a part that cannot be compared, and why.
 
     Args:
         part: of the runs.
@@ -58,7 +58,7 @@ def apart(part: Part, found: Sequence[tuple[TrainingJob, Scores]]) -> dict[str, 
 
 
 def rows_of(part: Part, arm: str, found: list[tuple[TrainingJob, Scores]], without: Collection[str]) -> list[Outcome]:
-    """A row a sampler that any has a score of; what belongs to a training stands in the first.
+    """Return a row per sampler with any score; values of a training stand in its first row.
 
     Args:
         part: of the runs.
@@ -83,7 +83,7 @@ def rows_of(part: Part, arm: str, found: list[tuple[TrainingJob, Scores]], witho
 
 
 def by_evaluations(part: PartResult) -> Curve | None:
-    """Energy distance against network evaluations: by kind of sampler of one training, or by training of several."""
+    """Return energy distance by network evaluations, per kind of sampler of one training or per training."""
     rows = [row for row in part.rows if row.labels["sampler"]]
     several = len({row.labels["training"] for row in rows}) > 1
     series: dict[str, list[tuple[float, float]]] = {}

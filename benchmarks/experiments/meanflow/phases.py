@@ -152,7 +152,7 @@ OBJECTIVES = LONG | {"gpu": SHORT["gpu"]}
 def part_by_recipe(
     name: str, title: str, question: str, others: Settings | None = None, arms: tuple[Arm, ...] = ALONG
 ) -> Part:
-    """These arms by `RECIPE`, with other settings at every scale."""
+    """Return a part with these arms by `RECIPE`, with other settings at every scale."""
     scales = {scale: settings | (others or {}) for scale, settings in OBJECTIVES.items()}
     return Part(name, title, question, arms, RECIPE, scales, samplers=FINER)
 

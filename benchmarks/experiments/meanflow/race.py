@@ -31,7 +31,7 @@ COMPILED = "compiled"
 
 
 class WatchedTrainer(Trainer):
-    """A trainer that is told to end by a watch, over whose time its rate falls if it does."""
+    """Trainer that a watch ends; its learning rate decays over the watch's time if it decays."""
 
     def __init__(self, config: TrainConfig, watch: Watch):
         self.watch, self._decays = watch, config.optimizer.decay == "cosine"
@@ -58,7 +58,7 @@ class WatchedTrainer(Trainer):
         self._look_at_the_clock()
 
     def _scored(self) -> nn.Module:
-        """The averaged network, which is now going to be scored: the watchdog has to wait."""
+        """Return the averaged network for scoring, during which the watchdog waits."""
         self.watchdog.wait_for("a mark", self.limits.evaluation)
         return self.state.ema.model
 
@@ -111,15 +111,15 @@ def run(code: str, seed: int, asked: RaceRequest, limit: Limit, official: Path |
     if not asked.is_complete(code, seed):
         expect_here(asked.begun(), config.device)  # all of them: a result is of one kind of machine
     if record.trained:
-        say(f"{name}: trained already")
+        say(f"{name}: already trained")
         watch = Watch(config, record, limit, device)
     else:
         anew = asked.begins_anew(code, seed)
         if anew and (start := asked.start_of(code)) and not limit.fits(start):
-            say(f"{name}: not begun; its start takes some {start:.0f} s, and --limit {limit.seconds:g} has fewer left")
+            say(f"{name}: not begun; its start takes about {start:.0f} s, and --limit {limit.seconds:g} leaves less")
             return False
         if anew and (had := record.begin_anew()):
-            say(f"{name}: its checkpoints are gone and it begins anew; its {had} marks stay until there are as many")
+            say(f"{name}: its checkpoints are gone, so it starts again; its {had} marks are kept until it has as many")
         _compile_alone(run, anew)
         record.write()
         watch = Watch(config, record, limit, device)  # its clock counts the start-up, from here on
@@ -136,27 +136,27 @@ def run(code: str, seed: int, asked: RaceRequest, limit: Limit, official: Path |
 
 
 def _score_last(code: str, seed: int, asked: RaceRequest, watch: Watch) -> None:
-    """Score the other samplers of fullstride's last network, beside which its single step stands, as they fit."""
+    """Score the other samplers of fullstride's last network, to compare with its single step, as time permits."""
     record = watch.record
     left = [sampler for sampler in LAST if name_of(sampler) not in record.values["final"]]
     if not left:
         return
     names = " and ".join(name_of(sampler) for sampler in left)
     if asked.begins_anew(code, seed):
-        say(f"{record.path.parent}: {names} cannot be scored without checkpoints; remove it, and it is trained again")
+        say(f"{record.path.parent}: {names} cannot be scored without checkpoints; delete this folder to train again")
         return
     generator = load_generator(record.path.parent, watch.config.device)
     for sampler in left:
         # One evaluation of the network a step.
         if not watch.limit.fits((sampler[1] or 0) * (watch.pace or 0.0)):
-            say(f"{code}, seed {seed}: no time is left for {name_of(sampler)}; the same command scores it")
+            say(f"{code}, seed {seed}: no time left for {name_of(sampler)}; run the same command to score it")
             return
         record.values["final"][name_of(sampler)] = watch.score(generator.model, sampler)
         record.write_work()
 
 
 def _compile_alone(run: Path, anew: bool) -> None:
-    """Compile into the run's own folder: what another run has compiled would make this one's start-up too short.
+    """Compile into the run's own folder: kernels that another run compiled would shorten this one's start-up.
 
     So would what an earlier process of a run that begins anew has compiled.
     """
@@ -168,7 +168,7 @@ def _compile_alone(run: Path, anew: bool) -> None:
 
 
 def _compiled(run: Path) -> Path:
-    """Where a run's kernels lie: in its folder, but not behind a blank, at which a C++ compiler stumbles."""
+    """Return the folder of a run's kernels: its own, unless its path has a blank, which C++ compilers reject."""
     if not re.search(r"\s", str(folder := run.absolute() / COMPILED)):
         return folder
     return Path(tempfile.gettempdir()) / f"fullstride-{hashlib.sha256(str(folder).encode()).hexdigest()[:16]}"

@@ -1,4 +1,4 @@
-"""What is compared: the recipe of both codes, and what a call is about."""
+"""Request of a comparison of two codes, and the recipe that both follow."""
 
 import json
 from collections.abc import Mapping
@@ -98,7 +98,7 @@ SCALES: Mapping[str, Mapping[str, str]] = {
 
 @dataclass(frozen=True)
 class RaceRequest:
-    """What a call is about."""
+    """Request of one call of the comparison."""
 
     scale: str = "gpu"  # gpu or smoke
     minutes: float = 10.0  # of training, start-up and scoring apart, of which `SHORT` is given a share
@@ -106,7 +106,7 @@ class RaceRequest:
     overrides: tuple[str, ...] = ()  # of the recipe, for both codes
 
     def config(self, code: str, seed: int) -> TrainConfig:
-        """The configuration of a run.
+        """Return the configuration of a run.
 
         Args:
             code: of `codes`; of `VARIANTS` it is fullstride's but for these.
@@ -132,12 +132,12 @@ class RaceRequest:
 
     @property
     def decays(self) -> bool:
-        """Whether the rate falls, to zero at the end of each training's own time."""
+        """Return whether the learning rate decays, to zero at the end of each training's own time."""
         return self._settings.get("optimizer.decay") == "cosine"
 
     @property
     def codes(self) -> tuple[str, ...]:
-        """Whose trainings there are.
+        """Codes that have runs.
 
         Where the rate falls the quality in between is not what less time would have given, so that a training of less
         time is one of its own.
@@ -161,8 +161,11 @@ class RaceRequest:
         check_device(official, device.type)
 
     def recipe(self, code: str) -> dict[str, Any]:
-        """What the numbers of a code's runs depend on, by dotted keys; a run goes on with the same alone; ConfigError
-        as of `config`.
+        """Return the settings that a code's numbers depend on, by dotted keys; a run resumes only with equal ones.
+
+        Raises:
+            ConfigError: as `config` does.
+
         """
         config = self.config(code, 0)
         free = FREE - ({"data.path"} if row_of(config.data.name).folder else set())  # others are the same anywhere
@@ -171,30 +174,30 @@ class RaceRequest:
 
     @property
     def folder(self) -> Path:
-        """Of this scale's runs."""
+        """Folder of the runs at this scale."""
         return self.runs / self.scale
 
     def record(self, code: str, seed: int) -> Record:
-        """Of a run, as it is in its folder or will be; ConfigError if it was begun with other settings."""
+        """Return the record of a run, existing or new; ConfigError if the run was begun with other settings."""
         minutes = SHARE * self.minutes if code == SHORT else self.minutes
         return Record(self.folder / f"{code}-{seed}", minutes, self.recipe(code))
 
     def begins_anew(self, code: str, seed: int) -> bool:
-        """Whether a run has no checkpoint to go on from."""
+        """Return whether a run has no checkpoint to resume from."""
         run = self.folder / f"{code}-{seed}"
         return not (checkpoints(run) or (run / CHECKPOINT).is_file())
 
     def is_complete(self, code: str, seed: int) -> bool:
-        """Whether nothing is left to do of a run."""
+        """Return whether a run has nothing left to do."""
         record = self.record(code, seed)
         return record.trained and (code == "official" or all(name_of(last) in record.values["final"] for last in LAST))
 
     def begun(self) -> list[dict[str, Any]]:
-        """What the runs of both codes have written down so far, of every seed that is there."""
+        """Return the records of both codes' runs so far, of every seed that has one."""
         paths = sorted(path for code in self.codes for path in self.folder.glob(f"{code}-[0-9]*/{RECORD}"))
         return [best(read_best_effort(path)) for path in paths]
 
     def start_of(self, code: str) -> float:
-        """Seconds that the start of a code's run takes, by the slowest of those that are there; 0 where none is."""
+        """Return the longest start of a code's existing runs in seconds; 0 if there is none."""
         paths = self.folder.glob(f"{code}-[0-9]*/{RECORD}")
         return max((best(read_best_effort(path))["startup"] or 0.0 for path in paths), default=0.0)

@@ -1,4 +1,4 @@
-"""What the runs of the comparison have written down, and what became of what was claimed beforehand."""
+"""Records of the compared runs, and the verdict on each claim that was made beforehand."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -20,34 +20,34 @@ NONE_OF_BOTH = "no seed was run to its end by both codes"
 
 
 def read_records(asked: RaceRequest, code: str, seeds: tuple[int, ...]) -> Records:
-    """Of a code's runs that have reached a mark; ConfigError if one was run with other settings than are asked for."""
+    """Read the records of a code's runs that reached a mark; ConfigError if one was run with other settings."""
     records = {seed: best(asked.record(code, seed).values) for seed in seeds}
     return {seed: record for seed, record in records.items() if record["marks"]}
 
 
 def completed(records: Records) -> Records:
-    """Those that have reached all marks."""
+    """Return the records that have reached all marks."""
     return {seed: record for seed, record in records.items() if len(record["marks"]) >= MARKS}
 
 
 def comparable(records: Records) -> Records:
-    """Those of which means by time are made: the complete ones if there are any, which one that was cut would cut."""
+    """Return the records for means over time: the complete ones if any, as an incomplete one would cut them."""
     return completed(records) or records
 
 
 def over_seeds(records: Records, at: Place, value: Callable[[dict[str, Any]], float]) -> dict[int, float]:
-    """A number of a mark or a moment, by seed."""
+    """Return a number of a mark or a moment, by seed."""
     kind, i = at
     return {seed: float(value(record[kind][i])) for seed, record in records.items() if i < len(record[kind])}
 
 
 def places(records: Records, has: Callable[[Iterable[int]], int]) -> list[Place]:
-    """The marks and the moments that `has`, any or all, of the seeds have reached."""
+    """Return the marks and moments that any or all seeds, as `has` says, have reached."""
     return [(kind, i) for kind in ("marks", "moments") for i in range(has(len(r[kind]) for r in records.values()))]
 
 
 def line(records: Records, metric: str, clock: str) -> list[tuple[float, float]]:
-    """Mean over seeds at each mark and moment that all of them have, by time."""
+    """Return the mean over seeds at each common mark and moment, by time."""
     points = []
     for at in places(records, min):
         x = over_seeds(records, at, lambda m: m[clock])
@@ -57,7 +57,7 @@ def line(records: Records, metric: str, clock: str) -> list[tuple[float, float]]
 
 
 def judged(complete: dict[str, Records], minutes: float, metrics: list[str], *, decays: bool = False) -> list[Claim]:
-    """The claims, judged on means over seeds: of both codes over those that both have completed.
+    """Return the claims, judged on means over the seeds that both codes have completed.
 
     Args:
         complete: runs that have reached all marks, by code.

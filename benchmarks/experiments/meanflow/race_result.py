@@ -1,4 +1,4 @@
-"""What the comparison of quality against time found: by minute, at the end, and what was claimed beforehand."""
+"""Result of the comparison of quality against time: by minute, at the end, and the claims made beforehand."""
 
 import base64
 import io
@@ -57,14 +57,14 @@ DECAYED = (
 
 
 def gather(asked: RaceRequest, seeds: tuple[int, ...]) -> ExperimentResult:
-    """The result of all runs that have begun.
+    """Return the result of all runs that have begun.
 
     NothingFinished if none has reached its first mark. ConfigError if they are of different machines or settings.
     """
     found = {code: read_records(asked, code, seeds) for code in asked.codes}
     found = {code: records for code, records in found.items() if records}
     if not found:
-        raise NothingFinished(f"{asked.folder}: no run there that reached a mark; run some without --collect")
+        raise NothingFinished(f"{asked.folder}: found no run that reached a mark; run some without --collect first")
     config = asked.config("fullstride", 0)
     assert isinstance(config.model, SongUNetConfig)
     metrics, apart = _metrics(found)
@@ -94,7 +94,7 @@ def gather(asked: RaceRequest, seeds: tuple[int, ...]) -> ExperimentResult:
 
 
 def _metrics(found: dict[str, Records]) -> tuple[list[str], list[str]]:
-    """The distances that compare, and why others do not."""
+    """Return the distances that can be compared, and the reasons for others."""
     first = next(iter(next(iter(found.values())).values()))["marks"][0]["scores"]
     names = [name for name in first if name == PIXELS or name.startswith("F")]
     every = [item for records in found.values() for item in records.items()]
@@ -162,7 +162,7 @@ def _curves(found: dict[str, Records], metric: str) -> list[Curve]:
 
 
 def _picture(code: str, records: Records) -> Picture | None:
-    """A row a mark, of the first seed that has most of them; the same noise in a column. None of what is no picture."""
+    """Return an image with a row per mark, of the first seed with most marks; columns share their noise."""
     seed = max(records, key=lambda seed: (len(records[seed]["marks"]), -seed))
     marks = records[seed]["marks"]
     channels = marks[0].get("channels", 1)  # grey where a record is older than colours

@@ -1,4 +1,4 @@
-"""What a run of the comparison has written down of itself: its clock, its scores, by which settings and where."""
+"""Record of a compared run: its clock, its scores, its settings and where it ran."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -18,12 +18,12 @@ ZERO = 1e-6
 
 
 def alike(floors: Sequence[float]) -> bool:
-    """Whether these distances of the same images are by one classifier."""
+    """Return whether these distances of the same images come from one classifier."""
     return max(floors) - min(floors) <= max(SAME_FLOOR * max(floors), ZERO)
 
 
 class Record:
-    """What is known of a run, in its folder: its clock at each checkpoint, its scores at each mark."""
+    """Record in a run's folder: its clock at each checkpoint and its scores at each mark."""
 
     def __init__(self, run: Path, minutes: float, recipe: Mapping[str, Any] | None = None):
         """Open the record of a run, or begin one.
@@ -43,16 +43,16 @@ class Record:
         fresh = {"minutes": minutes, "startup": None, "saved": {}, "marks": [], "moments": [], "final": {}}
         self._fresh = fresh | ({"recipe": dict(recipe)} if recipe else {})
         if recipe and known.get("marks") and "recipe" not in known:
-            raise ConfigError(f"{run}: says nothing of the settings that it was made with; give other --runs")
+            raise ConfigError(f"{run}: its settings are not recorded; give another --runs")
         self.values: dict[str, Any] = self._fresh | known
         if self.values["minutes"] != minutes:
             raise ConfigError(
-                f"--minutes {minutes:g}: {run} was begun with {self.values['minutes']:g}; give that, or other --runs"
+                f"--minutes {minutes:g}: {run} was begun with {self.values['minutes']:g}; give that or another --runs"
             )
         expect_recipe(self.values, recipe or {}, run)
 
     def begin_anew(self) -> int:
-        """Start without checkpoints; what was scored before is kept until as much has been scored again.
+        """Start without checkpoints; keep earlier scores until there are as many new ones.
 
         Returns:
             How many marks an earlier process had scored.
@@ -67,7 +67,7 @@ class Record:
         if there was no such checkpoint.
         """
         if step and str(step) not in self.values["saved"]:
-            raise ConfigError(f"{self.path}: says nothing of step {step}; remove the run's folder and begin again")
+            raise ConfigError(f"{self.path}: has no entry for step {step}; delete the run's folder and start again")
         seconds = self.values["saved"][str(step)] if step else 0.0
         for scored in ("marks", "moments"):  # by the clock: steps may have been taken back
             self.values[scored] = [one for one in self.values[scored] if one["seconds"] <= seconds]
@@ -79,31 +79,33 @@ class Record:
         """
         for name, known in self.values.setdefault("floor", floor).items():
             if name not in floor:
-                raise ConfigError(f"{self.path}: has scores of {name}; give the run the same evaluation.features")
+                raise ConfigError(
+                    f"{self.path}: has scores of {name}, which was not requested now; use the same evaluation.features"
+                )
             if not alike((known, floor[name])):
                 raise ConfigError(
-                    f"{self.path}: {name} of training images is {floor[name]:.4g}, and was {known:.4g} when the run "
-                    "was scored before, by another classifier; give it that one's $FULLSTRIDE_CACHE/reference"
+                    f"{self.path}: {name} of training images is {floor[name]:.4g}, expected {known:.4g} "
+                    "as in earlier scores: the classifier differs; use the earlier $FULLSTRIDE_CACHE/reference"
                 )
 
     @property
     def trained(self) -> bool:
-        """Whether the budget is used up, and the last mark is there."""
+        """Return whether the budget is used up, so that the last mark is stored."""
         return len(self.values["marks"]) >= MARKS
 
     def write(self) -> None:
-        """Keep it."""
+        """Write the record."""
         if best(self.values) is self.values:
             self.values.pop("before", None)
         replace_file(self.path, json.dumps(self.values, indent=1) + "\n")
 
     def write_work(self) -> None:
-        """Keep it, with the code and the machine that have added to it; while clocks stand, as to ask takes time."""
+        """Write the record with this process's code and machine, while clocks are paused, because that takes time."""
         self.values |= of_run(self.values)
         self.write()
 
 
 def best(values: dict[str, Any]) -> dict[str, Any]:
-    """Of a record and the one before it, whose checkpoints are gone, the one that has more marks."""
+    """Return this record or the previous one, whose checkpoints are gone: the one with more marks."""
     before = values.get("before")
     return before if before and len(before["marks"]) > len(values["marks"]) else values

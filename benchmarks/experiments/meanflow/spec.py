@@ -1,6 +1,6 @@
-"""What an experiment is: arms that differ in a few settings, the same seeds for each, scores of the same samplers.
+"""Specification of an experiment: arms that differ in a few settings, with the same seeds and samplers for each.
 
-And the settings that the experiments on MeanFlow share, by scale.
+The settings that the MeanFlow experiments share, by scale, are here as well.
 """
 
 import copy
@@ -78,7 +78,7 @@ NO_LABELS: Settings = {"model.class_conditional": "false"}
 
 @dataclass(frozen=True)
 class Arm:
-    """One of the compared trainings."""
+    """Arm of a part: one of the compared trainings."""
 
     name: str  # in tables
     settings: Mapping[str, str]  # overrides of its own
@@ -86,7 +86,7 @@ class Arm:
 
 @dataclass(frozen=True)
 class Part:
-    """One question."""
+    """Part of an experiment: one question."""
 
     name: str  # short, as `--part` takes it
     title: str  # of its table
@@ -99,7 +99,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Experiment:
-    """A command."""
+    """Experiment, which is one command."""
 
     name: str  # of the command
     title: str  # for people
@@ -109,7 +109,7 @@ class Experiment:
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """The training of one arm from one seed, and its scores."""
+    """Training of one arm from one seed, and its scores."""
 
     settings: Mapping[str, str]  # every override, by key
     seed: int  # of weights, data order, noise and times
@@ -119,13 +119,13 @@ class TrainingJob:
     def of(
         cls, part: Part, arm: Arm, scale: str, seed: int, root: str, overrides: tuple[str, ...] = ()
     ) -> "TrainingJob":
-        """The job of an arm at a scale, with overrides of all arms, over which the arm's own win."""
+        """Return the job of an arm at a scale; the arm's own settings win over the overrides."""
         given = {**by_key(overrides), **arm.settings}
         return cls({**as_read({**part.settings, **part.scales[scale]}, given), **given}, seed, root)
 
     @cached_property
     def config(self) -> TrainConfig:
-        """The configuration of its run, which goes on where it was stopped.
+        """Return the configuration of the job's run, which resumes where it was stopped.
 
         ConfigError for a setting that cannot be.
         """
@@ -136,7 +136,7 @@ class TrainingJob:
 
     @property
     def overrides(self) -> list[str]:
-        """As the command line takes them."""
+        """Return the settings as command-line overrides."""
         return [f"{key}={value}" for key, value in self.settings.items()]
 
 
@@ -147,10 +147,10 @@ def by_key(overrides: Sequence[str]) -> dict[str, str]:
     found: dict[str, str] = {}
     for key, _, value in (override.partition("=") for override in overrides):
         if key in found:
-            raise ConfigError(f"{key}={value}: {key} is given twice; expected it once")
+            raise ConfigError(f"{key}={value}: {key} is given twice, expected once")
         found[key] = value
     if own := [key for key in OWN if key in found]:
-        raise ConfigError(f"{', '.join(own)}: each training has its own, by --seed and --runs; leave it out")
+        raise ConfigError(f"{', '.join(own)}: set for each training by --seed and --runs; omit it")
     return found
 
 
@@ -167,7 +167,7 @@ def _kept(overrides: tuple[str, ...]) -> TrainConfig:
 
 
 def _key(config: TrainConfig) -> str:
-    """Equal trainings have one key, whichever part asks for them, so that none is made twice."""
+    """Return a key that equal trainings share, whichever part requests them, so that none is repeated."""
     values = {key: value for key, value in asdict(config).items() if key not in (*ELSEWHERE, "seed", "evaluation")}
     if values["loss"]["time_law"] == "uniform":
         values["loss"] |= UNREAD

@@ -1,4 +1,4 @@
-"""Watches a training by any code: scores its network at marks of its time, ends it at the budget or the limit."""
+"""Watch over a training by any code: scores its network at marks, ends it at the budget or the limit."""
 
 import base64
 import time
@@ -37,7 +37,7 @@ class Clock:
     """
 
     def __init__(self, wait: Callable[[], None], now: Callable[[], float] = time.perf_counter):
-        """Begin a process.
+        """Start the clock of a process.
 
         Args:
             wait: returns when the device has done everything.
@@ -50,11 +50,11 @@ class Clock:
         self._since: float | None = None
 
     def go_on(self, trained: float, startup: float | None) -> None:
-        """After so many seconds of training in earlier processes, and the start-up of the first."""
+        """Continue after earlier processes' seconds of training and the start-up of the first."""
         self._trained, self.startup = trained, startup
 
     def step(self) -> None:
-        """A step was made, or is on its way on the device."""
+        """Record a step that was made, or is running on the device."""
         self._steps += 1
         if self._steps != START:
             return
@@ -65,17 +65,17 @@ class Clock:
 
     @property
     def running(self) -> bool:
-        """Whether the process's first steps are over."""
+        """Return whether the process's first steps are over."""
         return self._since is not None
 
     @property
     def seconds(self) -> float:
-        """Of training, as the host sees it, which may be ahead of the device."""
+        """Seconds of training on the host's clock, which may be ahead of the device."""
         return self._trained + (0.0 if self._since is None else self._now() - self._since)
 
     @contextmanager
     def paused(self) -> Iterator[float]:
-        """A block whose time does not count; gives the seconds of training when the device had done its steps."""
+        """Pause the clock for a block; yields the seconds of training once the device has finished its steps."""
         self._wait()
         self._trained, self._since = self.seconds, None
         try:
@@ -86,11 +86,11 @@ class Clock:
 
 
 class TimeUp(Exception):  # noqa: N818, it is no error
-    """The training has had its time, or this process has; everything is saved."""
+    """End of the training's time or of this process's time; everything is saved."""
 
 
 class Watch:
-    """Told of every step of a training."""
+    """Watch that is informed of every step of a training."""
 
     def __init__(self, config: TrainConfig, record: Record, limit: Limit, device: torch.device):
         """Start the clock: building what is trained is part of the start-up.
@@ -111,11 +111,11 @@ class Watch:
         self._scoring = self._saving = 0.0  # seconds that the longest took
 
     def go_on_from(self, step: int) -> None:
-        """Begin after `step` steps of earlier processes."""
+        """Continue after `step` steps of earlier processes."""
         self.clock.go_on(*self.record.go_on_from(step))
 
     def after_step(self, step: int, network: Callable[[], nn.Module], save: Callable[[], object]) -> bool:
-        """Score if a mark or a moment is reached, which it returns, and end if it is time.
+        """Score if a mark or a moment is reached, return whether it was, and end if the time is over.
 
         Args:
             step: steps made.
@@ -139,7 +139,8 @@ class Watch:
             with self.clock.paused() as seconds:
                 save()
             raise TimeUp(
-                f"--limit {self.limit.seconds:g}: stopped after {seconds:.0f} s of training; the same command goes on"
+                f"--limit {self.limit.seconds:g}: stopped after {seconds:.0f} s of training; "
+                "run the same command to resume"
             )
         return bool(due)
 
@@ -154,7 +155,7 @@ class Watch:
         return self.clock.seconds >= self._budget * (len(self.record.values["marks"]) + 1) / MARKS
 
     def _score(self, kind: str, step: int, network: Callable[[], nn.Module], save: Callable[[], object]) -> None:
-        """Add a score to the record, after a checkpoint if it is a mark's; nothing if a signal ends it."""
+        """Add a score to the record, after a checkpoint if it is a mark's; add nothing if a signal ends the scoring."""
         with self.clock.paused() as seconds:
             begun = time.monotonic()
             if kind == "marks":
@@ -169,11 +170,11 @@ class Watch:
 
     @property
     def share(self) -> float:
-        """Of the budget that is used up, 0 to 1."""
+        """Fraction of the budget that is used up, 0 to 1."""
         return min(1.0, self.clock.seconds / self._budget)
 
     def keep_clock(self, step: int) -> None:
-        """Write the clock of a checkpoint, before it, as it would be of no use without."""
+        """Write the clock of a checkpoint before the checkpoint, which is useless without it."""
         self.record.values["saved"][str(step)] = self.clock.seconds
         self.record.values["startup"] = self.clock.startup
         self.record.write_work()
@@ -194,13 +195,13 @@ class Watch:
 
     @property
     def evaluator(self) -> Evaluator:
-        """Made when it is first needed, while the clock stands."""
+        """Evaluator, built at first use while the clock is paused."""
         if self._evaluator is None:
             self._evaluator = Evaluator(load_data(self.config.data), self.config.evaluation, self.device)
         return self._evaluator
 
     def score(self, network: nn.Module, sampler: Sampler) -> dict[str, float]:
-        """What a sampler of a network gets."""
+        """Score a sampler of a network."""
         classes = classes_of(self.config.model, self.evaluator.data.num_classes)
         found = self.evaluator.sampler_score(network, *sampler, classes)
         assert found is not None  # nothing ends this one's parts
@@ -210,7 +211,7 @@ class Watch:
 
 
 def shown(network: nn.Module, evaluator: Evaluator, classes: int) -> Tensor:
-    """The same few one-step samples each time, (n, c, h, w), of one class after the other if there are any."""
+    """Generate the same few one-step samples each time, (n, c, h, w), cycling through the classes if there are any."""
     shape, device = evaluator.data.image_shape, evaluator.device
     asked = {"num": SHOWN, "shape": shape, "seed": SHOWN_SEED, "device": device, "num_classes": classes}
     label = torch.arange(SHOWN) % classes if classes else None

@@ -1,1 +1,1 @@
-"""Tables of the README and of the pages, by their names."""
+"""Tables of the README and the pages by name."""

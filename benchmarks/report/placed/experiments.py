@@ -1,4 +1,4 @@
-"""Tables about experiments: means and standard deviations over seeds, the lowest distance in bold where seeds agree."""
+"""Tables of experiments: mean and standard deviation over seeds, the lowest distance in bold if clear."""
 
 from collections.abc import Iterable, Sequence
 from functools import partial
@@ -20,12 +20,12 @@ LEARNED = {"steps": ",.0f", "minutes of steps": ".1f", "training loss": ".2f", "
 
 
 def middle(seeds: Seeds) -> float:
-    """The mean over seeds."""
+    """Return the mean over seeds."""
     return mean([*seeds.values()])
 
 
 def in_words(seeds: Seeds | None, form: str) -> str:
-    """Mean and deviation as in `0.0612 ± 0.0018`; the mean alone of one seed, nothing if there is none."""
+    """Format mean and deviation as `0.0612 ± 0.0018`; only the mean for one seed, nothing without values."""
     if not seeds:
         return ""
     deviation = spread([*seeds.values()])
@@ -34,7 +34,7 @@ def in_words(seeds: Seeds | None, form: str) -> str:
 
 
 def compared(every: Sequence[Seeds | None], form: str) -> list[str]:
-    """Cells, the lowest in bold if the next is farther away than the larger standard deviation of the two."""
+    """Return cells, the lowest in bold if the next is farther away than the larger standard deviation."""
     cells = [in_words(seeds, form) for seeds in every]
     there = sorted((middle(seeds), place, spread([*seeds.values()])) for place, seeds in enumerate(every) if seeds)
     (low, best, first), (following, _, second) = (*there, (0.0, 0, None), (0.0, 0, None))[:2]
@@ -46,11 +46,11 @@ def compared(every: Sequence[Seeds | None], form: str) -> list[str]:
 def part_of(
     results: Results, pattern: str, part: str, machine: str, label: str = "training"
 ) -> tuple[str, dict[tuple[str, str, str], Seeds]]:
-    """The file, and the values of every seed by a row's label, metric and sampler, fractions of labels in percent."""
+    """Return the file, and each seed's values by a row's label, metric and sampler; label fractions in percent."""
     file = results.newest(f"experiment-{pattern}--*", machine)
     found = results.of(file).query(f"part == {part!r}").fillna({"sampler": ""})
     if found.empty:
-        raise ConfigError(f"{file}: nothing of part {part!r}; run it, or take the table out")
+        raise ConfigError(f"{file}: no rows of part {part!r}; run it, or remove the table")
     values: dict[tuple[str, str, str], Seeds] = {}
     for row in found.to_dict("records"):
         factor = 100.0 if row["metric"] == "labels right" else 1.0
@@ -66,7 +66,7 @@ def _over(every: Iterable[Seeds]) -> str:
 
 
 def _arms(results: Results, machine: str, *, file: str, part: str, columns: dict[tuple[str, str], str]) -> Made:
-    """A row a training, and in italics what as many training images score; what has other seeds names them."""
+    """Return a row per training, and in italics the scores of as many training images; differing seeds are named."""
     name, found = part_of(results, file, part, machine)
     asked = {*results.sources[name].data["conditions"]["seeds"]}
     usual = {training: found[training, ENERGY, ONE] for training, _, by in found if by}
@@ -84,7 +84,7 @@ def _arms(results: Results, machine: str, *, file: str, part: str, columns: dict
 
 
 def _solvers(results: Results, machine: str, *, scale: str) -> Made:
-    """Energy distances of one network's ways of sampling, a row so many evaluations of it."""
+    """Return energy distances of one network's samplers, with a row per number of evaluations."""
     file, found = part_of(results, f"phase3--{scale}", "solvers", machine)
     of = {(metric, by): seeds for (_, metric, by), seeds in found.items()}
     (floor,) = (f"*{training}*" for training, metric, by in found if metric == ENERGY and not by)
@@ -98,7 +98,7 @@ def _solvers(results: Results, machine: str, *, scale: str) -> Made:
 
 
 def _bert(results: Results, machine: str, *, scale: str) -> Made:
-    """Tables of what each model has learned."""
+    """Return the tables of each model's learning progress."""
     file, found = part_of(results, f"bert--{scale}", "learned", machine, "model")
     models = dict.fromkeys(model for model, *_ in found)
     cells = ((model, *(in_words(found[model, name, ""], form) for name, form in LEARNED.items())) for model in models)

@@ -1,4 +1,4 @@
-"""The README's table, what was measured on two machines, and the planner's tables."""
+"""Tables of the README, of results on two machines, and of the planner."""
 
 import re
 from collections.abc import Callable
@@ -42,7 +42,7 @@ MEASURED = (
 
 
 def _serving(what: str, file: str) -> Rows:
-    """The engine beside vLLM in the same run."""
+    """Return the row of the engine compared with vLLM in the same run."""
     rate = {name: lambda t, key=key: t.ours_tokens_per_second * t.ours_median / t[f"ours_{key}"]
             for name, key in (("slow", "p90"), ("fast", "p10"), ("bound", "bound"))}  # fmt: skip
     ours = "**{ours_tokens_per_second:,.0f} tokens/s** ({slow:,.0f} to {fast:,.0f})"
@@ -52,7 +52,7 @@ def _serving(what: str, file: str) -> Rows:
 
 
 def _reached(clock: str) -> Callable[[pd.DataFrame], pd.Series]:
-    """Seconds after which a claim is found to be reached by both distances, of three seeds."""
+    """Return the seconds after which both distances confirm a claim, for three seeds."""
     of_claim = partial(re.sub, r".* is reached after (\d+) s \(seeds 0, 1 and 2\)", r"\1")
     return lambda t: t[[f"e_{clock}_found", f"f_{clock}_found"]].map(of_claim).astype(int).max(axis=1)
 
@@ -96,14 +96,14 @@ MORE = [
 
 
 def plans(results: Results, machine: str) -> tuple[list[Row], str]:
-    """The papers' runs on one GPU of the machine that the planner's factors were fitted on."""
+    """Return the papers' runs on one GPU of the machine that the planner was fitted on."""
     from fullstride.cli.meanflow_plan import cells, published
 
     return [(cells(name, plan), ()) for name, plan in published().items()], ""
 
 
 def predicted(results: Results, machine: str) -> tuple[list[Row], str]:
-    """By network, precision, backend and batch: how far the predictions of its steps are off."""
+    """Return the errors of predicted step times by network, precision, backend and batch."""
     from fullstride.meanflow.planning.cost import memory_bytes, step_ms
     from fullstride.meanflow.planning.fit import fitted
     from fullstride.meanflow.planning.measured import measured, work_for

@@ -1,4 +1,4 @@
-"""Tables of the language model: throughput next to other engines, what clients of the server get, several GPUs."""
+"""Tables of the language model: throughput next to other engines, server latency, several GPUs."""
 
 from benchmarks.report.placed.steps import JAX, QWEN
 from benchmarks.report.tables import Rows, Table
@@ -9,7 +9,7 @@ SPLIT = r"(?P<devices>\d+) devices?, paged, (?P<what>batch .*)"
 
 
 def _throughput(what: str, file: str) -> Rows:
-    """Tokens a second of one workload, of every engine that ran it."""
+    """Return the tokens per second of one workload for every engine that ran it."""
     cells = (what, "**{ours_tokens_per_second:,.0f}**", *(f"{{{peer}_tokens_per_second:,.0f}}" for peer in PEERS))
     return Rows(
         f"{QWEN}{file}--beside-vllm--nvidia-h100-80gb-hbm3", (*cells, "{bound:,.0f}"),

@@ -1,4 +1,4 @@
-"""Tables about steps: MeanFlow's in PyTorch and their ops, Equinox's and the language model engine's in JAX."""
+"""Tables of steps: MeanFlow's in PyTorch and their ops, Equinox's and the language model engine's in JAX."""
 
 import pandas as pd
 
@@ -58,7 +58,7 @@ def _host(machine: str) -> Table:
 
 
 def _kernels(section: str, shown: str, wanted: str, sets: tuple[str, ...]) -> Rows:
-    """A workload by the sets of kernels that ran, in bold what `auto` takes."""
+    """Return a workload's table by set of kernels; the choice of `auto` is in bold."""
     speeds = [f"{{{by}_tokens_per_second:n4}}" if by in sets else "" for by in SETS[:2]]
     return Rows(
         {by: f"{QWEN}{section}{f'[--{by}]' if by == 'plain' else f'--{by}'}{ALONE}" for by in sets},

@@ -46,7 +46,7 @@ def test_the_host_is_measured_unless_told(monkeypatch):
         (("--section", "hosts"), "error: --section=hosts: expected one of"),
         (("--model", "huge"), "error: --model=huge: expected one of"),
         (("--precision", "tf32"), "error: --precision=tf32: expected one of"),
-        (("--profile", "traces"), "error: --profile traces: the real step alone is traced; received --section host"),
+        (("--profile", "traces"), "error: --profile traces: only the real step can be traced; received --section host"),
     ],
 )
 def test_names_that_are_not_end_in_one_line(monkeypatch, arguments, message):

@@ -98,7 +98,7 @@ def test_without_a_gpu_that_works_nothing_more_is_begun(tmp_path):
 def test_the_reason_is_of_this_attempt(tmp_path):
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "bad.log").write_text("error: another time\n")
-    with pytest.raises(PeerError, match=r"bad: killed \(SIGKILL\).*: it has said nothing\)"):
+    with pytest.raises(PeerError, match=r"bad: killed \(SIGKILL\).*: no output\)"):
         run_side_by_side([Task("bad", ["bad", "killed"])], ["0"], tmp_path / "logs", NONE)
 
 
@@ -119,7 +119,7 @@ def test_what_has_not_left_by_the_end_is_killed_and_no_failure_of_its_gpu(tmp_pa
     assert time.monotonic() - start < 15  # it would have gone on for 30
     assert (tmp_path / "one.json.ready").exists()
     assert not (tmp_path / "one.json").exists()
-    assert "one: out of time, killed as it did not leave" in capfd.readouterr().err
+    assert "one: out of time, killed because it did not exit" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(("number", "raised"), [(signal.SIGTERM, Preempted), (signal.SIGINT, KeyboardInterrupt)])

@@ -14,7 +14,7 @@ from fullstride.errors import ConfigError
 
 @pytest.fixture
 def kept() -> dict[str, Any]:
-    """What a run kept, whose machine is another one."""
+    """Return the record of a run that was made on another machine."""
     found = of_run({})
     found["environments"][0] |= {
         "date": "2026-01-02T00:00:00+00:00",
@@ -89,19 +89,19 @@ def test_runs_that_kept_none_are_of_this_machine():
 
 
 def test_runs_of_which_some_kept_none_are_refused(kept):
-    with pytest.raises(ConfigError, match="1 of 2 runs do not say where they were made, expected all or none"):
+    with pytest.raises(ConfigError, match="1 of 2 runs do not record their machine, expected all or none"):
         of_runs([kept, {"code": {}}], "cuda")
 
 
 def test_runs_of_different_machines_are_refused(kept):
     other = with_(kept, gpu={"name": "NVIDIA H100"})
-    with pytest.raises(ConfigError, match="nvidia-h100 and nvidia-h200, expected those of one kind"):
+    with pytest.raises(ConfigError, match="nvidia-h100 and nvidia-h200, expected one kind"):
         of_runs([kept, other], "cuda")
     assert of_runs([kept, other], "cpu")["cpu"] == "Other Processor"
 
 
 def test_a_process_is_refused_before_it_adds_to_runs_of_another_machine(kept):
-    with pytest.raises(ConfigError, match="other-96-cores, expected those of one kind"):
+    with pytest.raises(ConfigError, match="other-96-cores, expected one kind"):
         expect_here([of_run({}), kept], "cpu")
     expect_here([of_run({}), {}], "cpu")
     expect_here([], "cpu")

@@ -42,7 +42,7 @@ def test_a_process_tells_itself_to_end_in_time(capfd):
         while stop.signal is None and time.monotonic() < end:
             time.sleep(0.01)
     assert stop.signal == signal.SIGTERM
-    assert "--limit 0.5: 0 s are left to save in" in capfd.readouterr().err
+    assert "--limit 0.5: 0 s are left for saving" in capfd.readouterr().err
 
 
 def test_what_is_done_in_time_is_told_nothing():

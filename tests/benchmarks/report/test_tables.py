@@ -199,11 +199,11 @@ DEMO, END = "<!-- table: demo -->", "<!-- end of table -->"
 @pytest.mark.parametrize(
     ("text", "message"),
     {
-        f"{DEMO}\nold\nprose\n{DEMO}\n{END}": f"{DEMO} inside of table demo; expected {END} before it",
-        f"{DEMO}\nold\n": f"{DEMO} alone; expected",
-        f"old\n{END}\n": f"{END} alone; expected <!-- table: NAME",
-        f"<!-- table: demo of h 2 -->\n{END}": "<!-- table: demo of h 2 --> alone; expected",
-        f"<!--table: demo-->\nold\n{END}": "<!--table: demo--> alone",
+        f"{DEMO}\nold\nprose\n{DEMO}\n{END}": f"{DEMO} inside table demo; expected {END} before it",
+        f"{DEMO}\nold\n": f"unpaired {DEMO}; expected",
+        f"old\n{END}\n": f"unpaired {END}; expected <!-- table: NAME",
+        f"<!-- table: demo of h 2 -->\n{END}": "unpaired <!-- table: demo of h 2 -->; expected",
+        f"<!--table: demo-->\nold\n{END}": "unpaired <!--table: demo-->",
     }.items(),
 )
 def test_a_mark_that_was_forgotten_or_misspelt_is_an_error_and_costs_no_text(tmp_path, text, message):
@@ -227,7 +227,7 @@ def test_a_pages_line_ends_and_a_link_to_it_stay(tmp_path):
 @pytest.mark.parametrize("name", sorted(PLANNING))
 def test_a_table_of_one_machine_takes_no_other(name, tables):
     text = f"<!-- table: {name} of nvidia-h100 -->\n<!-- end of table -->"
-    with pytest.raises(ConfigError, match=f"table '{name}': it is of the planner's own machine; leave out"):
+    with pytest.raises(ConfigError, match=f"table '{name}': it describes the planner's own machine; remove"):
         filled(text, tables, "page")
 
 

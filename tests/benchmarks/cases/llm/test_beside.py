@@ -1,4 +1,4 @@
-"""What runs beside the engine. A stand-in has vLLM's calls, and runs transformers on the folder that it is given."""
+"""Tests of the engine's peers. A stand-in has vLLM's calls, and runs transformers on the folder that it is given."""
 
 import json
 import os
@@ -85,7 +85,7 @@ def test_vllm_runs_by_its_own_interpreter_on_the_same_weights(workload, tiny_qwe
 
 def test_vllm_that_answers_with_too_few_tokens_is_an_error(tiny_qwen3, vllm, capfd):
     peers = Peers()
-    with pytest.raises(ConfigError, match="it ended with exit code 1; why is said above"):
+    with pytest.raises(ConfigError, match="it ended with exit code 1"):
         peers.add_vllm(vllm(short=1), str(tiny_qwen3), "float32", 1, ModelWork([[5, 6], [7]], [3, 3]), 4)
     assert not peers.times
     assert "vLLM: answers of [2, 2] tokens, expected [3, 3]" in capfd.readouterr().err
@@ -101,7 +101,7 @@ def test_weights_that_cannot_be_written_are_an_error(vllm, tmp_path):
     [
         ("/nowhere/python", "large", "no such program; expected the Python of an environment that has vLLM"),
         (sys.executable, "large", "it has no vLLM; `"),
-        (sys.executable, "sweep", "--vllm with --workload sweep: only small and large have it"),
+        (sys.executable, "sweep", "--vllm with --workload sweep: only small and large have this option"),
     ],
 )
 def test_an_interpreter_without_vllm_is_refused(python, workload, message, tmp_path):
@@ -122,11 +122,11 @@ def test_packages_that_it_needs_are_named(monkeypatch, capfd):
     peers = Peers()
     peers.add_transformers("smollm2", "float32", "cpu", 1, "sdpa")
     lacking = "without torch and transformers"
-    with pytest.raises(ConfigError, match=f"--vllm: {lacking}, which write the weights for it; "):
+    with pytest.raises(ConfigError, match=f"--vllm: {lacking}.*write its weights; "):
         peers.add_vllm("python", "smollm2", "float32", 1, small(100), 4)
     assert peers.conditions == {"left_out": f"transformers: {lacking}"}
     said = "".join(capfd.readouterr())
-    assert f"left out: transformers: {lacking}; {how_to_install('torch')} transformers, or take" in said
+    assert f"left out: transformers: {lacking}; {how_to_install('torch')} transformers, or use" in said
     assert "Traceback" not in said
 
 

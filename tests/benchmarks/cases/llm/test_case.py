@@ -135,7 +135,7 @@ def test_replicas_refuse_a_model_of_too_short_sequences_before_anything_runs(tmp
     arguments = ["llm", "--model", "short", "--workload", "replicas", "--out", str(tmp_path)]
     result = CliRunner().invoke(app, arguments)
     assert (result.exit_code, ran) == (2, [])
-    assert result.stderr == "error: short: sequences of at most 523 tokens, expected a conversation's 524 or more\n"
+    assert result.stderr == "error: short: the model supports 523 tokens per sequence, a conversation needs 524\n"
 
 
 def test_the_sweep_times_a_step_by_batch_and_context(tiny_qwen3, tmp_path, monkeypatch):
@@ -243,9 +243,9 @@ def test_tokens_agree_up_to_the_first_that_differs():
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (["--workload", "sweep", "--runs", "3"], "--runs with --workload sweep: only small and large have it"),
-        (["--workload", "latency", "--no-baseline"], "--baseline with --workload latency: only small has it"),
-        (["--sequences", "7"], "--sequences with --workload small: only large has it"),
+        (["--workload", "sweep", "--runs", "3"], "--runs with --workload sweep: only small and large have this option"),
+        (["--workload", "latency", "--no-baseline"], "--baseline with --workload latency: only small has this option"),
+        (["--sequences", "7"], "--sequences with --workload small: only large has this option"),
     ],
 )
 def test_a_setting_that_a_workload_does_not_have_is_refused(given, message, tmp_path):
@@ -299,7 +299,7 @@ def test_a_model_without_a_tokenizer_is_served_with_a_stand_in(tmp_path, monkeyp
     monkeypatch.setitem(bench_serve.LENGTHS, "cpu", (20, 256))
     refused = CliRunner().invoke(app, arguments)
     assert refused.exit_code == 2
-    assert "sequences of at most 256 tokens, expected more than an answer's 256" in refused.stderr
+    assert "256 tokens per sequence, expected more than the 256 of an answer" in refused.stderr
 
 
 def test_clients_say_what_a_server_refused(tiny_qwen3):

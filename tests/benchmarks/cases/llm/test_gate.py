@@ -71,7 +71,7 @@ def test_rounding_passes_within_its_limit(tiny_model, settings):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_kernel_that_is_wrong_fails(one_layer, broken, dtype):
     engine = _engine(one_layer, dtype=dtype)
-    with pytest.raises(GateError, match=r"error of logprobs: .* nats beside a dense pass .* not timed"):
+    with pytest.raises(GateError, match=r"error of logprobs: .* nats from a dense pass .* not timed"):
         gate(*engine, LENGTHS, 3)
 
 

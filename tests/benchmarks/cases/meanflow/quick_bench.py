@@ -32,7 +32,7 @@ def quick(monkeypatch):
 
 
 def setup(**options: Any) -> StepSetup:
-    """Of the smallest network."""
+    """Build the setup of the smallest network."""
     return make_setup(Options(**{"device": "cpu", "model": "dit_tiny", "batch_size": 5} | options))
 
 

@@ -85,7 +85,7 @@ def test_what_there_is_no_time_for_is_named(tmp_path):
 
 
 def test_what_is_no_checkout_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"no meanflow/training/train_loop\.py there"):
+    with pytest.raises(ConfigError, match=r"no meanflow/training/train_loop\.py"):
         bench_peer.run(Options(tmp_path, "cpu", TINY, ("fp32",), steps=1), tmp_path)
 
 
@@ -100,14 +100,14 @@ def test_a_checkout_whose_random_numbers_are_cudas_is_refused_elsewhere(tmp_path
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ({"settings": ("model=unet_tiny", "data.augment=0")}, "model=unet_tiny: the official code has song_unet alone"),
+        ({"settings": ("model=unet_tiny", "data.augment=0")}, "model=unet_tiny: the official code has only song_unet"),
         ({"settings": ("data.hflip=false",)}, "data.hflip: the official code has no such setting"),
         (
             {"settings": ("gradient_accumulation_steps=2",)},
             "gradient_accumulation_steps: the official code has no such",
         ),
-        ({"settings": ("data.image_size=64",)}, "random pictures are taken, of CIFAR-10's size"),
-        ({"settings": ("data.path=there",)}, "random pictures are taken"),
+        ({"settings": ("data.image_size=64",)}, "random images of CIFAR-10's size"),
+        ({"settings": ("data.path=there",)}, "random images"),
         ({"precisions": ("fp32", "tf32")}, "precision=tf32: TF32 is CUDA's"),
     ],
 )

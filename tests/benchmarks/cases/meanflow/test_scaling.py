@@ -59,7 +59,7 @@ class Silent:
 
 @pytest.fixture
 def no_processes(monkeypatch):
-    """What would be measured is given."""
+    """Replace the measured processes by given results."""
 
     @contextmanager
     def started(jobs, options, size):
@@ -204,7 +204,7 @@ def test_a_compiled_step_is_held_against_what_is_not_compiled_and_compiled_once(
 
 @pytest.mark.parametrize("after", [0, 10])
 def test_numbers_that_are_not_finite_are_an_error_with_a_name(quick, monkeypatch, after):
-    """Of what a step is held against, or of what it ends with, in steps that only time would be asked of otherwise."""
+    """Check the baseline and the final result for non-finite numbers, in steps that are otherwise only timed."""
     options = Options("cpu", "fp32", "eager", models=("dit_tiny",), batch_size=2, averages=1, kinds=("ddp",))
     setup = make_setup(step_options(options, "dit_tiny"))
     steps = bench_scaling_steps.Steps(options, setup, setup.loss(0.5, split="shared"), SINGLE)
@@ -215,7 +215,7 @@ def test_numbers_that_are_not_finite_are_an_error_with_a_name(quick, monkeypatch
         with pytest.raises(GateError, match="ddp, none, backend=eager, .*: eager fp32's loss or gradients are not"):
             steps.compile(((1, SINGLE),))
     else:
-        with pytest.raises(GateError, match="none, none, 1 processes: losses after the last step are .nan"):
+        with pytest.raises(GateError, match="none, none, 1 processes: last losses .nan"):
             list(steps.measure(()))
 
 

@@ -72,7 +72,9 @@ def test_a_profile_has_the_step_by_plain_operations_too(tmp_path, capsys):
 
 
 def test_rows_that_there_are_not_are_refused_with_the_names_of_those_that_there_are(tmp_path):
-    message = r"^--only MeanFlow 100 %: no row has that in its name; expected parts of FM MSE; MeanFlow 100%; .*; JVP"
+    message = (
+        r"^--only MeanFlow 100 %: no row has this in its name; expected a part of one of FM MSE; MeanFlow 100%; .*; JVP"
+    )
     with pytest.raises(ConfigError, match=message):
         run(Options(**CPU, only=("MeanFlow 100 %",)), tmp_path)
     assert list(tmp_path.iterdir()) == []

@@ -107,7 +107,9 @@ def test_a_run_is_gone_on_with_and_gathered_by_its_own_settings_alone(tmp_path):
     for overrides in ((), (*asked.overrides, "data.length=40")):
         other, named = replace(alone, overrides=overrides), "data.length=24" if overrides else "optimizer.lr=0.001"
         for act in (gather, lambda each: experiment.run("tiny", each)):
-            with pytest.raises(ConfigError, match=f"tiny-0: was begun with {named}; give the same, or other --runs"):
+            with pytest.raises(
+                ConfigError, match=f"tiny-0: was begun with {named}; give the same settings or another --runs"
+            ):
                 act(other)
     with pytest.raises(ConfigError, match=r"--minutes of the runs differ \(tiny: 1, mini: 2\), expected one time"):
         gather(asked)
@@ -154,7 +156,7 @@ def test_a_run_lies_where_its_result_is_looked_for_and_overrides_win_over_the_sc
 @pytest.mark.parametrize(
     ("given", "message"),
     {
-        "run_name=other": "run_name: --model, --seed, --minutes and --runs say it; leave it out",
+        "run_name=other": "run_name: set by --model, --seed, --minutes and --runs; use these",
         "output_dir=/elsewhere": "output_dir: --model",
         "seed=7": "seed: --model",
         "model=mini": "model.size: --model",
@@ -201,7 +203,7 @@ def test_a_step_that_is_timed_when_the_time_is_over_is_timed_again(given, tmp_pa
     start = time.monotonic()
     done = CliRunner().invoke(app, ["bert", *given])
     assert (done.exit_code, time.monotonic() - start < 60) == (0, True)
-    assert "--limit 1000: nothing is finished yet; the same command goes on" in done.output, done.output
+    assert "--limit 1000: nothing is finished yet; run the same command to resume" in done.output, done.output
     assert not list(tmp_path.rglob("overhead.json"))
 
 

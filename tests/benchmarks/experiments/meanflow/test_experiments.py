@@ -43,7 +43,7 @@ def _classifier(data, device):
 
 @pytest.fixture(autouse=True)
 def _untrained(monkeypatch):
-    """What is measured here is the bookkeeping: any features will do."""
+    """Use untrained features: only the bookkeeping is tested."""
     monkeypatch.setattr(evaluate, "reference_classifier", _classifier)
 
 
@@ -144,7 +144,7 @@ def test_a_finished_seed_is_not_run_again_and_what_is_missing_is_named(phase2, t
     for scores in tmp_path.rglob("scores.json"):
         kept = json.loads(scores.read_text())
         scores.write_text(json.dumps(kept | {"environments": [kept["environments"][0] | {"cpu": "Other"}]}))
-    with pytest.raises(ConfigError, match="the runs are of different machines"):
+    with pytest.raises(ConfigError, match="the runs come from different machines"):
         run("phase2", dataclasses.replace(asked, seeds=(1, 4)), tmp_path / "results")
     both = dataclasses.replace(asked, seeds=(1, 4), collect=True)
     found = json.loads(run("phase2", both, tmp_path / "results").read_text())
@@ -232,7 +232,7 @@ def test_gpus_share_the_trainings_and_what_they_made_is_gathered(tmp_path, monke
     given = [*words.split(), "--runs", str(tmp_path)]
     done = CliRunner().invoke(app, [*given, "--seed", "5", "--seed", "6"])
     assert done.exit_code == 0, done.output
-    assert "--gpus 0,0,1: device=cpu: each training takes its share of the cores and no GPU" in done.stderr
+    assert "--gpus 0,0,1: device=cpu: each training uses its share of the cores and no GPU" in done.stderr
     assert [(count, gpus) for count, gpus, *_ in started] == [(2, ["0", "0", "1"])]  # no more than there are trainings
     both = ExperimentRequest("smoke", ("solvers",), (5, 6), runs=tmp_path)
     assert [given[:3] for given in runs] == [("phase3", both, tmp_path / "logs" / "results")] * 2
@@ -240,7 +240,7 @@ def test_gpus_share_the_trainings_and_what_they_made_is_gathered(tmp_path, monke
     assert list((tmp_path / "results").glob("experiment-phase3--smoke--*.json"))
     done = CliRunner().invoke(app, [*given, "--collect"])
     assert done.exit_code == 2
-    assert "--collect runs nothing; leave one of them out" in done.output
+    assert "--collect runs nothing; remove one of the two" in done.output
 
 
 class Counted(jobs.Laboratory):
@@ -271,9 +271,9 @@ def test_what_another_process_is_at_is_left_to_it_and_what_diverges_keeps_no_oth
         work_off(wanted, "phase4")
     assert Counted.made == [name for i, name in enumerate(names) if i not in (2, 5)]
     told = capfd.readouterr().err
-    assert "phase4: left to the processes that are at them: ratio, ratio 0.5, seed 0\n" in told
+    assert "phase4: in progress in other processes: ratio, ratio 0.5, seed 0\n" in told
     assert "ratio, ratio 0.25, seed 0: diverged: no loss is finite" in told
-    assert "times, logit-normal(-2, 2), ordered, seed 0: there already, meanflow 1: energy distance 1" in told
+    assert "times, logit-normal(-2, 2), ordered, seed 0: already done, meanflow 1: energy distance 1" in told
     assert phase.count_missing("phase4", ExperimentRequest("smoke", ("ratio", "times"), (0,), runs=tmp_path)) == 2
     work_off([training for training in wanted if training.job.settings["loss.meanflow_ratio"] != "0.25"], "phase4")
     assert Counted.made[6:] == [names[2]]
@@ -375,7 +375,7 @@ def test_a_training_whose_scores_alone_were_kept_is_made_again_if_one_is_missing
     missing = whole["samplers"].pop("euler 16, 16 samples")
     path.write_text(json.dumps(whole | {"squared_error": 1e9}))
     found = jobs.Laboratory().run(job, part.samplers)
-    assert "and its checkpoints are gone; it is trained again" in capfd.readouterr().err
+    assert "and its checkpoints are gone; training it again" in capfd.readouterr().err
     assert found["squared_error"] < 1e9
     assert found["samplers"]["euler 16, 16 samples"]["floor"] == missing["floor"]
     assert len(found["samplers"]) == 2
@@ -501,18 +501,18 @@ def test_overrides_are_of_all_trainings_and_take_no_results_place(tmp_path):
     assert "epochs: expected key=value" in done.output
     done = CliRunner().invoke(app, [*given, "loss.meanflow_ratio=0.1"])
     assert done.exit_code == 2
-    assert "loss.meanflow_ratio: the arms of --part ratio have their own; leave it out" in done.output
+    assert "loss.meanflow_ratio: set by the arms of --part ratio; omit it" in done.output
 
 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (["seed=7"], "seed: each training has its own, by --seed and --runs; leave it out"),
+        (["seed=7"], "seed: set for each training by --seed and --runs; omit it"),
         (
             ["run_name=a", "output_dir=b", "resume=false", "overwrite=true"],
             "run_name, output_dir, resume, overwrite: each",
         ),
-        (["epochs=2", "epochs=3"], "epochs=3: epochs is given twice; expected it once"),
+        (["epochs=2", "epochs=3"], "epochs=3: epochs is given twice, expected once"),
     ],
 )
 @pytest.mark.parametrize("command", [["phase2"], ["time-to-quality", "--code", "fullstride", "--seed", "0"]])
@@ -546,7 +546,7 @@ def test_the_final_loss_is_that_of_the_last_tenth():
     [
         (ExperimentRequest("huge"), "--scale=huge: expected one of"),
         (ExperimentRequest("smoke", ("solver",)), "--part=solver: expected .*overfit"),
-        (ExperimentRequest("smoke", collect=True), "nothing of phase2 is scored there"),
+        (ExperimentRequest("smoke", collect=True), "no scores of phase2"),
     ],
 )
 def test_what_cannot_be_is_refused_with_the_remedy(asked, message, tmp_path):

@@ -134,7 +134,7 @@ def test_a_law_that_is_given_takes_the_place_of_the_recipes(tmp_path):
 def test_a_record_that_does_not_say_its_settings_is_not_taken_for_one_of_these(tmp_path):
     (tmp_path / "record.json").write_text(json.dumps({"minutes": 1.0, "marks": [{"step": 5}]}))
     assert Record(tmp_path, 1.0).values["marks"]
-    with pytest.raises(ConfigError, match="says nothing of the settings that it was made with; give other --runs"):
+    with pytest.raises(ConfigError, match="settings are not recorded; give another --runs"):
         Record(tmp_path, 1.0, {"optimizer.lr": 1e-3})
 
 
@@ -172,7 +172,7 @@ def test_a_training_that_is_cut_goes_on_from_its_clock_and_is_scored_at_every_ma
     (step,) = first["saved"]
     (here,) = first["environments"]
     record.write_text(json.dumps(first | {"environments": [here | {"cpu": "Other"}]}))
-    with pytest.raises(ConfigError, match="the runs are of different machines"):
+    with pytest.raises(ConfigError, match="the runs come from different machines"):
         race.run("fullstride", 2, asked, ENOUGH, None)
     record.write_text(json.dumps(first))
     given = ["time-to-quality", "--scale", "smoke", "--minutes", "0.003", "--runs", str(tmp_path)]
@@ -192,7 +192,7 @@ def test_a_training_that_is_cut_goes_on_from_its_clock_and_is_scored_at_every_ma
     assert {name: scores["NFE"] for name, scores in found["final"].items()} == {"meanflow 2": 2, "euler 50": 50}
     before = record.read_bytes()
     done = CliRunner().invoke(app, [*given, "--code", "fullstride", "--seed", "2"])
-    assert "trained already" in done.output
+    assert "already trained" in done.output
     assert record.read_bytes() == before  # what nothing was added to is as old as it was
     done = CliRunner().invoke(app, [*given, "--collect", "--seed", "2"])
     assert done.exit_code == 0, done.output
@@ -227,7 +227,7 @@ FALLING = 0.5
 
 
 def _share(step: int, minutes: float) -> float:
-    """Of the time that is used up before a step, from 1, by a clock that stands for its first few steps."""
+    """Return the share of the time used up before a step, counted from 1, by a clock that skips the first few steps."""
     return min(1.0, max(0, step - 1 - START) / (60 * minutes))
 
 
@@ -409,7 +409,7 @@ def test_a_run_whose_record_alone_was_kept_begins_anew_and_loses_no_mark(tmp_pat
     _keep_record_alone(run)
     assert not race.run("official", 0, asked, NONE, STUB)
     assert (
-        "its checkpoints are gone and it begins anew; its 4 marks stay until there are as many"
+        "its checkpoints are gone, so it starts again; its 4 marks are kept until it has as many"
         in capfd.readouterr().err
     )
     found = json.loads((run / "record.json").read_text())
@@ -435,7 +435,7 @@ def test_a_run_that_is_trained_and_has_no_checkpoint_any_more_holds_nobody_up(tm
     before = (run / "record.json").read_bytes()
     _keep_record_alone(run)
     assert not race.run("fullstride", 0, asked, ENOUGH, None)
-    assert "euler 50 cannot be scored without checkpoints; remove it, and it is trained again" in capfd.readouterr().err
+    assert "euler 50 cannot be scored without checkpoints; delete this folder to train again" in capfd.readouterr().err
     assert (run / "record.json").read_bytes() == before
     assert gather(asked, (0,)).missing[0] == "fullstride, seed 0: the solver's score"
 
@@ -458,7 +458,7 @@ def test_a_seed_is_not_begun_beside_those_of_another_machine(tmp_path, ticking):
     path = tmp_path / "smoke" / "official-0" / "record.json"
     record = json.loads(path.read_text())
     path.write_text(json.dumps(record | {"environments": [record["environments"][0] | {"cpu": "Other"}]}))
-    with pytest.raises(ConfigError, match="the runs are of different machines"):
+    with pytest.raises(ConfigError, match="the runs come from different machines"):
         race.run("official", 1, asked, NONE, STUB)
 
 
@@ -479,7 +479,9 @@ def test_what_is_complete_is_not_started_and_what_has_no_time_to_start_is_not_be
     assert least["official-3"] - least["official-2"] == pytest.approx(40)
     assert set(least) == {"official-2", "official-3"}
     assert not race.run("official", 3, _asked(tmp_path, 10.0), Limit.of(30.0), STUB)
-    assert "official, seed 3: not begun; its start takes some 40 s, and --limit 30 has fewer" in capfd.readouterr().err
+    assert (
+        "official, seed 3: not begun; its start takes about 40 s, and --limit 30 leaves less" in capfd.readouterr().err
+    )
 
 
 def test_curves_are_of_the_complete_seeds_which_one_that_was_cut_does_not_cut(tmp_path):
@@ -690,16 +692,16 @@ def test_distances_by_different_classifiers_are_not_compared(tmp_path):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (["--code", "fullstride"], "expected one --seed"),
-        (["--code", "fullstride", "--collect"], "expected --code fullstride|official|..., to train, --gpus"),
-        ([], "expected --code fullstride|official|..., to train, --gpus"),
-        (["--gpus", "0,1", "--collect"], "for all trainings, or --collect"),
+        (["--code", "fullstride"], "expected exactly one --seed"),
+        (["--code", "fullstride", "--collect"], "expected --code fullstride|official|... (one training), --gpus"),
+        ([], "expected --code fullstride|official|... (one training), --gpus"),
+        (["--gpus", "0,1", "--collect"], "(all trainings) or --collect"),
         (["--gpus", "0,1"], "expected --official PATH"),
         (["--code", "offical", "--seed", "0"], "did you mean official"),
         (["--code", "official", "--seed", "0"], "expected --official PATH"),
-        (["--code", "official", "--seed", "0", "--official", "/nowhere"], "no meanflow/training/train_loop.py there"),
-        (["--code", "fullstride", "--seed", "0", "model=unet_tiny"], "the official code has song_unet alone"),
-        (["--collect"], "no run there that reached a mark"),
+        (["--code", "official", "--seed", "0", "--official", "/nowhere"], "no meanflow/training/train_loop.py"),
+        (["--code", "fullstride", "--seed", "0", "model=unet_tiny"], "the official code has only song_unet"),
+        (["--collect"], "no run that reached a mark"),
     ],
 )
 def test_what_cannot_be_is_refused_with_the_remedy(given, message, tmp_path):
@@ -737,7 +739,7 @@ def test_both_codes_are_trained_beside_each_other_and_gathered(tmp_path, monkeyp
     given = ["--scale", "smoke", "--minutes", "2", "--runs", str(tmp_path), "--official", str(STUB), "--limit", "90"]
     words = ["time-to-quality", *given, "--gpus", "0,1", "--seed", "3", "--seed", "1", "loss.omega=1"]
     done = CliRunner().invoke(app, words)
-    assert "no run there that reached a mark" in done.output  # nothing was trained in this test
+    assert "no run that reached a mark" in done.output  # nothing was trained in this test
     asked = race.RaceRequest("smoke", 2.0, tmp_path, ("loss.omega=1",))
     codes = ("fullstride", "official", *(f"fullstride-{name}" for name in ("imf", "imf-ema", *OTHERS)))
     pairs = [(code, seed) for seed in (3, 1) for code in codes]
@@ -757,7 +759,7 @@ def test_another_network_is_refused(tmp_path, monkeypatch):
         return build(args)
 
     monkeypatch.setattr(configs, "instantiate_model", wider)
-    with pytest.raises(ConfigError, match=r"its network has [\d,]+ weights, ours [\d,]+; expected the same"):
+    with pytest.raises(ConfigError, match=r"its network has [\d,]+ weights, expected [\d,]+"):
         race.run("official", 0, _asked(tmp_path), ENOUGH, STUB)
 
 
