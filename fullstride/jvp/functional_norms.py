@@ -9,13 +9,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fullstride.jvp.dual import constant, inside_transform
+from fullstride.jvp.mixed_batch import Batch
 from fullstride.jvp.norms import api, written_out
 from fullstride.jvp.norms.written_out import affine, normalised, per_channel
 
 Size = Sequence[int]
 
 
-def as_rows(x: Tensor, normalized: Size, *parameters: Tensor | None) -> list[Any]:
+def as_rows(x: Batch, normalized: Size, *parameters: Tensor | None) -> list[Any]:
     """Several normalised dimensions as one, of x and of parameters of their shape."""
     if x.shape[-len(normalized) :] != tuple(normalized):
         raise ValueError(f"x is {tuple(x.shape)}, expected its last dimensions to be {tuple(normalized)}")

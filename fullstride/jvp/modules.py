@@ -18,7 +18,7 @@ from fullstride.jvp.state import computes_apart, tangent_grad
 class GroupNorm(nn.GroupNorm):
     """`nn.GroupNorm` through `group_norm`."""
 
-    def forward(self, input: Tensor) -> Tensor:  # noqa: A002
+    def forward(self, input: Batch) -> Batch:  # noqa: A002
         """Normalise each group of channels."""
         return group_norm(input, self.num_groups, self.weight, self.bias, self.eps)
 
@@ -47,7 +47,7 @@ class InstanceNorm3d(_InstanceNorm, nn.InstanceNorm3d):
 class LayerNorm(nn.LayerNorm):
     """`nn.LayerNorm` through `layer_norm`."""
 
-    def forward(self, input: Tensor) -> Tensor:  # noqa: A002
+    def forward(self, input: Batch) -> Batch:  # noqa: A002
         """Normalise the last dimensions."""
         rows, *parameters = as_rows(input, self.normalized_shape, self.weight, self.bias)
         return layer_norm(rows, *parameters, eps=self.eps).reshape(input.shape)
@@ -56,7 +56,7 @@ class LayerNorm(nn.LayerNorm):
 class RMSNorm(nn.RMSNorm):
     """`nn.RMSNorm` through `rms_norm`."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Batch) -> Batch:
         """Normalise the last dimensions."""
         rows, weight = as_rows(x, self.normalized_shape, self.weight)
         return rms_norm(rows, weight, self.eps).reshape(x.shape)

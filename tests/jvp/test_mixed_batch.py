@@ -245,3 +245,16 @@ def test_a_batch_tells_what_a_tensor_tells():
     assert (x.shape, x.ndim, x.dtype, x.device) == ((5, 3), 2, torch.float32, torch.device("cpu"))
     assert not hasattr(x, "grad_fn")
     assert "silu" in RULES
+
+
+@pytest.mark.parametrize("norm", [lambda: nn.LayerNorm(8), lambda: nn.RMSNorm(8), lambda: nn.GroupNorm(2, 8)])
+def test_a_prepared_norm_takes_the_tangents_of_some(norm, seed):
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(8, 8), norm()).double()
+    ops.prepare(model)
+    x, v = randn(B, 8, seed=seed), randn(N, 8, seed=seed + 1)
+    out, tangent = partial_jvp(model, (x,), (v,))
+    expected, moved = ops.jvp(model, (x[:N],), (v,))
+    torch.testing.assert_close(out[:N], expected)
+    torch.testing.assert_close(tangent, moved)
+    torch.testing.assert_close(out, model(x))
