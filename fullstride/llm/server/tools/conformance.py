@@ -114,7 +114,7 @@ def refused(
 
 
 def _refused_part(schema: Any, compiled: Callable[[Structured], Any]) -> tuple[str, ConfigError] | None:
-    """Find the smallest part of a schema that is rejected by itself, as a JSON pointer, and why; None if there is none."""
+    """Find the smallest part of a schema that is rejected by itself, as a JSON pointer, and why; None if none is."""
     tries, end = iter(range(ATTEMPTS)), time.monotonic() + SECONDS
     definitions = {key: schema[key] for key in DEFINITIONS if isinstance(schema, dict) and key in schema}
 
