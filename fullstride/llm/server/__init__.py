@@ -1,1 +1,1 @@
-"""An OpenAI-compatible server over the engine: FastAPI routes, one bridge between asyncio and the engine's thread."""
+"""OpenAI-compatible server: FastAPI routes, and a request manager between asyncio and the engine's thread."""

@@ -1,4 +1,4 @@
-"""The FastAPI application of a server."""
+"""FastAPI application of a server."""
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -30,16 +30,16 @@ def create_app(
     grammars: Compiler | None = None,
     hosts: Sequence[str] = ("*",),
 ) -> FastAPI:
-    """Build an ASGI application; an engine's thread lives as long as the application's lifespan.
+    """Build an ASGI application; the engines' threads run during its lifespan.
 
     Args:
-        engine: as `fullstride.llm.engine.Engine`; nobody else may use it meanwhile. Or several of the same model.
+        engine: `fullstride.llm.engine.Engine`, or several of the same model; no other code may use them meanwhile.
         served: the model's names, tokenizer and longest sequence.
         concurrent: completions that an engine runs at once; `limits.queue` more may wait.
-        limits: of requests.
+        limits: limits of requests.
         api_keys: any of which opens every route but /health and /ready, which are open; none opens all of them.
         grammars: the engine's, for the shapes of structured output to be compiled beside its steps.
-        hosts: names by which requests may call this server; `*.example.com` are all that end so, `*` is any.
+        hosts: names that requests may use for this server; `*.example.com` matches all subdomains, `*` any name.
 
     Raises:
         ConfigError: for a key that is none.

@@ -1,4 +1,4 @@
-"""Reads requests beside the event loop: while one that is long is read, others are answered."""
+"""Reading of long request bodies off the event loop, so that other requests are answered meanwhile."""
 
 import json
 from collections.abc import Callable, Coroutine
@@ -14,7 +14,7 @@ from starlette.responses import Response
 from fullstride.llm.server.context import server_of
 from fullstride.llm.server.errors import UNREADABLE, BadRequestError
 
-# Bytes of a body that is read at once: a thread would take longer to begin.
+# Bytes up to which a body is parsed on the event loop: starting a thread would take longer.
 INLINE = 4096
 # Lists, objects and keys of a body. All that the other limits let pass have a few thousand; Python makes them with its
 # lock held, ten times as slowly as texts.
@@ -22,10 +22,10 @@ MOST_CONTAINERS = 1 << 16
 
 
 class OffLoopRoute(APIRoute):
-    """A route whose long bodies are parsed and checked in a thread; FastAPI takes a model as it is."""
+    """Route whose long bodies are parsed and validated in a thread; FastAPI accepts the resulting model as it is."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """FastAPI's own handler, which finds the body read already."""
+        """Return FastAPI's handler, with the body already parsed."""
         handle = super().get_route_handler()
 
         async def read_first(request: Request) -> Response:
@@ -50,10 +50,10 @@ def _decimal(text: str) -> float:
 
 
 def _read(model: type[BaseModel], body: bytes) -> BaseModel:
-    """Validate in FastAPI's way.
+    """Parse and validate a body as FastAPI does.
 
     Raises:
-        RequestValidationError: for what is no JSON, or not what the model takes.
+        RequestValidationError: for a body that is not JSON, or not valid for the model.
         BadRequestError: for JSON that Python's own reader gives up on, or of too many lists, objects and keys.
 
     """
@@ -72,7 +72,7 @@ def _read(model: type[BaseModel], body: bytes) -> BaseModel:
 
 
 def _check_containers(text: str) -> None:
-    """Count lists, objects and keys before any is made; texts may hold as many brackets and colons as they like."""
+    """Count lists, objects and keys before any is created; brackets and colons within texts do not count."""
     if sum(map(text.count, "[{:")) <= MOST_CONTAINERS:
         return
     outside = "".join(text.replace("\\\\", "").replace('\\"', "").split('"')[::2])

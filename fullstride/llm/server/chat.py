@@ -39,7 +39,7 @@ async def chat_completions(body: ChatRequest, request: Request) -> Response:
 
 
 def _read(body: ChatRequest, server: ServerState) -> tuple[ToolPlan, str, EnginePrompt, str]:
-    """Return what the chat asks for, the parameter of its shape, the engine's prompt, and that as text."""
+    """Return the chat's tools and shape, the parameter of the shape, the engine's prompt, and the prompt's text."""
     asked = ToolPlan.of(body, server.limits)
     param, params = _params(body, server, asked)
     text = chat_prompt(body, server.served, server.limits, asked.shown, forced=asked.shape is not None)
@@ -72,19 +72,19 @@ def _params(body: ChatRequest, server: ServerState, asked: ToolPlan) -> tuple[st
 
 
 class ChatAnswer:
-    """Answers to one chat."""
+    """Choices of one chat."""
 
     kind, chunk_kind = "chat.completion", "chat.completion.chunk"
 
     def __init__(self, served: ServedModel, body: ChatRequest, reader: Callable[[], ToolParser]):
-        """Write the answers, each as a reader of its own reads it."""
+        """Write the choices, each parsed by its own reader."""
         self._served = served
         self._wants_logprobs, self._no_tokens = bool(body.logprobs), body.no_tokens
         self._readers: list[ToolParser] = [reader() for _ in range(body.n or 1)]
         self._begun: set[int] = set()
 
     def chunks(self, which: int, delta: Delta) -> list[dict[str, Any]]:
-        """The role first, then what is new, then the reason for the end: as OpenAI's events come."""
+        """Return the role first, then new text, then the finish reason, in the order of OpenAI's events."""
         if self._no_tokens:
             reason = "length" if delta.finish_reason is not None else None
             delta = replace(delta, text="", logprobs=None, finish_reason=reason, stop_reason=None)
@@ -106,7 +106,7 @@ class ChatAnswer:
         return made
 
     def whole(self, choice: dict[str, Any]) -> dict[str, Any]:
-        """With a message in place of the delta, and calls put together."""
+        """Return the whole choice, with a message in place of deltas, and tool calls merged."""
         message = choice.pop("delta")
         calls: dict[int, dict[str, Any]] = {}
         for piece in message.pop("tool_calls", ()):

@@ -19,7 +19,7 @@ from fullstride.llm.server.tools.shapes import structured
 from fullstride.llm.text.utf8_stream import goes_on
 
 router = APIRouter(route_class=OffLoopRoute)
-# OpenAI's and vLLM's, of a request that does not say.
+# Default of OpenAI and vLLM.
 DEFAULT_MAX_TOKENS = 16
 
 
@@ -35,7 +35,7 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
 
 
 def _read(body: CompletionRequest, server: ServerState) -> tuple[str, list[EnginePrompt]]:
-    """The parameter that asks for a shape, and what the engine gets."""
+    """Return the parameter that constrains the text, and the engine's prompts."""
     limits, served = server.limits, server.served
     check_limits(body, limits)
     at_most("logprobs", body.logprobs, limits.logprobs)
@@ -62,7 +62,7 @@ def _read(body: CompletionRequest, server: ServerState) -> tuple[str, list[Engin
 
 
 def _given(body: CompletionRequest) -> list[Any]:
-    """The prompts, each a text or token ids."""
+    """Return the prompts, each a text or token ids."""
     given: Any = body.prompt
     return given if isinstance(given, list) and not isinstance(given[0], int) else [given]
 
@@ -105,7 +105,7 @@ class CompletionAnswer:
         reason, stop = delta.finish_reason, delta.stop_reason
         if self._body.no_tokens:
             text, places = "", ()
-            # What ended the token that is left out is no news.
+            # The stop reason of a token that is left out is not reported.
             reason, stop = reason and "length", None
         if self._body.echo and number not in self._begun:
             echo = self._echo(which, delta)
@@ -127,5 +127,5 @@ class CompletionAnswer:
         return text.removesuffix("\ufffd") if goes_on(first) and tokenizer.beginning(ids).pending else text
 
     def whole(self, choice: dict[str, Any]) -> dict[str, Any]:
-        """A whole choice is of the same shape."""
+        """Return the whole choice, which has the same form."""
         return choice

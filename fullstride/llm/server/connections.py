@@ -1,4 +1,4 @@
-"""Limits of a connection until it has sent a request: bytes of a header, time for it and its body, and a place.
+"""Limits of a connection until it has sent a request: header bytes, header and body time, and their number.
 
 uvicorn bounds the header's bytes (by h11 alone; httptools collects headers without end), the time between requests, and
 requests at once; neither connections nor the time in which a request comes.
@@ -19,18 +19,18 @@ from fullstride.llm.server.errors import ApiError, BadRequestError, UnavailableE
 logger = logging.getLogger("fullstride.llm.server")
 HEADER_BYTES = 65_536
 
-# Open files beside the connections: weights, devices, processes.
+# Open files in addition to the connections: weights, devices, processes.
 OTHER_FILES = 256
 
 
 class HeaderError(BadRequestError):
-    """A header that is too long."""
+    """Error of a header that is too long."""
 
     status, code = 431, "header_too_large"
 
 
 class SlowError(BadRequestError):
-    """A request that does not come to its end."""
+    """Error of a request that is not complete in time."""
 
     status, code = 408, "request_timeout"
 
@@ -45,7 +45,7 @@ class BoundedProtocol(H11Protocol):
     _waits_for: Any = None
 
     def connection_made(self, transport: Any) -> None:  # type: ignore[override]
-        """Begin, unless there are too many already."""
+        """Accept the connection, unless there are too many."""
         super().connection_made(transport)
         if len(self.connections) > self.most:
             self._refuse(
@@ -54,7 +54,7 @@ class BoundedProtocol(H11Protocol):
         self._watch()
 
     def data_received(self, data: bytes) -> None:
-        """Go on."""
+        """Process received bytes."""
         super().data_received(data)
         self._watch()
 
@@ -64,12 +64,12 @@ class BoundedProtocol(H11Protocol):
         self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End."""
+        """Forget the connection."""
         super().connection_lost(exc)
         self._stop()
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what is no HTTP; h11 says what the matter is."""
+        """Answer 400 to invalid HTTP; h11's message says what is wrong."""
         error = sys.exception()
         if isinstance(error, h11.RemoteProtocolError) and error.error_status_hint == HeaderError.status:
             self._refuse(HeaderError(f"The header has more than {HEADER_BYTES} bytes, this server's limit."))
@@ -77,7 +77,7 @@ class BoundedProtocol(H11Protocol):
             self._refuse(BadRequestError("The request is not valid HTTP/1.1.", code="invalid_http"))
 
     def _watch(self) -> None:
-        """Set the time for what is being waited for, once for each."""
+        """Start the timer of the header or the body, once for each."""
         state = self.conn.their_state
         comes = self.timeout_keep_alive_task is None and state in (h11.IDLE, h11.SEND_BODY)
         waits_for = (state, id(self.cycle)) if comes and not self.transport.is_closing() else None
@@ -102,7 +102,7 @@ class BoundedProtocol(H11Protocol):
             self.cycle.message_event.set()
 
     def _refuse(self, error: ApiError) -> None:
-        """Say so, if no answer has begun, and close the connection."""
+        """Send the error, if no response has begun, and close the connection."""
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             response = JSONResponse(error.body(), error.status, {**error.headers(), "connection": "close"})
             events = (
@@ -116,7 +116,7 @@ class BoundedProtocol(H11Protocol):
 
 
 def make_room(connections: int) -> None:
-    """Let this process have so many connections open, as far as it may."""
+    """Raise this process's limit of open files for `connections`, as far as it may."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = connections + OTHER_FILES
     if soft != resource.RLIM_INFINITY and soft < wanted:

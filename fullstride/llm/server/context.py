@@ -27,7 +27,7 @@ from fullstride.llm.server.tools.shapes import SchemaCompiler
 
 @dataclass
 class ServerState:
-    """A model behind an engine.
+    """State of a server: a model and its engines.
 
     Attributes:
         served: the model.
@@ -50,7 +50,7 @@ class ServerState:
     async def compile(
         self, request: Request, param: str, shape: Structured | None, tools: Mapping[str, Any] | None = None
     ) -> Check | None:
-        """Compile what is asked for, if it has a shape, beside the event loop, so that the engine's thread need not.
+        """Compile the grammar of a request, if it has one, off the event loop and off the engine's thread.
 
         Args:
             request: is waited for, and no longer than its client waits.
@@ -79,13 +79,13 @@ class ServerState:
 
 
 def server_of(request: Request) -> ServerState:
-    """The server whose app this request came to."""
+    """Return the state of the server that received this request."""
     return request.app.state.server
 
 
 @runtime_checkable
 class ResponseFormat(Protocol):
-    """Writes deltas in one API's shape: choices of a stream's events, and of a response out of all of them, merged."""
+    """Writer of deltas in one API's format: choices of a stream's events, and of a merged response."""
 
     kind: str
     chunk_kind: str
@@ -96,7 +96,7 @@ class ResponseFormat(Protocol):
 
 @dataclass
 class Responder:
-    """One response to a generating request; what a whole text is checked for is said with its end."""
+    """Response to a generating request; violations found in a whole text are reported at its end."""
 
     server: ServerState
     body: SamplingRequest
@@ -107,7 +107,7 @@ class Responder:
     _texts: dict[tuple[int, int], str] = field(default_factory=dict)
 
     async def send(self, request: Request, prompts: Sequence[EnginePrompt]) -> Response:
-        """Run the prompts and answer; a client that goes first takes its work along.
+        """Run the prompts and respond; if the client disconnects first, its work is aborted.
 
         Raises:
             ApiError: if nothing, or no whole answer, came.
@@ -130,7 +130,7 @@ class Responder:
         return {"id": f"{self.prefix}-{uuid4().hex}", "object": kind, "created": int(time()), "model": self.model}
 
     async def _written(self, which: int, delta: Delta) -> list[dict[str, Any]]:
-        """The choices of a delta; with the prompt, which may be long, they are written in a thread."""
+        """Return the choices of a delta; those with a prompt, which may be long, are written in a thread."""
         if getattr(self.body, "echo", False):
             choices = await anyio.to_thread.run_sync(self.answer.chunks, which, delta)
         else:

@@ -108,13 +108,13 @@ class OverloadedError(ApiError):
 
 
 class UnavailableError(ApiError):
-    """Not now: another server, or this one later, may do it."""
+    """Temporary failure: another server, or this one later, may succeed."""
 
     status, kind, code = 503, "server_error", "unavailable"
 
 
 class RefusedError(UnavailableError):
-    """Not taken in: draining or dead."""
+    """Request not accepted: the server is draining or its engine has failed."""
 
     refusal = True
 
@@ -125,22 +125,22 @@ class TimedOutError(ApiError):
     status, kind, code = 504, "server_error", "timeout"
 
     def headers(self) -> dict[str, str]:
-        """Keep clients from doing it all again."""
+        """Header that keeps clients from retrying."""
         return FINAL
 
 
 class EngineFailedError(ApiError):
-    """The engine could not go on with this request."""
+    """The engine could not continue this request."""
 
     status, kind, code = 500, "server_error", "engine_error"
 
 
 class ClientGoneError(Exception):
-    """Nobody waits for the answer."""
+    """The client disconnected before the response."""
 
 
 def install(app: FastAPI, refused: Counter) -> None:
-    """Make every error of the app's routes an OpenAI-shaped one, and count refusals by their codes."""
+    """Turn every error of the app's routes into OpenAI's format, and count rejections by code."""
 
     async def answered(request: Request, error: Exception) -> JSONResponse:
         match error:
@@ -208,7 +208,7 @@ _TAGS: dict[str, tuple[str, ...]] = {
 
 
 def _path(loc: Sequence[str | int]) -> list[str]:
-    """Keys and indices alone."""
+    """Return the path of a parameter, with keys and indices only."""
     path: list[str] = []
     tags: tuple[str, ...] = ()
     for part in map(str, loc[1:]):

@@ -13,7 +13,7 @@ from fullstride.llm.server.errors import ApiError
 
 @dataclass(frozen=True)
 class EnginePrompt:
-    """One request to the engine."""
+    """Request to the engine."""
 
     token_ids: Sequence[int]
     params: SamplingParams
@@ -47,7 +47,7 @@ class EngineJob:
 
     @property
     def ended(self) -> bool:
-        """No more deltas will come."""
+        """Return whether no more deltas will come."""
         return self._left == 0 or self._error is not None
 
     @property
@@ -56,7 +56,7 @@ class EngineJob:
         return sum(self._cached)
 
     def put(self, delta: Delta) -> None:
-        """Take a delta in."""
+        """Add a delta."""
         which = self._of[delta.request_id]
         self._cached[which] = max(self._cached[which], delta.cached_tokens)
         self._left -= delta.finish_reason is not None
@@ -64,17 +64,17 @@ class EngineJob:
         self._news.set()
 
     def fail(self, error: ApiError) -> None:
-        """End with this error; the first one counts."""
+        """End with an error; only the first one is kept."""
         if not self.ended:
             self._error = error
             self._news.set()
 
     def __aiter__(self) -> "EngineJob":
-        """Itself: it can be read once."""
+        """Return the job itself: it can be read once."""
         return self
 
     async def __anext__(self) -> tuple[int, Delta]:
-        """The next delta, and the index of its prompt.
+        """Return the next delta, and the index of its prompt.
 
         Raises:
             ApiError: why the job failed.

@@ -1,4 +1,4 @@
-"""From a model's name to a server that runs until it is told to stop, and then until what it accepted is answered."""
+"""Launch of a server: from a model's name to a graceful shutdown after the last accepted request."""
 
 import asyncio
 import contextlib
@@ -42,7 +42,7 @@ KEEP_ALIVE_SECONDS = 75
 
 
 def names_of(host: str, api_keys: Sequence[str]) -> tuple[str, ...]:
-    """Names by which requests may call a server that listens there.
+    """Return the host names that requests may use for a server with this address.
 
     A page in this machine's browser can call a local server by a name of its own that leads here.
     """
@@ -55,7 +55,7 @@ def name_of(source: str | Path) -> str:
 
 
 def check_devices(model: ModelConfig, config: EngineConfig, count: int) -> None:
-    """See that there are devices for so many engines of a model, and that they can run it; nothing is compiled.
+    """Check that there are devices for `count` engines and that they can run the model; nothing is compiled.
 
     Raises:
         ConfigError: if there are too few devices, or see `fullstride.llm.engine.build.chosen`.
@@ -69,13 +69,13 @@ def check_devices(model: ModelConfig, config: EngineConfig, count: int) -> None:
 
 
 def replicated(loaded: Model, config: EngineConfig, count: int, name: str) -> list[Engine]:
-    """Make engines of the same model, one after the other on devices of their own; they share compiled grammars.
+    """Create engines of the same model, one after the other, each on its own devices; they share compiled grammars.
 
     Args:
         loaded: the model.
         config: settings of each engine.
-        count: how many.
-        name: of the model, in the log.
+        count: number of engines.
+        name: name of the model in the log.
 
     Raises:
         ConfigError: for settings that the model cannot meet; `check_devices` has looked at the devices.
@@ -105,19 +105,19 @@ def serve(
     data_parallel_size: int = 1,
     generation_config: str = "auto",
 ) -> None:
-    """Load a model, compile its engine, and serve it until the process is told to stop; see `run`.
+    """Load a model, compile its engine, and serve it until the process is asked to stop; see `run`.
 
-    Names, keys, address, model and devices are looked at before anything is compiled.
+    Names, keys, address, model and devices are checked before anything is compiled.
 
     Args:
         source: see `fullstride.llm.weights.load`.
-        host: address to listen on; by default no other machine reaches it.
-        port: of that address.
-        names: that requests may give as `model`; the source's own name if there are none.
+        host: address to listen on; by default other machines cannot reach it.
+        port: port to listen on.
+        names: names that requests may give as `model`; by default the source's own name.
         api_keys: see `create_app`.
         engine: settings of the engine.
-        limits: of requests.
-        data_parallel_size: engines, each on devices of its own.
+        limits: limits of requests.
+        data_parallel_size: number of engines, each on its own devices.
         generation_config: whether requests that leave them out get the temperature, top_k, top_p, min_p and
             repetition_penalty that the model's files suggest (`auto`), or OpenAI's defaults (`none`).
 
@@ -170,7 +170,7 @@ class DrainingServer(uvicorn.Server):
         super().__init__(uvicorn.Config(app, access_log=False, server_header=False, lifespan="on", **settings))
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
-        """Serve, while Python's garbage collector passes over what there was before.
+        """Serve with all existing objects excluded from Python's garbage collection.
 
         Those are hundreds of thousands of JAX's and others', and a body of many lists would have it look through all of
         them, for 0.15 s in which no thread moves.
@@ -182,7 +182,7 @@ class DrainingServer(uvicorn.Server):
             gc.unfreeze()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Wait for what was accepted, then stop listening and end the application.
+        """Wait for the accepted requests, then stop listening and end the application.
 
         It listens meanwhile, so that who asks is told to go elsewhere: uvicorn would refuse connections at once.
         """
@@ -194,7 +194,7 @@ class DrainingServer(uvicorn.Server):
 
 
 def log_to_stderr() -> None:
-    """Log what a server and its engines say, unless logging is set up already."""
+    """Log messages of a server and its engines to stderr, unless logging is already configured."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     if (jax := logging.getLogger("jax")).level == logging.NOTSET:
         jax.setLevel(logging.WARNING)  # it tells of each kind of device that is not there
@@ -219,7 +219,7 @@ def run(app: FastAPI, *, host: str = "127.0.0.1", port: int = 8000, api_keys: Se
 
 @contextlib.contextmanager
 def background(app: FastAPI) -> Iterator[str]:
-    """Serve an app on a free port of this machine, from a thread of its own; the URL.
+    """Serve an app on a free port of this machine, in a separate thread; yield the URL.
 
     Raises:
         RuntimeError: if it does not start, or does not stop.
@@ -245,7 +245,7 @@ def background(app: FastAPI) -> Iterator[str]:
 
 
 def check_free(host: str, port: int) -> None:
-    """See that the server will be able to listen there, before a model is loaded for it.
+    """Check that the server can listen on an address, before a model is loaded.
 
     Raises:
         ConfigError: if the host is none of this machine's, or the port is taken.

@@ -1,4 +1,4 @@
-"""How much one request may ask for, and how long it may take."""
+"""Limits of a request: its size, its work and its time."""
 
 from dataclasses import dataclass, fields
 
@@ -12,28 +12,28 @@ ROOM = {"prompts": MOST, "messages": MOST, "logprobs": 20, "logit_bias": 300, "s
 
 @dataclass(frozen=True)
 class ServerLimits:
-    """Bounds of a server; what is above is refused before it costs anything.
+    """Limits of a server; requests above them are rejected before they cost anything.
 
     Attributes:
-        body_bytes: of a request, counted before it is parsed.
-        prompts: of one completions request.
-        n: completions of one prompt.
-        completions: of one request, prompts x n.
-        messages: of one chat.
-        tools: of one chat.
-        stop: stop texts, or stop token ids.
-        stop_chars: of one stop text.
-        logprobs: most probable tokens reported at each place.
-        logit_bias: tokens with a bias.
-        schema_bytes: of a JSON schema, regular expression, grammar, or template arguments, as text.
-        queue: completions that may wait beyond what the engine runs at once; more get a 429.
-        queue_seconds: that a request may wait before the engine begins with it, after which it gets a 503.
-        total_seconds: until the last token, after which it gets a 504.
-        connections: at once; more get a 503.
-        header_seconds: until a request's header is there, after which it gets a 408.
-        body_seconds: until its body is there.
-        drain_seconds: that a stopping server gives to what it has accepted.
-        stall_seconds: of one engine step, after which /health is red.
+        body_bytes: bytes of a request's body, counted before it is parsed.
+        prompts: prompts of one completions request.
+        n: completions per prompt.
+        completions: completions of one request, prompts x n.
+        messages: messages of one chat.
+        tools: tools of one chat.
+        stop: number of stop texts, or of stop token ids.
+        stop_chars: characters of one stop text.
+        logprobs: most probable tokens reported at each position.
+        logit_bias: number of tokens with a bias.
+        schema_bytes: bytes of a JSON schema, regular expression, grammar, or template arguments, as text.
+        queue: completions that may wait in addition to the running ones; more get a 429.
+        queue_seconds: seconds that a request may wait before the engine starts it, after which it gets a 503.
+        total_seconds: seconds until the last token, after which a request gets a 504.
+        connections: open connections; more get a 503.
+        header_seconds: seconds to receive a request's header, after which it gets a 408.
+        body_seconds: seconds to receive a request's body, after which it gets a 408.
+        drain_seconds: seconds that a stopping server gives to accepted requests.
+        stall_seconds: seconds of one engine step after which /health reports a failure.
 
     """
 
@@ -58,7 +58,7 @@ class ServerLimits:
     stall_seconds: float = 120.0
 
     def __post_init__(self):
-        """Refuse what no limit can be.
+        """Validate the limits.
 
         Raises:
             ConfigError: naming the limit.

@@ -1,4 +1,4 @@
-"""Log probabilities as the two generating routes write them."""
+"""Log probabilities in the formats of the two generating routes."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -45,7 +45,7 @@ class CompletionLogprobsWriter:
     """Writer of the logprobs of a completion's tokens; offsets count characters from the start of the text."""
 
     def __init__(self, token_bytes: TokenBytes, special: Mapping[int, str], beginning: TextPrefix):
-        """Begin at the start of a text.
+        """Start at the beginning of a text.
 
         Args:
             token_bytes: what a token adds to it.

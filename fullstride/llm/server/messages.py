@@ -1,4 +1,4 @@
-"""From a chat's messages to the prompt that the model's template makes of them."""
+"""Prompts of chats, made from messages by the model's template."""
 
 import json
 from collections.abc import Sequence
@@ -36,14 +36,14 @@ def chat_prompt(
     tools: Sequence[Tool],
     forced: bool = False,
 ) -> str:
-    """The text of a chat; not for the event loop, since its time grows with the chat.
+    """Render a chat as text; do not call it on the event loop, since its time grows with the chat.
 
     Args:
         body: with the messages, and what else the template reads.
         served: the model.
         limits: of requests.
         tools: that the template shows.
-        forced: the answer will have a call's shape, whether the template has a place for tools or not.
+        forced: whether the answer must be a tool call, even if the template has no place for tools.
 
     Raises:
         BadRequestError: see `template_messages`; if there are too many messages, or arguments that the template cannot

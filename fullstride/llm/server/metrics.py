@@ -34,10 +34,10 @@ _COARSE = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 6
 
 
 class Metrics:
-    """The metrics of one server, in a registry of its own."""
+    """Metrics of one server, in their own registry."""
 
     def __init__(self):
-        """Begin at zero."""
+        """Start at zero."""
         self.registry = registry = CollectorRegistry()
         ProcessCollector(registry=registry)
 
@@ -65,7 +65,7 @@ class Metrics:
         self.registry.register(_EngineCollector(bridge))
 
     def delta(self, job: EngineJob, delta: Delta, now: float) -> None:
-        """Note when tokens came."""
+        """Record the time of new tokens."""
         before = job.seen.get((delta.request_id, delta.index))
         if job.first_token is None:
             job.first_token = now
@@ -78,7 +78,7 @@ class Metrics:
             self.finished.labels(delta.finish_reason).inc()
 
     def ended(self, job: EngineJob, outcome: str) -> None:
-        """Note how an accepted job ended."""
+        """Record how an accepted job ended."""
         self.outcomes.labels(outcome).inc()
         if outcome == "finished":
             self.whole.observe(perf_counter() - job.arrived)
@@ -86,7 +86,7 @@ class Metrics:
             self.aborted.labels(outcome).inc()
 
     def text(self) -> bytes:
-        """The exposition format."""
+        """Return the metrics in Prometheus' text format."""
         return generate_latest(self.registry)
 
 

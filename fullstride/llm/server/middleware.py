@@ -26,15 +26,15 @@ HOST = re.compile(r"(\[[^\]]*\]|[^:]*)(?::\d*)?")
 
 
 class KnownHosts:
-    """Answers 400 to a request that calls this server by a name that is none of its own."""
+    """Middleware that answers 400 to a request whose Host header does not name this server."""
 
     def __init__(self, app: ASGIApp, names: Sequence[str], refused: Counter):
-        """Take these names, `*.example.com` for all that end so and `*` for any; count what is refused."""
+        """Accept these names, `*.example.com` for all subdomains and `*` for any; count rejected requests."""
         self._app, self._refused = app, refused
         self._names = [name.lower() for name in names]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass on what is meant for this server."""
+        """Pass on requests that name this server."""
         found = HOST.fullmatch(Headers(scope=scope).get("host", "").lower()) if scope["type"] == "http" else None
         host = found[1] if found else ""
         known = any(host == name or (name[:1] == "*" and host.endswith(name[1:])) for name in self._names)
@@ -92,12 +92,12 @@ class BodyLimit:
     """
 
     def __init__(self, app: ASGIApp, most: int):
-        """At most so many bytes."""
+        """Limit bodies to this many bytes."""
         self._app, self._most = app, most
         self._message = f"The body has more than {most} bytes, this server's limit."
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass on what is small enough."""
+        """Pass on bodies within the limit."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -127,7 +127,7 @@ class RequestLog:
         self._app, self._metrics = app, metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass on; an error that nobody handled becomes a 500 of the usual shape."""
+        """Pass on; an unhandled error becomes a 500 in the standard format."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

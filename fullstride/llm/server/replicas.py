@@ -1,4 +1,4 @@
-"""The engines behind one server, each in a thread of its own, and the rule by which a prompt finds its engine."""
+"""Engines behind one server, each in its own thread, and the routing of prompts to them."""
 
 import logging
 import threading
@@ -41,7 +41,7 @@ class SteppingEngine(Protocol):
 
 
 class EngineThread:
-    """Runs the engine's steps while there is something to do.
+    """Thread that runs an engine's steps while there is work.
 
     Its listeners are called in this thread: `on_step(deltas, started, stats)`, `on_refused(request_id, error)` and,
     once, `on_death(error)`.
@@ -61,7 +61,7 @@ class EngineThread:
         self._step_began: float | None = None
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         self._thread.start()
 
     def add(self, requests: Mapping[str, EnginePrompt], arrived: float) -> None:
@@ -69,7 +69,7 @@ class EngineThread:
         self._inbox.put(lambda: self._add(requests, arrived))
 
     def abort(self, request_id: str) -> None:
-        """Take it back before the next step."""
+        """Abort a request before the next step."""
         self._inbox.put(lambda: self._engine.abort(request_id))
 
     def stop(self, seconds: float) -> bool:
@@ -127,7 +127,7 @@ class EngineThread:
 
 
 class Replica:
-    """One engine, and what the event loop knows of it.
+    """Engine replica, as the event loop sees it.
 
     Attributes:
         number: from 0.
@@ -163,12 +163,12 @@ class Replica:
         return next((i for i in range(found, len(names)) if names[i] not in self._coming), len(names))
 
     def enter(self, names: Sequence[bytes], completions: int) -> None:
-        """It is given a prompt."""
+        """Count a prompt that it was given."""
         self._coming.update(names)
         self.load += completions
 
     def leave(self, names: Sequence[bytes], completions: int) -> None:
-        """A prompt has ended."""
+        """Count a prompt that has ended."""
         for name in names:
             # Counter's own subtraction looks at all that it has.
             if self._coming[name] == 1:
@@ -179,7 +179,7 @@ class Replica:
 
 
 class Router:
-    """Gives each prompt to an engine.
+    """Router of prompts to engines.
 
     Of the engines that live and move, and whose load is at most `SLACK` of an engine's rows above the least, the one
     that knows the longest beginning of the prompt; of those that know as much the least loaded, and of those the one
@@ -196,7 +196,7 @@ class Router:
         return self._replicas[0].engine.block_hashes(prompt.token_ids) if len(self._replicas) > 1 else []
 
     def choose(self, names: Sequence[bytes]) -> Replica:
-        """The engine for a prompt that is known so; at least one must live."""
+        """Choose the engine for a prompt with these block hashes; at least one must be alive."""
         living = [replica for replica in self._replicas if replica.death is None]
         moving = [replica for replica in living if replica.up(self._stall)] or living
         least = min(replica.load for replica in moving)
@@ -208,7 +208,7 @@ class Router:
 
 
 def total(replicas: Sequence[Replica]) -> EngineStats:
-    """Their numbers together; compiles are counted for the process."""
+    """Return the sum of the engines' statistics; compiles are counted per process."""
     stats = [replica.stats for replica in replicas]
     sums = {name: sum(getattr(each, name) for each in stats) for name in vars(stats[0])}
     return EngineStats(**sums | {"compiles": max(each.compiles for each in stats)})

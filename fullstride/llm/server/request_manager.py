@@ -66,7 +66,7 @@ class RequestManager:
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        """End them; who still waits is told."""
+        """Stop the engines; requests that still wait get an error."""
         self._end_all(UnavailableError("The server is stopping."), "drain")
         stops = [asyncio.to_thread(replica.thread.stop, self.limits.drain_seconds) for replica in self.replicas]
         if not all(await asyncio.gather(*stops)):
@@ -79,13 +79,13 @@ class RequestManager:
 
     @property
     def death(self) -> BaseException | None:
-        """Why nothing can be served any more; None while an engine lives."""
+        """Reason why nothing can be served any more; None while an engine is alive."""
         deaths = [replica.death for replica in self.replicas]
         return None if None in deaths else deaths[0]
 
     @property
     def capacity(self) -> int:
-        """Completions that may run and wait."""
+        """Number of completions that may run or wait."""
         return self._concurrent * sum(replica.death is None for replica in self.replicas) + self.limits.queue
 
     def up(self) -> list[bool]:
@@ -121,7 +121,7 @@ class RequestManager:
         return job
 
     def _place(self, job: EngineJob) -> None:
-        """Give each prompt to an engine; where one is refused, all are taken back."""
+        """Give each prompt to an engine; if one is rejected, all are taken back."""
         parts: dict[Replica, dict[str, EnginePrompt]] = {}
         for request_id, prompt in zip(job.request_ids, job.prompts, strict=True):
             names = self._router.names(prompt)
@@ -148,7 +148,7 @@ class RequestManager:
         return max(1, min(60, math.ceil(self._seconds)))
 
     def close(self, job: EngineJob) -> None:
-        """Give a job back: what of it still runs is aborted, because nobody waits for it."""
+        """Close a job: completions that still run are aborted, since no client waits for them."""
         if not job.ended:
             self._abandon(job, UnavailableError("The client disconnected."), "disconnect")
 
@@ -225,7 +225,7 @@ class RequestManager:
             self._abandon(job, error, reason)
 
     async def drain(self) -> None:
-        """Accept nothing more and wait for what was accepted; what is not done in time is told so."""
+        """Accept nothing more and wait for accepted requests; those not finished in time get an error."""
         self.draining = True
         try:
             await asyncio.wait_for(self._idle.wait(), self.limits.drain_seconds)

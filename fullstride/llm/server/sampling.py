@@ -1,4 +1,4 @@
-"""From a request's body to the engine's sampling parameters, within the server's limits."""
+"""Sampling parameters of a request's body, checked against the server's limits."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ _SAME_NAME = (
 
 
 def at_most(param: str, value: int | None, most: int, what: str = "") -> None:
-    """Refuse what is above a limit.
+    """Reject a value above a limit.
 
     Raises:
         BadRequestError: naming the parameter, its value and the limit.
@@ -27,7 +27,7 @@ def at_most(param: str, value: int | None, most: int, what: str = "") -> None:
 
 
 def check_limits(request: SamplingRequest, limits: ServerLimits) -> None:
-    """Refuse what asks for too much.
+    """Reject a request above the server's limits.
 
     Raises:
         BadRequestError: see `at_most`.

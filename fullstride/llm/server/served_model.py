@@ -1,4 +1,4 @@
-"""The model that a server serves, as its routes see it."""
+"""Served model, as the routes see it."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from time import time
@@ -42,8 +42,8 @@ class ServedModel:
         """Serve a model.
 
         Args:
-            names: that requests may give.
-            tokenizer: its own.
+            names: names that requests may give.
+            tokenizer: tokenizer of the model.
             max_length: tokens of a sequence, prompt and completion together.
             sampling: fields of `SamplingParams` in place of OpenAI's defaults, for requests that leave them out.
 
@@ -55,7 +55,7 @@ class ServedModel:
         self.longest_token = max(len(tokenizer.token_bytes(token)) for token in range(tokenizer.vocab_size))
 
     def name(self, asked: str | None) -> str:
-        """The name to answer with.
+        """Return the name for the response.
 
         Raises:
             NotFoundError: if there is no such model here.
@@ -69,7 +69,7 @@ class ServedModel:
         raise NotFoundError(message, param="model")
 
     def encode(self, text: str, param: str, *, special: bool) -> list[int]:
-        """Token ids of a prompt; not for the event loop, since its time grows with the text.
+        """Encode a prompt; do not call it on the event loop, since its time grows with the text.
 
         Raises:
             BadRequestError: if it is empty or longer than the model can take; a far too long one is not even encoded.

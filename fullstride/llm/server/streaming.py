@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 class ErrorDetail(BaseModel):
-    """The error that ended it."""
+    """Error that ended the request."""
 
     message: str
     type: str

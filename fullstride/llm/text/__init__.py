@@ -1,1 +1,1 @@
-"""Text: tokenizers, chat templates, grammars."""
+"""Text processing: tokenizers, chat templates, grammars."""

@@ -31,16 +31,16 @@ _rendered = IsolatedFunction("fullstride.llm.text.rendering:renderer", seconds=S
 
 
 class NoPlaceForToolsError(ConfigError):
-    """A template that leaves the tools out: its model was not trained to call them."""
+    """Error of a template that ignores tools: its model was not trained to call them."""
 
 
 class ChatTemplate:
-    """A model's template, and the one it has for conversations with tools, if that is another.
+    """Chat template of a model, and its separate template for conversations with tools, if any.
 
     Attributes:
-        text: of the template.
+        text: source of the template.
         tokens: special tokens' texts by their role.
-        forms: in which it shows tool calls, of conversations without and with tools.
+        forms: forms in which it renders tool calls, without and with tools.
 
     """
 
@@ -48,9 +48,9 @@ class ChatTemplate:
         """Compile the template.
 
         Args:
-            text: in Jinja.
+            text: source of the template, in Jinja.
             tokens: special tokens' texts by their role, such as `bos_token`, which templates write out.
-            with_tools: used instead wherever tools are given.
+            with_tools: source of the template for conversations with tools.
 
         Raises:
             ConfigError: if it is not Jinja.
@@ -75,7 +75,7 @@ class ChatTemplate:
         add_generation_prompt: bool,
         **kwargs: Any,
     ) -> str:
-        """The prompt of a conversation; see `Tokenizer.chat`.
+        """Render a conversation as a prompt; see `Tokenizer.chat`.
 
         Raises:
             ConfigError: with the template's own words, or Jinja's, if it cannot render these messages, or takes more
@@ -100,7 +100,7 @@ class ChatTemplate:
 
 
 class NoPlaceForResultsError(ConfigError):
-    """A template that leaves out what called functions returned."""
+    """Error of a template that ignores the results of called functions."""
 
 
 @dataclass(frozen=True)
@@ -110,9 +110,9 @@ class CallForm:
     Attributes:
         empty: contents that stand for none, of null and an empty text; the first one is taken for those that are not
             among them. Without any the template shows no calls at all, and they are written as text.
-        as_text: arguments are JSON as text, not objects.
-        together: calls are shown of a message that has text, too; if not, it becomes two messages.
-        results: messages of role `tool` are shown.
+        as_text: whether arguments are JSON texts, not objects.
+        together: whether calls of a message with text are rendered; if not, it becomes two messages.
+        results: whether messages of role `tool` are rendered.
 
     """
 
@@ -123,10 +123,10 @@ class CallForm:
 
     @classmethod
     def of(cls, render: Render) -> "CallForm":
-        """Ask a template.
+        """Find the form of tool calls that a template renders.
 
         Args:
-            render: messages in, the prompt out; raises ConfigError for what the template refuses.
+            render: function from messages to the prompt; raises ConfigError if the template refuses them.
 
         """
         for as_text in (False, True):
@@ -137,7 +137,7 @@ class CallForm:
         return cls(empty=(), results=_results(render, {"role": "assistant", "content": SAID}))
 
     def fit(self, messages: Sequence[Message]) -> list[Message]:
-        """The messages in this form, others as they are.
+        """Convert messages with tool calls to this form; others are unchanged.
 
         Raises:
             NoPlaceForResultsError: for a message of role `tool` which the template would leave out.
@@ -181,7 +181,7 @@ def _called(content: str | None, as_text: bool) -> Message:
 
 
 def _probed(render: Render, answer: Message) -> str | None:
-    """A conversation with this answer; None if the template refuses it."""
+    """Render a conversation with this answer; None if the template refuses it."""
     result = {"role": "tool", "content": RESULT, "tool_call_id": CALL_ID, "name": NAME}
     try:
         return render([{"role": "user", "content": "probe"}, answer, result])
@@ -190,7 +190,7 @@ def _probed(render: Render, answer: Message) -> str | None:
 
 
 def _shown(render: Render, content: str | None, as_text: bool) -> bool:
-    """Tell whether the call is there, whole and as JSON or in the template's own way."""
+    """Return whether the whole call is rendered, as JSON or in the template's own format."""
     text = _probed(render, _called(content, as_text))
     if text is None or not all(word in text for word in (NAME, KEY, VALUE)):
         return False

@@ -1,4 +1,4 @@
-"""Work on what strangers wrote, in a process of its own: it has limits of time and memory, and can be ended.
+"""Work on untrusted input in a separate process, with limits of time and memory.
 
 Neither a chat template nor a grammar can be bounded from within: one multiplication, or one call of a library, may take
 all memory or minutes, and no thread can be ended in the midst of it.
@@ -24,21 +24,21 @@ from typing import Any
 
 from fullstride.errors import ConfigError, one_line
 
-# How soon it is seen that nobody waits for the work any more.
+# Interval of the checks whether the work is still wanted.
 TICK_SECONDS = 0.05
 COSTLY, REFUSED, MADE = "costly", "refused", "made"
 
 
 class TooCostlyError(ConfigError):
-    """It would have taken more time or memory than such work may."""
+    """Error of work that needs more time or memory than is allowed."""
 
 
 class AbandonedError(Exception):
-    """Nobody waits for the work any more."""
+    """Error of work whose result nobody waits for any more."""
 
 
 class IsolatedFunction:
-    """A function in a process of its own, one call after the other; safe to share between threads.
+    """Function that runs in a separate process, one call at a time; safe to share between threads.
 
     The process starts with the first call, and again after one that had to be ended.
     """
@@ -49,8 +49,8 @@ class IsolatedFunction:
         Args:
             entry: `module:name` of what is called with `setup` in the process, and returns the function, whose results
                 have to be what JSON can hold.
-            setup: whatever pickle can write.
-            seconds: of computing, for one call.
+            setup: argument of the entry; it must be picklable.
+            seconds: computing time of one call.
             memory: bytes that the process may have beyond what it has when it is set up.
 
         """
@@ -65,7 +65,7 @@ class IsolatedFunction:
         """Return the function's result.
 
         Args:
-            request: its argument, whatever pickle can write.
+            request: argument of the function; it must be picklable.
             wanted: asked again and again; once it says no, the process is ended.
 
         Raises:
@@ -147,7 +147,7 @@ def _end(process: subprocess.Popen[bytes], connection: Connection) -> None:
 
 
 def used_bytes() -> int:
-    """Memory that this process has now, without what was freed."""
+    """Return the bytes of memory that this process uses, without freed ones."""
     with contextlib.suppress(AttributeError):  # of a C library that is not GNU's
         ctypes.CDLL(None).malloc_trim(0)
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
@@ -174,7 +174,7 @@ def _main(file: int) -> None:
         most = int(statm.read_text().split()[0]) * resource.getpagesize() + memory
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
     connection.send_bytes(b"ready")
-    # What a library writes as it aborts would be a stranger's lines in the log.
+    # The output of a library that aborts would put untrusted lines into the log.
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     with contextlib.suppress(EOFError, OSError):
         while True:

@@ -1,4 +1,4 @@
-"""The tokenizer in a GGUF's metadata, built anew with the `tokenizers` library."""
+"""Tokenizer in a GGUF's metadata, rebuilt with the `tokenizers` library."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -34,7 +34,7 @@ PRE = {"gpt-2": PreTokenizer(), **{name: words for family in FAMILIES.values() f
 
 
 def read_tokenizer(path: Path, metadata: Mapping[str, Any]) -> Tokenizer:
-    """The tokenizer that a GGUF carries, with its chat template.
+    """Read the tokenizer of a GGUF, with its chat template.
 
     Raises:
         ConfigError: if there is none, it is damaged, or of a kind that is not supported.

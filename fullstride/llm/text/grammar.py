@@ -1,4 +1,4 @@
-"""Structured output: which tokens may come next so that a text keeps to a JSON schema, an expression or a grammar."""
+"""Structured output: tokens that may come next in a text that conforms to a JSON schema, regex or grammar."""
 
 import json
 from collections import OrderedDict
@@ -31,12 +31,12 @@ WIDE = llguidance.LLParserLimits(max_lexer_states=50_000, max_items_in_row=10_00
 WHITESPACE = r"[ \n\t]{1,24}"
 # What a grammar does not hold is passed over; see `fullstride.llm.text.json_schema`.
 GUIDANCE: Any = {"whitespace_pattern": WHITESPACE, "lenient": True}
-# What llguidance says where no token may come next.
+# llguidance's message if no token may come next.
 NO_TEXT = "NoExtensionBias"
 
 
 class Compiler:
-    """Makes matchers for a tokenizer's texts; safe to share between threads."""
+    """Compiler of matchers for a tokenizer's texts; safe to share between threads."""
 
     def __init__(self, tokenizer: Tokenizer):
         """Sort the tokenizer's tokens, which takes about a second for 150 thousand of them.
@@ -54,7 +54,7 @@ class Compiler:
         self._bytes: dict[Structured, int] = {}
 
     def keeps(self, structured: Structured) -> bool:
-        """Tell whether it is compiled already; if so it stays for longer."""
+        """Return whether a constraint is already compiled; if so it stays cached for longer."""
         with self._lock:
             made = self._made.get(structured)
             if made is None or not made.done():
@@ -66,8 +66,8 @@ class Compiler:
         """A matcher at the start of a text; one that was made before is copied, and one that is being made awaited.
 
         Args:
-            structured: the shape.
-            size: bytes that it takes compiled, if that is known.
+            structured: constraint on the text.
+            size: bytes of the compiled constraint, if known.
 
         Raises:
             ConfigError: if the schema, expression or grammar is too long, cannot be satisfied or is not understood,
@@ -147,16 +147,16 @@ class Matcher:
 
     @property
     def done(self) -> bool:
-        """The text is complete: nothing but an end token may follow."""
+        """Return whether the text is complete: only an end token may follow."""
         return self._inner.is_stopped()
 
     def copy(self) -> "Matcher":
-        """Another at the same place."""
+        """Return a copy with the same state."""
         return Matcher(self._inner.deep_copy(), self._tokenizer)
 
 
 def compiled(tokenizer: llguidance.LLTokenizer, structured: Structured) -> llguidance.LLMatcher:
-    """A matcher of a shape, at the start of a text.
+    """Compile a constraint to a matcher at the start of a text.
 
     Raises:
         ConfigError: see `Compiler.matcher`.
@@ -182,7 +182,7 @@ def compiled(tokenizer: llguidance.LLTokenizer, structured: Structured) -> llgui
 
 
 class GrammarVocabulary:
-    """A tokenizer as llguidance asks for it; pickle can write it."""
+    """Picklable tokenizer in the form that llguidance needs."""
 
     def __init__(self, tokenizer: Tokenizer):
         # A copy: texts that a shape prescribes are never marks, even where they spell one as a prompt may.

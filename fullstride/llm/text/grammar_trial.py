@@ -1,4 +1,4 @@
-"""Trials of what a shape costs, in a process that can be ended, before this one compiles it.
+"""Trial compilation of grammars in a separate process that can be stopped, to measure their cost.
 
 llguidance has limits for the tokens of a text, and none that holds for the automata that it makes first: it takes
 gigabytes and minutes for an integer that is a multiple of 9,999,999.
@@ -24,14 +24,14 @@ OF_LLGUIDANCE = ("fuel exhausted", "max is", "too many", "too complex", "too lar
 
 
 class Trial:
-    """Compiles shapes for what they cost; safe to share between threads, which wait for one another."""
+    """Trial compiler of grammars; safe to share between threads, which wait for one another."""
 
     def __init__(self, words: GrammarVocabulary):
         """Prepare for a tokenizer's words; the process starts with the first shape."""
         self._tried = IsolatedFunction(f"{__name__}:_trier", words, seconds=SECONDS, memory=MEMORY)
 
     def bytes_of(self, structured: Structured, wanted: Callable[[], bool]) -> int:
-        """Memory that the compiled shape takes.
+        """Return the bytes of memory of the compiled grammar.
 
         Raises:
             TooCostlyError: if it takes more time or memory than a shape may; the message names what is to blame.
@@ -64,7 +64,7 @@ def _trier(words: GrammarVocabulary) -> Callable[[Structured], int]:
 
 
 def _states(found: tuple[str, str]) -> float:
-    """How many a keyword may need; of a number's bounds, and of texts and lists, the characters count."""
+    """Estimate the automaton states of a keyword; for bounds of numbers, texts and lists, count characters."""
     keyword, value = found
     if keyword == "multipleOf":  # of a division by it, written without its point
         return float(value.replace(".", "").partition("e")[0] or 0)

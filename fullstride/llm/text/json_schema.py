@@ -1,4 +1,4 @@
-"""JSON schemas as grammars can hold them, and what of a schema a grammar cannot hold.
+"""Parts of JSON schemas that a grammar can enforce, and the parts that it cannot.
 
 By JSON Schema 2020-12 formats, and keywords that it does not know, are annotations: they are let pass. llguidance holds
 most other keywords. A text can break the ones listed here, and has to be looked at when it is whole.
@@ -41,11 +41,11 @@ ANNOTATIONS = frozenset(("title", "description", "default", "examples", "depreca
 
 @dataclass
 class SupportedSchema:
-    """Return the part of a schema that a grammar holds.
+    """Part of a schema that a grammar can enforce.
 
     Attributes:
-        schema: the same without what it cannot hold.
-        left_out: where the rest is, as JSON pointers such as `/properties/tags/uniqueItems`.
+        schema: the schema without the parts that a grammar cannot enforce.
+        left_out: JSON pointers to these parts, such as `/properties/tags/uniqueItems`.
 
     """
 
@@ -65,7 +65,7 @@ def supported(schema: Any) -> SupportedSchema:
 
 
 def children(schema: Any) -> list[tuple[str, Any]]:
-    """The schemas right within one, each with its path from there; definitions come last."""
+    """Yield the direct subschemas, each with its path from there; definitions come last."""
     found: list[tuple[str, Any]] = []
     own = schema.items() if isinstance(schema, dict) else ()
     for key, value in sorted(own, key=lambda item: item[0] in DEFINITIONS):
@@ -135,7 +135,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _without_names(schema: Mapping[str, Any], root: Any) -> dict[str, Any]:
-    """A copy in which `propertyNames` is said by keywords that a grammar holds, if that can be."""
+    """Return a copy that expresses `propertyNames` by keywords that a grammar can enforce, if possible."""
     made = {key: value for key, value in schema.items() if key not in PARTNERS}
     names = _resolved(made.get("propertyNames"), root)
     if not isinstance(names, dict):

@@ -1,4 +1,4 @@
-"""Conversations as OpenAI's API has them, as chat templates read them."""
+"""Conversion of conversations from OpenAI's API to the form that chat templates read."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -9,21 +9,21 @@ from fullstride.llm.text.utf8_stream import whole_characters
 
 
 class MessageError(ConfigError):
-    """A part of a message that no template reads.
+    """Error in a part of a message.
 
     Attributes:
-        param, expected: where it is, such as `messages.0.content`, and what it may be.
+        param, expected: location, such as `messages.0.content`, and the values allowed.
 
     """
 
     def __init__(self, param: str, value: object, expected: str):
-        """Say what there was, too."""
+        """Compose the message, with the value received."""
         super().__init__(f"{param}={value!r}: expected {expected}")
         self.param, self.expected = param, expected
 
 
 def plain_messages(messages: Sequence[Any]) -> list[dict[str, Any]]:
-    """Messages as templates read them: `developer` is `system`, parts are joined by newlines, arguments are values.
+    """Convert messages for templates: `developer` becomes `system`, parts are joined by newlines, arguments parsed.
 
     What is None is left out, but for the content; other keys stay as they are.
 

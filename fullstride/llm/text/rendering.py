@@ -36,12 +36,12 @@ def _refuse(message: str) -> NoReturn:
 
 
 def _to_json(value: Any, ensure_ascii=False, indent=None, separators=None, sort_keys=False) -> str:
-    """Unlike Jinja's own filter this escapes no HTML: models are trained on plain JSON."""
+    """Convert to JSON without Jinja's HTML escapes: models are trained on plain JSON."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def renderer(_: None) -> Callable[[tuple[str, Mapping[str, Any] | None]], str]:
-    """A function of a template's text and of what it is given; with None it is compiled alone."""
+    """Return a function that renders a template's text with variables; with None it only compiles."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
     )

@@ -1,4 +1,4 @@
-"""Text to token ids and back, and conversations to text, by the `tokenizers` library and the model's own template."""
+"""Tokenizer of a model: text to token ids and back, and conversations to text by the chat template."""
 
 import json
 import re
@@ -29,14 +29,14 @@ ALPHABET = _byte_of_character()
 
 
 class Tokenizer:
-    """A model's tokenizer; safe to share between threads.
+    """Tokenizer of a model; safe to share between threads.
 
     Attributes:
         backend: the `tokenizers` object.
         eos: token ids that end a sequence.
-        bos: the token id that starts one, if the model has it.
-        vocab_size: how many ids the model has: those of the tokenizer, and any that only pad the embedding.
-        template: turns a conversation into a prompt; None if the model is not made for it.
+        bos: token id that starts a sequence, if the model has one.
+        vocab_size: number of the model's ids: those of the tokenizer, and any that only pad the embedding.
+        template: chat template, which turns a conversation into a prompt; None if the model has none.
 
     """
 
@@ -55,7 +55,7 @@ class Tokenizer:
 
     @classmethod
     def from_folder(cls, folder: Path) -> "Tokenizer":
-        """The tokenizer of a folder: tokenizer.json, with tokenizer_config.json and chat_template.jinja if there.
+        """Read a folder's tokenizer.json, with tokenizer_config.json and chat_template.jinja if present.
 
         Raises:
             ConfigError: if there is no tokenizer.json, or a file cannot be understood.
@@ -79,10 +79,10 @@ class Tokenizer:
         return Tokenizer(self.backend, eos=eos, bos=self.bos, template=self.template, vocab_size=vocab_size)
 
     def encode(self, text: str, special: bool = True) -> list[int]:
-        """The token ids of a text.
+        """Encode a text as token ids.
 
         Args:
-            text: special tokens in it, such as `<|im_end|>`, become that one token.
+            text: text to encode; special tokens in it, such as `<|im_end|>`, become one token.
             special: put what the tokenizer wants around a text, such as a first token. A chat's template has done
                 so already.
 
@@ -98,7 +98,7 @@ class Tokenizer:
             raise ConfigError(f"the text has {halves}: expected a text of whole characters") from None
 
     def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
-        """The text of token ids; bytes that are no UTF-8 become U+FFFD, and so do ids that are no token's."""
+        """Decode token ids; bytes that are not UTF-8 and unknown ids become U+FFFD."""
         detokenizer = Detokenizer(self, skip_special)
         return detokenizer.push(ids) + detokenizer.flush()
 
@@ -113,7 +113,7 @@ class Tokenizer:
 
     @property
     def special_ids(self) -> Set[int]:
-        """Tokens that are marks and no text."""
+        """Ids of special tokens, which are not part of the text."""
         return self._special.keys()
 
     @property
@@ -131,10 +131,10 @@ class Tokenizer:
         """A conversation as the prompt that the model was trained on; encode it with `special=False`.
 
         Args:
-            messages: with `role` and `content`, as `fullstride.llm.text.messages.plain_messages` makes them.
-            tools: JSON schemas of functions, as OpenAI's API has them.
-            add_generation_prompt: end where the assistant is to speak.
-            kwargs: whatever else the template reads, such as `enable_thinking`.
+            messages: dicts with `role` and `content`, from `fullstride.llm.text.messages.plain_messages`.
+            tools: JSON schemas of functions, as in OpenAI's API.
+            add_generation_prompt: whether the prompt ends with the beginning of the assistant's message.
+            kwargs: other variables of the template, such as `enable_thinking`.
 
         Raises:
             ConfigError: if the model has no template, or its template refuses the conversation.
@@ -167,7 +167,7 @@ class Tokenizer:
 
     @cached_property
     def _decoders(self) -> list[dict[str, Any]]:
-        """The steps of the decoder, as tokenizer.json writes them."""
+        """Steps of the decoder, as in tokenizer.json."""
         if self.backend.decoder is None:
             return []
         decoder = json.loads(self.backend.decoder.__getstate__())
@@ -207,7 +207,7 @@ class Tokenizer:
 
 
 class Detokenizer:
-    """Text of tokens as they come: what all pushes and the flush return is what `decode` makes of all ids at once.
+    """Incremental detokenizer: all pushes and the flush together return the text that `decode` gives for all ids.
 
     Each token's bytes are looked at once, so a text costs time in proportion to its length. A character of which
     bytes are missing yet is held back.
@@ -217,9 +217,9 @@ class Detokenizer:
         """Start a text, by default without the tokens that are marks.
 
         Args:
-            tokenizer: whose tokens they are.
-            skip_special: leave out tokens that are marks.
-            after: tokens that come before; see `Tokenizer.beginning`.
+            tokenizer: tokenizer of the tokens.
+            skip_special: whether to leave out special tokens.
+            after: tokens that precede the text; see `Tokenizer.beginning`.
 
         """
         self._table = tokenizer._bytes
@@ -228,7 +228,7 @@ class Detokenizer:
         self._characters = Utf8Decoder(pending)
 
     def push(self, ids: Iterable[int]) -> str:
-        """The text that is certain now and was not before."""
+        """Add a token and return the text that is final now and was not before."""
         return self._cut(self._characters.push(b"".join(map(self._bytes_of, ids))))
 
     def flush(self) -> str:

@@ -1,4 +1,4 @@
-"""A tokenizer's files as Hugging Face lays them out."""
+"""Files of a tokenizer in Hugging Face's layout."""
 
 import json
 from pathlib import Path
@@ -13,7 +13,7 @@ ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_t
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """A JSON object; an empty one where there is no such file.
+    """Read a JSON object; an empty one if there is no such file.
 
     Raises:
         ConfigError: if it is anything else.
@@ -29,7 +29,7 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 def read_folder(folder: Path) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
-    """The `tokenizers` object of a folder, and what `Tokenizer` wants to know beside it.
+    """Read the `tokenizers` object of a folder, and the other arguments of `Tokenizer`.
 
     Raises:
         ConfigError: if there is no tokenizer.json, or a file cannot be understood.

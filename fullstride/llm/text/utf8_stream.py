@@ -1,4 +1,4 @@
-"""Characters out of bytes that come in pieces, and where one text ends and the next begins."""
+"""Incremental UTF-8 decoding, and the boundary between one text and the next."""
 
 import codecs
 from typing import NamedTuple
@@ -8,7 +8,7 @@ MOST_OF_A_CHARACTER = 3
 
 
 class Utf8Decoder:
-    """Makes characters of UTF-8 as it comes, and U+FFFD of what is none."""
+    """Incremental UTF-8 decoder; invalid bytes become U+FFFD."""
 
     def __init__(self, pending: bytes = b""):
         """Begin a text.
@@ -21,7 +21,7 @@ class Utf8Decoder:
         self._pending = pending
 
     def push(self, said: bytes) -> str:
-        """The characters that are whole now and were not before."""
+        """Add bytes and return the characters that are complete now."""
         if self._pending and said:
             self._decoder.setstate((self._pending if goes_on(said) else b"", 0))
             self._pending = b""
@@ -33,7 +33,7 @@ class Utf8Decoder:
 
     @property
     def half(self) -> bytes:
-        """Bytes of a character that is not whole yet."""
+        """Bytes of a character that is not complete yet."""
         return self._decoder.getstate()[0]
 
 
@@ -43,10 +43,10 @@ def goes_on(said: bytes) -> bool:
 
 
 class TextPrefix(NamedTuple):
-    """How a text begins.
+    """Beginning of a text.
 
     Attributes:
-        strips: its first space is left out, as SentencePiece puts one before a text's first word.
+        strips: whether its first space is left out, since SentencePiece adds one before a text's first word.
         pending: bytes of a character that the tokens before it began, and that is this text's if it goes on with it.
 
     """

@@ -22,7 +22,7 @@ HEADS_WARPS = 8
 
 
 def refusal(heads: int, kv_heads: int, head_dim: int, block: int, dtype: str) -> str | None:
-    """Why these kernels cannot serve a model, or None."""
+    """Return why these kernels do not support a model, or None if they do."""
     if dtype != "bfloat16":
         return f"dtype {dtype}: expected bfloat16"
     if head_dim not in HEAD_DIMS:
@@ -87,19 +87,19 @@ def _kernel(name: str, sizes: dict[str, int | float], warps: int, shared: int, *
 def decode_kernel(
     rows: int, table: int, slots: int, shape: AttentionShape, norms: bool, arranged: int = 0, fp8: bool = False
 ) -> tuple[Kernel, tuple[int, int, int]]:
-    """The kernel for rows of one token each, and its grid.
+    """Return the kernel for rows of one token each, and its grid.
 
     Its parameters: qkv, pool, layer, positions, slots, tables, cos, sin, weights of both norms; out, pool.
 
     Args:
-        rows: of the batch.
+        rows: rows of the batch.
         table: entries of a row's block table.
-        slots: of the pool.
-        shape: of the model's attention.
-        norms: of queries and keys.
+        slots: token slots of the KV cache.
+        shape: sizes of the model's attention.
+        norms: whether queries and keys are normalized.
         arranged: times 64 rows, of which these are the first, that the result has in the order of `rows.cuh`, as the
             next kernel of a chain wants them; 0 for its own rows, one after the other.
-        fp8: whether the pool is one of codes, `FP8_POOL`.
+        fp8: whether the KV cache has the dtype `FP8_POOL`.
 
     """
     group, (warps, cluster) = shape.heads // shape.kv_heads, form(rows * shape.kv_heads)

@@ -1,4 +1,4 @@
-"""Many kernels as one operation of JAX, each of which begins while the one before it ends.
+"""Chains of kernels as one JAX operation; each kernel begins while the previous one ends.
 
 Programmatic dependent launch: a kernel's blocks come onto the GPU as soon as there is room, load what no kernel of the
 chain writes, and wait (`await_previous`) before they touch the rest. XLA's own graph of kernels starts each when the
@@ -25,11 +25,11 @@ TARGET = "fullstride_chain"
 
 @dataclass(frozen=True)
 class ChainLaunch:
-    """One launch.
+    """Launch of a kernel in a chain.
 
     Attributes:
         kernel: whose parameters are pointers.
-        grid: blocks.
+        grid: numbers of thread blocks.
         pointers: each parameter's place among operands and then results, and bytes from its start.
 
     """
@@ -45,7 +45,7 @@ def chain(
     results: Sequence[jax.ShapeDtypeStruct],
     aliases: Mapping[int, int] | None = None,
 ) -> tuple[jax.Array, ...]:
-    """Launch them one after the other.
+    """Launch kernels one after the other, as one operation.
 
     Args:
         links: in their order; each waits for the one before it, before it touches what another one writes.

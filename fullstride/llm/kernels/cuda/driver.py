@@ -1,4 +1,4 @@
-"""The part of CUDA's driver that launches kernels, by ctypes: for launches that JAX's own call has no words for."""
+"""Kernel launches by CUDA's driver API, through ctypes: for launches that JAX's own call does not support."""
 
 import ctypes
 import functools
@@ -29,7 +29,7 @@ class _Config(ctypes.Structure):
 
 @functools.cache
 def library() -> ctypes.CDLL:
-    """The driver.
+    """Load the driver library.
 
     Raises:
         ConfigError: if there is none.
@@ -75,7 +75,7 @@ def reach_each_other(ordinals: Sequence[int]) -> bool:
 
 
 def zeros(ordinal: int, count: int) -> int:
-    """The address of so many bytes of a GPU's memory, which stay as long as the process lives."""
+    """Allocate zeroed GPU memory for the life of the process, and return its address."""
     with _within(ordinal):
         found = ctypes.c_uint64()
         _check(library().cuMemAlloc_v2(ctypes.byref(found), ctypes.c_size_t(count)))
@@ -108,15 +108,15 @@ def _allow_shared(kernel: int, device: int, shared: int) -> None:
 
 
 class PreparedLaunch:
-    """A kernel's launch, made ready but for its stream and pointers.
+    """Kernel launch that is ready except for its stream and pointers.
 
     Args:
         kernel: from `function`.
         grid: blocks.
-        threads: of a block.
+        threads: threads of a block.
         shared: bytes of a block's dynamic shared memory.
-        pointers: how many parameters there are.
-        early: its blocks may begin before the launch before it has ended.
+        pointers: number of parameters.
+        early: whether its blocks may begin before the previous launch has ended.
 
     """
 
@@ -136,7 +136,7 @@ class PreparedLaunch:
         """Put it onto a stream of the present context.
 
         Raises:
-            RuntimeError: with the driver's words.
+            RuntimeError: with the driver's message.
 
         """
         _allow_shared(self.kernel.value, device(), self.shared)

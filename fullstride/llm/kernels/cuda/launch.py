@@ -1,6 +1,6 @@
-"""A CUDA kernel as an operation of JAX: lowered to the custom call that JAX's own plugin has for Triton's kernels.
+"""CUDA kernels as JAX operations, lowered to the custom call of JAX's plugin for Triton kernels.
 
-It takes PTX from anyone, needs no compiler of C++ on the user's machine, and XLA records it in its CUDA graphs.
+It accepts any PTX, needs no C++ compiler on the user's machine, and XLA captures it in its CUDA graphs.
 """
 
 import functools
@@ -24,13 +24,13 @@ HERE = Path(__file__).parent
 
 @dataclass(frozen=True)
 class Kernel:
-    """A kernel's source and what it is launched with.
+    """Source of a kernel and its launch parameters.
 
     Attributes:
         name: of the function.
         files: beside this one, one after the other, `device.cuh` before them.
         defines: constants of the source.
-        threads: of a block.
+        threads: threads of a block.
         shared: bytes of a block's dynamic shared memory.
 
     """
@@ -60,7 +60,7 @@ def call(
     results: Sequence[jax.ShapeDtypeStruct],
     aliases: Mapping[int, int] | None = None,
 ) -> tuple[jax.Array, ...]:
-    """Run it on arrays.
+    """Run a kernel on arrays.
 
     Args:
         kernel: whose parameters are pointers to the operands and then to the results.

@@ -1,4 +1,4 @@
-"""All layers of a decode step of up to 128 rows as one chain of five kernels each.
+"""Layers of a decode step of up to 128 rows as one chain, with five kernels per layer.
 
 Each product waits for the one before it; with all of its weights under way before, what a step costs comes nearer to
 what it reads. See `chain.py` and `product.cu`.
@@ -36,7 +36,7 @@ def products(config: ModelConfig, rows: int) -> dict[str, Product]:
 
 
 def most_rows(config: ModelConfig) -> int:
-    """Rows up to which a model's step can be run so; 0 if none can."""
+    """Return the largest number of rows that the chain supports; 0 if it does not support the model."""
     fits = [rows for rows in range(32, MOST_ROWS + 1, 32) if all(map(sizes, products(config, rows).values()))]
     return max(fits, default=0)
 

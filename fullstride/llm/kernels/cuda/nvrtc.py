@@ -1,4 +1,4 @@
-"""NVRTC by ctypes: CUDA C++ to PTX, with the library that JAX's or PyTorch's own CUDA packages bring."""
+"""Compiler from CUDA C++ to PTX: NVRTC through ctypes, from JAX's or PyTorch's CUDA packages."""
 
 import ctypes
 import functools
@@ -17,7 +17,7 @@ FILES = ("libnvrtc.so.13", "libnvrtc.so.12")
 
 @functools.cache
 def library() -> ctypes.CDLL:
-    """NVRTC, from a package of NVIDIA's or from where the system looks.
+    """Load NVRTC from NVIDIA's package or from the system's library path.
 
     Raises:
         ConfigError: if there is none.
@@ -39,14 +39,14 @@ def library() -> ctypes.CDLL:
 
 @functools.cache
 def ptx(source: str, name: str) -> str:
-    """Compile, or take what an earlier process has compiled from the same source, from fullstride's cache.
+    """Compile a source to PTX, or read it from fullstride's cache if an earlier process compiled it.
 
     Args:
-        source: of one file, without includes.
-        name: that errors show.
+        source: source of one file, without includes.
+        name: name in error messages.
 
     Raises:
-        RuntimeError: with the compiler's words.
+        RuntimeError: with the compiler's message.
 
     """
     major, minor = ctypes.c_int(), ctypes.c_int()

@@ -38,7 +38,7 @@ class Product(NamedTuple):
 
 
 class ProductSizes(NamedTuple):
-    """How it is divided: outputs of a block, blocks that share them."""
+    """Division of a product: outputs per thread block, and thread blocks that share them."""
 
     tile: int
     cluster: int
@@ -92,7 +92,7 @@ def _after(product: Product, sizes: ProductSizes) -> int:
 
 
 def kernel(product: Product, sizes: ProductSizes) -> tuple[Kernel, tuple[int, int, int]]:
-    """The kernel and its grid.
+    """Return the kernel and its grid.
 
     Its parameters: x in the order of `rows.cuh`, weight, squares (rows, inputs / 64) where a norm comes before it,
     bias, weights of the norm that comes next; out, and where it is the residual stream also itself times those weights,

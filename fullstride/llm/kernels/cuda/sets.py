@@ -1,4 +1,4 @@
-"""Sets of kernels for Hopper GPUs."""
+"""Kernel sets for Hopper GPUs."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ CAPABILITY = "9.0"
 
 
 def refusal(name: str, model: ModelConfig, dtype: str, block: int, device: Any) -> str | None:
-    """Why one of these sets cannot run a model on a device, or None."""
+    """Return why a kernel set cannot run a model on a device, or None if it can."""
     found = getattr(device, "compute_capability", device.platform)
     if found != CAPABILITY:
         return f"made for a GPU of compute capability {CAPABILITY} (H100, H200), not for {found}"
@@ -31,12 +31,12 @@ def refusal(name: str, model: ModelConfig, dtype: str, block: int, device: Any) 
 
 
 def made(name: str, model: ModelConfig, device: Any) -> Kernels | str:
-    """A set, or why it cannot be.
+    """Return a kernel set, or the reason why it cannot run.
 
     Args:
         name: `paged` has attention of our own and the library's products; `chained` also the layers of decode steps as
             one chain; `token` also decode steps of few rows in one launch.
-        model: to be run.
+        model: configuration of the model.
         device: whose multiprocessors get a block each of that launch.
 
     """

@@ -65,7 +65,7 @@ class TokenSizes(NamedTuple):
 
 
 def refusal(config: ModelConfig) -> str | None:
-    """Why a model cannot be run so, or None."""
+    """Return why the kernel does not support a model, or None if it does."""
     inner = (config.hidden_size, config.heads * config.head_dim, config.intermediate_size)
     if any(size % 256 for size in inner):
         return f"hidden size, heads and intermediate size {inner} are not all multiples of 256"
@@ -107,7 +107,7 @@ def pack(
 
 
 def pack_all(config: ModelConfig, weights: Weights) -> PackedWeights:
-    """A second copy of all weights, for this kernel."""
+    """Pack a second copy of all weights, for this kernel."""
     layers = weights.layers
     head = weights.embed if weights.head is None else weights.head
     ones = jnp.ones(config.head_dim, jnp.float32)

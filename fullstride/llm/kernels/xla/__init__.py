@@ -1,1 +1,1 @@
-"""Kernels in plain JAX."""
+"""Kernel set of plain JAX operations."""

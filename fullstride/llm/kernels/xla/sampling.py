@@ -1,4 +1,4 @@
-"""Choosing tokens in plain JAX; what no row asks for is not computed."""
+"""Sampling in plain JAX; parts that no row needs are not computed."""
 
 import jax
 import jax.numpy as jnp

@@ -18,7 +18,7 @@ class Function(Body):
 
 
 class Tool(Body):
-    """A function."""
+    """Tool: a function."""
 
     type: Literal["function"]
     function: Function
@@ -108,7 +108,7 @@ class TokenLogprob(TopLogprob):
 
 
 class ChatLogprobs(BaseModel):
-    """One entry a token."""
+    """Logprobs of a choice, one entry per token."""
 
     content: list[TokenLogprob]
     refusal: None = None
@@ -122,7 +122,7 @@ class CallOfFunction(BaseModel):
 
 
 class ToolCallMade(BaseModel):
-    """One call."""
+    """Tool call of the model."""
 
     id: str
     type: Literal["function"]
@@ -139,7 +139,7 @@ class AnswerMessage(BaseModel):
 
 
 class ChatChoice(BaseModel):
-    """One answer."""
+    """Choice of a chat."""
 
     index: int
     message: AnswerMessage

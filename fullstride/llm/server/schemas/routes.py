@@ -47,7 +47,7 @@ class DetokenizeRequest(Request):
 
 
 class Detokenized(BaseModel):
-    """Their text, special tokens included."""
+    """Text of the tokens, including special tokens."""
 
     prompt: str
 
@@ -64,13 +64,13 @@ class Model(BaseModel):
 
 
 class Models(BaseModel):
-    """All of them."""
+    """List of models."""
 
     object: Literal["list"]
     data: list[Model]
 
 
 class Status(BaseModel):
-    """How it is."""
+    """Status of the server."""
 
     status: Literal["ok", "degraded", "ready"]

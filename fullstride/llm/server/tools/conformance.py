@@ -1,4 +1,4 @@
-"""Checks of a whole text against what no grammar holds of its schema, and the part of a schema that is refused."""
+"""Checks of a whole text against schema parts that no grammar enforces, and the rejected part of a schema."""
 
 import contextlib
 import json
@@ -25,7 +25,7 @@ ATTEMPTS, SECONDS = 64, 2.0
 
 
 def check_of(shape: Structured, tools: Mapping[str, Any]) -> Check | None:
-    """Return the check of a whole text of this shape; None if a grammar holds all of it.
+    """Return the check of a whole text under this constraint; None if a grammar enforces all of it.
 
     Args:
         shape: of the text.
@@ -69,14 +69,14 @@ def _check(schema: Any) -> Check | None:
 
 
 def _read(text: str) -> Any:
-    """Parse JSON; None for what is none."""
+    """Parse JSON; None if it is invalid."""
     with contextlib.suppress(ValueError, RecursionError):
         return json.loads(text)
     return None
 
 
 def _refuse(address: str) -> Any:
-    """Nothing is fetched for a schema."""
+    """Reject remote references: nothing is fetched for a schema."""
     raise ValueError(f"{address} is not within the schema")
 
 
@@ -87,7 +87,7 @@ def _line(text: str) -> str:
 def refused(
     error: ConfigError, param: str, shape: Structured, tools: Mapping[str, Any], compiled: Callable[[Structured], Any]
 ) -> BadRequestError:
-    """The answer to a shape that was not accepted: which tool, which part of the schema, and why.
+    """Return the error of a rejected constraint: which tool, which part of the schema, and why.
 
     Args:
         error: of the whole shape.
@@ -114,7 +114,7 @@ def refused(
 
 
 def _refused_part(schema: Any, compiled: Callable[[Structured], Any]) -> tuple[str, ConfigError] | None:
-    """The smallest part of a schema that is refused by itself, as a JSON pointer, and why; None if none is found."""
+    """Find the smallest part of a schema that is rejected by itself, as a JSON pointer, and why; None if none is."""
     tries, end = iter(range(ATTEMPTS)), time.monotonic() + SECONDS
     definitions = {key: schema[key] for key in DEFINITIONS if isinstance(schema, dict) and key in schema}
 

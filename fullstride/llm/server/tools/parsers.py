@@ -1,4 +1,4 @@
-"""Tool calls and content, read out of a model's text as it comes."""
+"""Streaming parsers of tool calls and content in a model's text."""
 
 import json
 import re
@@ -19,26 +19,26 @@ OUTSIDE = frozenset(' \t\r\n{}[],:"+-.0123456789eEtrufalsn')
 
 
 class ToolParser:
-    """Turns one answer's text into content and calls; here all text is content."""
+    """Parser of one answer's text into content and calls; in this class all text is content."""
 
     def read(self, text: str, last: bool) -> Pieces:
-        """Deltas of a message."""
+        """Return the message deltas of a part of the text."""
         return [{"content": text}] if text else []
 
     def finish_reason(self, reason: str) -> str:
-        """OpenAI's word for why the answer ended: the engine's own, also where the caller had named the tool."""
+        """Return OpenAI's finish reason: the engine's own, even if the request named the tool."""
         return reason
 
 
 class ForcedTool(ToolParser):
-    """All text is the arguments of one function."""
+    """Parser of a text that is the arguments of one function."""
 
     def __init__(self, name: str):
         """Read the arguments of the function `name`."""
         self._name, self._begun = name, False
 
     def read(self, text: str, last: bool) -> Pieces:
-        """The next part of the arguments."""
+        """Return the next part of the arguments."""
         if not self._begun:
             self._begun = True
             return [call_piece(0, self._name, text)]
@@ -46,14 +46,14 @@ class ForcedTool(ToolParser):
 
 
 class RequiredTool(ToolParser):
-    """All text is one call; if it was cut off, it is content."""
+    """Parser of a text that is one call; if it was cut off, it is content."""
 
     def __init__(self, names: Collection[str]):
         """Read a call of one of the functions `names`."""
         self._names, self._text, self._called = names, "", False
 
     def read(self, text: str, last: bool) -> Pieces:
-        """Everything at the end."""
+        """Return everything at the end of the text."""
         self._text += text
         if not last:
             return []
@@ -62,12 +62,12 @@ class RequiredTool(ToolParser):
         return [call_piece(0, *calls[0])] if calls else [{"content": self._text}]
 
     def finish_reason(self, reason: str) -> str:
-        """An end after a call is its."""
+        """Return `tool_calls` as the reason after a call."""
         return "tool_calls" if self._called else reason
 
 
 def call_piece(index: int, name: str, arguments: str) -> dict[str, Any]:
-    """A whole call, or the beginning of one."""
+    """Return a whole call, or the beginning of one."""
     function = {"name": name, "arguments": arguments}
     return {"tool_calls": [{"index": index, "id": f"call_{uuid4().hex}", "type": "function", "function": function}]}
 
@@ -94,19 +94,19 @@ def _arguments(given: Any) -> str:
 
 
 def thinks(prompt: str) -> bool:
-    """Tell whether a prompt ends within reasoning, as DeepSeek-R1's does, so that the answer goes on with it."""
+    """Return whether a prompt ends within reasoning, as DeepSeek-R1's does, so that the answer continues it."""
     return prompt.rstrip().endswith(THINK)
 
 
 class NoJsonError(ValueError):
-    """A text that no JSON object or list of objects begins with."""
+    """Error of a text that does not begin with a JSON object or list of objects."""
 
 
 class JsonScanner:
-    """Finds where the JSON that a text begins with ends; each character is looked at once."""
+    """Scanner for the end of the JSON at the beginning of a text; it reads each character once."""
 
     def __init__(self):
-        """Begin with no text."""
+        """Start without text."""
         self._at = self._depth = 0
         self._quoted = self._escaped = False
         self._end: int | None = None
@@ -139,7 +139,7 @@ class JsonScanner:
 
 
 class HermesTools(ToolParser):
-    """Content and calls of one answer.
+    """Parser of Hermes-style content and calls in one answer.
 
     Calls are read outside of reasoning alone, which is what an answer begins with between `<think>` tags. A tag that no
     call of a known function follows is content, as the model wrote it. What is held back is what may be the beginning
@@ -169,7 +169,7 @@ class HermesTools(ToolParser):
         return pieces
 
     def finish_reason(self, reason: str) -> str:
-        """An end after calls is theirs."""
+        """Return `tool_calls` as the reason after calls."""
         return "tool_calls" if self._made and reason == "stop" else reason
 
     # States: each returns pieces and is followed by the next one, or None where more text is needed.
@@ -188,7 +188,7 @@ class HermesTools(ToolParser):
         return self._until(OPEN, last, self._call)
 
     def _until(self, tag: str, last: bool, then: Callable[[bool], Pieces | None], kept: str = "") -> Pieces | None:
-        """Content up to a tag, and what is kept of it; or as much as cannot be the beginning of the tag."""
+        """Return content up to a tag, or the part that cannot be the beginning of the tag."""
         if tag in self._held:
             before, _, self._held = self._held.partition(tag)
             self._state, self._scanner = then, JsonScanner()
