@@ -30,7 +30,7 @@ LISTS = [("preset", RECIPES), *CHOICES.items()]
 EPILOG = (
     "Presets and groups\n"
     + "\n".join(f"{group}=  {', '.join(names)}" for group, names in LISTS)
-    + "\n\n`fullstride meanflow presets` says where each preset is from, `fullstride meanflow keys` lists every key."
+    + "\n\n`fullstride meanflow presets` shows the source of each preset, `fullstride meanflow keys` lists every key."
 )
 
 Checkpoint = Annotated[

@@ -28,7 +28,7 @@ class StepCarry(NamedTuple):
     Attributes:
         params: the model with its trainable arrays, None elsewhere.
         opt_state: the optimizer's state.
-        ema: exponential moving average of `params`, in fp32 where they are shorter; None without one.
+        ema: exponential moving average of `params`, in fp32 if they are shorter; None without one.
         scale: state of dynamic loss scaling; None without it.
         taken: steps taken.
 
@@ -151,7 +151,7 @@ def _given_loss(apply: Callable[..., Any], loss: Any) -> Any:
 
 
 def _explained(error: Exception, opt_state: Any, loss: Any) -> Exception:
-    """Explain an update that failed, where the reason is known; else return the error itself."""
+    """Explain an update that failed, if the reason is known; else return the error itself."""
     text = str(error)
     if any(words in text for words in NEEDS_MORE):
         given = "no loss" if loss is None else "the loss as value"
@@ -207,7 +207,7 @@ def _norm(grads: Any) -> Float[Array, ""]:
 
 
 def _learning_rate(opt_state: Any) -> dict[str, Any]:
-    """The learning rate of this step, where `optax.inject_hyperparams` keeps it in the state."""
+    """Return the learning rate of this step, if `optax.inject_hyperparams` stores it in the state."""
     states = jax.tree.leaves(opt_state, is_leaf=lambda x: hasattr(x, "hyperparams"))
     rates = [s.hyperparams["learning_rate"] for s in states if "learning_rate" in getattr(s, "hyperparams", {})]
     return {"learning_rate": rates[0]} if rates else {}

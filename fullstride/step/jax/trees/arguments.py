@@ -124,7 +124,7 @@ class SpareModules:
     """Donated modules that nobody else holds: their nodes can carry the results.
 
     A function's caller holds a donated argument by one name, which it usually gives to the result. The arrays are gone
-    after the call in any case; where someone else holds the module or a part of it, it is left as it is.
+    after the call in any case; if someone else holds the module or a part of it, it is left as it is.
     """
 
     def __init__(self, given: ReadTree, args: Sequence[Any], holders: Sequence[int]):

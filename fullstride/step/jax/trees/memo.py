@@ -22,7 +22,7 @@ class ModuleLeaves:
         leaves: its arrays.
         structure: the rest of it.
         lists: its lists and dicts, which anyone may change, each with what was in it.
-        shells: its nodes, where a plan made it.
+        shells: its nodes, if a plan made it.
         on_host: whether any of its arrays is NumPy's; none of a module that was made is.
 
     """
@@ -68,7 +68,7 @@ def remember(module: Any, record: ModuleLeaves) -> None:
 
 
 def _forget(number: int) -> None:
-    """Forget a module that is dying; its nodes, where nobody else holds one, are kept for the next of its structure."""
+    """Forget a module that is dying; its nodes, if nobody else holds one, are cached for the next of its structure."""
     _, record = _RECORDS.pop(number, (None, None))
     if record is None or record.shells is None or not (record.holds() and record.shells.unshared()):
         return
@@ -99,7 +99,7 @@ def refill(record: ModuleLeaves, leaves: tuple[Any, ...]) -> None:
 
 
 def plan_of(structure: Structure) -> RebuildPlan | None:
-    """The plan of a structure; None where there cannot be one."""
+    """Return the plan of a structure, or None if it cannot have one."""
     if structure not in _PLANS:
         try:
             _PLANS[structure] = RebuildPlan(structure)

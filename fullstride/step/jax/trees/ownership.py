@@ -49,7 +49,7 @@ def apart(tree: Any) -> Any:
 
 
 def strongly_typed(x: Any) -> jax.Array:
-    """An array of JAX without a weak type; itself where it is one."""
+    """Return a JAX array without a weak type; `x` itself if it is one."""
     x = jnp.asarray(x)
     return jax.lax.convert_element_type(x, x.dtype) if getattr(x, "weak_type", False) else x
 
@@ -66,7 +66,7 @@ def is_committed(x: Any) -> bool:
 
 
 def settled(tree: Any, *beside: Any) -> Any:
-    """The tree with its arrays committed to a device, where any array of it or of what it is used with is.
+    """Commit the tree's arrays to a device, if any array of it or of its companions is committed.
 
     What such a call returns is committed, and arguments that are not would be another program, compiled for one call.
     """

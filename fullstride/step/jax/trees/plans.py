@@ -72,7 +72,7 @@ def _holders(value: Any) -> int:
 
 
 def container(node: Any) -> Any:
-    """Where a node's children can be put: a module's dict, a list or dict itself, None for a tuple."""
+    """Return the container of a node's children: a module's dict, a list or dict itself, None for a tuple."""
     if isinstance(node, eqx.Module):
         return get(node, "__dict__")
     return None if isinstance(node, tuple) else node

@@ -22,7 +22,7 @@ class Structure:
     Attributes:
         treedef: JAX's structure of the tree.
         slots: for each leaf the number of the group that holds it, or `STATIC`.
-        statics: for each leaf its value where it is static, else None.
+        statics: for each leaf its value if it is static, else None.
 
     """
 
