@@ -1,4 +1,4 @@
-"""One training step as a pure function of trees: loss, gradients, optimizer, averages of the weights."""
+"""Training step as a pure function of trees: loss, gradients, optimizer, averages of the weights."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -74,7 +74,7 @@ class StepRecipe:
             raise ConfigError(f"sharding is {describe(self.sharding)}; expected data_parallel(), fsdp() or a Sharding")
 
     def start(self, params: Any) -> StepCarry:
-        """The carry before the first step."""
+        """Return the carry before the first step."""
         # In bf16 the average would lose its increments, which are far below its last digit.
         ema = None if self.ema is None else jax.tree.map(lambda p: p.astype(wide(p.dtype)), params)
         with jax.numpy_dtype_promotion("standard"):
@@ -99,7 +99,7 @@ def require_count(name: str, value: Any) -> None:
 def differentiate(
     recipe: StepRecipe, params: Any, rest: Any, batch: Any, key: Any, scale: ScaleState | None = None
 ) -> tuple[Any, Any, Any]:
-    """Gradients, loss and aux of a batch; `rest` is the model without its trainable arrays."""
+    """Compute gradients, loss and aux of a batch; `rest` is the model without its trainable arrays."""
     factor, cast = recipe.precision.factor(scale), recipe.precision.cast
 
     def objective(params: Any, batch: Any, key: Any) -> tuple[Any, Any, Any]:
@@ -176,7 +176,7 @@ def _explained(error: Exception, opt_state: Any, loss: Any) -> Exception:
 
 
 def update(recipe: StepRecipe, carry: StepCarry, grads: Any, loss: Any) -> tuple[StepCarry, dict[str, Any]]:
-    """The carry after the gradients are applied, and what the update says of itself."""
+    """Apply the gradients; return the new carry and the update's report."""
     report = {"grad_norm": _norm(grads)} if recipe.grad_norm else {}
     params, opt_state = optimized(recipe.optimizer, carry.params, carry.opt_state, grads, loss)
     taken = carry.taken + 1

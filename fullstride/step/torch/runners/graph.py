@@ -47,7 +47,12 @@ def settings(optimizer: torch.optim.Optimizer) -> list[Any]:
 
 
 def _recordable(loss: Loss) -> Loss:
-    """Wrap a loss to refuse metrics that are Python numbers: a replay would not recompute them."""
+    """Wrap a loss to refuse metrics that are Python numbers: a replay would not recompute them.
+
+    Raises:
+        StepError: for a metric that is a Python number.
+
+    """
 
     def checked(model: nn.Module, batch: Any) -> Any:
         result = loss(model, batch)
