@@ -38,7 +38,7 @@ def imported_torch() -> ModuleType | None:
     """Return PyTorch, or None if it cannot be imported."""
     try:
         import torch
-    except (ImportError, OSError):  # the latter where a library of CUDA's is gone
+    except (ImportError, OSError):  # OSError if a CUDA library is missing
         return None
     return torch
 

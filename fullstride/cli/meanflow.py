@@ -30,7 +30,7 @@ LISTS = [("preset", RECIPES), *CHOICES.items()]
 EPILOG = (
     "Presets and groups\n"
     + "\n".join(f"{group}=  {', '.join(names)}" for group, names in LISTS)
-    + "\n\n`fullstride meanflow presets` says where each preset is from, `fullstride meanflow keys` lists every key."
+    + "\n\n`fullstride meanflow presets` shows the source of each preset, `fullstride meanflow keys` lists every key."
 )
 
 Checkpoint = Annotated[
@@ -259,7 +259,7 @@ def _add_scoring(name: str, about: str, **fixed: bool) -> None:
     app.command(name, sections=SCORING)(score)
 
 
-_add_scoring("evaluate", "Score MeanFlow samples next to held-out images.")
+_add_scoring("evaluate", "Score MeanFlow samples, compared with training images.")
 _add_scoring(
     "consistency",
     "Compare one-step samples with ODE solvers.\n\nEuler and RK4 solve with the same weights: does one MeanFlow step "

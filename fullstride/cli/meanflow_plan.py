@@ -22,7 +22,7 @@ PUBLISHED = {
     "ImageNet 256, DiT-XL/2": (["preset=imagenet256_xl2", "precision=bf16"], None),
 }
 ROW_MAJOR = "  planned with channels_last=true, like all measured convolutions; without it steps are slower"
-WIDTH = 140  # that no name is cut short where the output is a file
+WIDTH = 140  # so that no name is cut if the output is a file
 COLUMNS = ("run", "weights", "batch", "GPUs", "ms a step", "images/s", "GiB", "steps", "epoch", "first save", "in all")
 
 

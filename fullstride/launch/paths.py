@@ -14,7 +14,7 @@ from fullstride.launch.container import WORK
 from fullstride.launch.processes import sources
 from fullstride.launch.words import BENCHMARKS, Words, value_of
 
-# How a command is told where it writes, the path, and a note if it is not told.
+# The option that sets an output path, the path, and a note if the option was not given.
 Place = tuple[str, str, str]
 # Settings that name files or folders, unless they are one of these names.
 NAMED: dict[str, tuple[str, ...]] = {"data.path": (), "data.tokenizer": ("minilm",), "model.init": ()}

@@ -64,7 +64,7 @@ def check_command(words: Words, processes: int = 1) -> None:
 
     Raises:
         ConfigError: if there is none, if it launches something itself, or if the settings of `meanflow train` cannot be
-            or cannot be shared out among so many (found out only where PyTorch is installed).
+            or cannot be shared out among so many (checked only if PyTorch is installed).
 
     """
     if not words:

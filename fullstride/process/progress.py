@@ -59,7 +59,7 @@ class Progress:
             title: what is done.
             total: all units of work, None when unknown.
             done: units that are done at the start.
-            console: where to show it; stderr by default.
+            console: console to show it on; stderr by default.
             count: formats `done` and `total`.
             brief: the work usually takes seconds: its bar vanishes at the end, and logs and pipes get no line for its
                 first minute.

@@ -191,7 +191,7 @@ def cached_filter_jit(fun: Any = None, *, donate: str = "none", **options: Any) 
 
     Arrays are traced and everything else is static, in arguments, results and the function itself. A module that comes
     back, such as the result of the call before, is known by its identity; its lists and dicts are looked at, and a
-    changed one is read anew. Where arguments are donated, results are put into the modules they came from, unless
+    changed one is read anew. If arguments are donated, results are put into the modules they came from, unless
     someone still holds those. Errors of `equinox.error_if` are raised by the call itself, as `filter_jit` does; a
     function without any callback is not waited for.
 

@@ -60,7 +60,7 @@ class Optimizer(eqx.Module):
         """Make the optimizer of a model before the first step.
 
         Raises:
-            ConfigError: where no leaf is trained, or one that is has no gradient.
+            ConfigError: if no leaf is trained, or a trained leaf has no gradient.
 
         """
         _, params, _ = partitioned(model, wrt)

@@ -38,7 +38,7 @@ class Checkpoints:
 
         Args:
             state: it may be given to the next step at once.
-            extra: anything JSON holds, such as where the data stand.
+            extra: any JSON value, such as the position in the data.
 
         Raises:
             ConfigError: for a state that is no newer than what is there: orbax would leave it out without a word.
@@ -59,7 +59,7 @@ class Checkpoints:
         """Return the state of a step number, by default the newest, for the same model and optimizer; and `extra`.
 
         Raises:
-            ConfigError: where there is no such checkpoint, or it is one of other leaves, shapes or dtypes.
+            ConfigError: if there is no such checkpoint, or it has other leaves, shapes or dtypes.
 
         """
         found = self.numbers()

@@ -11,7 +11,7 @@ def keep_compiled(folder: str | Path | None = None, *, seconds: float = 1.0) -> 
     """Cache every compilation of `seconds` or more, for this and later processes.
 
     Args:
-        folder: where; by default `xla` in fullstride's cache, which FULLSTRIDE_CACHE moves.
+        folder: cache folder; by default `xla` in fullstride's cache, which FULLSTRIDE_CACHE moves.
         seconds: what takes less is compiled anew.
 
     Returns:

@@ -68,7 +68,7 @@ class GroupedLeaves:
     def evaluated(
         self, batched: Batched, function: Update, buffers: Sequence[Any], grads: Sequence[Any], loss: Any
     ) -> tuple[list[Any], Any]:
-        """The new leaves, in lanes where they could be, and the report."""
+        """Return the new leaves, stacked if possible, and the report."""
         parameters = tuple(group for group in self.groups if group[0] < self.trainable)
         stacks = [_together([grads[i] for i in group]) for group in parameters]
         leaves, gradients = self.lanes(self.groups, buffers), self.lanes(parameters, stacks)
@@ -108,7 +108,7 @@ def _kind(x: Any) -> jax.ShapeDtypeStruct:
 
 
 def _gathered(batched: Batched, leaves: list[Any]) -> Any:
-    """The buffer of a group's new leaves: a stack as it is where they are all of its lanes, in order."""
+    """Return the buffer of a group's new leaves: an existing stack if they are all of its lanes, in order."""
     first = leaves[0]
     if all(isinstance(x, StackedLeaf) and x.stack is first.stack and x.index == i for i, x in enumerate(leaves)):
         return first.stack
@@ -152,7 +152,7 @@ def _families(paths: Sequence[Any], trainable: int) -> list[Family]:
 
 
 def _by(members: Iterable[int], feature: Any) -> Groups:
-    """Members with the same feature together, each group where its first member was."""
+    """Group members with the same feature; groups are in the order of their first members."""
     found: dict[Any, list[int]] = {}
     for member in members:
         found.setdefault(feature(member), []).append(member)
@@ -171,7 +171,7 @@ def _layout(parts: Groups, families: Sequence[Family], leaves: int, trainable: i
 def _split(
     layout: GroupedLeaves, parts: Groups, families: Sequence[Family], leaves: Sequence[Any], update: Update, loss: Any
 ) -> Groups:
-    """The parts, divided where the update gives their members different treatment."""
+    """Split the parts if the update treats their members differently."""
     found: dict[int, Any] = {}
 
     def look(buffers: Any, grads: Any, loss: Any) -> None:

@@ -1,6 +1,6 @@
 """Loss of a batch and its gradients, in micro-batches if requested; the loss must be a floating scalar.
 
-A `Mean` says what it is a mean over, so that it stays exact where a batch is divided.
+A `Mean` carries its weight, so that it stays exact if a batch is divided.
 """
 
 from collections.abc import Callable
@@ -39,13 +39,13 @@ class Mean:
 
     @property
     def value(self) -> Float[Array, "..."]:
-        """The mean in fp32 or better; 0 where both total and weight are."""
+        """Mean in fp32 or better; 0 if both total and weight are 0."""
         total = _floating(self.total)
         return total / self.divisor.astype(total.dtype)
 
     @property
     def divisor(self) -> Float[Array, "..."]:
-        """The weight, or 1 where total and weight are 0: of a part in which nothing counts nothing is expected."""
+        """Return the weight, or 1 if total and weight are 0: a part may contain nothing that counts."""
         weight = jax.lax.stop_gradient(_floating(self.weight))
         nothing = (weight == 0) & (_floating(self.total) == 0)
         return jnp.where(nothing, jnp.ones_like(weight), weight)

@@ -1,4 +1,4 @@
-"""The explicit form of a step: the model is taken apart once, and the caller threads flat tuples of arrays."""
+"""Explicit form of a step: the model is partitioned once, and the caller threads flat tuples of arrays."""
 
 from typing import Any
 
@@ -68,7 +68,7 @@ def make_train_step_with_partition(
     precision: str | Precision = "fp32",
     donate: bool = True,
 ) -> PartitionedStep:
-    """The explicit form: the model is taken apart here, and the caller threads flat tuples of arrays.
+    """Make a step in the explicit form: the model is partitioned here, the caller threads flat tuples of arrays.
 
     Nothing is watched: errors and losses that are not finite show when something is read.
 

@@ -46,9 +46,9 @@ def tracked(
     Args:
         batches: what is trained on.
         step: the step whose pace is shown.
-        total: how many there are, where `batches` does not know.
+        total: number of batches, if `batches` has no length.
         every: seconds between two readings of the loss.
-        console: where to draw; by default on stderr.
+        console: console to draw on; by default stderr.
 
     """
     if total is None and hasattr(batches, "__len__"):

@@ -159,7 +159,7 @@ def changed(before: dict[str, str], now: dict[str, str]) -> list[str]:
 
 
 def difference(before: dict[str, str], now: dict[str, str], most: int = 3) -> str:
-    """The parts that differ, in words; objects that differ by their address alone where nothing else does."""
+    """Describe the parts that differ; objects that differ only by address are named if nothing else differs."""
     names = changed(before, now)
     told = [name for name in names if _plain(before.get(name)) != _plain(now.get(name))] or names
     if not told:

@@ -16,7 +16,7 @@ class Pace:
     Attributes:
         steps: how many there were, the ones that compiled left out.
         host_ms: time until a call came back.
-        total_ms: time from one call to the next; 0 where none has followed another yet.
+        total_ms: time from one call to the next; 0 if none has followed another yet.
         hidden: share of the calls that came back while an earlier step was still running: the device did not wait.
 
     """
@@ -64,7 +64,7 @@ class Stopwatch:
         self.started = started
 
     def report(self) -> Pace:
-        """The pace since the last report, or that one's where no step was timed since."""
+        """Return the pace since the last report, or that report's if no step was timed since."""
         if self.host:
             host = statistics.median(self.host) * 1e3
             total = statistics.median(self.total) * 1e3 if self.total else 0.0

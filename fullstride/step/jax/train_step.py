@@ -102,12 +102,12 @@ class TrainStep:
         """Dispatch one step.
 
         Args:
-            state: from `init` or the call before; where the step donates, it cannot be used again.
+            state: from `init` or the previous call; if the step donates, it cannot be used again.
             batch: a pytree of arrays, on the host or the device.
-            key: what loss_fn gets as its key; split into one for each micro-batch where gradients are accumulated.
+            key: random key for loss_fn; split into one per micro-batch if gradients are accumulated.
 
         Returns:
-            The new state, and the metrics of the step that returned the old one: empty where none did, as at a run's
+            The new state, and the metrics of the step that returned the old one: empty if none did, as at a run's
             first call.
 
         Raises:

@@ -23,7 +23,7 @@ def partitioned(model: Any, wrt: Any) -> tuple[Structure, Any, tuple[Any, ...]]:
         fixed arrays.
 
     Raises:
-        ConfigError: where nothing is trained, or what is cannot be.
+        ConfigError: if nothing is trained, or a trained leaf cannot be.
 
     """
     chosen = _chosen(model, wrt)

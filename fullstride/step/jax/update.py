@@ -1,4 +1,4 @@
-"""One training step as a pure function of trees: loss, gradients, optimizer, averages of the weights."""
+"""Training step as a pure function of trees: loss, gradients, optimizer, averages of the weights."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -28,7 +28,7 @@ class StepCarry(NamedTuple):
     Attributes:
         params: the model with its trainable arrays, None elsewhere.
         opt_state: the optimizer's state.
-        ema: exponential moving average of `params`, in fp32 where they are shorter; None without one.
+        ema: exponential moving average of `params`, in fp32 if they are shorter; None without one.
         scale: state of dynamic loss scaling; None without it.
         taken: steps taken.
 
@@ -74,7 +74,7 @@ class StepRecipe:
             raise ConfigError(f"sharding is {describe(self.sharding)}; expected data_parallel(), fsdp() or a Sharding")
 
     def start(self, params: Any) -> StepCarry:
-        """The carry before the first step."""
+        """Return the carry before the first step."""
         # In bf16 the average would lose its increments, which are far below its last digit.
         ema = None if self.ema is None else jax.tree.map(lambda p: p.astype(wide(p.dtype)), params)
         with jax.numpy_dtype_promotion("standard"):
@@ -99,7 +99,7 @@ def require_count(name: str, value: Any) -> None:
 def differentiate(
     recipe: StepRecipe, params: Any, rest: Any, batch: Any, key: Any, scale: ScaleState | None = None
 ) -> tuple[Any, Any, Any]:
-    """Gradients, loss and aux of a batch; `rest` is the model without its trainable arrays."""
+    """Compute gradients, loss and aux of a batch; `rest` is the model without its trainable arrays."""
     factor, cast = recipe.precision.factor(scale), recipe.precision.cast
 
     def objective(params: Any, batch: Any, key: Any) -> tuple[Any, Any, Any]:
@@ -151,7 +151,7 @@ def _given_loss(apply: Callable[..., Any], loss: Any) -> Any:
 
 
 def _explained(error: Exception, opt_state: Any, loss: Any) -> Exception:
-    """Explain an update that failed, where the reason is known; else return the error itself."""
+    """Explain an update that failed, if the reason is known; else return the error itself."""
     text = str(error)
     if any(words in text for words in NEEDS_MORE):
         given = "no loss" if loss is None else "the loss as value"
@@ -176,7 +176,7 @@ def _explained(error: Exception, opt_state: Any, loss: Any) -> Exception:
 
 
 def update(recipe: StepRecipe, carry: StepCarry, grads: Any, loss: Any) -> tuple[StepCarry, dict[str, Any]]:
-    """The carry after the gradients are applied, and what the update says of itself."""
+    """Apply the gradients; return the new carry and the update's report."""
     report = {"grad_norm": _norm(grads)} if recipe.grad_norm else {}
     params, opt_state = optimized(recipe.optimizer, carry.params, carry.opt_state, grads, loss)
     taken = carry.taken + 1
@@ -207,7 +207,7 @@ def _norm(grads: Any) -> Float[Array, ""]:
 
 
 def _learning_rate(opt_state: Any) -> dict[str, Any]:
-    """The learning rate of this step, where `optax.inject_hyperparams` keeps it in the state."""
+    """Return the learning rate of this step, if `optax.inject_hyperparams` stores it in the state."""
     states = jax.tree.leaves(opt_state, is_leaf=lambda x: hasattr(x, "hyperparams"))
     rates = [s.hyperparams["learning_rate"] for s in states if "learning_rate" in getattr(s, "hyperparams", {})]
     return {"learning_rate": rates[0]} if rates else {}

@@ -1,4 +1,4 @@
-"""Errors of steps that nobody waits for: looked at when a step is done, raised with their message."""
+"""Errors of steps that nobody waits for: checked when a step is done, raised with their message."""
 
 import itertools
 import logging
@@ -18,7 +18,7 @@ MARK, REST = "_EquinoxRuntimeError: ", "\n\n\n-----"
 
 
 class RunningSteps:
-    """The losses of the steps that may still be running, oldest first."""
+    """Losses of the steps that may still be running, oldest first."""
 
     def __init__(self, check_finite: bool):
         self.check_finite = check_finite
@@ -27,7 +27,7 @@ class RunningSteps:
         self.running: deque[tuple[int, Any]] = deque()
 
     def add(self, number: int, loss: Any) -> None:
-        """Watch a step that was just sent off; its loss is copied to the host as soon as it is there."""
+        """Watch a step that was just dispatched; its loss is copied to the host when it is ready."""
         if self._far is None:
             self._far = any(device.platform != "cpu" for device in loss.devices())
         if self._far:
@@ -35,7 +35,7 @@ class RunningSteps:
         self.running.append((number, loss))
 
     def poll(self) -> None:
-        """Look at the steps that are done, without waiting for the others.
+        """Check the steps that are done, without waiting for the others.
 
         Raises:
             EquinoxRuntimeError: what `equinox.error_if` found, with its message.
@@ -81,7 +81,7 @@ class RunningSteps:
 
 
 def translated(error: Exception, where: str = "") -> Exception:
-    """The error of `equinox.error_if` with its own message, or the given one where it is another.
+    """Return the error of `equinox.error_if` with its own message, or the given one if it is another.
 
     The stack of the trace and Equinox's advice are in the message, as under `equinox.filter_jit`, or, of a step that is
     said `where`, in a note: that error may be raised by a later call, whose own stack is another.

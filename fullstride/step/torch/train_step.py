@@ -82,7 +82,7 @@ class TrainStep:
             model: module to train.
             optimizer: over its parameters; for `graph` one that can be captured, as `torch.optim.AdamW(fused=True)`.
                 Parameters that it does not own keep their gradient for another optimizer.
-            draw: (batch, generator) -> batch: random numbers, times, augmentation; eager where the loss is compiled.
+            draw: (batch, generator) -> batch: random numbers, times, augmentation; eager if the loss is compiled.
             ema: averages that follow the weights.
             schedule: factor of the learning rate as a function of the steps made, of tensors; see `schedules`.
             accumulate: micro-batches that a batch is cut into along its first dimension; gradients are of the mean

@@ -1,4 +1,4 @@
-"""Arguments and results of a cached function: modules by what is remembered of them, the rest leaf by leaf."""
+"""Arguments and results of a cached function: modules from the cache, the rest leaf by leaf."""
 
 from collections.abc import Iterator, Sequence
 from sys import getrefcount
@@ -27,7 +27,7 @@ class StaticTree(NamedTuple):
 
 
 class ReadTree(NamedTuple):
-    """A tree that was read.
+    """Tree that was taken apart.
 
     Attributes:
         groups: arrays, and tuples of arrays for modules.
@@ -56,7 +56,7 @@ def _is_module(x: Any) -> bool:
 
 
 def read(tree: Any) -> ReadTree:
-    """Take a tree apart, its modules from memory."""
+    """Take a tree apart, its modules by the cache."""
     leaves, treedef = jtu.tree_flatten(tree, is_leaf=_is_module)
     groups, marks, modules = [], [], []
     on_host = False
@@ -77,7 +77,7 @@ def read(tree: Any) -> ReadTree:
 
 
 def rebuilt(reading: StaticTree, groups: Sequence[Any]) -> Any:
-    """The tree of a reading with these arrays, inside of the trace."""
+    """Rebuild the tree of a reading with these arrays, inside the trace."""
     return jtu.tree_unflatten(reading.treedef, list(_leaves(reading.marks, groups, Structure.build)))
 
 
@@ -108,7 +108,7 @@ class Result:
         return cls(given.groups, given.reading)
 
     def tree(self, spare: "SpareModules | None" = None) -> Any:
-        """The output, its modules new or made of donated ones."""
+        """Return the output, its modules new or made of donated ones."""
         build = memo.made if spare is None else spare.made
         return jtu.tree_unflatten(self.reading.treedef, list(_leaves(self.reading.marks, self.groups, build)))
 
@@ -124,7 +124,7 @@ class SpareModules:
     """Donated modules that nobody else holds: their nodes can carry the results.
 
     A function's caller holds a donated argument by one name, which it usually gives to the result. The arrays are gone
-    after the call in any case; where someone else holds the module or a part of it, it is left as it is.
+    after the call in any case; if someone else holds the module or a part of it, it is left as it is.
     """
 
     def __init__(self, given: ReadTree, args: Sequence[Any], holders: Sequence[int]):
@@ -138,7 +138,7 @@ class SpareModules:
         ]
 
     def made(self, structure: Structure, leaves: tuple[Any, ...]) -> Any:
-        """A module of these arrays."""
+        """Make a module of these arrays."""
         for i, (module, record) in enumerate(self.modules):
             shells = record.shells
             if record.structure is structure and shells and _deleted(record.leaves) and shells.unshared():
@@ -157,7 +157,7 @@ def _deleted(leaves: tuple[Any, ...]) -> bool:
 
 
 class _Probe:
-    """Counts the references to an argument that a plain call has, which differ between versions of Python."""
+    """Counter of the references to an argument of a plain call, which differ between versions of Python."""
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         return tuple(map(getrefcount, args))

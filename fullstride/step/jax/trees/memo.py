@@ -16,13 +16,13 @@ from fullstride.step.jax.trees.structure import Structure, split
 
 @dataclass(eq=False, slots=True)
 class ModuleLeaves:
-    """The leaves of one module.
+    """Leaves of one module.
 
     Attributes:
         leaves: its arrays.
         structure: the rest of it.
         lists: its lists and dicts, which anyone may change, each with what was in it.
-        shells: its nodes, where a plan made it.
+        shells: its nodes, if a plan made it.
         on_host: whether any of its arrays is NumPy's; none of a module that was made is.
 
     """
@@ -43,7 +43,7 @@ _PLANS: "weakref.WeakKeyDictionary[Structure, RebuildPlan | None]" = weakref.Wea
 
 
 def read(module: Any) -> ModuleLeaves:
-    """The record of a module, from memory if it was seen before and has not changed since."""
+    """Return the record of a module, from the cache if it was seen before and has not changed since."""
     known = _RECORDS.get(id(module))
     if known is not None and known[0]() is module and known[1].holds():
         return known[1]
@@ -56,7 +56,7 @@ def read(module: Any) -> ModuleLeaves:
 
 
 def remember(module: Any, record: ModuleLeaves) -> None:
-    """Keep a record for as long as the module lives; none of traced arrays, which must not outlive their trace."""
+    """Cache a record for as long as the module lives; traced arrays are left out, since their trace ends."""
     if record.leaves and isinstance(record.leaves[0], Tracer):
         return
     number = id(module)
@@ -68,7 +68,7 @@ def remember(module: Any, record: ModuleLeaves) -> None:
 
 
 def _forget(number: int) -> None:
-    """Forget a module that is dying; its nodes, where nobody else holds one, are kept for the next of its structure."""
+    """Forget a module that is dying; its nodes, if nobody else holds one, are cached for the next of its structure."""
     _, record = _RECORDS.pop(number, (None, None))
     if record is None or record.shells is None or not (record.holds() and record.shells.unshared()):
         return
@@ -78,7 +78,7 @@ def _forget(number: int) -> None:
 
 
 def made(structure: Structure, leaves: tuple[Any, ...]) -> Any:
-    """A new module of these leaves, and remembered."""
+    """Make a new module of these leaves, and cache its record."""
     plan = plan_of(structure)
     if plan is None:
         return structure.build(leaves)
@@ -99,7 +99,7 @@ def refill(record: ModuleLeaves, leaves: tuple[Any, ...]) -> None:
 
 
 def plan_of(structure: Structure) -> RebuildPlan | None:
-    """The plan of a structure; None where there cannot be one."""
+    """Return the plan of a structure, or None if it cannot have one."""
     if structure not in _PLANS:
         try:
             _PLANS[structure] = RebuildPlan(structure)
@@ -113,7 +113,7 @@ def _contents_of(shells: ModuleNodes) -> list[tuple[Any, Any]]:
 
 
 def _snapshots(tree: Any) -> Iterator[tuple[Any, Any]]:
-    """The lists and dicts among a module's nodes, each with what is in it."""
+    """Return the lists and dicts among a module's nodes, each with its contents."""
     if type(tree) in (list, dict):
         yield tree, _contents(tree)
     if isinstance(tree, eqx.Module | list | dict | tuple):

@@ -1,4 +1,4 @@
-"""Buffers that a step may donate: nobody else's, each given once."""
+"""Ownership of buffers: a step may donate only those that nobody else holds, each once."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -10,7 +10,7 @@ from jax.core import Tracer
 
 
 def copied(x: Any) -> Any:
-    """A copy that is nobody else's, without a weak type."""
+    """Return a copy that nobody else holds, without a weak type."""
     if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
         return jax.random.wrap_key_data(jnp.copy(jax.random.key_data(x)), impl=jax.random.key_impl(x))
     return jax.lax.convert_element_type(jnp.array(x, copy=True), x.dtype)
@@ -30,7 +30,7 @@ def private(tree: Any) -> Any:
 
 
 def are_numpys(leaves: Iterable[Any]) -> bool:
-    """Tell whether any of them is an array of NumPy's."""
+    """Return whether any of them is a NumPy array."""
     return any(issubclass(kind, np.ndarray) for kind in set(map(type, leaves)))
 
 
@@ -49,13 +49,13 @@ def apart(tree: Any) -> Any:
 
 
 def strongly_typed(x: Any) -> jax.Array:
-    """An array of JAX without a weak type; itself where it is one."""
+    """Return a JAX array without a weak type; `x` itself if it is one."""
     x = jnp.asarray(x)
     return jax.lax.convert_element_type(x, x.dtype) if getattr(x, "weak_type", False) else x
 
 
 def device_of(tree: Any) -> Any:
-    """The one device that arrays of the tree, or shapes with a sharding, are committed to; None of several or none."""
+    """Return the one device that the tree's arrays or shapes are committed to; None for several or none."""
     found = {device for x in jax.tree.leaves(tree) if is_committed(x) for device in x.sharding.device_set}
     return found.pop() if len(found) == 1 else None
 
@@ -66,7 +66,7 @@ def is_committed(x: Any) -> bool:
 
 
 def settled(tree: Any, *beside: Any) -> Any:
-    """The tree with its arrays committed to a device, where any array of it or of what it is used with is.
+    """Commit the tree's arrays to a device, if any array of it or of its companions is committed.
 
     What such a call returns is committed, and arguments that are not would be another program, compiled for one call.
     """

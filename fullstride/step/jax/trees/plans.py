@@ -1,4 +1,4 @@
-"""Trees of modules made quickly from flat leaves, and refilled with new ones."""
+"""Plans that build trees of modules quickly from flat leaves, and refill them."""
 
 import dataclasses
 from collections import deque
@@ -53,7 +53,7 @@ class ModuleNodes:
         return self.counts() == self.sealed
 
     def counts(self) -> tuple[int, int]:
-        """References to the nodes, and entries in them: a holder adds to the first, a cached value to the other.
+        """Count references to the nodes (raised by a holder) and entries in them (raised by a cached value).
 
         A list or dict that was changed takes references away; callers look at those themselves.
         """
@@ -72,14 +72,14 @@ def _holders(value: Any) -> int:
 
 
 def container(node: Any) -> Any:
-    """Where a node's children can be put: a module's dict, a list or dict itself, None for a tuple."""
+    """Return the container of a node's children: a module's dict, a list or dict itself, None for a tuple."""
     if isinstance(node, eqx.Module):
         return get(node, "__dict__")
     return None if isinstance(node, tuple) else node
 
 
 class UnplannableError(TypeError):
-    """A tree has nodes that are neither modules, tuples, lists nor dicts; it is read and built anew each time."""
+    """Tree with nodes that are neither modules, tuples, lists nor dicts; it is read and built anew each time."""
 
 
 class _Part(NamedTuple):
@@ -114,7 +114,7 @@ class RebuildPlan:
         self.keys = [self.places[i][1] for i in sorted(self.places)]
 
     def make(self, leaves: Sequence[Any]) -> tuple[Any, ModuleNodes]:
-        """A tree that nobody else holds, and its insides: those of one that died, or new ones."""
+        """Return a tree that nobody else holds, and its insides: those of one that died, or new ones."""
         if self.pool:
             shells = self.pool.pop()
             root = object.__new__(self.root)

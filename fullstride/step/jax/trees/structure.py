@@ -1,4 +1,4 @@
-"""A tree taken apart once: its arrays in tuples, and all the rest in one token that hashes by identity."""
+"""Structure of a tree: its arrays in tuples, and all the rest in one token that hashes by identity."""
 
 import dataclasses
 import weakref
@@ -22,7 +22,7 @@ class Structure:
     Attributes:
         treedef: JAX's structure of the tree.
         slots: for each leaf the number of the group that holds it, or `STATIC`.
-        statics: for each leaf its value where it is static, else None.
+        statics: for each leaf its value if it is static, else None.
 
     """
 
@@ -31,7 +31,7 @@ class Structure:
     statics: tuple[Any, ...]
 
     def build(self, *groups: Iterable[Any]) -> Any:
-        """The tree with these leaves, one iterable for each group, in the tree's order."""
+        """Build the tree with these leaves, one iterable for each group, in the tree's order."""
         sources = [iter(group) for group in groups]
         leaves = [
             static if slot == STATIC else next(sources[slot])
@@ -40,18 +40,18 @@ class Structure:
         return jtu.tree_unflatten(self.treedef, leaves)
 
     def paths(self, group: int = 0) -> tuple[Any, ...]:
-        """JAX's paths of a group's leaves."""
+        """Return JAX's paths of a group's leaves."""
         tree = jtu.tree_unflatten(self.treedef, [Place(slot) for slot in self.slots])
         return tuple(path for path, place in jtu.tree_leaves_with_path(tree) if place.number == group)
 
     def names(self, group: int = 0) -> tuple[str, ...]:
-        """The paths as text, such as `.layers[0].weight`."""
+        """Return the paths as text, such as `.layers[0].weight`."""
         return tuple(map(jtu.keystr, self.paths(group)))
 
 
 @dataclasses.dataclass(eq=False, slots=True)
 class Place:
-    """Stands for a leaf; unlike an integer no module's converter or check takes it for a value."""
+    """Placeholder of a leaf; unlike an integer, no module's converter or check takes it for a value."""
 
     number: int
 
@@ -60,7 +60,7 @@ _INTERNED: "weakref.WeakValueDictionary[Any, Structure]" = weakref.WeakValueDict
 
 
 def _numbers(treedef: Any) -> Iterator[type]:
-    """The types of all numbers in static fields, in the tree's order."""
+    """Yield the types of all numbers in static fields, in the tree's order."""
     if (data := treedef.node_data()) is not None:
         yield from _types(data[1])
         for child in treedef.children():
@@ -107,7 +107,7 @@ def split(tree: Any, *wanted: Callable[[Any], bool]) -> tuple[Structure, tuple[t
 def assemble(
     treedef: Any, leaves: Sequence[Any], slots: tuple[int, ...], groups: int
 ) -> tuple[Structure, tuple[tuple[Any, ...], ...]]:
-    """The one structure of these parts, and the groups of leaves whose slots are known."""
+    """Return the interned structure of these parts, and the groups of leaves whose slots are known."""
     statics = tuple(leaf if slot == STATIC else None for leaf, slot in zip(leaves, slots, strict=True))
     taken = tuple(
         tuple(leaf for leaf, slot in zip(leaves, slots, strict=True) if slot == group) for group in range(groups)

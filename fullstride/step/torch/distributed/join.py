@@ -32,10 +32,10 @@ def join_processes(device: str = "cpu", transfers: str = "auto") -> Iterator[Pro
     """Join all processes that torchrun has started.
 
     Args:
-        device: the type of the device that they train on. On `cuda` each takes the GPU of its number on its machine,
-            which is the current one from then on.
-        transfers: what gradients travel by between GPUs: `copies`, of the copy engines of one machine's GPUs; `nccl`;
-            or `auto`, copies where that can be and NCCL elsewhere.
+        device: type of the device that they train on. On `cuda` each takes the GPU of its local rank, which is the
+            current one from then on.
+        transfers: transport of gradients between GPUs: `copies`, by the copy engines of one machine's GPUs; `nccl`;
+            or `auto`, copies if possible and NCCL otherwise.
 
     Raises:
         ConfigError: if this one was not started by torchrun, there is no GPU for it, or the GPUs cannot reach each

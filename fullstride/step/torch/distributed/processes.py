@@ -28,9 +28,9 @@ class Processes:
     one has ended.
 
     Attributes:
-        rank: which this is, from 0.
-        size: how many there are.
-        transfer: what gradients and weights travel by.
+        rank: rank of this process, from 0.
+        size: number of processes.
+        transfer: transport of gradients and weights.
 
     """
 
@@ -42,12 +42,12 @@ class Processes:
         *,
         must_share: bool = False,
     ):
-        """Take a group of gloo's, one of NCCL's over the same processes where their tensors are on GPUs, and peers.
+        """Take a gloo group, an NCCL group over the same processes if their tensors are on GPUs, and peers.
 
         Args:
-            group: of gloo's.
-            devices: of NCCL's.
-            peers: that share memory, for gradients.
+            group: gloo group.
+            devices: NCCL group.
+            peers: processes that share memory, for gradients.
             must_share: whether memory that they cannot share is an error; else these gradients travel by NCCL.
 
         Raises:
@@ -101,7 +101,7 @@ class Processes:
         """Return `act()` once it has returned on every process; collective, which `act` must not be.
 
         Raises:
-            PeerError: where it went well, with the reason, if it raises an exception elsewhere.
+            PeerError: with the reason, if it raises an exception on another process but not here.
 
         """
         if self._group is None:

@@ -26,7 +26,7 @@ class Shard:
 
     Attributes:
         parameters: the network's, which are views of the buffer.
-        whole: the buffer; `memory` where other processes write into it.
+        whole: the buffer; `memory` if other processes write into it.
         own: this process's part, what the optimizer updates; its gradient is this part of the mean gradient.
 
     """

@@ -149,7 +149,7 @@ class EngineCopies(Transfer):
         *,
         required: bool,
     ):
-        """Take peers, too, whose memory is `required` or else left to NCCL where it cannot be shared."""
+        """Also take peers; memory that they cannot share is an error if `required`, else left to NCCL."""
         super().__init__(group, devices)
         self.peers = peers
         self._required, self._refused = required, False

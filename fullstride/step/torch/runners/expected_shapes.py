@@ -94,7 +94,7 @@ class Observation(Enum):
     """Outcomes of comparing a batch with those before it."""
 
     FIRST = "the first one, whose shapes are the expected ones"
-    EXPECTED = "of the expected shapes, where the loss reads the expected numbers"
+    EXPECTED = "of the expected shapes, while the loss reads the expected numbers"
     OTHER = "of others, which runs as it is"
     SWITCHED = "of others that have come again and again, and are the expected ones from here on"
     LOST = "one of so many in a row of others that nothing can be expected"

@@ -47,7 +47,12 @@ def settings(optimizer: torch.optim.Optimizer) -> list[Any]:
 
 
 def _recordable(loss: Loss) -> Loss:
-    """Wrap a loss to refuse metrics that are Python numbers: a replay would not recompute them."""
+    """Wrap a loss to refuse metrics that are Python numbers: a replay would not recompute them.
+
+    Raises:
+        StepError: for a metric that is a Python number.
+
+    """
 
     def checked(model: nn.Module, batch: Any) -> Any:
         result = loss(model, batch)
@@ -65,10 +70,9 @@ def _recordable(loss: Loss) -> Loss:
 class GraphRunner(Runner):
     """Runner that makes a few eager steps, captures one, and replays it from then on.
 
-    A step is one launch: its inputs are copied to where the record reads them, random numbers go on from the
-    generator's state, and metrics are copied from where it leaves them. Batches of other shapes run as they are. A
-    learning rate that is set is written to where the record reads it; after any other change of the optimizer's groups
-    the step is captured anew.
+    A step is one launch: its inputs are copied to the graph's, random numbers continue from the generator's state, and
+    metrics are copied from the graph's. Batches of other shapes run uncaptured. A learning rate that is set is written
+    to the graph's; after any other change of the optimizer's groups the step is captured anew.
     """
 
     def __init__(self, backend: str, body: Body, eager: Body, record: Any = CudaGraph):

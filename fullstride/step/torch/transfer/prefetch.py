@@ -13,7 +13,7 @@ def prefetch(batches: Iterable[Any], device: torch.device) -> Iterator[Any]:
 
     Args:
         batches: tensors or pytrees of them, on the host; pinned ones are copied without a detour.
-        device: where they are wanted.
+        device: device to copy them to.
 
     """
     if device.type != "cuda":
