@@ -157,8 +157,8 @@ def open_tracker(
         run_name: the run in its group, for trackio.
         run: the run's folder.
         config: settings shown by trackio; config.json in the run's folder has it too.
-        step: number of optimizer steps that the run has made. Above 0 it continues its curves: tensorboard replaces
-            what they have of later steps, trackio, which cannot, leaves it and takes no second value.
+        step: number of optimizer steps that the run has made. Above 0 it goes on with its earlier curves:
+            tensorboard replaces what they have of later steps; trackio cannot, leaves it and takes no second value.
 
     Raises:
         ConfigError: for an unknown name, a tracker that is not installed, or one that cannot be opened.
