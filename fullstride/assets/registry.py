@@ -1,4 +1,4 @@
-"""Files that are fetched when they are needed: what identifies each, whose it is, and where it can come from."""
+"""Files that are fetched when needed: hash, licence and sources of each."""
 
 from dataclasses import dataclass
 
@@ -8,10 +8,10 @@ class Asset:
     """One file.
 
     Attributes:
-        file: its name, in the cache and in a folder that the user gives.
-        sha256: of the file or, where that is `gzipped`, of what it unpacks to.
-        license: of its content, and whose that is.
-        gzipped: identified by its content, so that it may be packed otherwise, or not at all (without `.gz`).
+        file: name of the file, in the cache and in a folder that the user gives.
+        sha256: hash of the file or, if `gzipped`, of its unpacked content.
+        license: licence and owner of the content.
+        gzipped: whether the unpacked content identifies it, so that the packing may differ (without `.gz`: none).
         debian: the package and the path of the file that it installs.
         wheel: the requirement and the wheel's member.
         url: the public address.

@@ -15,7 +15,7 @@ WRITING = ".writing_"
 
 
 def replace_file(path: Path, content: bytes | str) -> None:
-    """Write beside `path`, bring it to the disk and rename: whatever stops this, `path` is whole, old or new.
+    """Write next to `path`, flush to disk and rename: if interrupted, `path` has its old or its new content.
 
     Raises:
         OSError: if it cannot be written, naming the file; it is as it was before.
@@ -38,7 +38,7 @@ def replace_file(path: Path, content: bytes | str) -> None:
 
 
 def write_best_effort(path: Path, content: str) -> None:
-    """Write to a cache; where it cannot be written, a note says so: what was made is worth more than its copy."""
+    """Write to a cache; if it cannot be written, note that and go on: the result is worth more than its copy."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, content)
@@ -50,7 +50,7 @@ def read_best_effort(path: Path) -> dict[str, Any]:
     """Read values by name from a JSON file of a run.
 
     Raises:
-        ConfigError: if the file is not whole, as one that was copied in part is.
+        ConfigError: if the file is incomplete or damaged.
 
     """
     try:
@@ -69,7 +69,7 @@ def file_sha256(path: Path) -> str:
 
 
 def note(message: str) -> None:
-    """A line on stderr, if it can be written: it may lie on the very disk whose being full is to be told."""
+    """Print a line on stderr, if possible: stderr may lie on the very disk that is full."""
     with contextlib.suppress(OSError, ValueError):
         sys.stderr.write(f"{message}\n")
         sys.stderr.flush()

@@ -13,14 +13,14 @@ ENDS = "ends.jsonl"
 
 
 def write_end(run: Path, *, reason: str, message: str, step: int, exit_code: int) -> None:
-    """Append one line; where it cannot be written, stderr says so.
+    """Append one line; if it cannot be written, print that on stderr.
 
     Args:
         run: the run's folder.
         reason: one of no_step, no_checkpoint, gpu_idle, out_of_memory, read_error.
-        message: for people.
-        step: optimizer steps that were made.
-        exit_code: of the process; see `fullstride.process.exit_codes`.
+        message: text for people.
+        step: number of optimizer steps made.
+        exit_code: exit code of the process; see `fullstride.process.exit_codes`.
 
     """
     told = {"reason": reason, "message": message, "step": step, "exit_code": exit_code}
@@ -38,6 +38,6 @@ def write_end(run: Path, *, reason: str, message: str, step: int, exit_code: int
 
 
 def read_ends(run: Path) -> list[dict[str, Any]]:
-    """Every line of a run's ends.jsonl; none where no attempt ended early."""
+    """Every line of a run's ends.jsonl; none if no attempt ended early."""
     path = run / ENDS
     return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []

@@ -1,4 +1,4 @@
-"""A run's folder: its configuration, its metrics as JSON lines, its checkpoints; which workload it is of."""
+"""A run's folder: its configuration, its metrics as JSON lines, its checkpoints, its workload."""
 
 import itertools
 import json
@@ -69,7 +69,7 @@ def folder_of(config: RunLocation) -> Path:
 
 
 def open_folder(config: RunLocation) -> Path:
-    """The folder of a run, made if need be, output_dir/run_name; this process alone may write there.
+    """The folder of a run, output_dir/run_name, created if needed; this process alone may write there.
 
     Raises:
         ConfigError: if the folder holds a run and the configuration says neither resume nor overwrite, if it holds a
@@ -150,7 +150,7 @@ def _plain(value: Any) -> Any:
 class MetricsLog:
     """metrics.jsonl: one JSON object a line, each with `step`; reopened at a step, it forgets what came after.
 
-    A line that a full disk refuses is kept and written with the next.
+    A line that a full disk refuses is held back and written with the next.
     """
 
     def __init__(self, run: Path, step: int):
@@ -173,7 +173,7 @@ class MetricsLog:
             note(f"{self.path}: {error}; the line is held back and written with the next one")
 
     def _refused(self) -> OSError | None:
-        """Append what waits, or say why it cannot be."""
+        """Append the lines held back; print the reason if that fails."""
         try:
             with self.path.open("r+b") as file:
                 file.truncate(self._end)  # a write that failed may have left half a line
@@ -200,7 +200,7 @@ class MetricsLog:
             note(f"{self.path}: {error}; lines after step {step} are removed with the next write")
 
     def close(self) -> None:
-        """Write what waits, or say that it is lost."""
+        """Write the lines held back, or print that they are lost."""
         if self._waiting and (error := self._refused()):
             lines = self._waiting.count("\n")
             note(f"{self.path}: {error}; the last {lines} lines could not be written and are lost")
@@ -225,11 +225,11 @@ FREE = {
 
 
 def setting_changes(saved: Mapping[str, Any], wanted: Mapping[str, Any], free: Set[str]) -> dict[str, str]:
-    """The keys by which a run of `saved` cannot go on with `wanted`, each with both values, as in `0 -> 1`.
+    """The keys that keep a run of `saved` from resuming with `wanted`, each with both values, as in `0 -> 1`.
 
     Args:
-        saved: nested settings that the run was saved with.
-        wanted: those that it is to go on with.
+        saved: nested settings of the saved run.
+        wanted: nested settings to resume with.
         free: keys and groups that may change.
 
     """
@@ -239,7 +239,7 @@ def setting_changes(saved: Mapping[str, Any], wanted: Mapping[str, Any], free: S
 
 
 def refuse(place: Path, found: Mapping[str, str], what: str = "settings") -> None:
-    """Refuse to go on with other settings, or other data.
+    """Refuse to resume with other settings, or other data.
 
     Raises:
         ConfigError: naming every key that differs, with both values, if there is one.

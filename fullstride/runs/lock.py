@@ -15,7 +15,7 @@ _held: dict[Path, int] = {}
 
 
 def hold(run: Path) -> None:
-    """Keep other processes out of a run's folder; where the file system has no locks, nothing happens.
+    """Keep other processes out of a run's folder; do nothing if the file system has no locks.
 
     Raises:
         ConfigError: if another process holds it.
@@ -39,7 +39,7 @@ def hold(run: Path) -> None:
 
 
 def release(run: Path) -> None:
-    """Let others in."""
+    """Release the lock of `hold`."""
     if (file := _held.pop(run.absolute(), None)) is not None:
         os.close(file)
 

@@ -1,4 +1,4 @@
-"""The last lines of a command: where its files lie, and the commands that continue from them."""
+"""The last lines of a command: the paths of its files, and the commands that continue from them."""
 
 import shlex
 import shutil
@@ -36,8 +36,8 @@ def show_next_steps(files: Mapping[Path, str], commands: Mapping[str, str]) -> N
     """Print files and commands, each with what it is; a person copies them, so that no line is wrapped.
 
     Args:
-        files: paths, and what lies there.
-        commands: from `command`, and what each does.
+        files: paths, with a description of each.
+        commands: command lines from `command`, with a description of each.
 
     """
     for line in _aligned(files, "  "):

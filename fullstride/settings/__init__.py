@@ -1,1 +1,1 @@
-"""Settings of a run as dataclasses: values that a field takes, `key=value` overrides, what excludes what."""
+"""Settings of a run as dataclasses: values that a field takes, `key=value` overrides, conflicts."""

@@ -1,4 +1,4 @@
-"""Types of a configuration's fields, each of which says on its own line which values it takes; what excludes what.
+"""Types of a configuration's fields, each with its allowed values on its own line; conflicts between fields.
 
 lr: Positive = 1e-4
 decay: Annotated[str, Names(("constant", "cosine"))] = "constant"
@@ -103,12 +103,12 @@ def check(config: Any) -> None:
 
 @dataclass(frozen=True)
 class Conflict:
-    """A combination that cannot be.
+    """A combination of settings that cannot work.
 
     Attributes:
         shows: the keys that an error shows with their values, separated by spaces; a group shows its name.
-        when: tells of a configuration whether it is this combination.
-        remedy: what is expected instead; `{c.data.name}` in it is a value of the configuration.
+        when: predicate of a configuration that has this combination.
+        remedy: the expected settings instead; `{c.data.name}` in it is a value of the configuration.
 
     """
 
@@ -127,7 +127,7 @@ def written(value: Any) -> str:
 
 
 def refuse(conflicts: Iterable[Conflict], config: Any) -> None:
-    """Refuse a configuration.
+    """Raise if a configuration has a conflict.
 
     Raises:
         ConfigError: for the first of the conflicts that it has.

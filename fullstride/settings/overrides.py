@@ -1,4 +1,4 @@
-"""`key=value` overrides of a configuration: taken apart, read by the type of their field, and set; import paths."""
+"""`key=value` overrides of a configuration: split, parsed by the type of their field, and set; import paths."""
 
 import importlib
 import re
@@ -63,12 +63,12 @@ class Override(NamedTuple):
 
 
 def split(overrides: Iterable[str], example: str, short: Mapping[str, str] | None = None) -> list[Override]:
-    """Overrides taken apart.
+    """Split overrides into keys and values.
 
     Args:
         overrides: each `key=value`.
-        example: such as `epochs=20`, for errors.
-        short: keys by what stands for them.
+        example: an override such as `epochs=20`, for errors.
+        short: keys by their abbreviations.
 
     Raises:
         ConfigError: for one without `=`, or a key given twice.
@@ -154,9 +154,9 @@ def nearest(key: str, names: Sequence[str], groups: Iterable[str] = ()) -> str:
     """The end of an error about an unknown key: the nearest ones by their whole or their last part, or what there is.
 
     Args:
-        key: as given.
-        names: of all keys.
-        groups: that stand for nothing by themselves; they are listed, and never meant.
+        key: the key as given.
+        names: names of all keys.
+        groups: names of groups that are not keys; they are listed, and never suggested.
 
     """
     group, _, leaf = key.rpartition(".")

@@ -19,12 +19,12 @@ class Batch(NamedTuple):
     """Rows of tokens, some of which are to be predicted; every row has room for as many predictions.
 
     Attributes:
-        tokens: numbers of the tokens, what is to be predicted being hidden already.
-        masked: places in the row of what is to be predicted.
-        labels: the tokens that were there.
-        counted: which of the p are predictions and not filling.
+        tokens: token numbers, those to predict hidden already.
+        masked: places in the row of the tokens to predict.
+        labels: the original tokens at those places.
+        counted: mask of the p places that are predictions and not padding.
         segments: a number for each token of packed rows; see `Bert`.
-        lengths: tokens of each row that are no padding.
+        lengths: number of tokens of each row before its padding.
 
     """
 
@@ -37,7 +37,7 @@ class Batch(NamedTuple):
 
 
 def predictions(length: int, fraction: float = MASKED) -> int:
-    """How many predictions a row of so many tokens has room for."""
+    """Number of predictions that a row of so many tokens has room for."""
     return max(1, round(fraction * length))
 
 
@@ -45,10 +45,10 @@ def synthetic_batch(config: BertConfig, batch: int, length: int, key: PRNGKeyArr
     """Random tokens in full rows, for measuring.
 
     Args:
-        config: the model's.
-        batch: rows.
-        length: tokens of a row.
-        key: of the tokens and of the places to predict.
+        config: the model's configuration.
+        batch: number of rows.
+        length: number of tokens of a row.
+        key: random key of the tokens and of the places to predict.
 
     """
     tokens, places, labels = jax.random.split(key, 3)
@@ -72,8 +72,8 @@ def mask_tokens(
     """Rows with tokens chosen to be predicted: 80 % hidden, 10 % replaced by a random one, 10 % as they are.
 
     Args:
-        rows: of one batch.
-        rng: what is chosen depends on it alone.
+        rows: rows of one batch.
+        rng: random generator, which alone determines the choice.
         fraction: share of each row's tokens, rounded, at least one.
         whole_words: choose words, not tokens, in a random order: each that still fits into that number, as BERT's own
             code does; a row none of whose words fits predicts nothing.
@@ -98,7 +98,7 @@ def mask_tokens(
 
 
 def word_starts(rows: TokenRows) -> Int[np.ndarray, "rows length"]:
-    """Where the word of each token begins."""
+    """Index of the first token of each token's word."""
     place = np.broadcast_to(np.arange(rows.tokens.shape[1]), rows.tokens.shape)
     begins = ~(rows.vocabulary.inside[rows.tokens] & rows.hideable)
     # What a cut separated from its word begins one.

@@ -18,8 +18,8 @@ class HeldOut:
     """Held-out rows that a model is scored on.
 
     Attributes:
-        rows: of held-out texts.
-        size: what those texts take in UTF-8.
+        rows: rows of held-out texts.
+        size: bytes of those texts in UTF-8.
 
     """
 
@@ -32,8 +32,8 @@ class Data:
     """Rows that a run is trained and scored on.
 
     Attributes:
-        fingerprint: of the texts that are trained on.
-        train: their rows.
+        fingerprint: fingerprint of the training texts.
+        train: rows of the training texts.
 
     """
 
@@ -84,7 +84,7 @@ def data_of(settings: DataSettings, evaluation_size: int, own: Path | None = Non
     Args:
         settings: which texts, and how rows are made of them.
         evaluation_size: bytes of held-out texts; 0 for all.
-        own: the tokenizer's file or folder, if the run has one already.
+        own: file or folder of the run's own tokenizer, if it has one already.
 
     Raises:
         ConfigError: if the texts or the tokenizer cannot be had, or there is no token.
@@ -104,11 +104,11 @@ def held_out_of(
     Args:
         settings: which texts, and how rows are made of them.
         evaluation_size: bytes of held-out texts; 0 for all.
-        tokenizer: the model's.
-        texts: the fingerprint that those beside the held-out ones must have; None for any.
+        tokenizer: the model's tokenizer.
+        texts: required fingerprint of the texts that are not held out; None for any.
 
     Raises:
-        ConfigError: as `data_of`, or if the texts are others.
+        ConfigError: as `data_of`, or if the texts changed.
 
     """
     train, held_out = corpus_of(settings).split(settings.holdout)

@@ -12,7 +12,7 @@ class Corpus:
     """Texts.
 
     Attributes:
-        name: for people.
+        name: name for messages.
         entries: texts, each of which is trained on or held out as a whole.
 
     """
@@ -35,8 +35,8 @@ class Corpus:
     def split(self, share: float) -> tuple["Corpus", "Corpus"]:
         """The corpus without, and the corpus of, a share of its distinct entries, at least one on each side.
 
-        Which ones is decided by their content alone, so that equal entries are on the same side. Those held out come in
-        an order that their content decides too: any first part of them is a sample.
+        Their content alone decides the side, so that equal entries are on the same side. Held-out entries come in
+        an order that depends on their content, too: any first part of them is a sample.
 
         Raises:
             ConfigError: if there are fewer than two distinct entries.

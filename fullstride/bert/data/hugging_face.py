@@ -1,4 +1,4 @@
-"""`data=hf_dataset`: a column of text of a Hugging Face data set, where the package `datasets` is installed."""
+"""`data=hf_dataset`: a column of text of a Hugging Face data set, if the package `datasets` is installed."""
 
 import importlib
 from pathlib import Path
@@ -14,11 +14,11 @@ def load(path: str, split: str = "train", column: str = "text") -> Corpus:
     """One entry for each record.
 
     Args:
-        path: a data set's name, with its configuration after a colon where it has several, as in
+        path: a data set's name, with its configuration after a colon if it has several, as in
             `wikitext:wikitext-2-raw-v1`; a folder of files as `datasets.load_dataset` takes it; or what `save_to_disk`
             wrote.
-        split: which part.
-        column: where the text is.
+        split: name of the split.
+        column: name of the column of text.
 
     Raises:
         ConfigError: if the package is absent, the data set or its split cannot be loaded, or the column holds no text.

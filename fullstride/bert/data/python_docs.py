@@ -30,7 +30,7 @@ def load() -> Corpus:
     They differ a little from one version of Python to another.
 
     Raises:
-        ConfigError: where the library's sources are not there.
+        ConfigError: if the library's sources are missing.
 
     """
     root = Path(sysconfig.get_path("stdlib"))

@@ -1,4 +1,4 @@
-"""Rows of tokens in memory, and what of a vocabulary masking needs to know."""
+"""Rows of tokens in memory, and the facts about a vocabulary that masking needs."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,13 +17,13 @@ class Vocabulary:
     """Facts about a tokenizer's vocabulary that masking needs.
 
     Attributes:
-        size: how many tokens there are.
+        size: number of tokens.
         pad: the number of [PAD].
-        first: of [CLS].
-        last: of [SEP].
-        mask: of [MASK].
+        first: the number of [CLS].
+        last: the number of [SEP].
+        mask: the number of [MASK].
         ordinary: numbers of the tokens that are none of the five special ones.
-        inside: which tokens continue the word before them.
+        inside: mask of the tokens that continue the word before them.
 
     """
 
@@ -53,9 +53,9 @@ class TokenRows:
     """Rows of tokens.
 
     Attributes:
-        tokens: their numbers, [PAD] after the last text.
+        tokens: token numbers, [PAD] after the last text.
         segments: 1 for the tokens of a row's first text, 2 for the second, ...; 0 for padding.
-        vocabulary: what the numbers mean.
+        vocabulary: the vocabulary of the numbers.
         packed: whether a row may hold several texts.
 
     """
@@ -66,21 +66,21 @@ class TokenRows:
     packed: bool
 
     def __len__(self) -> int:
-        """How many rows."""
+        """Number of rows."""
         return len(self.tokens)
 
     def __getitem__(self, rows: Int[np.ndarray, " b"] | slice) -> "TokenRows":
-        """Some of them."""
+        """Rows at some indices."""
         return TokenRows(self.tokens[rows], self.segments[rows], self.vocabulary, self.packed)
 
     @cached_property
     def hideable(self) -> Bool[np.ndarray, "rows length"]:
-        """Where there is a text's own token: no padding, [CLS] or [SEP]."""
+        """Mask of the texts' own tokens: not padding, [CLS] or [SEP]."""
         ends = (self.tokens == self.vocabulary.first) | (self.tokens == self.vocabulary.last)
         return (self.segments > 0) & ~ends
 
     def count(self) -> int:
-        """How many tokens of texts there are."""
+        """Number of the texts' own tokens."""
         return int(self.hideable.sum())
 
 
@@ -93,10 +93,10 @@ def rows_of(corpus: Corpus, tokenizer: Tokenizer, length: int, *, pack: bool = T
     """The rows of a corpus.
 
     Args:
-        corpus: texts; what they say between brackets, such as [MASK], is no special token.
-        tokenizer: with BERT's special tokens.
-        length: tokens of a row; longer texts are cut into as many pieces as they need.
-        pack: put several pieces into a row as long as they fit; else each has a row of its own.
+        corpus: texts, in which names in brackets, such as [MASK], are not special tokens.
+        tokenizer: a tokenizer with BERT's special tokens.
+        length: number of tokens of a row; longer texts are cut into pieces.
+        pack: whether several pieces share a row if they fit; otherwise each has a row of its own.
 
     Raises:
         ConfigError: if a row has no room for a token.
@@ -114,7 +114,7 @@ def rows_of(corpus: Corpus, tokenizer: Tokenizer, length: int, *, pack: bool = T
 
 
 def encoded(corpus: Corpus, tokenizer: Tokenizer) -> tuple[Int[np.ndarray, " n"], Int[np.ndarray, " texts"]]:
-    """All tokens of a corpus, one after another, and how many each text has."""
+    """All tokens of a corpus, one after another, and the number of each text's tokens."""
     tokens, counts = [], []
     before, tokenizer.encode_special_tokens = tokenizer.encode_special_tokens, True
     try:
@@ -129,7 +129,7 @@ def encoded(corpus: Corpus, tokenizer: Tokenizer) -> tuple[Int[np.ndarray, " n"]
 
 
 def _pieces(texts: Int[np.ndarray, " texts"], size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Where each piece of at most `size` tokens begins, and how many it has; pieces of a text differ by one at most."""
+    """Start and length of each piece of at most `size` tokens; lengths of a text's pieces differ by at most one."""
     counts = -(-texts // size)
     text = np.repeat(np.arange(len(texts)), counts)
     number = np.arange(len(text)) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -139,7 +139,7 @@ def _pieces(texts: Int[np.ndarray, " texts"], size: int) -> tuple[np.ndarray, np
 
 
 def pack_rows(sizes: Int[np.ndarray, " n"], length: int) -> tuple[Int[np.ndarray, " n"], Int[np.ndarray, " n"]]:
-    """Which piece goes to which row: the longest first, each to the fullest row that has room for it.
+    """Assign pieces to rows: the longest first, each to the fullest row that has room for it.
 
     Returns:
         The pieces, row by row, and the row of each.

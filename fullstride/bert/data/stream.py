@@ -20,7 +20,7 @@ AHEAD = 4
 
 
 class Batches:
-    """The batch of any step; nothing is remembered, so that a run can go on from any step.
+    """The batch of any step; there is no state, so that a run can resume from any step.
 
     Rows come in a new order in each epoch, one epoch after another without a gap, and what of them is hidden is drawn
     anew for each step.
@@ -32,9 +32,9 @@ class Batches:
         Args:
             rows: at least one.
             batch_size: rows of a batch.
-            seed: of order and masks.
+            seed: seed of order and masks.
             fraction: share of the tokens to predict.
-            whole_words: as `masked` takes it.
+            whole_words: whether words are hidden as a whole, as in `mask_tokens`.
 
         """
         self.rows, self.batch_size, self.seed = rows, batch_size, seed
@@ -47,7 +47,7 @@ class Batches:
         return mask_tokens(self.rows[self.indices(step)], rng, self.fraction, whole_words=self.whole_words)
 
     def indices(self, step: int) -> Int[np.ndarray, " b"]:
-        """Which rows a step sees."""
+        """Indices of a step's rows."""
         place = np.arange(step * self.batch_size, (step + 1) * self.batch_size)
         epoch, within = np.divmod(place, len(self.rows))
         return np.concatenate([self._order(int(e))[within[epoch == e]] for e in np.unique(epoch)])
@@ -63,13 +63,13 @@ class Batches:
 
 @contextmanager
 def prefetched(make: Callable[[int], T], start: int, end: int, size: int = AHEAD) -> Iterator[Iterator[T]]:
-    """make(start), ..., make(end - 1), made on a thread up to `size` ahead; its errors are raised where they are read.
+    """make(start), ..., make(end - 1), made on a thread up to `size` ahead; its errors are raised at the consumer.
 
     Args:
-        make: called in order, on the thread.
+        make: function called in order, on the thread.
         start: the first number.
         end: the one after the last.
-        size: how many are made and not yet asked for, at most.
+        size: largest number of results that wait to be read.
 
     """
     pool = ThreadPoolExecutor(1, "batches")

@@ -17,7 +17,7 @@ def load(path: str, separator: str = "file") -> Corpus:
 
     Args:
         path: files, folders (their `*.txt`, at any depth) and patterns such as `books/*.md`, separated by commas.
-        separator: what makes an entry: a `file`, or what lies between every `blank_line` or `line`.
+        separator: boundary of entries: `file`, `blank_line` or `line`.
 
     Raises:
         ConfigError: for a path that names nothing, a file that cannot be read or is not UTF-8, or no text at all.

@@ -110,7 +110,7 @@ def trained_once(texts: list[str], fingerprint: str, vocab_size: int, *, lowerca
 
 
 def minilm() -> Tokenizer:
-    """The 30,522 lower-case tokens of BERT's own vocabulary, as MiniLM has them; fetched where they are not cached."""
+    """The 30,522 lower-case tokens of BERT's own vocabulary, as MiniLM has them; fetched unless cached."""
     return from_vocabulary(fetch("minilm/vocab"))
 
 
@@ -120,9 +120,9 @@ def from_vocabulary(
     """A WordPiece of a `vocab.txt`: one token a line.
 
     Args:
-        path: of the file.
+        path: path of the file.
         lowercase: whether case is dropped.
-        strip_accents: whether accents are; None where case is.
+        strip_accents: whether accents are dropped; None if they are dropped with case.
         chinese: whether each Chinese character is a word.
 
     Raises:
@@ -145,8 +145,8 @@ def from_vocabulary(
 def read_tokenizer(path: Path) -> Tokenizer:
     """A tokenizer from a `tokenizer.json`, a `vocab.txt`, or a folder of either; nothing is cut off or filled up.
 
-    A `vocab.txt` is lower-case, without accents, unless a `tokenizer_config.json` beside it says otherwise. What a
-    `tokenizer.json` lacks of BERT's is added: special tokens that stand in its vocabulary alone, those around a text.
+    A `vocab.txt` is lower-case, without accents, unless a `tokenizer_config.json` next to it differs. Parts of a BERT
+    tokenizer that a `tokenizer.json` lacks are added: special tokens, and those around a text.
 
     Raises:
         ConfigError: if there is none, or it is no WordPiece with BERT's special tokens.
@@ -197,7 +197,7 @@ def _check_specials(vocabulary: dict[str, int], path: Path) -> None:
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
-    """Write `tokenizer.json` and what transformers needs to know of it."""
+    """Write `tokenizer.json` and the settings that transformers needs with it."""
     roles = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
     lowercase = bool(getattr(tokenizer.normalizer, "lowercase", True))
     settings: dict[str, Any] = {"tokenizer_class": "BertTokenizer", "do_lower_case": lowercase}

@@ -1,4 +1,4 @@
-"""Attention among the tokens of one text: fused by cuDNN, by XLA, or written out with dropped weights."""
+"""Attention among the tokens of one text: fused by cuDNN, by XLA, or eager with dropout."""
 
 import math
 from typing import Literal, cast
@@ -46,18 +46,18 @@ def _why_not_xla(dtype: str, backend: str) -> str | None:
 
 
 def chosen(attention: str, drops: bool, dtype: str, head_size: int, packed: int = 0, backend: str | None = None) -> str:
-    """Which implementation a named or automatic choice means.
+    """Name of the implementation that a named or automatic choice selects.
 
     Args:
-        attention: `auto` or the name of one.
+        attention: `auto` or the name of an implementation.
         drops: whether the model's training drops attention weights.
-        dtype: of queries, keys and values.
-        head_size: their last axis.
-        packed: tokens of a row that holds several texts; 0 for one text a row.
-        backend: as `jax.default_backend` names it, which is asked unless given.
+        dtype: dtype of queries, keys and values.
+        head_size: length of their last axis.
+        packed: number of tokens of a row that holds several texts; 0 for one text a row.
+        backend: JAX's backend; `jax.default_backend()` by default.
 
     Raises:
-        ConfigError: for one that is named where it cannot run, with the reason.
+        ConfigError: if a named implementation cannot run, with the reason.
 
     """
     backend = backend or jax.default_backend()
@@ -79,7 +79,7 @@ def attend(
         key: K.
         value: V.
         implementation: `cudnn` or `xla`.
-        lengths: tokens of each row, the rest being padding at its end; what padding itself attends to is arbitrary.
+        lengths: number of tokens of each row, followed by padding, whose own results are arbitrary.
         segments: a number for each token; tokens of the same number belong together.
 
     """
@@ -117,12 +117,12 @@ def attend_eagerly(
 
 
 def together(segments: Int[Array, "b t"]) -> Bool[Array, "b 1 t t"]:
-    """Which tokens belong to one text."""
+    """Mask of the pairs of tokens that belong to one text."""
     return (segments[:, :, None] == segments[:, None, :])[:, None]
 
 
 def allowed(length: int, lengths: Lengths, segments: Segments) -> Bool[Array, "b 1 #t t"] | None:
-    """Which key each query may look at; None for all."""
+    """Mask of the keys that each query attends to; None for all."""
     mask = None if segments is None else together(segments)
     if lengths is None:
         return mask

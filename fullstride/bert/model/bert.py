@@ -36,7 +36,7 @@ class Head(eqx.Module):
 
 @jax.custom_vjp
 def decoded(x: Float[Array, "*batch hidden"], table: Float[Array, "vocab hidden"]) -> Float[Array, "*batch vocab"]:
-    """x E^T, added up and returned in fp32 or better.
+    """x E^T, accumulated and returned in fp32 or better.
 
     The gradient is cast to the factors' dtype before its own products: left in fp32, it would draw those out of bf16.
     """
@@ -64,7 +64,7 @@ Tokens = Int[Array, "b t"]
 
 
 def keys_of(key: Key, count: int) -> list[Key]:
-    """So many keys, or as many times none."""
+    """A number of keys, or as many times None."""
     return [None] * count if key is None else list(jax.random.split(key, count))
 
 
@@ -168,7 +168,7 @@ class Layer(eqx.Module):
 
 
 class Bert(eqx.Module):
-    """The encoder, with the masked language model's head and the pooler where the configuration has them."""
+    """The encoder, with the masked language model's head and the pooler if the configuration has them."""
 
     embeddings: Embeddings
     layers: tuple[Layer, ...]
@@ -199,11 +199,11 @@ class Bert(eqx.Module):
 
         Args:
             tokens: rows of token numbers.
-            types: of each token; all 0 unless given.
-            lengths: tokens of each row that are no padding; all unless given.
+            types: type of each token; all 0 by default.
+            lengths: number of tokens of each row before its padding; all by default.
             segments: a number for each token of rows that hold several texts, or padding anywhere: tokens look only at
                 tokens of their own number, and positions start anew with each.
-            key: of dropout; without it nothing is dropped.
+            key: random key of dropout; without it nothing is dropped.
 
         Raises:
             ConfigError: for rows that are longer than the model's, or an attention that cannot run here.

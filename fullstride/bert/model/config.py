@@ -10,16 +10,16 @@ ATTENTIONS = ("auto", "cudnn", "xla", "eager")
 
 @dataclass(frozen=True)
 class BertConfig:
-    """Sizes and constants of a BERT encoder (arXiv:1810.04805), those of BERT-base unless given.
+    """Sizes and constants of a BERT encoder (arXiv:1810.04805), those of BERT-base by default.
 
     Attributes:
-        max_length: longest row, in tokens.
-        types: how many token types ("sentences") there are.
+        max_length: length of the longest row, in tokens.
+        types: number of token types ("sentences").
         hidden_dropout: share of each sub-layer's output, and of the embeddings, that training drops.
         attention_dropout: share of the attention weights that training drops; the paper's is 0.1. Above 0 it needs
-            `attention="eager"`, which holds all weights in memory.
-        attention: `cudnn` (fused, on NVIDIA GPUs in bf16 and fp16), `xla`, `eager`, or `auto`: eager where attention
-            weights are dropped, else cudnn where it can run, else xla where it can (not in fp64, nor in fp16 on a
+            `attention="eager"`, which holds all attention weights in memory.
+        attention: `cudnn` (fused, on NVIDIA GPUs in bf16 and fp16), `xla`, `eager`, or `auto`: eager if attention
+            weights are dropped, else cudnn if it can run, else xla if it can (not in fp64, nor in fp16 on a
             CPU), else eager.
         head: whether there is a masked language model's head, tied to the token embedding.
         pooler: whether there is a pooler of the first token, which sentence classification uses.

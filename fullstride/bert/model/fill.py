@@ -18,9 +18,9 @@ class Candidate:
     """One token for one place.
 
     Attributes:
-        token: as it is written, `##` where it continues a word.
-        probability: by the model, the other places being hidden too.
-        text: the whole text with it, the other places as they were.
+        token: the token's text, with `##` if it continues a word.
+        probability: the model's probability, with the other places hidden, too.
+        text: the whole text with this token, the other places unchanged.
 
     """
 

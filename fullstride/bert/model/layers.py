@@ -57,12 +57,12 @@ class LayerNorm(eqx.Module):
 
 
 class Dropout(eqx.Module):
-    """Zeros for a share of the elements, the others scaled up; nothing without a key or in inference mode.
+    """Dropout: zeros for a share of the elements, the others scaled up; nothing without a key or in inference mode.
 
     The share is rounded to a multiple of 2^-16, and the scale is that of the rounded one.
 
     Attributes:
-        inference: what `equinox.nn.inference_mode` sets.
+        inference: the flag that `equinox.nn.inference_mode` sets.
 
     """
 
@@ -101,7 +101,7 @@ _rows.defvjp(_rows_forward, _rows_backward)
 
 
 class Embedding(eqx.Module):
-    """A table of vectors; gradients of its rows are added up in fp32."""
+    """A table of vectors; gradients of its rows are accumulated in fp32."""
 
     weight: Float[Array, "rows size"]
 

@@ -101,9 +101,9 @@ def load(folder: str | Path, *, key: PRNGKeyArray | None = None, **changes: Any)
     """A model from a folder with `config.json` and `model.safetensors`, as transformers saves BERT.
 
     Args:
-        folder: of the files; the encoder's names may begin with `bert.` or not, the head and the pooler may be absent.
-        key: where the file has no head, of a new one; without it the model has none.
-        changes: fields of `BertConfig` that are no sizes, such as `attention` or `attention_dropout`. Unless given,
+        folder: folder of the files; names may begin with `bert.` or not, and head and pooler may be absent.
+        key: random key of a new head if the file has none; without a key there is no new head.
+        changes: fields of `BertConfig` other than sizes, such as `attention` or `attention_dropout`. By default
             no attention weights are dropped, whatever the file says, so that attention can be fused.
 
     Raises:
@@ -128,9 +128,9 @@ def filled(model: Bert, arrays: Mapping[str, Any], source: str) -> Bert:
     """A model with other arrays, by their names in a file.
 
     Args:
-        model: of arrays or of shapes.
-        arrays: cast to fp32.
-        source: what errors call the file.
+        model: a model of arrays or of shapes.
+        arrays: the arrays, which are cast to fp32.
+        source: name of the file in errors.
 
     Raises:
         ConfigError: listing what is missing, unexpected or of another shape.
@@ -199,7 +199,7 @@ def save_model(model: Bert, folder: str | Path, **more: Any) -> Path:
 
     Args:
         model: the model.
-        folder: made if it is not there; files of these names are replaced.
+        folder: folder, created if missing; files of these names are replaced.
         more: further entries of config.json, such as `pad_token_id`.
 
     Returns:

@@ -27,7 +27,7 @@ SHARDINGS = {"none": lambda: None, "dp": data_parallel, "fsdp": fsdp}
 
 
 def use_device(name: str) -> str:
-    """Have JAX run on `cpu` or `gpu`, or on what it takes for `auto`; returns which that is.
+    """Have JAX run on `cpu` or `gpu`, or on its default for `auto`; returns the name of the backend.
 
     Raises:
         ConfigError: if a named one is not there, or JAX runs elsewhere already.
@@ -43,7 +43,7 @@ def use_device(name: str) -> str:
 
 
 def begin(settings: TrainSettings) -> None:
-    """Check the settings and have JAX run where they say; on a GPU what it compiles is kept.
+    """Check the settings and select JAX's device; on a GPU compiled programs are cached.
 
     Raises:
         ConfigError: for settings that cannot work here.
@@ -55,7 +55,7 @@ def begin(settings: TrainSettings) -> None:
 
 
 def data_for(settings: TrainSettings, own: Path | None = None) -> tuple[Data, Batches]:
-    """The texts of a run and its batches; `own` is its tokenizer, if it has one already."""
+    """The texts of a run and its batches; `own` is the run's tokenizer, if it has one already."""
     data, init = settings.data, settings.model.init
     # The weights of `model.init` know its tokenizer, unless another is named.
     named = own or (Path(init).expanduser() if init and not data.tokenizer else None)
@@ -74,11 +74,11 @@ def model_of(
     """A new model, or the one of `model.init`.
 
     Args:
-        settings: of the model.
-        vocabulary: of the rows.
-        length: of the rows.
-        seed: of new weights.
-        own: sizes of a run that began with `model.init` and goes on: the model then is one of shapes alone.
+        settings: settings of the model.
+        vocabulary: vocabulary of the rows.
+        length: length of the rows.
+        seed: seed of new weights.
+        own: sizes of a resumed run that began with `model.init`; the model then has shapes only.
 
     Raises:
         ConfigError: if weights cannot be had, or have fewer tokens or positions than the rows.
@@ -156,7 +156,7 @@ def evaluator_of(settings: TrainSettings, held_out: HeldOut) -> Evaluator:
 
 
 def attention_of(config: BertConfig, precision: str, packed: int = 0) -> str:
-    """Which attention a model in training runs; `packed` is the length of rows that hold several texts.
+    """Name of the attention that a model in training runs; `packed` is the length of rows that hold several texts.
 
     Raises:
         ConfigError: for one that cannot run here.

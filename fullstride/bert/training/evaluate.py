@@ -25,11 +25,11 @@ class Scores:
     """Scores on held-out text.
 
     Attributes:
-        masked_loss: nats a prediction, under the masks of training, drawn once.
-        masked_accuracy: share of those predictions in which no token was held likelier.
+        masked_loss: nats per prediction, under masks as in training, drawn once.
+        masked_accuracy: share of those predictions in which no other token was likelier.
         bits_per_byte: see `Evaluator`.
-        tokens: how many tokens the texts have.
-        bytes: what they take in UTF-8.
+        tokens: number of the texts' tokens.
+        bytes: bytes of the texts in UTF-8.
 
     """
 
@@ -69,12 +69,12 @@ class Evaluator:
         """Keep the rows.
 
         Args:
-            rows: of held-out texts.
+            rows: rows of held-out texts.
             size: the texts' bytes in UTF-8.
             batch_size: rows of a forward pass; changes no result.
             fraction: share of the tokens that are predicted at once.
-            whole_words: whether the masked loss is that of whole words.
-            precision: what the model computes in, as `fullstride.step.jax.TrainStep` takes it.
+            whole_words: whether the masked loss hides words as a whole.
+            precision: precision of the model, as in `fullstride.step.jax.TrainStep`.
 
         """
         self.rows, self.size, self.batch_size = rows, size, batch_size

@@ -37,8 +37,8 @@ def mlm_loss(model: Bert, batch: Batch, key: PRNGKeyArray | None = None) -> tupl
 
     Args:
         model: the model.
-        batch: hidden tokens and what they were.
-        key: of dropout; None drops nothing.
+        batch: rows with hidden tokens, and the original tokens.
+        key: random key of dropout; None drops nothing.
 
     Returns:
         The loss, whose `value` is in nats, and `accuracy`, the share of predictions in which no token was held

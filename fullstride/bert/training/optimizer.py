@@ -15,10 +15,10 @@ def learning_rate(settings: OptimizerSettings, steps: int, step: Any, xp: Any = 
     It rises linearly, reaching `lr` at the last step of the warm-up, then falls linearly to 0 after the last step.
 
     Args:
-        settings: of the optimizer.
-        steps: of the whole run.
-        step: a number or an array.
-        xp: numpy for numbers on the host, jax.numpy inside of a step.
+        settings: settings of the optimizer.
+        steps: number of steps of the whole run.
+        step: index of the step, a number or an array.
+        xp: array module: numpy on the host, jax.numpy inside a step.
 
     """
     warmup = settings.warmup_steps
@@ -29,7 +29,7 @@ def learning_rate(settings: OptimizerSettings, steps: int, step: Any, xp: Any = 
 
 
 def decayed(params: Any) -> Any:
-    """Which arrays are decayed: matrices, and so neither biases nor the norms' vectors."""
+    """Mask of the arrays with weight decay: matrices, and neither biases nor the norms' vectors."""
     return jax.tree.map(lambda x: x.ndim >= 2, params)
 
 
@@ -48,6 +48,6 @@ def optimizer_of(settings: OptimizerSettings, steps: int) -> optax.GradientTrans
 
 
 def updates(opt_state: Any) -> int:
-    """How many updates such an optimizer has made; waits for the device."""
+    """Number of updates that such an optimizer has made; waits for the device."""
     (_, count), *_ = optax.tree.get_all_with_path(opt_state, "count")
     return int(count)

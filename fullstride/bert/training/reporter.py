@@ -1,4 +1,4 @@
-"""Where a run's numbers go: metrics.jsonl, and a line for people."""
+"""Outputs of a run's numbers: metrics.jsonl, and a line on the console."""
 
 import time
 from dataclasses import asdict

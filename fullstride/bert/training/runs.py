@@ -1,4 +1,4 @@
-"""A run's folder: what describes it, and what it has learned; which of its settings may change when it goes on."""
+"""A run's folder: its settings and its trained model, and the settings that may change when it resumes."""
 
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -27,9 +27,9 @@ class TrainedBert:
     """A model with its tokenizer.
 
     Attributes:
-        settings: of the run that it is from; None for a folder of weights.
-        step: how many steps that has made.
-        texts: the fingerprint of those that it was trained on; None for a folder of weights.
+        settings: settings of its run; None for a folder of weights.
+        step: number of steps of its run.
+        texts: fingerprint of its training texts; None for a folder of weights.
 
     """
 
@@ -68,7 +68,7 @@ def own_sizes(run: Path | None) -> BertConfig | None:
 
 
 def load_trained(folder: Path) -> TrainedBert:
-    """The model of a run, with its averaged weights where it keeps any, or that of a folder of weights.
+    """The model of a run, with its averaged weights if it has any, or that of a folder of weights.
 
     Raises:
         ConfigError: if the folder is neither, a run of another workload or version, or one without a checkpoint.
@@ -129,7 +129,7 @@ def settings_to_train(overrides: list[str]) -> TrainSettings:
 
 
 def refuse_other_recipe(settings: TrainSettings) -> None:
-    """Refuse to go on with another recipe than that of the run's checkpoints, or to fewer steps than it has made.
+    """Refuse to resume with another recipe than that of the run's checkpoints, or to fewer steps than it has made.
 
     Without a checkpoint there is no recipe yet.
 
@@ -146,7 +146,7 @@ def refuse_other_recipe(settings: TrainSettings) -> None:
 
 
 def begun_run(settings: TrainSettings) -> Path | None:
-    """The folder of a run that is gone on with; None for one that begins, or is replaced and so leaves nothing."""
+    """The folder of a run that is resumed; None for one that begins or is replaced."""
     return folder_of(settings) if settings.resume and not settings.overwrite else None
 
 

@@ -29,7 +29,7 @@ from fullstride.settings.overrides import assign, flat, nearest, split, value_of
 
 @dataclass
 class DataSettings:
-    """`data=python_docs`, `data=gcide`, `data=text_files` or `data=hf_dataset`, and what is made of the texts."""
+    """`data=python_docs`, `data=gcide`, `data=text_files` or `data=hf_dataset`, and how rows are made of the texts."""
 
     # data=NAME for short
     name: Annotated[str, AllowedNames(("python_docs", "gcide", "text_files", "hf_dataset"))] = "python_docs"
@@ -114,7 +114,7 @@ class TrainSettings:
 
 
 def validate(settings: TrainSettings) -> None:
-    """Check every value that is wrong whatever the machine and the data.
+    """Check every value that depends neither on the machine nor on the data.
 
     Raises:
         ConfigError: for the first impossible value: its key, what was received, what is expected.
@@ -143,7 +143,7 @@ def settings_of(overrides: list[str], base: TrainSettings | None = None) -> Trai
 
     Args:
         overrides: `key=value` in any order, each key at most once.
-        base: what is kept of what is not given; changed in place. The defaults without one.
+        base: settings that the overrides change in place; the defaults if None.
 
     Raises:
         ConfigError: as `apply`, or for a value that cannot be.

@@ -44,9 +44,9 @@ class Trainer:
         """Build everything of a run, going on from its newest checkpoint if the settings say so.
 
         Args:
-            settings: the run's.
-            console: where it reports.
-            resume_advice: what a person has to do to continue a stopped run; see `how_to_resume`, which is the default.
+            settings: the run's settings.
+            console: console for its reports.
+            resume_advice: instructions for a person to continue a stopped run; `how_to_resume` by default.
 
         Raises:
             ConfigError: for settings that cannot work here, a run that would be overwritten, or one that would go on
@@ -168,7 +168,7 @@ class Trainer:
             self._evaluate()
 
     def _save(self) -> None:
-        """Write a checkpoint; what was measured until here is reported first, as a run that goes on would lack it."""
+        """Write a checkpoint; metrics up to here are reported first, since a resumed run would lack them."""
         self.reporter.late(self.step.finish())
         if self.state.step not in self.checkpoints.numbers():
             self.checkpoints.save(self.state, {"data": self.data.fingerprint, "settings": asdict(self.settings)})
