@@ -41,7 +41,7 @@ def set_precision(name: str, device: "torch.device") -> None:
 
 
 def _round(allowed: bool) -> None:
-    """Take fp32 products and convolutions in TF32, or not, so that both of PyTorch's interfaces say so."""
+    """Switch TF32 for fp32 products and convolutions on or off, so that both of PyTorch's interfaces agree."""
     import torch
 
     torch.set_float32_matmul_precision("high" if allowed else "highest")
@@ -126,7 +126,7 @@ def matmul_precision(name: str, device: "torch.device") -> Iterator[None]:
 
     before = _Settings()
     try:
-        # On a CPU, too, what it would round by default.
+        # Also on a CPU, which might round by default.
         _round(False)
         set_precision(name, device)
         with autocast(name, device) if name == "bf16" else torch.autocast(device.type, enabled=False):
@@ -136,7 +136,7 @@ def matmul_precision(name: str, device: "torch.device") -> Iterator[None]:
 
 
 class _Settings:
-    """PyTorch's treatment of fp32 in both of its interfaces, to be as it was: the older one's setters write both."""
+    """Saved fp32 settings of both of PyTorch's interfaces, to be restored: the older one's setters write both."""
 
     def __init__(self) -> None:
         import torch
@@ -166,7 +166,7 @@ class _Settings:
 
 @contextlib.contextmanager
 def unsearched_convolutions() -> Iterator[None]:
-    """Let cuDNN take the algorithms that it knows of, the same each time and of those that add in one order.
+    """Let cuDNN choose algorithms without a search: the same each time, and deterministic ones.
 
     For work that runs once, so that a search takes longer than it saves, and for results that must be reproducible.
     """

@@ -23,19 +23,19 @@ from fullstride.device.select import cores_each
 from fullstride.device.triton_worker import compile_kernel, settings
 from fullstride.runs.atomic_files import note
 
-# Of the devices that Triton compiles for.
+# Type of the devices that Triton compiles for.
 KIND = "cuda"
-# Kernels that are changed after this are others than those that this process has imported.
+# A kernel file that changes after this time differs from the one that this process imported.
 IMPORTED = time.time()
 
 _lock = threading.Lock()
 # The autograd engine hands what a thread keeps here on to the threads of its backward passes, and nobody else.
 _GATHERING = "fullstride.gathering"
 _compiling: tuple[Any, contextvars.Context, "_Elsewhere"] | None = None
-_processes = False  # whether the compiler's are started
+_processes = False  # whether the compiler's processes were started
 _foreseen = set[Hashable]()
 _saying = threading.Lock()
-_said = False  # that a process of the compiler's could not compile a kernel
+_said = False  # whether a failed compilation was reported
 
 
 @contextmanager
@@ -105,12 +105,12 @@ def compile_soon(kernel: Any, grid: tuple[int, ...], arguments: Sequence[Any], o
 
 
 class _Elsewhere:
-    """Triton's executor: of each kernel that was not compiled yet it submits the work."""
+    """Triton's executor: submits the work of each kernel that is not compiled yet."""
 
     launched: tuple[Any, tuple[int, ...], Sequence[Any], dict[str, Any]]
 
     def submit(self, compile_here: Callable[[], Any]) -> Future:
-        """Let a process compile what was launched last, if it can, and a thread fetch it."""
+        """Let a process compile the last launch, if it can, and a thread fetch the result."""
         if not _processes:
             return _threads().submit(compile_here)
         from triton.runtime import driver
@@ -130,7 +130,7 @@ def _by_process(work: tuple[Any, ...], compile_here: Callable[[], Any]) -> Any:
         pool.submit(compile_kernel, *work).result()
     except Exception as error:
         _say_once((str(error).strip() or type(error).__name__).splitlines()[-1])
-    return compile_here()  # a look into the cache, or all of the work
+    return compile_here()  # a cache hit, or the whole compilation
 
 
 def _say_once(problem: str) -> None:
@@ -166,7 +166,7 @@ def compile_from_fake_tensors(name: str, run: Callable[..., Any], args: tuple[An
     if not all(isinstance(x, FakeTensor) and compiles(x.device) for x in tensors):
         return
     layouts = [(*x.shape, *x.stride(), x.storage_offset()) for x in tensors]
-    if any(type(n) is not int for layout in layouts for n in layout):  # to look at symbols would bind them
+    if any(type(n) is not int for layout in layouts for n in layout):  # reading symbols would bind them
         return
     rest = [(x.ndim, x.dtype, x.device) if isinstance(x, Tensor) else x for x in args]
     call = name, *layouts, *rest

@@ -1,4 +1,4 @@
-"""The part of a compiling process: a kernel for a GPU that this process never speaks to, into Triton's cache.
+"""Work of a compiler process: compiles a kernel into Triton's cache, for a GPU that it never uses.
 
 Half of a kernel's compilation is Python, for which threads of one process wait in turn, and with them whoever traces.
 """
@@ -55,7 +55,7 @@ def compiling_for(target: Any, given: dict[str, str]) -> Iterator[None]:
     try:
         yield
     finally:
-        driver.set_active(None)  # pyright: ignore[reportArgumentType]  # the GPU's, when it is asked for
+        driver.set_active(None)  # pyright: ignore[reportArgumentType]  # the GPU's own, on demand
         for key in given:
             os.environ.pop(key)
         os.environ.update(kept)
@@ -63,7 +63,7 @@ def compiling_for(target: Any, given: dict[str, str]) -> Iterator[None]:
 
 
 def changed_since(moment: float, project: str) -> list[str]:
-    """The files of a project's modules, as far as this process has imported them, that were changed after a moment."""
+    """Return the files of a project's modules imported by this process that changed after a time."""
     modules = [module for name, module in list(sys.modules.items()) if name.partition(".")[0] == project]
     files = {Path(file) for module in modules if (file := getattr(module, "__file__", None))}
     return sorted(str(file) for file in files if not file.is_file() or file.stat().st_mtime > moment)

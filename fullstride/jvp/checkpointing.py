@@ -58,7 +58,7 @@ def _unpacked(x: Batch) -> tuple[Tensor, Tensor | None]:
 
 
 def _compiled(module: nn.Module, args: tuple[Batch, ...]) -> Batch:
-    """Torch's takes and returns tensors alone."""
+    """Call torch's checkpoint with tensors only, which is all that it supports."""
     if not any(isinstance(x, MixedBatch) for x in args):
         return torchs(module, *args, use_reentrant=False)  # pyright: ignore[reportReturnType]
     some = [isinstance(x, MixedBatch) for x in args]
@@ -86,7 +86,7 @@ class _Settings:
             "cache_enabled": torch.is_autocast_cache_enabled(),
         }
         self._device = tensors[0].device if kind == "cuda" else None
-        # A module may draw in its own code, too, which does not show.
+        # A module may also draw random numbers in its own code, which cannot be seen.
         kinds = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
         drops = module.training and any(isinstance(m, kinds) and m.p > 0 for m in module.modules())
         # A state cannot be read during a graph capture: read it only if it is known to matter.

@@ -60,7 +60,7 @@ def _unpack(x: Tensor) -> Dual:
             "use the op's own batch dimension"
         )
     if forward_ad._current_level < 0:
-        return Dual(x, None)  # vmap has no rule for taking apart
+        return Dual(x, None)  # vmap has no rule for unpack_dual
     primal, tangent = forward_ad.unpack_dual(x, level=0)
     if tangent is None:
         return Dual(x, None)
@@ -69,7 +69,7 @@ def _unpack(x: Tensor) -> Dual:
 
 
 def constant(x: Tensor) -> Tensor:
-    """The values of a tensor or dual, which running statistics may be updated by inside `torch.func.jvp`, too."""
+    """Return the values of a tensor or dual, for updates of running statistics, also inside `torch.func.jvp`."""
     primal = x.detach() if inside_transform() else unpack(x).primal.detach()
     while not torch.compiler.is_compiling() and is_gradtrackingtensor(primal):
         primal = get_unwrapped(primal)

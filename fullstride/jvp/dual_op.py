@@ -153,7 +153,7 @@ class Forward(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
-        """Keep what backward needs."""
+        """Save the tensors that backward needs."""
         op, settings, tangent_grad, *tensors = inputs
         ctx.op, ctx.settings = op, settings
         ctx.set_materialize_grads(False)
@@ -177,7 +177,7 @@ class Forward(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple, *args: Any) -> tuple:
-        """One call over all, or one after the other."""
+        """Run one call for the whole batch, or one call per entry."""
         op, settings, tangent_grad, *tensors = args
         call = lambda *xs: op.forward_function.apply(op, settings, tangent_grad, *xs)  # noqa: E731
         shared = _where_shared(op)
@@ -218,7 +218,7 @@ class Backward(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple, *args: Any) -> tuple:
-        """One call over all, or one after the other."""
+        """Run one call for the whole batch, or one call per entry."""
         op, settings, needs_seldom, *tensors = args
         call = lambda *xs: op.backward_function.apply(op, settings, needs_seldom, *xs)  # noqa: E731
         shared = [False, False, *_where_shared(op), *[False] * (2 + op.rows)]

@@ -99,7 +99,7 @@ class DetachedTangents(OwnMode):
         if self._computes_apart and _is_pure(func, args, kwargs) and (apart := _apart(func, args, kwargs)) is not None:
             return apart
         out = func(*args, **kwargs)
-        if func is _MAKE_DUAL:  # that tangent is somebody's own tensor
+        if func is _MAKE_DUAL:  # the tangent is the caller's own tensor
             return out
         if type(out) in (tuple, list):
             return type(out)(map(_cut, out))

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 REMEDY = "use loss.split=static (every sample of a pass then carries a tangent), or rewrite it with other operations"
-# To the type checker it is what it stands for.
+# For the type checker a MixedBatch is a Tensor.
 _Like = Tensor if TYPE_CHECKING else object
 
 
@@ -212,7 +212,7 @@ def _pairs(primals: Sequence[Tensor], tangents: Sequence[Tensor]) -> tuple[Mixed
 
 for _name in ("shape", "ndim", "dtype", "device"):
     setattr(MixedBatch, _name, _of_primal(_name))
-# What orders, copies or rounds the elements of each sample.
+# Functions that reorder, copy or round the elements of each sample.
 for _name in (
     "bfloat16",
     "contiguous",

@@ -1,4 +1,4 @@
-"""More of torch's functions of a batch of which only the first samples carry a tangent, by torch's own derivatives.
+"""More rules for batches in which only the first samples carry a tangent, by torch's own derivatives.
 
 What acts on each sample alone runs once on all primals, and once, under `torch.func.jvp`, on those with a tangent.
 """
@@ -35,7 +35,7 @@ ALONG = (
     "sum",
     "var",
 )
-# Of (batch, channels, ...) with so many dimensions; with one less some take the first one for channels.
+# Number of dimensions of (batch, channels, ...); with one less, some functions take the first one for channels.
 SPATIAL = {
     **{f"{name}{d}d": d + 2 for d in (1, 2, 3) for name in ("avg_pool", "adaptive_avg_pool", "max_pool")},
     **{f"conv_transpose{d}d": d + 2 for d in (1, 2, 3)},
@@ -53,7 +53,7 @@ def _refuse(reason: str) -> ValueError:
 
 
 def _moved(f: Callable[..., Tensor], args: Sequence[Any], heads: Sequence[Any]) -> Tensor:
-    """The tangent of f at the heads, along those of the arguments that move."""
+    """Compute the tangent of f at the heads, along the arguments' tangents."""
     at = [i for i, x in enumerate(args) if isinstance(x, MixedBatch)]
 
     def of_moving(*moving: Tensor) -> Tensor:
@@ -236,7 +236,8 @@ def _in_place(name: str, f: Callable[..., MixedBatch]) -> Callable[..., MixedBat
             raise _refuse(f"{name} of an input")
         with torch.no_grad():
             still = MixedBatch(self.primal.detach().clone(), self.tangent.clone())
-            tangent = getattr(f, "__wrapped__", f)(still, *args, **named).tangent  # without the watch over the graph
+            # The unwrapped rule has no check for lost gradients.
+            tangent = getattr(f, "__wrapped__", f)(still, *args, **named).tangent
         getattr(self.primal, name)(*map(_primal, args), **named)
         with torch.no_grad():
             self.tangent.copy_(tangent)
@@ -268,7 +269,7 @@ def _register() -> None:
     for name, own in {"add": "iadd", "sub": "isub", "mul": "imul", "div": "itruediv"}.items():
         setattr(MixedBatch, f"__{own}__", _in_place(f"{name}_", RULES[name]))
     RULES["log_sigmoid"] = RULES["logsigmoid"]
-    MixedBatch.__hash__ = object.__hash__  # which a class with == of its own has not
+    MixedBatch.__hash__ = object.__hash__  # a class that defines == has none
 
 
 _register()

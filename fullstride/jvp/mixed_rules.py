@@ -107,7 +107,7 @@ def gelu(input: MixedBatch, approximate: str = "none") -> MixedBatch:  # noqa: A
 
 @rule("dropout")
 def dropout(input: MixedBatch, p: float = 0.5, training: bool = True, inplace: bool = False) -> MixedBatch:  # noqa: A002
-    """One mask for a sample and its tangent; never in place."""
+    """Apply the same mask to a sample and its tangent; never in place."""
     if not training or p == 0:
         return input
     input.check_front()

@@ -16,7 +16,7 @@ from fullstride.jvp.function_modes import DetachedTangents, ExplicitZeros
 from fullstride.jvp.reroute import RerouteFunctional, reroute_functional
 from fullstride.jvp.state import GradientInside, computes_apart, computing, tangent_grad
 
-REMEDIES = {  # of what torch says
+REMEDIES = {  # by a part of torch's message
     "Nested forward mode AD": (
         "jvp inside another jvp or dual level: fullstride.jvp has only a first forward derivative; expected a single "
         "jvp. For higher orders call torch.func.jvp throughout, on a model of PyTorch operations (torch.nn.functional)"
@@ -92,7 +92,7 @@ def jvp(
         RuntimeError: around another jvp of this package's ops, or around a gradient of them.
 
     """
-    if not torch.compiler.is_compiling() and torch.is_inference_mode_enabled():  # where there are no duals
+    if not torch.compiler.is_compiling() and torch.is_inference_mode_enabled():  # which has no dual tensors
         with torch.inference_mode(False), torch.no_grad():
             return jvp(fn, primals, tangents, tangent_grad=tangent_grad, has_aux=has_aux)
     leaves, spec, moves = _checked(primals, tangents)
@@ -122,7 +122,7 @@ def _eagerly(
     fn: Callable[..., Any], primals: list[Tensor], tangents: list[Tensor], has_aux: bool, tangent_grad: bool
 ) -> tuple[Any, ...]:
     """Call fn, and once more with every operation whole if it turns out to take a gradient itself."""
-    outermost = not get_interpreter_stack()  # else the duals of a mode are out of reach: torch.func wraps them
+    outermost = not get_interpreter_stack()  # otherwise a mode cannot reach the duals: torch.func wraps them
     # With a graph of the tangent it is torch.func, too: some of torch's derivatives write in place otherwise.
     by = _dual_level if outermost and not tangent_grad else _functorch
     with _explained():
@@ -130,7 +130,7 @@ def _eagerly(
             with computing(tangent_grad, inside=False):
                 return by(fn, primals, tangents, has_aux)
         except GradientInside:
-            by = _dual_level if outermost else _functorch  # torch.func hides what a gradient goes back to
+            by = _dual_level if outermost else _functorch  # torch.func hides the tensors that a gradient goes back to
             with computing(tangent_grad, inside=True):
                 return by(fn, primals, tangents, has_aux)
 
@@ -147,13 +147,13 @@ def _explained() -> Iterator[None]:
 
 
 def _functorch(fn: Callable[..., Any], primals: list[Tensor], tangents: list[Tensor], has_aux: bool) -> tuple:
-    # A view as primal meets an internal assert of the compiler.
+    # A view as primal fails an internal assertion of the compiler.
     primals = [p.clone() if torch.compiler.is_compiling() else _normal(p) for p in primals]
     if not has_aux:
         return *torch.func.jvp(fn, tuple(primals), tuple(tangents)), None
     rest: list[Any] = []
 
-    def of_tensors(*moved: Tensor) -> Any:  # torch's takes nothing else as aux
+    def of_tensors(*moved: Tensor) -> Any:  # torch.func.jvp accepts only tensors as aux
         out, aux = fn(*moved)
         leaves, spec = pytree.tree_flatten(aux)
         rest[:] = [leaves, spec]
@@ -212,13 +212,13 @@ def _checked(primals: Any, tangents: Any) -> tuple[list[Any], pytree.TreeSpec, l
 
 
 def _as_views(ctx: Any, _: None, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
-    """Hand tangents on as views, which a dual level expects of inputs that are handed on; torch's own does not."""
+    """Return tangents as views, as a dual level expects for inputs that a Function returns; torch's own does not."""
     return tuple(None if tangent is None else tangent.view_as(tangent) for tangent in tangents)
 
 
 @contextmanager
 def _sharded() -> Iterator[None]:
-    """Let the function that `fully_shard` calls on a module's inputs hand on their tangents."""
+    """Let the function that `fully_shard` calls on a module's inputs pass their tangents on."""
     fsdp = sys.modules.get("torch.distributed.fsdp._fully_shard._fsdp_param_group")
     if fsdp is None:
         yield

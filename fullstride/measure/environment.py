@@ -72,7 +72,7 @@ def _jax_gpu() -> dict[str, Any] | None:
     device = jax.devices()[0]
     return {
         "name": device.device_kind,
-        # What JAX may take of it.
+        # Memory that JAX may allocate.
         "memory_bytes": (device.memory_stats() or {}).get("bytes_limit"),
         "cuda": device.client.platform_version,
         "driver": _driver(),
@@ -80,7 +80,7 @@ def _jax_gpu() -> dict[str, Any] | None:
 
 
 def environment() -> dict[str, Any]:
-    """Everything that a reader needs to repeat or to doubt a number; imports no framework of its own accord."""
+    """Return everything that a reader needs to reproduce or question a number; imports no framework itself."""
     torch = sys.modules.get("torch")
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),

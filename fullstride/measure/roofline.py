@@ -135,7 +135,7 @@ def roofline_bound(flops: int | float, moved: int | float, ceilings: Ceilings) -
     return RooflineBound(flops / ceilings.flops * 1e3, moved / ceilings.bytes * 1e3)
 
 
-# Large enough to fill the device and leave its caches, small enough for two cores.
+# Sizes that fill the device and exceed its caches, but are small enough for two cores.
 GEMM_SIZE = {"cuda": 8192, "mps": 4096, "cpu": 2048}
 COPY_BYTES = {"cuda": 4 << 30, "mps": 1 << 30, "cpu": 256 << 20}
 

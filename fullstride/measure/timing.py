@@ -38,10 +38,10 @@ class HostClock:
         return (time.perf_counter() - start) * 1e3
 
     def reset_peak(self) -> None:
-        """Nothing to reset: the host's peak cannot be."""
+        """Do nothing: the host's peak cannot be reset."""
 
     def peak_bytes(self) -> None:
-        """Not known."""
+        """None: unknown on the host."""
 
 
 class CudaClock:

@@ -72,7 +72,7 @@ def steps(folder: Path, processes: Processes) -> None:
             step = make(kind, backend, processes, accumulate=accumulate)
             made = [step({k: _own(v, accumulate, processes) for k, v in batch.items()}) for batch in batches()]
             name = f"{kind}-{backend}-{accumulate}-{processes.transfers}"
-            _save(left(step, made) | _told(step), name, folder, processes)
+            _save(left(step, made) | _diagnostics(step), name, folder, processes)
 
 
 def alone(folder: Path) -> None:
@@ -87,11 +87,11 @@ def _own(whole: Tensor, accumulate: int, processes: Processes) -> Tensor:
     return whole.unflatten(0, (accumulate, -1))[:, processes.rank :: processes.size].flatten(0, 1)
 
 
-def _told(step: TrainStep) -> dict[str, Tensor]:
+def _diagnostics(step: TrainStep) -> dict[str, Tensor]:
     reducer = step.body.reducer
     assert reducer is not None
-    told = {"errors": max(step.errors.values()), "early": reducer.early, "buckets": reducer.buckets}
-    return {name: torch.tensor(value) for name, value in told.items()}
+    found = {"errors": max(step.errors.values()), "early": reducer.early, "buckets": reducer.buckets}
+    return {name: torch.tensor(value) for name, value in found.items()}
 
 
 def _save(found: dict[str, Tensor], name: str, folder: Path, processes: Processes) -> None:

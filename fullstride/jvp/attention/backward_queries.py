@@ -65,7 +65,7 @@ def query_gradients(q, k, v, tq, tk, tv, go, gto, rows, mask, grads, starts, str
     TS: tl.constexpr = gto is not None and (tq is not None or tk is not None)
     block = tl.program_id(0) % blocks
     if C.right:
-        block = blocks - 1 - block  # the longest first: the last to start are then short
+        block = blocks - 1 - block  # longest blocks first, so that the last to start are short
     b, h = tl.program_id(0) // blocks // heads, tl.program_id(0) // blocks % heads
     start_q, end_q, start_k, end_k, at = sequence(starts, b, h, heads, (len_q, len_k))
     first = start_q + block * BLOCK_M

@@ -79,7 +79,7 @@ HOPPER: dict[tuple[int, bool], dict[int, Config]] = {
         256: tuple(BackwardConfig(of, 16, 16, 8, 1, parts=16) for of in ("dq dtq", ALL_KEYS)),
     },
 }
-# At most 99 KB of shared memory a block and no wgmma: what every GPU from sm_80 on has.
+# At most 99 KB of shared memory a block and no wgmma: every GPU from sm_80 on supports it.
 OTHER: dict[tuple[int, bool], dict[int, Config]] = {
     (2, True): {
         64: (

@@ -98,7 +98,7 @@ def dual_forward(q, k, v, tq, tk, tv, mask, outputs, starts, strides, scale, ban
     s_q, s_k, s_v, s_tq, s_tk, s_tv, s_o, s_to = aligned(strides, 8, C.step)
     block = tl.program_id(0) % blocks
     if C.right:
-        block = blocks - 1 - block  # the longest first: the last to start are then short
+        block = blocks - 1 - block  # longest blocks first, so that the last to start are short
     head = tl.program_id(0) // blocks
     b, h = head // heads, head % heads
     first = block * C.block_m

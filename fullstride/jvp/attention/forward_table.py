@@ -77,7 +77,7 @@ HOPPER = {
         256: ForwardConfig(16, 16, 8, 1),
     },  # 256 spills
 }
-# At most 99 KB of shared memory a block and no wgmma: what every GPU from sm_80 on has.
+# At most 99 KB of shared memory a block and no wgmma: every GPU from sm_80 on supports it.
 OTHER = {
     "half": {64: ForwardConfig(64, 32, 4, 2), 128: ForwardConfig(64, 32, 8, 1), 256: ForwardConfig(32, 16, 8, 1)},
     "tf32": {64: ForwardConfig(32, 32, 4, 1), 256: ForwardConfig(16, 16, 4, 1)},

@@ -182,7 +182,7 @@ def dual_forward_hopper(q, k, v, tq, tk, tv, o, to, rows, scale, sizes, C: gl.co
     ACC: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, V, 16])
     block = gl.program_id(0) % row_blocks
     if C.causal:
-        block = row_blocks - 1 - block  # the longest first: the last to start are then short
+        block = row_blocks - 1 - block  # longest blocks first, so that the last to start are short
     head = gl.program_id(0) // row_blocks
     b, h = head // heads, head % heads
     first = block * 2 * ROWS

@@ -1,4 +1,4 @@
-"""Launches the fused forward of attention and its derivative: dense or packed, with masks, causal and windows."""
+"""Launches of the fused forward of attention and its derivative: dense or packed, with masks, causal and windows."""
 
 from typing import Any
 
@@ -108,7 +108,7 @@ def forward_varlen(
 
 
 def run_specialised(inputs, outputs, taken: bool, scale: float, causal: bool, config: SpecialisedConfig) -> None:
-    """The kernel of Hopper, imported here alone: other GPUs and Triton's interpreter do without it."""
+    """Run Hopper's kernel, which is imported only here: other GPUs and Triton's interpreter do not need it."""
     if not taken:
         q = inputs[0]
         raise ValueError(

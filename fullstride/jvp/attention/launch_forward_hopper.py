@@ -1,4 +1,4 @@
-"""Launches the warp-specialised forward on a Hopper GPU, for the inputs that it takes."""
+"""Launch of the warp-specialised forward on a Hopper GPU, for the inputs that it supports."""
 
 from typing import Any
 

@@ -52,7 +52,7 @@ def _row_dot(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _hide(s: Tensor, mask: Tensor | None, band: tuple[int, int]) -> None:
-    """The mask and the band onto the scores (B, H, Lq, Lk), in place; what is broadcast in the mask stays small."""
+    """Apply the mask and the band to the scores (B, H, Lq, Lk), in place; a broadcast mask is not expanded."""
     if mask is not None:
         for dim in range(4):
             mask = mask.narrow(dim, 0, min(1, mask.shape[dim])) if mask.stride(dim) == 0 else mask
@@ -216,7 +216,7 @@ def backward(
     causal: bool = False,
     window: tuple[int, int] | None = None,
 ) -> Gradients:
-    """The gradients of `forward`, from its inputs and outputs.
+    """Compute the gradients of `forward` from its inputs and outputs.
 
     Args:
         go: gradient of o.

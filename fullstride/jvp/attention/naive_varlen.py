@@ -1,4 +1,4 @@
-"""The plain form for sequences of unequal lengths packed into one tensor: one after the other."""
+"""`naive` for sequences of unequal lengths packed into one tensor, one after the other."""
 
 from collections.abc import Iterator
 from typing import Any

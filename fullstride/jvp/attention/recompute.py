@@ -11,7 +11,7 @@ from fullstride.jvp.attention.tiles import LOG2E, LOWEST, aligned, load_rows, pl
 @triton.jit
 @no_type_check
 def load_row_numbers(x, at, first, end, ROWS: tl.constexpr):
-    """One number a row of fp32 rows that lie side by side; zeros from row `end` on."""
+    """Load one fp32 number per row, contiguous in memory; zeros from row `end` on."""
     rows = tl.arange(0, ROWS)
     return tl.load(x + at + first + rows, mask=rows < end - first, other=0.0)
 

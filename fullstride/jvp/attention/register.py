@@ -42,7 +42,7 @@ def _forward(primals: Any, tangents: Any, settings: Sequence[Any]) -> Tensors:
     given: tuple[Any, ...] = (*qkv, *tangents)
     options, fused = _options(settings)
     if fused:
-        from fullstride.jvp.attention.launch_forward import forward  # Triton is a GPU's
+        from fullstride.jvp.attention.launch_forward import forward  # only GPUs have Triton
 
         return forward(*given, mask=mask, **options)
     return naive.forward(*given, mask=mask, **options)
@@ -52,7 +52,7 @@ def _backward(go: Tensor, gto: Any, primals: Any, tangents: Any, saved: Any, set
     *qkv, mask = primals
     options, fused = _options(settings)
     if fused and gto is None and mask is None and max(options["window"]) < 0:
-        from fullstride.jvp.attention.torch_sdpa import backward_of  # Triton is a GPU's
+        from fullstride.jvp.attention.torch_sdpa import backward_of  # only GPUs have Triton
 
         given: tuple[Any, ...] = (go, *qkv, SavedForBackward(*saved).o, SavedForBackward(*saved).lse)
         found = backward_of(*given, scale=options["scale"], causal=options["causal"])
@@ -108,7 +108,7 @@ def _forward_varlen(primals: Any, tangents: Any, settings: Sequence[Any]) -> Ten
     given: tuple[Any, ...] = (*qkv, *tangents, starts_q, starts_k)
     options, fused = _options(common)
     if fused:
-        from fullstride.jvp.attention.launch_forward import forward_varlen  # Triton is a GPU's
+        from fullstride.jvp.attention.launch_forward import forward_varlen  # only GPUs have Triton
 
         return forward_varlen(*given, max_seqlen_q=longest_q, max_seqlen_k=longest_k, **options)
     return naive_varlen.forward_varlen(*given, **options)
@@ -120,7 +120,7 @@ def _backward_varlen(go: Tensor, gto: Any, primals: Any, tangents: Any, saved: A
     options, fused = _options(common)
     run: Any = naive_varlen.backward_varlen
     if fused:
-        from fullstride.jvp.attention.backward import backward_varlen as run  # Triton is a GPU's
+        from fullstride.jvp.attention.backward import backward_varlen as run  # only GPUs have Triton
 
         options |= {"max_seqlen_q": longest_q, "max_seqlen_k": longest_k}
     dq, dk, dv, *of_tangents = run(go, gto, *qkv, *tangents, *saved, starts_q, starts_k, **options)

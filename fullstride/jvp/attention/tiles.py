@@ -156,7 +156,7 @@ def spread(weights, values, accs, C: tl.constexpr):
 @triton.jit
 @no_type_check
 def scaled(accs, factor):
-    """Each row of each piece times its factor."""
+    """Multiply each row of each piece by its factor."""
     main = accs[0] * factor[:, None]
     tiles = (main,)
     if len(accs) > 1:

@@ -18,8 +18,8 @@ from fullstride.jvp.attention.arguments import WIDEST
 from fullstride.jvp.dual import may_require_grad
 
 TILE = 128
-# Keys from which cuDNN is faster than the kernels of this package; with fewer they are even. The flash kernels that
-# PyTorch brings are slower on Hopper at every length.
+# Keys from which cuDNN is faster than the kernels of this package; with fewer keys both are equally fast. The flash
+# kernels of PyTorch are slower on Hopper at every length.
 CUDNN_FROM = 512
 
 
@@ -54,7 +54,7 @@ def backward_of(
     Neither gives the same bits twice, so deterministic mode goes without them. `torch.backends.cuda.enable_cudnn_sdp`
     and `enable_flash_sdp` switch them off, as they do for `scaled_dot_product_attention`.
     """
-    from fullstride.jvp.attention.launch_common import capability, fits_tma  # Triton is a GPU's
+    from fullstride.jvp.attention.launch_common import capability, fits_tma  # only GPUs have Triton
 
     if q.itemsize != 2 or scale <= 0 or torch.are_deterministic_algorithms_enabled():
         return None

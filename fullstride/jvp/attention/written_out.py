@@ -41,7 +41,7 @@ def attention(
 
 
 def _softmax(scores: Tensor) -> Tensor:
-    """Torch's own derivative of it writes in place what the derivative's gradient needs, outside of torch.func."""
+    """Softmax in elementary operations: outside torch.func, torch's derivative overwrites what its gradient needs."""
     exponentials = (scores - scores.detach().amax(-1, keepdim=True)).exp()
     return exponentials / exponentials.sum(-1, keepdim=True)
 

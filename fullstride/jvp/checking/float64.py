@@ -14,7 +14,7 @@ from fullstride.jvp.implementation import only_plain
 
 LOWER = (torch.float32, torch.float16, torch.bfloat16)
 CASTS = (Tensor.float, Tensor.half, Tensor.bfloat16)
-# Asked for more often than anything is computed, and the same in every format.
+# Attributes that are read more often than anything is computed, and are equal in every format.
 SAME = frozenset(getattr(Tensor, name).__get__ for name in ("shape", "ndim", "device", "is_cuda", "requires_grad"))
 DTYPE: Any = Tensor.dtype
 

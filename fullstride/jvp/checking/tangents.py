@@ -154,7 +154,7 @@ def _compare_gradient(
 
 def _noted(fn: Callable[..., Any], formats: CoarsestFormat) -> Callable[..., Any]:
     def run(*args: Any) -> Any:
-        if torch.compiler.is_compiling():  # which traces modes, too, and not every call of theirs
+        if torch.compiler.is_compiling():  # the compiler traces modes, too, but not all of their calls
             return fn(*args)
         with formats:
             return fn(*args)

@@ -67,7 +67,7 @@ class NormKind(NamedTuple):
         """<a>."""
         first, *pixels = self.dims
         if pixels and a.device.type == "cpu" and a.stride(first) == 1:
-            # Of channels_last PyTorch adds such groups up one by one on a CPU, which is slow and loses digits.
+            # In channels_last PyTorch sums such groups sequentially on a CPU, which is slow and loses digits.
             a = a.mean(pixels, keepdim=True)
             return a.mean(first, keepdim=True)
         return a.mean(self.dims, keepdim=True)

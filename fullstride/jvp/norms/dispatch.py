@@ -17,8 +17,8 @@ from fullstride.jvp.subclasses import materialized_all
 
 Given = tuple[Tensor | None, ...]  # the first of the primals is never absent
 Pair = tuple[Tensor, Tensor | None]
-Dtype = torch.dtype | None  # of the results; none is x's
-# What the kernels hold on the chip.
+Dtype = torch.dtype | None  # format of the results; None means x's
+# Limits of the kernels, which hold rows on the chip.
 LONGEST_ROW, MOST_CHANNELS = 16384, 4096
 
 
@@ -50,7 +50,7 @@ class Norm:
     def __call__(
         self, primals: Given, tangents: Given, settings: tuple, dtype: Dtype, implementation: str, tangent_grad: bool
     ) -> Pair:
-        """The output and its tangent, None without any tangent given."""
+        """Return the output and its tangent; the latter is None if no tangent is given."""
         x = _present(primals[0])
         self.check(*primals, *settings)
         _check_format(dtype)
@@ -64,7 +64,7 @@ class Norm:
     def first(
         self, primals: Given, tangent: Tensor | None, settings: tuple, dtype: Dtype, implementation: str
     ) -> Pair | None:
-        """The norm with the tangent of x's first samples, in one kernel; None if there is none that does so."""
+        """Compute the norm with the tangent of x's first samples in one kernel; None if no kernel supports that."""
         x = _present(primals[0])
         if self.op is not GROUP_NORM or tangent is None or self.implementation(x, settings, implementation) != "triton":
             return None
@@ -85,7 +85,7 @@ class Norm:
         return self.op(primals, tangents, (*own, dtype, runs), tangent_grad)
 
     def _of_torch(self, primals: Given, settings: tuple, dtype: Dtype) -> Tensor:
-        """One with a format for its result is computed in fp32 or better and rounded once."""
+        """Compute torch's own norm; with a result format, in fp32 or better and rounded once."""
         if dtype is None:
             return self.torchs(*primals, *settings)
         full = (None if p is None else p.to(torch.promote_types(p.dtype, torch.float32)) for p in primals)

@@ -85,7 +85,7 @@ def backward_kernel(inputs, affine, kept, outs, PARTIAL, blocks, sizes, ASKED: t
     """
     FULL: tl.constexpr = inputs[1] is not None
     MOVES: tl.constexpr = inputs[3] is not None
-    if EARLY:  # The sums of PARTIAL may take their places, where they wait.
+    if EARLY:  # The kernel that sums PARTIAL may start now, and waits.
         gdc_launch_dependents()
     groups, channels, pixels = sizes
     sample, block = tl.program_id(0) // blocks, tl.program_id(0) % blocks

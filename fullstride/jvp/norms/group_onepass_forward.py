@@ -69,7 +69,7 @@ def forward_kernel(x, affine, y, kept, moving, blocks, sizes, eps, T: tl.constex
         moves = sample < moving
     if x[1] is not None:
         t = load_tile(x[1] + base, lane, sizes, T, moves)
-    # Before the sums, whose barriers the loads would otherwise wait behind.
+    # Before the sums: the loads would otherwise wait behind their barriers.
     w, b, tw, tb = parameters(affine, lane)
 
     mean, mean_t = means(tile, t, x[1], count, T)

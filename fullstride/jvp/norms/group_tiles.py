@@ -48,7 +48,7 @@ def lanes(block, groups, T: tl.constexpr):
     """Return for each lane, [1, lanes]: channel, group, whether it holds a channel, whether it is its group's first."""
     lane = tl.arange(0, T.groups * T.pad)[None, :]
     group = block * T.groups + lane // T.pad
-    if T.cpg == T.pad:  # Written so that the compiler sees neighbours, and reads them together.
+    if T.cpg == T.pad:  # This form shows the compiler that they are neighbours, so that it vectorises the loads.
         channel = block * T.groups * T.pad + lane
         there = channel < groups * T.cpg
     else:

@@ -15,7 +15,7 @@ def ceil_div(a: int, b: int) -> int:
 
 
 def padded(n: int) -> int:
-    """The least power of two that is at least n, and 1."""
+    """Return the least power of two that is at least n and at least 1."""
     return 1 << max(n - 1, 0).bit_length()
 
 

@@ -10,7 +10,7 @@ def row_major(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
 
 
 def format_of(x: Tensor) -> torch.memory_format:
-    """The memory format that images are worked on in: channels_last if they lie so, else row-major."""
+    """Memory format in which images are processed: channels_last if they have it, else row-major."""
     if not x.is_contiguous():
         for layout, dim in ((torch.channels_last, 4), (torch.channels_last_3d, 5)):
             if x.dim() == dim and x.is_contiguous(memory_format=layout):

@@ -45,7 +45,7 @@ def partial_sums(x: Tensor, affine: Affine, batches: int, parts: int) -> tuple[T
 
 
 def summed(partial: Tensor | None, affine: Affine) -> tuple[Tensor | None, ...]:
-    """The gradients of the parameters that there are."""
+    """Gradients of the parameters that are present."""
     found = iter([] if partial is None else sum_partials(partial, [p for p in affine if p is not None]))
     return tuple(None if p is None else next(found) for p in affine)
 

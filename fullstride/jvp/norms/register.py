@@ -19,7 +19,7 @@ SETTINGS = (("dtype", "ScalarType?"), ("implementation", "str"))
 def _rows(implementation: str) -> ModuleType:
     if implementation == "plain":
         return naive
-    from fullstride.jvp.norms import rows  # Triton is a GPU's
+    from fullstride.jvp.norms import rows  # only GPUs have Triton
 
     return rows
 
@@ -27,7 +27,7 @@ def _rows(implementation: str) -> ModuleType:
 def _groups(implementation: str) -> ModuleType:
     if implementation == "plain":
         return naive
-    from fullstride.jvp.norms import group_norm  # Triton is a GPU's
+    from fullstride.jvp.norms import group_norm  # only GPUs have Triton
 
     return group_norm
 

@@ -88,7 +88,7 @@ def backward_kernel(GY, GTY, X, TX, W, TW, MEAN, RSTD, DX, DTX, PARTIAL, n, chun
 
     GTY None: the detached tangent; TX, TW are then None. PARTIAL: (batches, chunks, DW + DB + DTW + DTB, D), fp32.
     """
-    if EARLY:  # The sums of PARTIAL may take their places, where they wait.
+    if EARLY:  # The kernel that sums PARTIAL may start now, and waits.
         gdc_launch_dependents()
     batch, chunk = tl.program_id(0) // chunks, tl.program_id(0) % chunks
     dw, db, dtw, dtb = (), (), (), ()

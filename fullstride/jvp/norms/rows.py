@@ -32,7 +32,7 @@ def row_norm(
     x, tx = x.contiguous(), contiguous(tx)
     plan, n = _plan("forward", norm, x, config)
     y, rstd = row_major(x, dtype), torch.empty(x.shape[:-1], device=x.device, dtype=torch.float32)
-    # A kernel without a place for the mean keeps it.
+    # A kernel without an output for the mean does not subtract it.
     mean = torch.empty_like(rstd) if norm.centred else None
     ty = None if all(t is None for t in (tx, affine.tweight, affine.tbias)) else row_major(y)
     parameters, steps = zip(*map(_strided, affine), strict=True)

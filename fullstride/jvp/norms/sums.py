@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from triton import knobs
 
-# The interpreter goes through a reduction of several values, and through inline assembly not at all, in plain Python.
+# The interpreter runs reductions of several values in slow Python, and does not support inline assembly.
 INTERPRETED = tl.constexpr(knobs.runtime.interpret)
 
 
