@@ -1,4 +1,4 @@
-"""A stop signal to a bench: what was measured is written."""
+"""Tests of a stop signal to a benchmark: measured rows are written."""
 
 import json
 import signal
@@ -29,7 +29,7 @@ def _handlers():
 
 
 def ended(act: Callable[[], None]) -> None:
-    """A bench's work, as the commands do it."""
+    """Run a benchmark's work, as the commands do."""
     with ending_early():
         act()
 
