@@ -45,7 +45,7 @@ def test_the_first_signal_spends_every_budget_and_ends_the_block_at_its_end(capf
         assert Budget.of(1000.0).spent
         done.append("written")
 
-    with pytest.raises(raised, match="what was measured is written"):
+    with pytest.raises(raised, match="measured rows are written"):
         ended(work)
     assert done == ["written"]
     assert not budget.spent
@@ -108,7 +108,7 @@ def test_a_stopped_bench_writes_what_it_has_and_names_the_rest(tmp_path):
         bench.send_signal(signal.SIGTERM)
         _, told = bench.communicate(timeout=120)
     assert bench.returncode == 0, told
-    assert "what was measured is written" in told.splitlines()[-1]
+    assert "measured rows are written" in told.splitlines()[-1]
     (path,) = tmp_path.glob("*.json")
     assert "cut-short" in path.name
     result = json.loads(path.read_text())
