@@ -45,18 +45,18 @@ def spread(
     """Run commands of `python -m benchmarks` on the GPUs, and return once all of them have ended.
 
     Args:
-        gpus: as the option has them.
+        gpus: value of the option.
         tasks: the commands; their logs are in `runs/logs`.
         runs: the folder of runs.
-        collect: whether only what is there was asked for.
-        limit: of the whole.
-        device: of the trainings, by their settings.
-        shared: whether several may share a GPU, since none is given a time.
+        collect: whether --collect was given.
+        limit: time limit of the whole.
+        device: device of the trainings, from their settings.
+        shared: whether several may share a GPU, because none has a time budget.
 
     Raises:
-        ConfigError: for GPUs that cannot be or are not there, or together with --collect.
-        PeerError: if one of them failed, once the others have ended.
-        Preempted, KeyboardInterrupt: if this process was told to end, once all of them have.
+        ConfigError: if GPUs are invalid or absent, or --collect is given, too.
+        PeerError: if a command failed, after the others have ended.
+        Preempted, KeyboardInterrupt: if this process received a stop signal, after all commands have ended.
 
     """
     from benchmarks.experiments.gpu_pool import run_side_by_side

@@ -19,9 +19,9 @@ from fullstride.launch.words import Words
 from fullstride.process import exit_codes
 from fullstride.runs.atomic_files import note
 
-# Of a log, from whose end the reason of a failure is taken.
+# Bytes at the end of a log that are searched for the reason of a failure.
 TAIL_BYTES = 4096
-# Of the time that a limit reserves for saving, what this process keeps for itself at the end.
+# Share of the time reserved for saving that this process keeps for itself at the end.
 OWN = 0.25
 
 
@@ -73,17 +73,17 @@ class Running:
 def run_side_by_side(tasks: Sequence[Task], gpus: Sequence[str], logs: Path, limit: Limit) -> list[str]:
     """Run commands in their order, each on the GPU that is free first, until all have ended.
 
-    A GPU on which a command has failed is given no other: what is wrong may be the GPU.
+    A GPU on which a command has failed gets no other command, because the GPU may be faulty.
 
     Args:
-        tasks: the commands; their names differ.
-        gpus: as of `gpus.gpus_of`; one that is there twice runs two at a time, if there are more commands than GPUs.
+        tasks: commands with distinct names.
+        gpus: GPUs from `gpus.gpus_of`; a repeated one runs two at a time, if there are more commands than GPUs.
         logs: folder of their output, NAME.log.
-        limit: of the whole. Each command is given what is left of it, and is not begun where that is too little; one
-            that has not left by then is killed.
+        limit: time limit of the whole. Each command gets the rest of it, and is not begun if that is too little; a
+            command that has not exited by then is killed.
 
     Returns:
-        The names of those that were not begun, for want of time.
+        Names of the commands that were not begun for lack of time.
 
     Raises:
         PeerError: if commands failed, after all others have ended: which, why, and the last lines of their logs.

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 NO_MEMORY, NO_TIME = "no memory", "no time"
 TOLD = "nothing more is begun, and what is measured is written; Ctrl-C again ends at once without it"
 ENDED = "ended without writing what was measured"
-WRITTEN = "stopped; what was measured is written, and what is left out named"
+WRITTEN = "stopped; measured rows are written, and rows left out are named"
 
 _under_way: list[StopSignal] = []
 
@@ -75,8 +75,11 @@ def one_stream(device: "torch.device") -> Iterator[None]:
 
 @contextmanager
 def ending_early() -> Iterator[None]:
-    """A block of the main thread in which SIGTERM or Ctrl-C spends every `Budget`: what was measured is written;
-    Preempted, KeyboardInterrupt at its end, if SIGTERM or SIGINT came.
+    """Spend every `Budget` on SIGTERM or Ctrl-C in a block of the main thread, so that measured rows are written.
+
+    Raises:
+        Preempted, KeyboardInterrupt: at the end of the block, if SIGTERM or SIGINT came.
+
     """
     with StopSignal(TOLD, ENDED) as stop:
         _under_way.append(stop)

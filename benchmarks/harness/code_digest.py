@@ -15,7 +15,7 @@ import fullstride
 from fullstride.extras import OWN
 
 PACKAGE = Path(fullstride.__file__).parent
-# What runs besides Python.
+# Suffixes of code other than Python.
 KERNELS = (".cu", ".cuh")
 # A comment, or a text, in which there is none.
 C_TEXT = re.compile(r"""(?P<text>"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])')|//[^\n]*|/\*.*?\*/""", re.DOTALL)
@@ -27,8 +27,8 @@ def digest(text: str, suffix: str) -> str:
     """Return the digest of a file's code; of a text that is neither Python nor C++, of every line that is not blank.
 
     Args:
-        text: of the file.
-        suffix: its kind, `.py`, `.cu` or another one.
+        text: text of the file.
+        suffix: suffix of the file, `.py`, `.cu` or another one.
 
     """
     if suffix == ".py":

@@ -29,7 +29,7 @@ def environment(others: Iterable[Mapping[str, str]] = ()) -> dict[str, Any]:
     """Return the package's `environment` with the command and the digests of the code.
 
     Args:
-        others: digests of the code of other processes whose numbers these are, as of `code_digest.loaded`.
+        others: code digests of other processes that measured, from `code_digest.loaded`.
 
     """
     return machine() | {"command": command(), "code": joined(others)}

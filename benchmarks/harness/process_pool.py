@@ -1,7 +1,7 @@
 """Processes of a benchmark that compile in parallel and are timed in turns: teams with one job each.
 
-Each process says `READY` once it has compiled and waits for `GO`; then its team has the device and the processor to
-itself. What else it says before it ends is what it has found.
+Each process sends `READY` once it has compiled and waits for `GO`; then its team has the device and the processor to
+itself. Other messages before its end are its results.
 """
 
 import math
@@ -19,7 +19,7 @@ from fullstride.device.select import cores
 from fullstride.errors import PeerError
 
 READY, GO, DONE = "ready", "go", "done"
-# What is heard of a process that has ended without a word.
+# Message of a process that ended without sending one.
 DEAD = "a process of it has ended"
 UNFINISHED = "the bench was ended before"
 # Seconds that a bench may take beyond its time before its processes are ended.
@@ -97,9 +97,9 @@ class Team:
         """Wait for one message from every process and handle others; if one fails, end all.
 
         Args:
-            word: `READY` or `DONE`; a team that is done instead has nothing left to do.
-            until: seconds of the monotonic clock.
-            take: what to do with anything that is no word.
+            word: expected message, `READY` or `DONE`; a team that is done early has nothing left to do.
+            until: deadline in seconds of the monotonic clock.
+            take: function that handles any other message.
 
         """
         said: dict[Worker, str] = {}

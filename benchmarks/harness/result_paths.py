@@ -39,10 +39,10 @@ def narrower(
     """Return the options that make a result smaller than the experiment's own, or different.
 
     Args:
-        experiment: its name.
-        seeds: that were asked for; all of its own if none.
-        minutes: of each training; its own if None.
-        models: that were asked for; all of its own if none.
+        experiment: name of the experiment.
+        seeds: requested seeds; none means all of the experiment's own.
+        minutes: minutes of each training; None means its own.
+        models: requested models; none means all of its own.
 
     """
     lacking = seeds and not set(SEEDS_OF.get(experiment, SEEDS)) <= set(seeds)
@@ -57,14 +57,14 @@ def narrower(
 def results_folder(out: Path | None, scale: str, runs: Path, overrides: Sequence[str] = ()) -> Path:
     """Return the folder of an experiment's result.
 
-    A smoke test's is no evidence, and that of other settings would take the place of an experiment's own: both stay out
+    Results of smoke tests are no evidence, and those of other settings would replace an experiment's own: both stay out
     of the folder of results.
 
     Args:
-        out: as it was told; None if it was not.
-        scale: of the experiment.
-        runs: the folder of its runs.
-        overrides: settings and options that are not the experiment's own; see `foreign` and `narrower`.
+        out: value of the option; None if not given.
+        scale: scale of the experiment.
+        runs: folder of the runs.
+        overrides: settings and options that differ from the experiment's own; see `foreign` and `narrower`.
 
     """
     return out or (runs / "results" if scale == "smoke" or overrides else RESULTS)
@@ -74,8 +74,8 @@ def outputs(app: Any, words: Sequence[str]) -> list[Place]:
     """List the paths that a command writes to: given options, and --out's default unless it is among its runs.
 
     Args:
-        app: the group of all commands.
-        words: the command; what is wrong about it is refused by the command itself.
+        app: group of all commands.
+        words: arguments of the command, which checks them itself.
 
     """
     command, rest = app, list(words)

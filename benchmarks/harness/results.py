@@ -29,7 +29,7 @@ def at(**settings: tuple[Any, Any]) -> dict[str, str]:
     """Return the condition that gives a result with non-default settings its own file, or nothing.
 
     Args:
-        settings: of each the value, or several, and the usual one.
+        settings: value (or several) and default of each setting.
 
     """
     words = []
@@ -96,7 +96,7 @@ class CaseResult:
     def file_name(self) -> str:
         """`case--conditions--machine.json`, the conditions being those that make a file of their own.
 
-        What was cut short has one, too, as it would take the place of a whole one.
+        A result that was cut short has its own file, too, because it would replace a whole one.
         """
         parts = [self.case, *(str(v) for k, v in self.conditions.items() if k in NAMING)]
         parts += ["cut-short"] * cut_short(self.conditions)

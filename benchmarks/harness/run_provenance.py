@@ -17,7 +17,7 @@ def of_run(kept: Mapping[str, Any]) -> dict[str, Any]:
     """Return a run's updated record of where and by which code it was made, including this process.
 
     Args:
-        kept: what it has so far, of this process and earlier ones.
+        kept: record of the run so far, of this process and earlier ones.
 
     Returns:
         `code`, digests of files, and `environments`, one for each process that worked on the run by another machine,
@@ -51,14 +51,14 @@ def expect_recipe(values: Mapping[str, Any], recipe: Mapping[str, Any], run: Pat
 def of_runs(runs: Iterable[Mapping[str, Any]], device: str) -> Environment:
     """Return the environment of a result gathered from runs: theirs, or this process's if none recorded one.
 
-    Versions that differ stand beside each other, and so do commits, under `commits`; the rest is the latest's.
+    Differing versions are listed together, as are commits under `commits`; the rest is that of the latest run.
 
     Args:
-        runs: what they have kept, as of `of_run`.
-        device: cuda or cpu, on which they ran.
+        runs: records of the runs, from `of_run`.
+        device: device of the runs, cuda or cpu.
 
     Raises:
-        ConfigError: if they are of different machines, or some do not say of which.
+        ConfigError: if the runs come from different machines, or some do not record theirs.
 
     """
     runs = list(runs)
@@ -102,6 +102,6 @@ def _distinct(values: Iterable[str | None]) -> list[str]:
 def _here() -> Environment:
     """Return this process's environment without a date, cached because collecting it takes time.
 
-    Without the command, too: a result names the one that gathered it.
+    It has no command either, because a result names the command that gathered it.
     """
     return {name: value for name, value in environment().items() if name not in ("date", "command", "code")}

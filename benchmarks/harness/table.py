@@ -98,19 +98,19 @@ def finish(
     """Write a result, print it, and raise for what is wrong; neither can lose it.
 
     Args:
-        result: the case's.
-        out: the folder of results.
-        shown: the tables and lines to print.
-        width: of the widest table.
-        wrong: what is a fault of ours.
-        failed: what the case broke at.
+        result: result of the case.
+        out: folder of results.
+        shown: function that returns the tables and lines to print.
+        width: width of the widest table.
+        wrong: faults of this project.
+        failed: error that ended the case.
 
     Returns:
-        The file written.
+        Path of the written file.
 
     Raises:
         GateError: afterwards, if something is wrong.
-        ConfigError: likewise, if there are no rows.
+        ConfigError: afterwards, if there are no rows.
 
     """
     console = console_of(width)

@@ -75,7 +75,7 @@ class Limit:
     def kept(self) -> Iterator[None]:
         """Send this process a SIGTERM during the block once only the reserve is left.
 
-        For what takes longer than expected, or cannot be asked: compiling, a solver's many evaluations.
+        It covers work that takes longer than expected or cannot check the time, such as compiling or a solver.
         """
         # A timer takes no infinity.
         timer = threading.Timer(min(max(self.left, 0.0), threading.TIMEOUT_MAX), self._end)

@@ -34,7 +34,7 @@ class Bar(NamedTuple):
 
 
 Columns = Callable[[Any], tuple[float, float, float]]
-# Of each row of the table: label, peer, unit, and its columns: ours, the peer's, the bound's.
+# Label, peer, unit and columns (ours, the peer's, the bound's) of each row of the table.
 ROWS: tuple[tuple[str, str, str, Columns], ...] = (
     ("attention and its JVP, 16,384 tokens", "jvp_flash_attention", "ms",
      lambda row: (row.ours_median, row.dual_median, row.ours_bound)),

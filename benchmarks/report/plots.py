@@ -83,7 +83,7 @@ def cut(label: str, room: int = LABEL) -> str:
 def dots(series: Sequence[Series], xlabel: str, log: bool = False, marks: Mapping[str, float] | None = None) -> Figure:
     """Draw rows of dots in the order of their labels' first appearance; `marks` are vertical lines.
 
-    Where one of the series is a bound, a line joins the dots of each row.
+    If one of the series is a bound, a line joins the dots of each row.
     """
     labels = list(dict.fromkeys(label for one in series for label in one.values))
     with matplotlib.rc_context(STYLE):

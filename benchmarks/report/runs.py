@@ -11,7 +11,7 @@ from fullstride.errors import ConfigError
 from fullstride.runs.atomic_files import replace_file
 from fullstride.runs.folder import METRICS, read_metrics
 
-# What is drawn first; the rest follows in the order in which it comes.
+# Numbers that are drawn first; the rest follows in order of appearance.
 FIRST = ("loss", "squared_error", "energy_distance", "frechet_distance", "accuracy", "grad_norm", "lr")
 PLACES = ("epoch", "images")
 MOST = 12  # figures

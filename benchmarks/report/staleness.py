@@ -14,7 +14,7 @@ from benchmarks.report.frame import Source
 
 ROOT = Path(__file__).parents[2]
 CURRENT, HARNESS, CHANGED, UNKNOWN = "current", "harness changed", "code under test changed", "not known"
-# Where files went, by the paths that older results know them by.
+# New paths of moved files, by the paths in older results.
 MOVES: dict[str, str] = json.loads(Path(__file__).with_name("moves.json").read_text())
 CASES: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_name("cases.toml").read_text())
 # Commands by the names that they had in older results, and what a race is told, which gathers finished runs unasked.
@@ -59,7 +59,7 @@ def state(source: Source, root: Path = ROOT, moves: Mapping[str, str] = MOVES) -
 def script(found: Iterable[tuple[Source, State]]) -> str:
     """Return a shell script with a comment per file and, once below it, the command that measures it again.
 
-    A command is commented out where somebody must see to it first.
+    A command that needs manual preparation is commented out.
     """
     files: dict[str, list[str]] = {}
     for source, its in found:

@@ -26,7 +26,7 @@ CASES |= {f"{shape.name}_primal": (*shape.q, False) for shape in SPEED if shape.
 NAMES = ("dq", "dk", "dv", "dtq", "dtk", "dtv")
 # Products that each gradient is counted for: 15 through the tangent, 5 without.
 COUNTED = {True: 15, False: 5}
-# What a correct candidate in bf16 stays below, relative to the norm of the gradient.
+# Error bound of a correct candidate in bf16, relative to the norm of the gradient.
 ALLOWED = 0.02
 # Blocks of the walker's own rows and of those it walks over, and warps: with two or more accumulators, and with one.
 NARROW = [(128, 32, 8), (64, 32, 4), (128, 64, 8)]

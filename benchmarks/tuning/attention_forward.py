@@ -14,7 +14,7 @@ from fullstride.measure.timing import Call
 
 # (batch, heads, length, head dim)
 CASES = {name: shape.q for name, shape in TUNING.items()}
-# What a correct candidate in bf16 stays below, relative to the largest value of the reference.
+# Error bound of a correct candidate in bf16, relative to the largest value of the reference.
 ALLOWED = 0.03
 # Of the warp-specialised kernel, keys of a block and stages; of the Triton kernels, rows, keys and warps: by head dim.
 SPECIALISED = {64: [(64, 2), (64, 3), (64, 4), (128, 2)], 128: [(64, 2), (32, 3), (32, 4)]}

@@ -49,11 +49,11 @@ def measured(
     """Return a candidate's row: error, resources of its kernels, time; or why it was refused.
 
     Args:
-        name: of the candidate.
-        calls: of it, on inputs of their own.
-        error: of the first call's result.
-        allowed: what a correct candidate's error stays below.
-        modules: that its kernels are in.
+        name: name of the candidate.
+        calls: calls of the candidate, on separate inputs.
+        error: error of the first call's result.
+        allowed: bound of a correct candidate's error.
+        modules: modules of its kernels.
 
     """
     before = _compiled(modules)
@@ -88,11 +88,11 @@ def main(
     """Compile the candidates ahead, tune the cases that are asked for, and write all as JSON after each.
 
     Args:
-        about: help.
-        module: what runs as `python -m`.
-        cases: their names.
-        calls_of: the candidates of a case, on inputs that cost little but are compiled for alike.
-        tune: a case's result.
+        about: help text.
+        module: name of the module for `python -m`.
+        cases: names of the cases.
+        calls_of: function for calls of the candidates on cheap inputs that compile to the same kernels.
+        tune: function that returns a case's result.
 
     """
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)

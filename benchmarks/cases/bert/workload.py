@@ -32,10 +32,10 @@ def flops(config: BertConfig, batch: int, length: int, fraction: float = MASKED)
     """Operations of a step's matrix products, 2 per multiply-add; backward counts twice, and nothing is recomputed.
 
     Args:
-        config: the model's.
-        batch: rows.
-        length: tokens of a row.
-        fraction: share of the tokens that is predicted, where alone the head runs.
+        config: configuration of the model.
+        batch: number of rows.
+        length: number of tokens per row.
+        fraction: share of the tokens that is predicted; the head runs only on these.
 
     """
     h, tokens = config.hidden_size, batch * length
@@ -49,11 +49,11 @@ def workload(model: str, mode: str, precision: str, batch: int, length: int) -> 
     """Masked language modelling of random tokens by AdamW, parameters in fp32.
 
     Args:
-        model: a size's name.
+        model: name of a size.
         mode: one of `MODES`.
-        precision: `fp32` or `bf16`, that the network computes in.
-        batch: rows.
-        length: tokens of a row.
+        precision: `fp32` or `bf16`, in which the network computes.
+        batch: number of rows.
+        length: number of tokens per row.
 
     """
     config, numbers = config_of(model, mode), precision_of(precision)

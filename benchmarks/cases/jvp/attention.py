@@ -1,10 +1,10 @@
 """`python -m benchmarks jvp-attention`: attention with its derivative, forward and backward, compared with its peers.
 
-Of each size the dual forward pass, the backward pass whose tangent is detached, which is the library's problem too, and
-the one through the tangent. Beside them `vanilla`, PyTorch's math attention under torch.func.jvp, the library's primal
-alone, and jvp_flash_attention where it is installed. Counted in products of 2 B H L^2 D operations: 6, 5 and 15; the
-primal alone 2. A backward pass is timed alone, but its memory is that of forward and backward together. Errors are of
-whole heads, of the very tensors that are timed, against the plain form in fp64.
+Three passes are timed for each size: the dual forward pass, the backward pass with a detached tangent (the library's
+problem, too), and the backward pass through the tangent. They are compared with `vanilla` (PyTorch's math attention
+under torch.func.jvp), the library's primal alone, and jvp_flash_attention if it is installed. They count 6, 5 and 15
+products of 2 B H L^2 D operations; the primal alone counts 2. A backward pass is timed alone, but its memory is that of
+forward and backward together. Errors are of whole heads of the timed tensors, against PyTorch operations in fp64.
 """
 
 from collections.abc import Callable, Iterator
@@ -40,7 +40,7 @@ COMPARABLE = [shape for shape in ODD if shape.k[2] > 1]  # the score of a single
 LARGE = distinct([*SPEED, *REFERENCE])
 SHAPES = {"small": SMALL, "reference": REFERENCE, "speed": SPEED, "large": LARGE, "odd": COMPARABLE}
 SHAPES["all"] = [*LARGE, *COMPARABLE]
-# What each pass makes.
+# Results of each pass.
 MADE = {"forward": ("o", "to"), "detached": NAMES[:3], "through": NAMES}
 # Errors by whose they are, or why it is not timed: what is wrong is not.
 Judged = dict[str, Errors | str]

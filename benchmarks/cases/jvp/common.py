@@ -36,14 +36,14 @@ def error_beside_eager(
     """Return relative errors against fp64, of ours and of eager in the same format.
 
     Args:
-        name: of the result.
-        out: ours.
-        exact: in fp64.
-        eager: eager's, if there is one.
-        rounding: the relative error of what is rounded; None is that of out's format.
+        name: name of the result.
+        out: our result.
+        exact: result in fp64.
+        eager: result of eager, if there is one.
+        rounding: relative rounding error; None means that of the format of `out`.
 
     Raises:
-        GateError: if ours is more than twice eager's, and more than a few roundings.
+        GateError: if our error is more than twice eager's, and more than a few roundings.
 
     """
     least = ROUNDINGS * (rounding or finfo(out.dtype).eps)
@@ -129,10 +129,10 @@ class OpSetup:
         """Time a pass and measure its memory with all that leads to it; or return why that is impossible.
 
         Args:
-            work: what the pass does.
-            make: prepares a call of it, on the i-th set of inputs; for a backward pass, runs the forward pass.
-            sets: of inputs to go through in turn.
-            least: its floor, unless that follows from the work and the ceilings.
+            work: work of the pass.
+            make: function that prepares a call on the i-th set of inputs; it runs the forward pass of a backward pass.
+            sets: number of sets of inputs to rotate.
+            least: roofline bound, unless it follows from the work and the ceilings.
 
         """
         if self.budget.spent:

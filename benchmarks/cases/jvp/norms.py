@@ -1,10 +1,11 @@
 """`python -m benchmarks jvp-norms`: norms with their derivatives, in bytes per second compared with a copy.
 
-Of each norm and size the dual forward pass, the backward pass whose tangent is detached, and the one through it.
-Counted are activations read and written once: 4 forward (x, its tangent, y, its tangent), 3 backward detached (the
-gradient, x, x's gradient), 6 through (both gradients, x, its tangent, both of x's gradients); parameters have
-gradients, too. The floor is a copy of as many bytes, and both go in turn through sets of tensors that overflow a GPU's
-cache. Beside them eager's jvp, torch.func.jvp of the library's own op. Errors are against the plain form in fp64.
+Three passes are timed for each norm and size: the dual forward pass, the backward pass with a detached tangent, and the
+backward pass through the tangent. Activations count as read and written once: 4 forward (x, its tangent, y, its
+tangent), 3 backward detached (the gradient, x, x's gradient), 6 through (both gradients, x, its tangent, both of x's
+gradients); parameters have gradients, too. The bound is a copy of as many bytes; both rotate through sets of tensors
+that exceed a GPU's cache. They are compared with eager: torch.func.jvp of the library's own op. Errors are against
+PyTorch operations in fp64.
 """
 
 from collections.abc import Callable, Iterator

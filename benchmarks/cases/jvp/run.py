@@ -90,7 +90,7 @@ def _cells(row: Row, rates: Rates) -> tuple[str, ...]:
     timing, x = row.timing, row.extra
     peak = timing.peak_bytes
     with_host = peak is not None and not x["calls_in_graph"] and timing.median_ms <= GRAPH_MS
-    # Of the results the largest errors, and the largest ratio.
+    # Take the largest errors and the largest ratio of the results.
     ours, eagers = ([e[who] for e in x["errors"].values() if who in e] for who in ("ours", "eager"))
     ratio = max(filter(None, map(_ratio, x["errors"].values())), key=float, default="")
     return (

@@ -88,7 +88,7 @@ SPEED = [
     AttentionShape("dit", 64, 12, 256, 64),
     AttentionShape("unet80", 64, 4, 256, 80),
 ]
-# What the kernels are tuned for, by name.
+# Shapes that the kernels are tuned for, by name.
 TUNING = {shape.name: shape for shape in SPEED}
 TUNING |= {"unet64": AttentionShape("unet64", 64, 4, 256, 64), "mid128": AttentionShape("mid128", 4, 16, 2048, 128)}
 # What a kernel may stumble over: one row, lengths that fill no block, heads between powers of two, shared keys.
@@ -134,7 +134,7 @@ NORMS_ODD = [
     *_rows(((3, 37, 100), (2, 1, 33), (1, 3, 5000))),
 ]
 NORMS_SMALL = [*_groups(((3, 32, 9, 9),), 8, BOTH), *_rows(((4, 33, 96),))]
-# What the norms' kernels are tuned for.
+# Shapes that the norms' kernels are tuned for.
 NORMS_TUNING = [
     *_rows(TOKENS, ("layer_norm",)),
     *_rows((TOKENS[0], TOKENS[-1]), ("rms_norm", "ada_layer_norm")),

@@ -20,10 +20,10 @@ def timed(calls: list[Call], clock: Clock, device: torch.device, floor_ms: float
     """Times of one call, as a mean over all of them in turn, and how many were in a graph: 0 without one.
 
     Args:
-        calls: the same on inputs of their own, the first of which has run before.
-        clock: of the device.
-        device: where.
-        floor_ms: what one cannot be faster than: how often short ones are repeated in a graph.
+        calls: the same call on separate inputs, the first of which has run before.
+        clock: clock of the device.
+        device: device of the calls.
+        floor_ms: roofline bound of a call, which decides how often short ones are repeated in a graph.
 
     """
     ms = clock.time(calls[0])

@@ -1,7 +1,7 @@
 """`python -m benchmarks paged-attention`: attention of decode steps compared with a gather and the roofline bound.
 
-A program calls it many times in a row, on one layer after the other, so that neither launches nor a cache that holds
-the keys already hide what it costs. CUDA's kernel also runs in a chain, as in a decode step.
+A program calls it many times in a row, on one layer after the other, so that neither launches nor cached keys
+hide the cost. The CUDA kernel also runs in a chain, as in a decode step.
 """
 
 from collections.abc import Callable, Iterator

@@ -1,6 +1,6 @@
 """Work of `benchmarks paged-attention`: rows of a decode step, expected results, and peers.
 
-A gather is what XLA does without a kernel; JAX's own paged attention is a Pallas kernel for GPUs.
+Without a kernel, XLA gathers; JAX's own paged attention is a Pallas kernel for GPUs.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ MODULE = "jax.experimental.pallas.ops.gpu.paged_attention"
 SPLITS = (16, 4)
 # Keys that a part multiplies at once: its usual eight pages of sixteen tokens.
 KEYS = 128
-# Of each layer keys and values, with heads outside, as it wants them.
+# Keys and values of each layer with heads first, as the kernel expects them.
 Pages = tuple[tuple[Float[Array, "kv_heads pages block head_dim"], Float[Array, "kv_heads pages block head_dim"]], ...]
 
 

@@ -74,7 +74,7 @@ class Peers:
             asked |= {"temperature": TEMPERATURE, "longest": work.longest, "at_once": at_once}
             asked |= {"gate_prompts": gate.prompts, "gate_outputs": gate.outputs}
             (folder / "asked.json").write_text(json.dumps(asked))
-            # Where nothing of this package lies beside the script that its imports could find.
+            # Copy the script to a folder in which its imports cannot find this package.
             script = shutil.copy(bench_vllm.__file__, folder / "beside.py")
             if code := subprocess.run([python, str(script)], stdout=STDERR, cwd=folder).returncode:
                 raise ConfigError(

@@ -1,6 +1,6 @@
 """Clients of `benchmarks llm --workload serve` in a separate process, which times what it receives.
 
-Run as a module, it reads what to ask from stdin and writes when answers came to stdout, both JSON.
+Run as a module, it reads requests from stdin and writes the arrival times of answers to stdout, both as JSON.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ class ClientRequest:
 
     url: str  # of the server
     model: str  # its name
-    # Of each client, one of which asks one question after the other, the prompts as token ids.
+    # Prompts of each client as token ids; a client sends one request after the other.
     slots: list[list[list[int]]]
     answer: int  # tokens of an answer
     temperature: float  # of all

@@ -1,6 +1,6 @@
 """Correctness check of `benchmarks llm`: greedy answers and their logprobs compared with a dense fp32 pass.
 
-The dense pass is a decoder of whole sequences, layer by layer, without a pool or kernels.
+The dense pass is a decoder of whole sequences, layer by layer, without a KV cache or kernels.
 """
 
 import functools
@@ -27,14 +27,14 @@ from fullstride.llm.sampling_params import SamplingParams
 from fullstride.measure.gate import GateError
 
 Layer = dict[str, Array]
-# Of an answer: the token that a prompt's step brings, and a burst of decode steps.
+# Tokens of an answer: the first from the prompt's step, then a burst of decode steps.
 ANSWER = 9
 # Nats by which logprobs may be off, root mean square, by dtype: three to five times what SmolLM2 is off by on a CPU,
 # but for fp32, which is TF32 on a GPU. A choice may cost twice as many. A model that computes something else is off by
 # 1 and more.
 LIMITS = {"float32": 0.02, "float16": 0.04, "bfloat16": 0.25}
 FP8_LIMIT = 0.6
-# Of an answer: its tokens, and each one's logprobs where they were asked for.
+# Tokens of an answer, and the logprobs of each if requested.
 Answer = tuple[list[int], list[tuple[Logprob, ...]]]
 
 
@@ -117,17 +117,17 @@ def gate(
 ) -> dict[str, float]:
     """Return the errors of an idle engine for the shortest and the longest of several prompts.
 
-    Each is answered alone, with logprobs; then several at once, without, by the very programs that are timed.
+    Each prompt is answered alone with logprobs; then several at once without, by the programs that are timed.
 
     Args:
-        engine: that will be timed.
-        parameters: of its model.
-        lengths: of the workload's prompts, in tokens.
-        at_once: answers that the workload has under way.
-        name: of the engine, where a result has several.
+        engine: engine to be timed.
+        parameters: parameters of the engine's model.
+        lengths: lengths of the workload's prompts, in tokens.
+        at_once: number of answers that the workload runs at once.
+        name: name of the engine, if a result has several.
 
     Returns:
-        Figures by what they are.
+        Errors by name.
 
     Raises:
         GateError: if logprobs are off by more than the limit of the engine's dtype, or a greedy token is less probable

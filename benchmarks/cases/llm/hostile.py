@@ -1,7 +1,7 @@
 """`python -m benchmarks llm --workload hostile`: how long others wait while the HTTP server gets the worst requests.
 
-A row for the idle server, and one for each attack: some clients send the same again and again, while two others ask for
-one token and for /health, one request after the other. All clients are in processes of their own, and the server is as
+The idle server has a row, and so has each attack: some clients repeat the attack, while two others request one token
+and /health, one request after the other. All clients are in separate processes, and the server is as
 `fullstride llm serve` starts it.
 """
 
@@ -97,7 +97,7 @@ def _row(name: str, asked: dict[str, Any], least: RooflineBound) -> Row:
 def _answered(name: str, answers: dict[str, int], seconds: float) -> dict[str, Any]:
     """How often an attack was answered, and how.
 
-    GateError if the server did something else with it than it is to cost.
+    GateError if the server answered with another status than expected.
     """
     expected = str(ATTACKS[name].status)
     if expected not in answers or answers.keys() - {expected, CUT_OFF}:

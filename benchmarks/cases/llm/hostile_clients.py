@@ -1,6 +1,6 @@
 """Clients of `benchmarks llm --workload hostile` in separate processes: ordinary clients and attackers.
 
-Run as a module with `wait` or `attack`, it reads what to do as a line of JSON from stdin and writes what came of it to
+Run as a module with `wait` or `attack`, it reads its request as a line of JSON from stdin and writes its result to
 stdout, also as JSON; an attack says when it begins, and ends with stdin. Each attack is the costliest request of its
 kind that a server reads.
 """
@@ -29,7 +29,7 @@ ITSELF, BEGUN = "benchmarks.cases.llm.hostile_clients", "begun"
 # Seconds between an answer and its client's next small request.
 PAUSE = 0.01
 CHUNK = b"a" * 65536
-# Of a connection that was closed before its answer could be read.
+# Status of a connection that was closed before its answer could be read.
 CUT_OFF = "cut off"
 # As many messages, and lists, as a server takes by default; nested ones are a few less, for those around them.
 MESSAGES, LISTS = 2048, 65_536
@@ -41,10 +41,10 @@ def waited(asked: dict[str, Any]) -> dict[str, list[float]]:
     """Return milliseconds of each small completion, `request`, and each `health`; the first of each connects.
 
     Args:
-        asked: `url`, `model`, its `vocab`, tokens of a `prompt`, and for how many `seconds` to ask.
+        asked: `url`, `model`, its `vocab`, tokens of a `prompt`, and the `seconds` of sending requests.
 
     Raises:
-        GateError: if a request was refused or not answered, with the server's words.
+        GateError: if a request was refused or not answered, with the server's message.
 
     """
     with process_of(ITSELF, "wait", asked=asked) as process:
@@ -62,7 +62,7 @@ def attack(asked: dict[str, Any]) -> Iterator[dict[str, Any]]:
         At the end `answers`, how many requests got which status, and the `seconds` of all; nothing before.
 
     Raises:
-        GateError: if its process fails.
+        GateError: if the process of the attack fails.
 
     """
     found: dict[str, Any] = {}

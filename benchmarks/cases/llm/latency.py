@@ -1,6 +1,6 @@
 """`python -m benchmarks llm --workload latency`: start-up and time to first token of a single user.
 
-Run as a module it is the start, in a process of its own.
+Run as a module, it is the timed start in a separate process.
 """
 
 import os

@@ -8,10 +8,10 @@ import typer
 from benchmarks.harness.options import CaseOptions, among
 from fullstride.errors import ConfigError, one_of
 
-# What can run with keys and values of another dtype than the model's, and what cannot.
+# Workloads that support a KV cache with another data type than the model's, and those that do not.
 WITH_KV_DTYPE = ("small", "large", "sweep")
 WORKLOADS = (*WITH_KV_DTYPE, "latency", "parallel", "replicas", "serve", "hostile")
-# Which workloads have an option.
+# Workloads that have an option.
 OF = {
     "runs": ("small", "large"),
     "sequences": ("large",),
@@ -19,10 +19,10 @@ OF = {
     "baseline_attention": ("small",),
     "vllm": ("small", "large"),
 }
-# Of transformers, which the engine stands beside: what it takes by itself, and what else it is asked for by name.
+# Attention of transformers: the default, and all names that may be requested.
 ATTENTION, ATTENTIONS = "sdpa", ("sdpa", "eager", "flash_attention_2", "flash_attention_3")
 RUNS, SEQUENCES = 10, 256
-# What `paged-attention` takes unless told; other rows and blocks make a file of their own.
+# Defaults of `paged-attention`; other rows and blocks have their own result file.
 BATCHES, BLOCK = (1, 4, 8, 16, 32, 64), 64
 
 

@@ -1,7 +1,7 @@
 """`python -m benchmarks llm --workload replicas`: several engines behind one server, compared with one.
 
-What is timed is the server without its HTTP: one event loop, a thread for each engine, and the rule by which a prompt
-finds the engine that knows its beginning.
+The server is timed without HTTP: one event loop, a thread per engine, and the routing of a prompt to the engine that
+has its prefix cached.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ from fullstride.measure.roofline import RooflineBound
 TURNS, OPENING, QUESTION, ANSWER = 3, 128, 32, 100
 # Tokens of the first and of the last one.
 PROMPTS = (OPENING + QUESTION, OPENING + TURNS * QUESTION + (TURNS - 1) * ANSWER)
-# Of a step: a question of every conversation fits.
+# Token budget of a step: a question of every conversation fits.
 BUDGET = 1024
 
 

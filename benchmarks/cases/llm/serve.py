@@ -1,7 +1,7 @@
 """`python -m benchmarks llm --workload serve`: latency and throughput of the HTTP server, compared with its engine.
 
-As many clients as a row says each ask one question after the other, streamed, from a process of their own. Before the
-server starts, the engine answers as many prompts of the same lengths at once.
+The clients of a row each send one streamed request after the other, from a separate process. Before the server
+starts, the engine answers as many prompts of the same lengths at once.
 """
 
 import string

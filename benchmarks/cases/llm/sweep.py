@@ -47,9 +47,9 @@ def sweep(engine: Engine, place: str, ceilings: Ceilings) -> Iterator[tuple[list
     """Yield the rows so far and the sizes left out, at first and after each batch and context.
 
     Args:
-        engine: idle; its pool and rows are overwritten.
+        engine: idle engine, whose KV cache and rows are overwritten.
         place: `cpu` or `cuda`.
-        ceilings: of this machine.
+        ceilings: rates of this machine.
 
     """
     runner, config = engine._runner, engine.model

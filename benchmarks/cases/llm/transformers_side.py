@@ -100,8 +100,8 @@ def timed(call: Callable[[], Any], runs: int, device: str) -> list[float]:
 def compiled(made: Any, work: ModelWork, runs: int, device: str) -> tuple[list[float], list[int]]:
     """Return times with a static KV cache, for which transformers compiles and captures a step.
 
-    And greedy tokens of the last prompt, the longest, by the same step. One cache serves all runs: a step is captured
-    with the places of its keys, and anew if they move.
+    Greedy tokens of the last (longest) prompt use the same step. One cache serves all runs, because a step is captured
+    with the addresses of its keys, and captured again if they move.
     """
     cache = transformers.StaticCache(config=made.config, max_cache_len=work.longest)
     ms = timed(lambda: generate(made, work.prompts, work.outputs[0], TEMPERATURE, cache), runs, device)

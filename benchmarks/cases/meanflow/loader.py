@@ -1,9 +1,9 @@
 """`python -m benchmarks meanflow-loader`: records per second that the loader alone brings to the device.
 
-Three sets of the sizes that training meets: 60,000 grey pictures of 32x32 in memory; JPEGs of 256x256, cut from
+Three sets have sizes as in training: 60,000 grey pictures of 32x32 in memory; JPEGs of 256x256, cut from
 scikit-learn's two photographs, in a folder; and 8 x 32 x 32 moments in half precision in shards. Each row takes batches
-from an endless stream, so that workers read ahead as they do in training. Files were just written: what is measured
-is decoding and moving, not a disk.
+from an endless stream, so that workers read ahead as they do in training. Files were just written, so that decoding
+and moving are measured, not a disk.
 """
 
 import collections

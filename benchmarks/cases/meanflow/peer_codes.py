@@ -146,8 +146,8 @@ class Theirs:
         """Time `steps` steps, each from its batch to the end of its work.
 
         Args:
-            steps: that count.
-            ready: the batch is augmented before, which spares it that.
+            steps: number of timed steps.
+            ready: whether the batch is augmented beforehand, outside the timed steps.
 
         """
         loop: Any = self._code["training.train_loop"]

@@ -1,8 +1,8 @@
 """`python -m benchmarks meanflow-sampling`: cost of images by sampler, batch size and way to run the network.
 
 A row is one batch, from noise on the device to images on the device, or a set of images from (seed, index) to the host,
-as `meanflow sample` makes it. The floor is the arithmetic of the network's evaluations, or reading its weights for each
-of them. The network has random weights; what images show does not change what they cost.
+as `meanflow sample` makes it. The roofline bound is the arithmetic of the network's evaluations, or reading its weights
+for each of them. The network has random weights; the content of images does not change their cost.
 """
 
 import copy

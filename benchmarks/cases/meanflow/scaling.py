@@ -1,8 +1,8 @@
 """`python -m benchmarks meanflow-scaling`: whole training steps on one GPU and on several, in the same run.
 
 Each GPU keeps its batch, so that n of them should make n times as many images a second: efficiency is the time of one
-alone over that of each among n. What could keep it from 1 are the transfers of gradients; the time of one of as many
-bytes, with nothing beside it, is told with each row.
+alone over that of each among n. Transfers of gradients may keep it below 1; each row
+has the time of a transfer of as many bytes on idle GPUs.
 """
 
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ from fullstride.errors import ConfigError
 from fullstride.measure.roofline import Ceilings, RooflineBound, measure_ceilings
 from fullstride.measure.timing import Timing
 
-# Where rows lie until all are known: a bench that is cut short replaces no whole result.
+# Folder for rows until all are known, so that an interrupted benchmark replaces no whole result.
 UNFINISHED = "unfinished"
 
 

@@ -96,8 +96,8 @@ class Memory:
     def _largest(self, step: TrainStep, processes: Processes, sample: float, small: int, rest: int) -> int:
         """Return the largest batch whose forward and backward pass succeeds on every process.
 
-        Nothing travels meanwhile: a process that runs out of memory must not keep the others waiting. What a whole step
-        takes beside them, `rest` bytes, is held instead.
+        Nothing is transferred meanwhile, because a process that runs out of memory must not block the others. The other
+        memory of a whole step, `rest` bytes, is allocated instead.
         """
         free = torch.cuda.mem_get_info(self.device)[0] + torch.cuda.memory_reserved(self.device) - small
         # All try the same, the least that one of them has room for.

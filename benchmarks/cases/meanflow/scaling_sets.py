@@ -58,10 +58,10 @@ def work(parent: Connection, given: dict[str, Any], job: ScalingJob, options: Sc
     Args:
         parent: says the machine's rates and the operations of a forward pass of one image; hears errors, and that all
             is compiled; says when it is this one's turn; then hears what is found.
-        given: what torchrun would tell.
-        job: what to measure.
-        options: of the bench.
-        beside: processes at once, that share the processor's cores.
+        given: environment that torchrun would set.
+        job: job to measure.
+        options: options of the benchmark.
+        beside: number of processes at once, which share the CPU cores.
 
     """
     os.environ |= {name: str(value) for name, value in given.items()}

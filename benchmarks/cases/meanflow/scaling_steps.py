@@ -88,7 +88,7 @@ class Steps:
         yield self._measured("none", 1, SINGLE, self.everyone)
         made = set[tuple[int, str]]()
         for count, processes in groups:
-            # What auto has taken already is not measured again.
+            # The transport that auto selected is not measured again.
             if processes.size == count and (count, processes.transfers) not in made:
                 made.add((count, processes.transfers))
                 for kind in self.options.kinds:

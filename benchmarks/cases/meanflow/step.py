@@ -2,7 +2,7 @@
 
 Steps are forward and backward, or whole with optimizer and averages, by each backend of `TrainStep`. With F the
 operations of a forward pass, a step takes 3F, the tangent one F more for its share of the samples: MeanFlow over flow
-matching is bound by 1 + ratio/3. All ratios are to the fastest flow-matching step of the same run.
+matching is bounded by 1 + ratio/3. All ratios are to the fastest flow-matching step of the same run.
 """
 
 import time
@@ -84,13 +84,13 @@ def work(
     """Run a worker: check the case, which compiles it; wait; time it.
 
     Args:
-        parent: says when it is this one's turn, and hears what was found.
-        beside: workers at once, that share the processor's cores.
-        options: of the bench.
-        job: what to run.
+        parent: connection that announces this worker's turn and receives its rows.
+        beside: number of workers at once, which share the CPU cores.
+        options: options of the benchmark.
+        job: job to run.
         profiled: names of cases whose kernels are listed.
-        ceilings: of the machine, as the parent measured them.
-        forward_flops: of one image, likewise.
+        ceilings: rates of the machine, as the parent measured them.
+        forward_flops: operations of a forward pass of one image, as the parent counted them.
 
     """
     share_cores(beside)

@@ -93,7 +93,7 @@ class StepBench:
         timing = measure(call, setup.clock, setup.plan(ms))
         peak = timing.peak_bytes if peak is None else peak
         if peak is not None:
-            # What a graph of a case's own keeps, nobody sees.
+            # The memory of a case's own CUDA graph cannot be measured.
             peak = None if case.own and "graph" in backend else peak - before + setup.weight_bytes
         timing = replace(timing, first_ms=gate.first_ms + start_ms, peak_bytes=peak)
         extra = {"name": case.name, "backend": backend, "batch": size, "forwards": case.work, "errors": gate.errors}

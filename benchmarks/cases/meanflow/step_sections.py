@@ -5,8 +5,8 @@ loss, which a section of its own does after a search for the fastest kernels; B 
 the derivatives of norms and attention out, which is what `fullstride.jvp` does and all other rows rest on; D splits the
 derivative in two, or the batch in parts; E sends the whole batch through the JVP; F captures the JVP alone, G the
 network with its backward pass, H the JVP beside an eager prediction; I computes with dual tensors. `two passes` is no
-letter: the samples in the JVP and the others apart, where a run takes all together. What is said to be impossible is
-tried all the same, and its error is told.
+letter: the samples in the JVP and the others apart, where a run takes all together. Ways that are said to be
+impossible are tried all the same, and their errors are reported.
 """
 
 from collections.abc import Callable

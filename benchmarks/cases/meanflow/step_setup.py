@@ -101,8 +101,8 @@ def make_setup(options: StepOptions, known: tuple[Ceilings, int] | None = None) 
     """Build the preset's network in training mode with nonzero random weights, and measure the machine's rates.
 
     Args:
-        options: what to measure.
-        known: the machine's rates and the operations of a forward pass of one image, if they need no measuring.
+        options: options of the benchmark.
+        known: the machine's rates and the operations of a forward pass of one image, if already measured.
 
     Raises:
         ConfigError: if the device is not there or cannot take the precision or a backend.

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from fullstride.measure.roofline import COPY_BYTES, GEMM_SIZE, Ceilings
 from fullstride.measure.timing import HostClock, TimingPlan, measure
 
-# As the other benches name JAX's platforms.
+# Names of JAX's platforms in the other benchmarks.
 PLATFORMS = {"gpu": "cuda", "cpu": "cpu"}
 COLUMNS = 1024
 # By what moves bytes: a sum with a number, since a mere copy would be an alias; and what a decode step of one row does,
@@ -32,7 +32,7 @@ def jax_ceilings(dtype: str = "float32", moved: str = "copy") -> Ceilings:
     An fp32 product runs at JAX's own precision, like the work that it is compared with: TF32 on an NVIDIA GPU.
 
     Args:
-        dtype: of the matrix product.
+        dtype: data type of the matrix product.
         moved: `copy`, or `read`, a large matrix times a vector, for work that writes next to nothing.
 
     """

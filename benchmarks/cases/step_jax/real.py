@@ -114,7 +114,7 @@ def step_times(
 ) -> Any:
     """Check, then time, these ways in turns on one workload, for at least some rounds, until the time is up.
 
-    Then a trace of each goes to a folder of its own below `profile`.
+    A trace of each way goes to a separate folder below `profile`.
     """
     ways, first = started(workload, names, budget)
     gate = gated(workload, ways, TOLERANCE[precision])

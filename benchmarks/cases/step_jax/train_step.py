@@ -35,7 +35,7 @@ from fullstride.errors import ConfigError
 from fullstride.measure.roofline import Ceilings
 from fullstride.measure.timing import Timing
 
-# What the sections about trees compare.
+# Ways that the sections about trees compare.
 SOME = ("filter_jit", "filter_jit patched", "filter_jit + Optimizer", "hoisted partition", FLAT)
 OURS = ("cached_filter_jit", "cached_filter_jit donated", "make_train_step", "TrainStep", "TrainStep grouped")
 SIZES = ("tiny", "base", "large")
@@ -52,16 +52,16 @@ def run(options: TrainStepOptions, network: Network, out: Path) -> list[Path]:
     """Check, measure, print the tables and write a JSON for each section.
 
     Args:
-        options: what to measure.
-        network: makes the real step's workload of (options, mode).
-        out: the folder of results.
+        options: options of the benchmark.
+        network: function that makes the real step's workload from (options, mode).
+        out: folder of results.
 
     Returns:
         The files written.
 
     Raises:
-        ConfigError: where no way has a name that was asked for, or a section has no row, once the others are written.
-        GateError: where two ways train differently.
+        ConfigError: if no way has a requested name, or a section has no row; the others are written before.
+        GateError: if two ways train differently.
 
     """
     budget, console = Budget.of(options.seconds), console_of(150)

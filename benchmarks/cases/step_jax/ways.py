@@ -168,7 +168,7 @@ def partitioned(workload: Workload) -> Running:
 
 
 DONATED = "all-except-first"
-# What all others are compared with.
+# Baseline of all others.
 FLAT, BARE = "flat list", "bare executable"
 WAYS: dict[str, Callable[[Workload], Running]] = {
     "filter_jit": filter_jit,

@@ -86,11 +86,11 @@ def read_begun(run: Path, settings: TrainSettings) -> dict[str, Any]:
     """Read the times and the number of steps of a run, which must have these settings.
 
     Args:
-        run: its folder.
-        settings: that are asked for.
+        run: folder of the run.
+        settings: requested settings.
 
     Raises:
-        ConfigError: if it was begun with others, naming all that differ, or its file is not whole.
+        ConfigError: if it was begun with other settings, naming all that differ, or its file is incomplete.
 
     """
     begun = read_best_effort(run / OVERHEAD)
@@ -162,12 +162,12 @@ def run(model: str, asked: BertRequest, limit: Limit = NONE) -> None:
     """Time the step, then train for as many steps as fit the minutes, or resume; do nothing if all are done.
 
     Args:
-        model: a size's name.
-        asked: the rest.
-        limit: of this process.
+        model: name of a size.
+        asked: request of the call.
+        limit: time limit of this process.
 
     Raises:
-        ConfigError: for settings that cannot work here, or others than the run was begun with.
+        ConfigError: if settings cannot work here, or differ from those that the run was begun with.
         Preempted, KeyboardInterrupt: after saving, when the time is over or a stop signal came.
 
     """

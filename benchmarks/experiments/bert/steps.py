@@ -18,7 +18,7 @@ from fullstride.step.jax.precision import precision_of
 
 OURS = "TrainStep grouped"
 WAYS = ("bare executable", OURS, "filter_jit", "filter_jit donated")
-# Of the minutes, for evaluations, which take no part in the steps' time.
+# Share of the minutes for evaluations, which are not part of the steps' time.
 SPARE = 0.05
 # Seconds, on top of the minutes, after which no way is compiled or timed any more; rounds that there are at least.
 TIMED, ROUNDS = 150.0, 5
@@ -28,12 +28,12 @@ def overhead(model: str, settings: TrainSettings, minutes: float) -> dict[str, A
     """Time the step's ways in milliseconds, relative to the bound; return the number of our steps that fit the minutes.
 
     Args:
-        model: a size's name.
-        settings: of the run; how many steps it has decides nothing that is timed.
-        minutes: of training.
+        model: name of a size.
+        settings: settings of the run; its number of steps does not affect the timing.
+        minutes: minutes of training.
 
     Raises:
-        ConfigError: for a precision that steps are not compared in, or where there was no time for our step.
+        ConfigError: if the precision is not supported, or there was no time for our step.
 
     """
     one_of("precision", precision := settings.precision, TOLERANCE)

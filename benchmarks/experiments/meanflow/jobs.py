@@ -1,6 +1,6 @@
 """Trainings and their scores, stored in the runs' folders; finished ones are not repeated.
 
-They are made one after the other; several processes that share a folder share them.
+Trainings run one after the other; processes that share a folder divide them.
 """
 
 import json
@@ -31,11 +31,11 @@ from fullstride.runs.folder import SAME_COMMAND, numbered, read_metrics
 from fullstride.runs.lock import locked
 
 SCORES = "scores.json"
-# Of a training that was stopped, the seconds that it took until then.
+# Key for the seconds that a stopped training took until then.
 SPENT = "spent_seconds"
-# Of a training that is made again, what the one before had found, until this one has as many scores.
+# Key for the earlier scores of a repeated training, until there are as many new ones.
 EARLIER = "earlier"
-# Of a run's last steps, over which its final loss is the mean.
+# Share of a run's steps at its end over which its final loss is the mean.
 LAST = 0.1
 Scores = dict[str, Any]
 
@@ -197,15 +197,15 @@ class Training:
 def work_off(trainings: Sequence[Training], name: str) -> None:
     """Train and score the missing trainings in this order; skip those that another process is working on.
 
-    A training that diverges keeps none of the others from being made.
+    A training that diverges does not stop the others.
 
     Args:
-        trainings: of which several may be one run, asked for by several parts.
-        name: of the experiment.
+        trainings: requested trainings; several may be one run, requested by several parts.
+        name: name of the experiment.
 
     Raises:
         ConfigError, KeyboardInterrupt, Preempted: as `Laboratory.run`, at once.
-        FloatingPointError: if one diverged, once the others are made: the first of them.
+        FloatingPointError: the first of those that diverged, after the others have finished.
 
     """
     laboratory, diverged, waiting, count = Laboratory(), list[FloatingPointError](), list(trainings), 0

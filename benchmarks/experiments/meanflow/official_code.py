@@ -1,7 +1,7 @@
 """The official PyTorch code of MeanFlow (github.com/Gsunshine/py-meanflow), from a checkout of the user's.
 
-It is no part of this project. Its own step, compiled by its own training loop, trains its own network with its own
-optimizer and averages; what is handed to it are the settings and batches that lie on the device already, which spares
+It is not part of this project. Its own step, compiled by its own training loop, trains its own network with its own
+optimizer and averages; it receives the settings and batches that are already on the device, which spares
 it its loader.
 """
 
@@ -145,12 +145,12 @@ def build(
     """Its network, optimizer and schedule, as its main function makes them, for our sizes.
 
     Args:
-        code: its modules.
-        config: what its settings were made of.
-        data: whose pictures it is for.
-        args: its settings.
-        share: of the time that is over, 0 to 1, for a rate that falls.
-        path: of its checkpoint.
+        code: modules of the official code.
+        config: configuration behind its settings.
+        data: data set to train on.
+        args: settings of the official code.
+        share: function for the share of the time that is over, 0 to 1, for a decaying rate.
+        path: path of the checkpoint.
 
     Raises:
         ConfigError: if its network has another number of weights than ours.
@@ -183,11 +183,11 @@ def run_epoch(code: dict[str, ModuleType], training: Training, step: Callable, b
     """Train by the official loop, which makes a step of each batch of (images in [0, 1], index).
 
     Args:
-        code: its modules.
-        training: what is trained.
-        step: its own, compiled or not.
-        batches: with `__len__`, as its loop numbers steps by it.
-        args: its settings.
+        code: modules of the official code.
+        training: objects of the training.
+        step: step of the official code, compiled or not.
+        batches: batches with `__len__`, by which the official loop numbers steps.
+        args: settings of the official code.
 
     Raises:
         ValueError: from its loop, if a loss is not finite.

@@ -74,12 +74,12 @@ def run(name: str, asked: ExperimentRequest, out: Path, limit: Limit = NONE) -> 
 
     Args:
         name: phase2 to phase6.
-        asked: what is run; the result holds whatever of the experiment is scored.
+        asked: request of the call; the result holds everything of the experiment that is scored.
         out: folder for the JSON.
-        limit: of this process, whose SIGTERM ends a training or a score; what is scored by then is gathered.
+        limit: time limit of this process, which ends a training or a score; finished scores are gathered.
 
     Returns:
-        The file.
+        Path of the result.
 
     Raises:
         ConfigError: for an unknown scale or part, or a device that is not there, before anything runs; if nothing is

@@ -1,6 +1,6 @@
 """Results of a phase's runs as rows of a table and as a curve, and the metrics that can be compared.
 
-Those of features are by a classifier, and machines may have one each.
+Metrics of features use a classifier, which may differ between machines.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -20,10 +20,10 @@ OF_TRAINING = ("final squared error", "training s")
 def unlike(floors: Iterable[tuple[int, Mapping[str, float]]]) -> dict[str, str]:
     """Return the distances that cannot be compared, and why: each seed's runs must share a classifier.
 
-    Seeds may have one each, as on machines of their own: all is compared by it, and it adds to the spread.
+    Seeds may have different classifiers, as on different machines; that adds to the spread.
 
     Args:
-        floors: of runs, the seed and what the same training images score.
+        floors: per run, the seed and the score of the same training images.
 
     """
     of: dict[tuple[str, int], list[float]] = {}
@@ -45,8 +45,8 @@ def apart(part: Part, found: Sequence[tuple[TrainingJob, Scores]]) -> dict[str, 
     """Return the metrics of a part that cannot be compared, and why.
 
     Args:
-        part: of the runs.
-        found: those of all arms that have a score.
+        part: part of the runs.
+        found: scored runs of all arms.
 
     """
     floors = [(job.seed, floor_of(job, scores, part.samplers)) for job, scores in found]
@@ -61,10 +61,10 @@ def rows_of(part: Part, arm: str, found: list[tuple[TrainingJob, Scores]], witho
     """Return a row per sampler with any score; values of a training stand in its first row.
 
     Args:
-        part: of the runs.
-        arm: the training's name.
-        found: its runs, with their scores; one at least.
-        without: metrics that do not compare.
+        part: part of the runs.
+        arm: name of the training.
+        found: runs of the arm with their scores, at least one.
+        without: metrics that cannot be compared.
 
     """
     rows = []

@@ -88,10 +88,10 @@ def run(code: str, seed: int, asked: RaceRequest, limit: Limit, official: Path |
 
     Args:
         code: one of `asked.codes`.
-        seed: of weights, order, noise and times.
-        asked: the recipe.
-        limit: of this process; nothing is begun that is not expected to fit.
-        official: the checkout, for the official code.
+        seed: seed of weights, order, noise and times.
+        asked: request with the recipe.
+        limit: time limit of this process; work that is not expected to fit is not begun.
+        official: folder of the checkout, for the official code.
 
     Returns:
         Whether the run is complete.
@@ -158,7 +158,7 @@ def _score_last(code: str, seed: int, asked: RaceRequest, watch: Watch) -> None:
 def _compile_alone(run: Path, anew: bool) -> None:
     """Compile into the run's own folder: kernels that another run compiled would shorten this one's start-up.
 
-    So would what an earlier process of a run that begins anew has compiled.
+    Kernels that an earlier process of a restarted run compiled would do the same.
     """
     folder = _compiled(run)
     if anew:

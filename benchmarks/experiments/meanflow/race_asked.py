@@ -40,7 +40,7 @@ VARIANTS: Mapping[str, Mapping[str, str]] = {
 # Of a rate that falls over the time: fullstride once more, given this share of it.
 SHORT, SHARE = "fullstride-short", MOMENTS[0]
 EULER: Sampler = ("euler", 50)
-# What fullstride's last network is sampled by besides.
+# Further samplers for fullstride's last network.
 LAST: tuple[Sampler, ...] = (("meanflow", 2), EULER)
 # The official CIFAR-10 recipe, for minutes instead of days: its network at half the width, so that ten minutes are some
 # seventy epochs for the faster code; batch, rate and second moment of the `fashion_mnist` preset; a shorter warm-up and
@@ -109,11 +109,11 @@ class RaceRequest:
         """Return the configuration of a run.
 
         Args:
-            code: of `codes`; of `VARIANTS` it is fullstride's but for these.
-            seed: of weights, order, noise and times.
+            code: one of `codes`; one of `VARIANTS` is fullstride's configuration with these changes.
+            seed: seed of weights, order, noise and times.
 
         Raises:
-            ConfigError: for a setting that cannot be, or a network that the official code does not have.
+            ConfigError: if a setting is invalid, or the official code does not have the network.
 
         """
         one_of("--scale", self.scale, SCALES)
@@ -139,8 +139,7 @@ class RaceRequest:
     def codes(self) -> tuple[str, ...]:
         """Codes that have runs.
 
-        Where the rate falls the quality in between is not what less time would have given, so that a training of less
-        time is one of its own.
+        If the rate decays, quality midway differs from that of a shorter training, which is therefore a separate run.
         """
         return (*CODES, *VARIANTS, *((SHORT,) if self.decays else ()))
 

@@ -61,9 +61,9 @@ def judged(complete: dict[str, Records], minutes: float, metrics: list[str], *, 
 
     Args:
         complete: runs that have reached all marks, by code.
-        minutes: of training.
-        metrics: the distances.
-        decays: whether the rate fell over each training's time: then what is compared is the end of `SHORT`.
+        minutes: minutes of training.
+        metrics: distances to judge.
+        decays: whether the rate decays over each training's time; then the end of `SHORT` is compared.
 
     """
     theirs, codes = complete.get("official", {}), ["fullstride", *(code for code in VARIANTS if code in complete)]

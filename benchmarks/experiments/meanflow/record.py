@@ -29,9 +29,9 @@ class Record:
         """Open the record of a run, or begin one.
 
         Args:
-            run: its folder.
-            minutes: of training.
-            recipe: every setting that its numbers depend on, by its dotted key; one that holds none knows of none.
+            run: folder of the run.
+            minutes: minutes of training.
+            recipe: every setting that its numbers depend on, by dotted key; None checks nothing.
 
         Raises:
             ConfigError: if the run was begun with another budget or other settings, or does not say with which; if its
@@ -55,7 +55,7 @@ class Record:
         """Start without checkpoints; keep earlier scores until there are as many new ones.
 
         Returns:
-            How many marks an earlier process had scored.
+            Number of marks that an earlier process had scored.
 
         """
         earlier = {key: value for key, value in best(self.values).items() if key != "before"}

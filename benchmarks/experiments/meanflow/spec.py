@@ -23,7 +23,7 @@ ELSEWHERE = ("run_name", "output_dir", "resume", "overwrite", "track", "project"
 # Settings that uniform times do not read, at the values that they had beside them when runs were named.
 UNREAD: Mapping[str, float] = {"logit_normal_mean": -0.6, "logit_normal_std": 1.6}
 
-# What tells its trainings apart, which an experiment says itself.
+# Settings that distinguish trainings, which an experiment sets itself.
 OWN = ("seed", "run_name", "output_dir", "resume", "overwrite")
 Settings = dict[str, str]
 

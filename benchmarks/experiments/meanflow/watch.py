@@ -40,8 +40,8 @@ class Clock:
         """Start the clock of a process.
 
         Args:
-            wait: returns when the device has done everything.
-            now: reads a clock.
+            wait: function that returns when the device has finished.
+            now: function that reads a clock.
 
         """
         self.startup: float | None = None  # seconds until the first process had made its first steps; None before
@@ -96,10 +96,10 @@ class Watch:
         """Start the clock: building what is trained is part of the start-up.
 
         Args:
-            config: of the run.
-            record: of the run.
-            limit: of this process.
-            device: of the network.
+            config: configuration of the run.
+            record: record of the run.
+            limit: time limit of this process.
+            device: device of the network.
 
         """
         self.config, self.record, self.limit, self.device = config, record, limit, device
@@ -118,12 +118,12 @@ class Watch:
         """Score if a mark or a moment is reached, return whether it was, and end if the time is over.
 
         Args:
-            step: steps made.
+            step: number of steps made.
             network: the averaged network, u(z, r, t).
-            save: writes a checkpoint of this step, for which it calls `keep_clock`.
+            save: function that writes a checkpoint of this step, and calls `keep_clock` for it.
 
         Raises:
-            TimeUp: after saving, at the end of the budget, or where this process has no time for what comes next.
+            TimeUp: after saving, at the end of the budget, or if this process has no time for the next work.
 
         """
         self.clock.step()

@@ -1,4 +1,4 @@
-"""A result as a case makes it, from numbers that are known."""
+"""Results as a case makes them, from known numbers."""
 
 from dataclasses import replace
 from typing import Any
@@ -15,7 +15,7 @@ ROWS = [
 
 
 def made_result(**changes: Any) -> CaseResult:
-    """A case of two rows on a CPU."""
+    """Return a case of two rows on a CPU."""
     ceilings = Ceilings(7.9e14, 4.28e12, "8192^3 bfloat16", 1 << 30, [1.39, 1.4], [0.5])
     conditions = {"model": "unet", "precision": "bf16", "backend": "eager", "batch_size": 64}
     made = CaseResult("meanflow-step", "cpu", conditions, {"loss": 1e-4}, ceilings, list(ROWS), ENVIRONMENT)

@@ -1,4 +1,4 @@
-"""A stop signal to a bench: what was measured is written."""
+"""Tests of a stop signal to a benchmark: measured rows are written."""
 
 import json
 import signal
@@ -29,7 +29,7 @@ def _handlers():
 
 
 def ended(act: Callable[[], None]) -> None:
-    """A bench's work, as the commands do it."""
+    """Run a benchmark's work, as the commands do."""
     with ending_early():
         act()
 
@@ -45,7 +45,7 @@ def test_the_first_signal_spends_every_budget_and_ends_the_block_at_its_end(capf
         assert Budget.of(1000.0).spent
         done.append("written")
 
-    with pytest.raises(raised, match="what was measured is written"):
+    with pytest.raises(raised, match="measured rows are written"):
         ended(work)
     assert done == ["written"]
     assert not budget.spent
@@ -108,7 +108,7 @@ def test_a_stopped_bench_writes_what_it_has_and_names_the_rest(tmp_path):
         bench.send_signal(signal.SIGTERM)
         _, told = bench.communicate(timeout=120)
     assert bench.returncode == 0, told
-    assert "what was measured is written" in told.splitlines()[-1]
+    assert "measured rows are written" in told.splitlines()[-1]
     (path,) = tmp_path.glob("*.json")
     assert "cut-short" in path.name
     result = json.loads(path.read_text())

@@ -28,12 +28,12 @@ CONDITIONS: dict[str, dict[str, Any]] = {
 
 
 def ms() -> float:
-    """A time over seven orders of magnitude."""
+    """Draw a time over seven orders of magnitude."""
     return 10 ** RANDOM.uniform(-3, 4)
 
 
 def row(name: str, /, **extra: Any) -> Row:
-    """A row whose three samples surround its median."""
+    """Return a row whose three samples surround its median."""
     time = ms()
     return Row(name, Timing(4 * time, (0.5 * time, time, 2 * time), None), RooflineBound(ms(), ms()), extra)
 
@@ -88,7 +88,7 @@ def _rows(case: str) -> list[Row]:
 
 
 def made(case: str, commit: str | None = None) -> CaseResult:
-    """A result of that case on a GPU."""
+    """Return a result of that case on a GPU."""
     environment = {
         "date": "2031-02-03T04:05:06+00:00",
         "commit": commit,
@@ -103,7 +103,7 @@ def made(case: str, commit: str | None = None) -> CaseResult:
 
 
 def write_all(folder: Path, commit: str | None = None) -> list[CaseResult]:
-    """One result of every case, and one of a CPU besides."""
+    """Write one result of every case, and one of a CPU besides."""
     results = [made(case, commit) for case in CONDITIONS]
     results.append(replace(made("meanflow-step", commit), device="cpu"))
     for result in results:
@@ -112,7 +112,7 @@ def write_all(folder: Path, commit: str | None = None) -> list[CaseResult]:
 
 
 def write_other(folder: Path) -> dict[str, Any]:
-    """A file of no case."""
+    """Write a file that belongs to no case."""
     data = {
         "what": "a <demo>",
         "steps": 7,
@@ -137,13 +137,13 @@ def write_rows(
     """Write a result of these rows, of a GPU unless the device is cpu, and read the whole folder.
 
     Args:
-        folder: that it is written to, beside what is there.
-        case: its name.
-        rows: all that it has.
-        device: cuda or cpu.
-        gpu: its name.
-        date: when it was measured.
-        conditions: what was chosen.
+        folder: folder to write to, which may hold other results.
+        case: name of the case.
+        rows: all rows of the result.
+        device: device of the result, cuda or cpu.
+        gpu: name of the GPU.
+        date: date of the measurement.
+        conditions: conditions of the result.
 
     """
     machine = {"cpu": "a CPU", "cores": 2, "date": date, "gpu": None if device == "cpu" else {"name": gpu}}
@@ -164,13 +164,13 @@ def write_parts(
     """Write an experiment with the rows of each part, and read the whole folder.
 
     Args:
-        folder: that it is written to, beside what is there.
-        experiment: its name.
-        parts: rows, by the part's name.
-        scale: gpu or cpu, which is its device too.
-        missing: what was not run.
-        environment: more of where it was made.
-        conditions: what holds for all rows.
+        folder: folder to write to, which may hold other results.
+        experiment: name of the experiment.
+        parts: rows by name of the part.
+        scale: scale and device, gpu or cpu.
+        missing: runs that are missing.
+        environment: further entries of the environment.
+        conditions: conditions of all rows.
 
     """
     shown = [PartResult(part, part, "Why?", rows) for part, rows in parts.items()]

@@ -4,7 +4,7 @@ import re
 from html.parser import HTMLParser
 
 VOID = {"meta", "link", "br", "img", "hr", "input"}
-# What makes a browser fetch, or run, something.
+# Elements that make a browser fetch or run something.
 FETCHING = {"script", "link", "img", "iframe", "object", "embed", "image", "video", "audio", "base"}
 
 
@@ -71,12 +71,12 @@ class Page(HTMLParser):
 
 
 def addresses(text: str) -> set[str]:
-    """Every address that a browser could go to; the names of SVG's own languages are none."""
+    """Return every address that a browser could open; the namespaces of SVG are not among them."""
     return {found for found in re.findall(r"(?:https?:)?//[\w.]+[^\"' <)]*", text) if "www.w3.org" not in found}
 
 
 def cells_by_row(table: object) -> dict[str, list[str]]:
-    """The cells behind the first one, of every row of a Markdown table by its first cell, the header among them."""
+    """Return the cells after the first in every row of a Markdown table, header included, by its first cell."""
     lines = [_split(line.removeprefix("|")) for line in str(table).splitlines() if line.startswith("|")]
     return {first: cells for first, *cells in lines}
 
@@ -86,5 +86,5 @@ def _split(line: str) -> list[str]:
 
 
 def as_number(cell: str) -> float:
-    """The number of a cell, which may be bold or marked and have commas between its thousands."""
+    """Return the number of a cell, which may be bold, marked, or have thousands separators."""
     return float(cell.removesuffix(" (!)").strip("*").replace(",", ""))

@@ -108,7 +108,7 @@ def test_the_results_of_this_repository_make_pages(monkeypatch):
     assert sum(text.count("<svg") for text in found.values()) > 50
     for name, source in results.sources.items():
         assert f"`{name}`" in found[source.case]
-    # What the documentation no longer has in a table of its own.
+    # Results that the documentation no longer has in a table.
     for case, cell in (
         ("train-step", "flat list, large"),
         ("meanflow-loader", "pictures, 16 workers"),

@@ -80,7 +80,7 @@ def test_a_case_is_declared_for_every_result_that_lies_here():
 
 
 def test_what_moved_is_where_the_table_says_and_nothing_else_took_its_place():
-    """A new file at an old path would be judged by the digests of the one that moved."""
+    """Check that a new file at an old path is not judged by the digests of the moved one."""
     assert len(MOVES) > 300
     assert [new for new in MOVES.values() if not (ROOT / new).is_file()] == []
     assert [old for old in MOVES if (ROOT / old).is_file()] == []
@@ -155,7 +155,7 @@ def test_a_race_is_run_anew_and_not_gathered(name, trained, folder, tmp_path, mo
     command = _stale(tmp_path).stdout.splitlines()[1].partition("--runs: ")[2]
     words = shlex.split(command.replace("N,N", "0,1"))
     assert words[:4] == ["python", "-m", "benchmarks", "time-to-quality"]
-    # Of the command line everything is checked, up to the trainings.
+    # The whole command line is checked, up to the trainings.
     monkeypatch.setattr(
         cli_experiment, "_trainings", lambda asked, codes, seeds, official, limit: [codes, seeds, official]
     )
@@ -176,7 +176,7 @@ def test_machines_can_be_chosen(tmp_path, machine, files):
 
 
 def test_a_machine_without_results_is_refused(tmp_path):
-    """The names that there are, each told from the next: they have commas."""
+    """Check that the known names are quoted, because they contain commas."""
     _write(tmp_path, "a", STALE)
     _write(tmp_path, "b", STALE, machine="NVIDIA A100, one of two")
     done = CliRunner().invoke(app, ["report", "stale", "--results", str(tmp_path), "--machine", "mi300"])

@@ -1,4 +1,4 @@
-"""Tables are the numbers of the results, and those of the pages are made of the results that lie here."""
+"""Tests that tables hold the results' numbers, and that the pages' tables are made of the results here."""
 
 import json
 import os
@@ -48,14 +48,14 @@ def test_every_table_stands_in_a_page_and_names_its_files(tables):
 
 
 def _newest(case: str, device: str | None = None) -> dict[str, Any]:
-    """The newest result whose file's name starts so, of that device if one is named."""
+    """Return the newest result whose file name starts so, of that device if one is named."""
     found = [json.loads(path.read_text()) for path in sorted(RESULTS.glob(f"{case}--*.json"))]
     found = [data for data in found if device in (None, data.get("device"))]
     return max(found, key=lambda data: (data.get("environment", {}).get("date") or "")[:10])
 
 
 def _told(cell: str):
-    """The first number in milliseconds of a cell, as far as its digits go."""
+    """Return the first number in milliseconds of a cell, as far as its digits go."""
     found = re.search(r"([\d,]+(?:\.(\d+))?) ms", cell.replace("**", ""))
     assert found, f"{cell}: no milliseconds"
     return pytest.approx(as_number(found[1]), abs=0.51 * 10.0 ** -len(found[2] or ""))
@@ -75,7 +75,7 @@ def test_the_readmes_numbers_are_those_of_the_files():
 
 
 def test_rows_are_spread_named_ordered_and_written(tmp_path):
-    """The numbers of a table beside those that were put in."""
+    """Compare the numbers of a table with the inputs."""
     times = {(size, who): made_row(f"{size}: {who}", rate=RANDOM.uniform(1, 9)) for size in ("b", "a") for who in "xy"}
     times["a", "y"] = made_row("a: z")  # which is in no column
     results = write_rows(

@@ -18,7 +18,7 @@ from fullstride.bert.training.settings import settings_of
 
 @pytest.fixture(autouse=True)
 def _as_users_do():
-    """JAX's own attention promotes bf16."""
+    """Allow implicit dtype promotion, because JAX's own attention promotes bf16."""
     with jax.numpy_dtype_promotion("standard"):
         yield
 

@@ -1,4 +1,4 @@
-"""Benches of little work: what is tested is not the times."""
+"""Benchmarks with little work: the times are not tested."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from fullstride.measure.timing import TimingPlan
 
 @pytest.fixture
 def quick(monkeypatch):
-    """One call a row, and small ceilings."""
+    """Measure one call per row, with small ceilings."""
     monkeypatch.setattr(bench_timing, "PLAN", TimingPlan(warmup=0, repeats=1, seconds=0.0))
     monkeypatch.setattr("fullstride.measure.roofline.GEMM_SIZE", {"cpu": 64})
     monkeypatch.setattr("fullstride.measure.roofline.COPY_BYTES", {"cpu": 1 << 16})

@@ -10,7 +10,7 @@ CPU = torch.device("cpu")
 
 
 class Told(HostClock):
-    """A clock that goes on as calls tell it."""
+    """Clock that advances as calls tell it."""
 
     now = 0.0
 
@@ -42,7 +42,7 @@ def test_what_is_slow_is_repeated_less(monkeypatch):
 
 
 class OnceLate(HostClock):
-    """The host is at something else during the first call."""
+    """Clock of a host that is busy during the first call."""
 
     count = 0
 

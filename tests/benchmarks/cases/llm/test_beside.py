@@ -49,7 +49,7 @@ class LLM:
 
 @pytest.fixture
 def vllm(tmp_path):
-    """The path of an interpreter with the stand-in, which may answer with too few tokens."""
+    """Return the path of an interpreter with the stand-in, which may answer with too few tokens."""
 
     def made(short: int = 0) -> str:
         (tmp_path / "vllm.py").write_text(VLLM.replace("SHORT", str(short)))

@@ -33,13 +33,13 @@ def _engine(folder, **settings):
 
 @pytest.fixture(scope="module")
 def one_layer(tiny_model):
-    """A model whose only layer's attention is to be wrong, which compiles sooner than one of more."""
+    """Return a model with one layer, whose attention is to be broken; it compiles faster than a deeper one."""
     return tiny_model("qwen3", **QWEN3, num_hidden_layers=1)
 
 
 @pytest.fixture
 def broken(monkeypatch):
-    """Attention that forgets the scale of its values."""
+    """Attention that ignores the scale of its values."""
     whole = plain_attention.attend
     monkeypatch.setattr(plain_attention, "attend", lambda *given: 2 * whole(*given))
 
@@ -76,7 +76,7 @@ def test_a_kernel_that_is_wrong_fails(one_layer, broken, dtype):
 
 
 def test_a_decode_step_of_many_that_is_wrong_fails(one_layer, monkeypatch):
-    """One alone is right, and so are the tokens of prompts."""
+    """Check that a wrong step of many fails even if single ones and prompts are right."""
     whole = plain_attention.attend
     monkeypatch.setattr(
         plain_attention,

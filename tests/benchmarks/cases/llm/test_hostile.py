@@ -1,4 +1,4 @@
-"""The bench of other clients' waiting times: every row, every answer, and errors; nothing of how long it takes."""
+"""Tests of the waiting times under attack: every row, every answer, and errors; times are not tested."""
 
 import contextlib
 import json

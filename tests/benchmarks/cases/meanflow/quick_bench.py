@@ -1,4 +1,4 @@
-"""The step's bench with little work: what is tested is not the times."""
+"""Step benchmark with little work: the times are not tested."""
 
 from functools import partial
 from typing import Any
@@ -19,7 +19,7 @@ from fullstride.measure.timing import TimingPlan
 
 @pytest.fixture
 def quick(monkeypatch):
-    """One call a row, small networks, few samples judged, small ceilings."""
+    """Measure one call per row, with small networks, few checked samples and small ceilings."""
     small = partial(UNetConfig, name="unet_tiny", channels=8, channel_mult=[1, 2], num_blocks=1)
     monkeypatch.setitem(MODELS, "unet_tiny", partial(small, attention_resolutions=[]))
     monkeypatch.setitem(MODELS, "dit_tiny", partial(DiTConfig, name="dit_tiny", width=16, depth=1, heads=2))
@@ -37,11 +37,11 @@ def setup(**options: Any) -> StepSetup:
 
 
 def bench(**options: Any) -> StepBench:
-    """With nothing measured yet."""
+    """Return a benchmark with nothing measured yet."""
     own = setup(**options)
     return StepBench(own, Exact.of(own))
 
 
 def gradient(own: StepSetup) -> torch.Tensor:
-    """In the network."""
+    """Return the gradient in the network."""
     return torch.cat([p.grad.flatten() for p in own.model.parameters() if p.grad is not None])

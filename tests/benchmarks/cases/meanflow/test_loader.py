@@ -15,7 +15,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    """Little work: what is tested is not the times."""
+    """Reduce the work: the times are not tested."""
     monkeypatch.setattr(bench_loader, "TimingPlan", lambda **_: TimingPlan(warmup=0, repeats=1, seconds=0.0))
     monkeypatch.setattr(bench_loader, "RECORDS", {"memory": 50, "pictures": 9, "latents": 13})
     monkeypatch.setattr("fullstride.measure.roofline.GEMM_SIZE", {"cpu": 64})

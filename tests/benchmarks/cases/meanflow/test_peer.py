@@ -1,4 +1,4 @@
-"""The bench of a whole step beside the official code's, with a stand-in for its checkout."""
+"""Tests of the comparison with the official code's whole step, with a stand-in for its checkout."""
 
 import shutil
 import sys
@@ -22,13 +22,13 @@ TINY = ("model=song_unet_tiny", "data.batch_size=4", "model.channels=16")
 
 
 def names(state, network: str) -> dict[str, torch.Tensor]:
-    """The stub's names, which are ours behind `inner`."""
+    """Map the stub's parameter names, which are ours behind `inner`."""
     return {name.removeprefix(f"{network}.inner."): value for name, value in state.items()}
 
 
 @pytest.fixture(autouse=True)
 def _alone(monkeypatch):
-    """Little work; another test's official modules will not do, nor this one's in others."""
+    """Reduce the work, and isolate the official modules from those of other tests."""
     precision = torch.get_float32_matmul_precision()
     monkeypatch.setattr("fullstride.measure.roofline.GEMM_SIZE", {"cpu": 64})
     monkeypatch.setattr("fullstride.measure.roofline.COPY_BYTES", {"cpu": 1 << 16})

@@ -50,7 +50,7 @@ def test_two_processes_beside_one_in_one_run(quick, tmp_path, capsys):
 
 
 class Silent:
-    """A team without processes."""
+    """Team without processes."""
 
     def tell(self, word):
         ceilings, _ = word
@@ -76,7 +76,7 @@ TWO: dict[str, Any] = {"models": ("dit_tiny",), "ratios": (1.0, 0.0), "batch_siz
 
 
 def test_rows_of_shares_have_a_share_of_the_floor(quick, no_processes, tmp_path):
-    """A rise in time is told as an efficiency, and what failed is written and raised."""
+    """Check that a rise in time is an efficiency, and that a failure is written and raised."""
 
     def measured(found, keep):
         rows = [Measured("none", 1, (10.0, 12.0, 11.0), 1.0, None), Measured("ddp", 2, (12.5, 13.75, 15.0), 1.0, None)]
@@ -147,7 +147,7 @@ def test_only_what_is_named_is_measured(quick, no_processes, tmp_path):
 
 
 class Saying(Worker):
-    """A worker without a process, that says such things."""
+    """Worker without a process, that sends given messages."""
 
     def __init__(self, *said: Any):
         self.line, self.theirs = Pipe()
@@ -155,7 +155,7 @@ class Saying(Worker):
             self.theirs.send(each)
 
     def end(self) -> None:
-        """Nothing runs."""
+        """Do nothing: no process runs."""
 
 
 def test_a_team_tells_what_came_first_and_why_there_is_no_more():
@@ -177,7 +177,7 @@ def test_a_team_tells_what_came_first_and_why_there_is_no_more():
 
 
 def test_a_compiled_step_is_held_against_what_is_not_compiled_and_compiled_once(quick, monkeypatch):
-    """Two kinds of steps and their gates share what was compiled first."""
+    """Check that two kinds of steps and their checks share the first compilation."""
     compiled, plain = [], []
 
     def counted(loss, telling):

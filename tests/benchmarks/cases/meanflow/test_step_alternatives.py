@@ -13,7 +13,7 @@ pytestmark = pytest.mark.usefixtures("quick")
 
 
 class Again:
-    """Stands for a CUDA graph."""
+    """Stand-in for a CUDA graph."""
 
     def __init__(self, function, generator):
         self.replay = function

@@ -84,7 +84,7 @@ DUAL = {
 }
 
 
-# What the call below does beside its operation.
+# Other work of the call below.
 AROUND = {"clone", "copy_", "to", "_to_copy", "sum", "add", "add_", "fill_", "zero_", "zeros"}
 
 

@@ -10,7 +10,7 @@ pytestmark = pytest.mark.usefixtures("quick")
 
 
 class Again:
-    """Stands for a CUDA graph: what is recorded is called again, and leaves gradients where it left the first."""
+    """Stand-in for a CUDA graph: a replay calls the function again, with gradients in their first place."""
 
     scale = 1.0
 

@@ -32,7 +32,7 @@ real_work, speaking = bench_step_workers.work, process_pool.speaking
 
 
 def _mute(parent, beside, options, job, *given):
-    """A worker that hangs at one of the cases."""
+    """Run a worker that hangs at one of the cases."""
     if job.name == "FM MSE":
         time.sleep(600)
     real_work(parent, beside, options, job, *given)

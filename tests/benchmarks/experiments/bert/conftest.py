@@ -1,4 +1,4 @@
-"""The texts of BERT's own tests."""
+"""Fixtures with the texts of BERT's own tests."""
 
 from tests.bert.conftest import texts, tiny_is_small  # noqa: F401, fixtures
 from tests.helpers.compiled_soon import compiled_soon  # noqa: F401, a fixture

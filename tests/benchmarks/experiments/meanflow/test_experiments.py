@@ -49,7 +49,7 @@ def _untrained(monkeypatch):
 
 @pytest.fixture(scope="module")
 def phase2(tmp_path_factory) -> Path:
-    """Finished runs of two seeds."""
+    """Return finished runs of two seeds."""
     folder = tmp_path_factory.mktemp("phase2")
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(evaluate, "reference_classifier", _classifier)
@@ -244,7 +244,7 @@ def test_gpus_share_the_trainings_and_what_they_made_is_gathered(tmp_path, monke
 
 
 class Counted(jobs.Laboratory):
-    """Trains nothing: writes down which training it was asked for, and what a finished one leaves."""
+    """Laboratory that trains nothing: it records the requested trainings and the files of finished ones."""
 
     made: list[str]
     diverges = "0.25"
@@ -293,7 +293,7 @@ def test_processes_that_share_a_folder_make_every_training_once(tmp_path):
 
 
 def _lane(asked, log):
-    """A process of `--gpus`, which writes down what it trains; trainings take a while."""
+    """Run a process of `--gpus`, which records its trainings; each takes a while."""
 
     class Written(Counted):
         diverges = "none"
@@ -589,7 +589,7 @@ def test_other_settings_take_no_results_place(given, own, tmp_path, monkeypatch)
 
 
 def _part(arms: list[str], samplers: dict[str, float]) -> PartResult:
-    """Distances that count up: 1, 2, ... over all rows, the mean of two seeds."""
+    """Return a part with distances 1, 2, ... over all rows, the mean of two seeds."""
     rows = [({"training": arm, "sampler": name}, nfe) for arm in arms for name, nfe in samplers.items()]
     outcomes = [
         Outcome(labels, {"NFE": {0: nfe, 1: nfe}, "energy distance": {0: i + 0.5, 1: i + 1.5}}, ["-"])

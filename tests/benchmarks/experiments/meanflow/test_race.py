@@ -44,7 +44,7 @@ ENOUGH, NONE = Limit(), Limit.of(0.0)
 
 @pytest.fixture(autouse=True)
 def _alone(monkeypatch):
-    """Any features will do; another test's official modules will not, nor this one's caches in others."""
+    """Use untrained features, and isolate official modules and caches from those of other tests."""
 
     def classifier(data, device):
         torch.manual_seed(0)
@@ -220,7 +220,7 @@ def test_the_official_loop_is_given_our_recipe_and_goes_on(tmp_path):
     assert len(json.loads((tmp_path / "smoke" / "official-1" / "record.json").read_text())["marks"]) == MARKS
 
 
-# What makes the rate fall over the time.
+# Settings with a decaying learning rate.
 FALLS = "optimizer.decay=cosine"
 # By a clock that goes on by a second a step: minutes of which 40 % have a step for each mark.
 FALLING = 0.5
@@ -278,7 +278,7 @@ class Ticking(Clock):
 
 
 class Scorer(evaluate.Evaluator):
-    """Stands in for an evaluator, whose scores have tests of their own: any number of a network will do."""
+    """Stand-in for an evaluator, whose scores have tests of their own: any number of a network will do."""
 
     def __init__(self, data, config, device):
         self.data, self.device, self.floor = data, device, _score(0.1)
@@ -642,7 +642,7 @@ def test_a_claim_without_runs_is_not_judged(tmp_path):
 
 
 def _write_fitted(folder: Path, code: str, seed: int, floor: float, distance: float) -> None:
-    """A run whose classifier puts training images at that floor."""
+    """Write a run whose classifier gives training images this score."""
     _write(folder, code, seed, [5.0] * MARKS, 9.0, {"euler 50": {"energy distance": 5.0, "FD-classifier": distance}})
     record = Record(folder / "smoke" / f"{code}-{seed}", MARKS * PACE / 60)
     record.values["floor"]["FD-classifier"] = floor

@@ -2,7 +2,7 @@ import torch
 from models.model_configs import MODEL_CONFIGS  # found as the official modules are, beside each other
 
 assert MODEL_CONFIGS
-# What the loop was given, for the test.
+# Inputs that the loop received, for the test.
 STEPS, RANGES, ARGS, AUGMENTED = [], [], [], []
 
 
