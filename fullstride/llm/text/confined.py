@@ -157,7 +157,7 @@ def _done(work: Callable[[Any], Any], request: bytes) -> tuple[str, Any]:
     try:
         return MADE, work(pickle.loads(request))
     except MemoryError:
-        return COSTLY, "too costly: it needs more memory than is allowed"
+        return COSTLY, "too costly: more memory than is allowed"
     except TooCostlyError as error:
         return COSTLY, str(error)
     except BaseException as error:
