@@ -372,7 +372,7 @@ def test_a_grammar_that_fails_harms_no_other(engine, rng):
         ([5], {"max_tokens": None, "min_tokens": 2**31 - 1}, "request at most that many"),
         ([5], {"logit_bias": {400: 1.0}}, "logit_bias has the token id 400"),
         ([5], {"stop_token_ids": list(range(17))}, "at most 16"),
-        ([5], {"logprobs": 21}, "logprobs asks for 21: expected at most 20"),
+        ([5], {"logprobs": 21}, "logprobs needs 21: expected at most 20"),
         ([5], {"structured_outputs": Structured("regex", "(")}, "regex"),
     ],
 )
