@@ -100,7 +100,7 @@ def test_weights_that_cannot_be_written_are_an_error(vllm, tmp_path):
     ("python", "workload", "message"),
     [
         ("/nowhere/python", "large", "no such program; expected the Python of an environment that has vLLM"),
-        (sys.executable, "large", "it has no vLLM; `"),
+        (sys.executable, "large", "it has no vLLM"),
         (sys.executable, "sweep", "--vllm with --workload sweep: only small and large have this option"),
     ],
 )
