@@ -54,7 +54,7 @@ def test_a_length_that_was_asked_for_has_room_or_is_refused(free):
     free(12 * 10**9)
     assert made(max_length=40_960).max_length == 40_960
     free(11 * 10**9)  # it would fit, and leave nothing for a step
-    message = "max_length=40960: its keys and values take 9.4 GB; 11.0 GB are free, of which they may take 80%: ask"
+    message = "max_length=40960: its keys and values take 9.4 GB; 11.0 GB are free, of which they may take 80%: "
     with pytest.raises(ConfigError, match=message):
         made(max_length=40_960)
 

@@ -53,7 +53,7 @@ def test_a_step_takes_one_array_from_the_host(engine, monkeypatch):
 
 def test_the_next_dispatch_goes_out_before_the_last_one_is_read(engine, monkeypatch):
     order = []
-    for name, sign in (("dispatch", 1), ("read", -1)):
+    for name, sign in (("dispatch", 1), ("collect", -1)):
         original = getattr(module, name)
         monkeypatch.setattr(module, name, lambda *a, original=original, sign=sign: order.append(sign) or original(*a))
     run(engine, (PROMPTS[0], greedy(40)))
