@@ -20,17 +20,17 @@ SETTINGS = {
 PROGRAM = """
 import os, torch
 from fullstride.jvp.attention.register import _options
-from fullstride.device.precision import formats, rounds_convolutions, rounds_products, treated
+from fullstride.device.precision import current_formats, rounds_convolutions, rounds_products, matmul_precision
 
 def check(setting, expected):
     exec(setting)
     before, device = (rounds_products(), rounds_convolutions()), torch.device("cpu")
     assert before == expected, before
     assert _options((1.0, False, -1, -1, "", "triton"))[0]["precision"] == ("tf32" if before[0] else "ieee")
-    with treated("fp32", device):
+    with matmul_precision("fp32", device):
         assert not rounds_products() and not rounds_convolutions()
         assert torch.get_float32_matmul_precision() == "highest" and not torch.backends.cudnn.allow_tf32
-        assert formats(device) == (False, False, None)
+        assert current_formats(device) == (False, False, None)
     assert (rounds_products(), rounds_convolutions()) == before
 
 for setting, expected in SETTINGS.items():

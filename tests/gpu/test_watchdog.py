@@ -19,15 +19,15 @@ import sys, time
 from pathlib import Path
 import torch
 from fullstride.runs.early_ends import write_end
-from fullstride.process.gpu_activity import GpuUse, ways_to_ask
-from fullstride.process.watchdog import Limits, Watchdog
+from fullstride.process.gpu_activity import GpuActivity, utilization_probes
+from fullstride.process.watchdog import Watchdog, WatchdogLimits
 
 def tell(verdict, step):
     write_end(Path(sys.argv[1]), reason=verdict.reason, message=verdict.message, step=step, exit_code=75)
 
 torch.cuda.synchronize()
-with GpuUse(ways_to_ask(torch.device("cuda", 0)), every=0.2) as use:
-    with Watchdog(Limits({limits}), lambda: 3, tell, use.busy) as watchdog:
+with GpuActivity(utilization_probes(torch.device("cuda", 0)), every=0.2) as use:
+    with Watchdog(WatchdogLimits({limits}), lambda: 3, tell, use.busy) as watchdog:
         watchdog.train()
         {stuck}
 print("went on")

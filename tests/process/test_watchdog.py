@@ -13,9 +13,9 @@ STUCK = """
 import ctypes, sys, threading, time
 from pathlib import Path
 from fullstride.runs.early_ends import write_end
-from fullstride.process.watchdog import Limits, Watchdog
+from fullstride.process.watchdog import Watchdog, WatchdogLimits
 
-run, limits = Path(sys.argv[1]), Limits(**eval(sys.argv[2]))
+run, limits = Path(sys.argv[1]), WatchdogLimits(**eval(sys.argv[2]))
 steps = 0
 
 def tell(verdict, step):

@@ -24,14 +24,14 @@ from tests.llm.server.live import fake_server, until
 
 SCRIPT = """
 from fullstride.llm.server.app import create_app
-from fullstride.llm.server.limits import Limits
+from fullstride.llm.server.limits import ServerLimits
 from fullstride.llm.server.launch import run
-from fullstride.llm.server.served_model import Served
+from fullstride.llm.server.served_model import ServedModel
 from tests.llm.server.fake_engine import FakeEngine
 from tests.llm.server.fake_tokenizer import FakeTokenizer
 
-served = Served(("fake",), FakeTokenizer(), 512)
-limits = Limits(drain_seconds=60.0)
+served = ServedModel(("fake",), FakeTokenizer(), 512)
+limits = ServerLimits(drain_seconds=60.0)
 run(create_app(FakeEngine(delay=0.01), served, concurrent=8, limits=limits), host="{host}", port=0)
 """
 

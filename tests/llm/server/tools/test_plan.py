@@ -31,7 +31,7 @@ def test_auto_shows_the_tools_and_none_hides_them(client, live):
         asked = {"tool_choice": choice} if choice else {}
         client.chat.completions.create(model="fake", messages=HELLO, tools=TOOLS, **asked)
         assert _prompt(live).startswith("[tools weather,time]") is shown
-        assert live.engine.params[-1].structured is None
+        assert live.engine.params[-1].structured_outputs is None
 
 
 @pytest.fixture
@@ -124,7 +124,7 @@ def test_a_named_tool_is_forced(says):
             (call,) = choice.message.tool_calls
             assert (call.function.name, json.loads(call.function.arguments)) == ("time", {"city": "Köln"})
             assert (choice.message.content or None, choice.finish_reason) == (None, "stop")
-    assert json.loads(seen[0].structured.value) == PARAMETERS
+    assert json.loads(seen[0].structured_outputs.value) == PARAMETERS
 
 
 def test_a_required_call_has_the_shape_of_one_of_them(says):
@@ -134,8 +134,8 @@ def test_a_required_call_has_the_shape_of_one_of_them(says):
             (call,) = choice.message.tool_calls
             assert (call.function.name, json.loads(call.function.arguments)) == ("time", {"city": "Köln"})
             assert (choice.message.content or None, choice.finish_reason) == (None, "tool_calls")
-    assert seen[0].structured.kind == "grammar"
-    assert "weather" in seen[0].structured.value
+    assert seen[0].structured_outputs.kind == "grammar"
+    assert "weather" in seen[0].structured_outputs.value
 
 
 def test_a_required_call_that_was_cut_off_is_content(says):

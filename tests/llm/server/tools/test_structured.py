@@ -34,7 +34,7 @@ def _format(schema: dict) -> dict:
 )
 def test_every_way_to_ask_for_a_shape(client, live, asked, kind, value):
     client.chat.completions.create(model="fake", messages=HELLO, extra_body=asked)
-    shape = live.engine.params[-1].structured
+    shape = live.engine.params[-1].structured_outputs
     if kind is None:
         assert shape is None
         return
@@ -44,7 +44,7 @@ def test_every_way_to_ask_for_a_shape(client, live, asked, kind, value):
 
 def test_completions_have_vllms_ways(client, live):
     client.completions.create(model="fake", prompt="x", extra_body={"regex": "a+"})
-    assert live.engine.params[-1].structured.kind == "regex"
+    assert live.engine.params[-1].structured_outputs.kind == "regex"
 
 
 @pytest.mark.parametrize(
