@@ -198,8 +198,8 @@ def test_what_are_no_sampling_params_is_refused(llm, wrong):
 
 
 def test_a_setting_that_there_is_not_is_refused_by_name(tiny_llama):
-    with pytest.raises(ConfigError, match="setting of the engine=max_model_len: expected one of max_length"):
-        LLM(tiny_llama, max_model_len=100)
+    with pytest.raises(ConfigError, match="setting of the engine=max_lenght: expected one of max_length"):
+        LLM(tiny_llama, max_lenght=100)
 
 
 def test_a_stream_is_not_mixed_with_others(llm):

@@ -70,7 +70,7 @@ def test_what_no_sampler_can_do_is_refused_by_name(wrong):
         ("logit_bias", [5], "a dict, or None"),
         ("logit_bias", {"5": 1.0}, "token ids, which are integers"),
         ("logit_bias", {5: "1"}, "numbers by token id"),
-        ("structured", {"type": "object"}, r"Structured\(kind, value\)"),
+        ("structured_outputs", {"type": "object"}, r"Structured\(kind, value\)"),
     ],
 )
 def test_what_the_device_would_cut_is_refused(name, value, kind):

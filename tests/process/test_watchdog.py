@@ -69,7 +69,7 @@ def test_a_call_that_keeps_pythons_lock_is_ended_too(tmp_path):
 
 def test_a_disk_that_hangs_does_not_keep_the_process(tmp_path):
     code = STUCK.format(stuck="time.sleep(60)", busy="None").replace("    write_end(", "    time.sleep(60); write_end(")
-    code = code.replace("import Watchdog", "import Watchdog; import fullstride.process.watchdog as w; w.TELLING = 0.3")
+    code = code.replace("run, limits =", "import fullstride.process.watchdog as w; w.TELLING = 0.3\nrun, limits =")
     command = [sys.executable, "-c", code, str(tmp_path), repr({"step": 0.5})]
     assert subprocess.run(command, capture_output=True, timeout=60).returncode == 75
     assert read_ends(tmp_path) == []

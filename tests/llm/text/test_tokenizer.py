@@ -180,7 +180,7 @@ def test_older_folders(tiny_llama, tmp_path):
 
 
 def test_what_is_no_tokenizer(tiny_llama, tmp_path):
-    with pytest.raises(ConfigError, match="tokenizer.json: not there"):
+    with pytest.raises(ConfigError, match="tokenizer.json: not found"):
         Tokenizer.from_folder(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(ConfigError, match="tokenizer.json: not a tokenizer"):

@@ -138,5 +138,5 @@ def test_a_path_that_leads_nowhere_is_no_name_of_the_hub(path, tmp_path, monkeyp
 
 
 def test_a_tokenizer_of_more_ids_than_the_model(tiny_model):
-    with pytest.raises(ConfigError, match="ids up to 319, the model 300 rows"):
+    with pytest.raises(ConfigError, match="ids up to 319, the model only 300 rows"):
         load(tiny_model("qwen3", vocab_size=300))

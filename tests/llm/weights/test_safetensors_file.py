@@ -72,7 +72,7 @@ def test_a_file_cut_anywhere_is_refused(file, seed):
         ({"t": {"dtype": "F32", "shape": [3], "data_offsets": [0, 8]}}, "damaged: t of F32"),
         ({"t": {"dtype": "F32", "shape": [2], "data_offsets": [-8, 0]}}, "damaged: t of F32"),
         ({"t": {"dtype": "F32", "shape": [-1, -2], "data_offsets": [0, 8]}}, "damaged: t of F32"),
-        ({"t": {"dtype": "F32", "shape": [99], "data_offsets": [0, 396]}}, "t ends at byte 396 of 64"),
+        ({"t": {"dtype": "F32", "shape": [99], "data_offsets": [0, 396]}}, "t ends at byte 396, but the file has 64"),
     ],
 )
 def test_damage_is_refused(tmp_path, header, message):
