@@ -94,7 +94,7 @@ def test_the_dictionary_is_read_packed_or_not(tmp_path, monkeypatch, packed):
 
 def test_where_the_dictionary_is_not_it_is_said_how_to_get_it(tmp_path, monkeypatch):
     monkeypatch.setattr(assets, "DEBIAN_ROOT", tmp_path)
-    with pytest.raises(ConfigError, match=r"apt-get install dict-gcide.*or give data\.path=FOLDER"):
+    with pytest.raises(ConfigError, match=r"apt-get install dict-gcide.*or give its folder as data\.path=FOLDER"):
         gcide.load()
     with pytest.raises(ConfigError, match=r"expected the file from usr/share/dictd/gcide\.dict\.dz of the Debian"):
         gcide.load(tmp_path)
