@@ -3,6 +3,7 @@
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import typer
 
@@ -20,7 +21,7 @@ def add_moved(app: typer.Typer) -> None:
         app.command(name, hidden=True, context_settings=ANYTHING, help=about)(_moved)
 
 
-def _moved(context: typer.Context) -> None:
+def _moved(context: Any) -> None:
     words = OLD[str(context.info_name)]
     new = f"python -m {' '.join(words)}"
     root = Path(fullstride.__file__).parents[1]
