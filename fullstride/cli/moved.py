@@ -26,7 +26,7 @@ def _add(app: typer.Typer, name: str, words: list[str]) -> None:
         new = " ".join(["python -m benchmarks", *words])
         root = Path(fullstride.__file__).parents[1]
         if not (root / "benchmarks" / "__main__.py").is_file():
-            raise ConfigError(f"fullstride {name} is now {new}, beside the library: run it from the root of a clone")
+            raise ConfigError(f"fullstride {name} is now {new}; run it from the root of a clone")
         typer.echo(f"fullstride {name} is now: {new}", err=True)
         path = os.pathsep.join([str(root), *filter(None, [os.environ.get("PYTHONPATH")])])
         command = [sys.executable, "-m", "benchmarks", *words, *context.args]
