@@ -75,12 +75,20 @@ class WatchdogClocks:
 
     def __init__(self, limits: WatchdogLimits, step: int):
         """Start before the first step of a process that resumes after `step` steps."""
-        self.limits, self.silent, self._idle = limits, 0.0, 0.0
+        self.limits = limits
+        self.silent = 0.0
+        self._idle = 0.0
         self.overdue = False
         self._lock = threading.Lock()
-        self._what, self._limit, self._training = "the first step", limits.first_step, False
+        self._what = "the first step"
+        self._limit = limits.first_step
+        self._training = False
         self._step = step
-        self._ahead, self._unsaved, self._made, self._pace, self._first = 0, 0.0, 0, 0.0, True
+        self._ahead = 0
+        self._unsaved = 0.0
+        self._made = 0
+        self._pace = 0.0
+        self._first = True
 
     @property
     def awaited(self) -> str:

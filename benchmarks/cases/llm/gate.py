@@ -42,7 +42,10 @@ class Dense:
     """Dense fp32 model with weights rounded as the engine's; one layer at a time is on the device."""
 
     def __init__(self, config: ModelConfig, parameters: Mapping[str, Any], dtype: str, device: Any):
-        self._config, self._parameters, self._dtype, self._device = config, parameters, dtype, device
+        self._config = config
+        self._parameters = parameters
+        self._dtype = dtype
+        self._device = device
         self._parts: dict[str, list[str]] = {}
         for name in parameters:
             prefix, _, part = name.rpartition(".")

@@ -80,7 +80,10 @@ class Attention(eqx.Module):
     dropout: eqx.Module
 
     def __init__(self, dropout: type):
-        self.query, self.key, self.value, self.out = (_linear(WIDTH, WIDTH) for _ in range(4))
+        self.query = _linear(WIDTH, WIDTH)
+        self.key = _linear(WIDTH, WIDTH)
+        self.value = _linear(WIDTH, WIDTH)
+        self.out = _linear(WIDTH, WIDTH)
         self.norm, self.dropout = eqx.nn.LayerNorm(WIDTH), dropout(0.1)
 
 

@@ -45,7 +45,9 @@ class Clock:
 
         """
         self.startup: float | None = None  # seconds until the first process had made its first steps; None before
-        self._wait, self._now, self._trained = wait, now, 0.0
+        self._wait = wait
+        self._now = now
+        self._trained = 0.0
         self._born, self._steps = now(), 0
         self._since: float | None = None
 

@@ -123,7 +123,9 @@ def settings_to_train(overrides: list[str]) -> TrainSettings:
     if begun is None or (own := own_settings(begun)) is None:
         return given
     # The folder may have been moved, and a run that once replaced another must not replace itself.
-    own.output_dir, own.run_name, own.overwrite = given.output_dir, given.run_name, False
+    own.output_dir = given.output_dir
+    own.run_name = given.run_name
+    own.overwrite = False
     apply(overrides, own)
     return own
 

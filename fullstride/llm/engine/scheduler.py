@@ -100,7 +100,9 @@ class Scheduler:
         self.blocks.release(sequence.blocks)
         if sequence.row is not None:
             self._rows.append(sequence.row)
-        sequence.blocks, sequence.row, sequence.num_published_blocks = [], None, 0
+        sequence.blocks = []
+        sequence.row = None
+        sequence.num_published_blocks = 0
 
     def preempt(self, sequence: Sequence) -> None:
         """Preempt a sequence: return it to the head of the queue, without its blocks."""
@@ -184,7 +186,9 @@ class Scheduler:
             return False
         self.blocks.share(found)
         sequence.blocks = found + self.blocks.take(fresh)
-        sequence.num_published_blocks, sequence.computed, sequence.row = len(found), len(found) * size, self._rows.pop()
+        sequence.num_published_blocks = len(found)
+        sequence.computed = len(found) * size
+        sequence.row = self._rows.pop()
         if sequence.num_cached_tokens is None:
             sequence.num_cached_tokens, sequence.order = sequence.computed, self._admissions
             self._admissions += 1

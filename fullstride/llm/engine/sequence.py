@@ -14,7 +14,9 @@ class StopTextBuffer:
 
     def __init__(self, detokenizer: Any, stops: Iterable[str] = (), include: bool = False):
         """Start without text; without a `Detokenizer` there is never any."""
-        self._detokenizer, self._stops, self._include = detokenizer, tuple(stops), include
+        self._detokenizer = detokenizer
+        self._stops = tuple(stops)
+        self._include = include
         self._held = ""
 
     def push(self, token: int, watch: bool) -> tuple[str, str | None]:

@@ -55,7 +55,10 @@ class EngineThread:
         on_death: Callable[[BaseException], None],
     ):
         """Prepare; `start` begins."""
-        self._engine, self._on_step, self._on_refused, self._on_death = engine, on_step, on_refused, on_death
+        self._engine = engine
+        self._on_step = on_step
+        self._on_refused = on_refused
+        self._on_death = on_death
         self._inbox: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._step_began: float | None = None

@@ -86,7 +86,9 @@ class CallStyleStep:
     def __init__(self, settings: dict[str, Any], donate: bool, check_finite: bool, on_retrace: str):
         self.settings = settings
         self.loss: Any = None
-        self.retraces, self.watch, self.stopwatch = RetraceWatch(on_retrace), RunningSteps(check_finite), Stopwatch()
+        self.retraces = RetraceWatch(on_retrace)
+        self.watch = RunningSteps(check_finite)
+        self.stopwatch = Stopwatch()
         self._own = read(self._body)
         self._core = CompiledCore("train_step", "all-except-first" if donate else "none", {})
         self._calls = 0

@@ -59,7 +59,10 @@ class SymmetricMemory:
             CannotShareError: if these GPUs cannot reach each other's memory.
 
         """
-        self._group, self._device, self._patience, self._gather = group, device, patience_ms, gather
+        self._group = group
+        self._device = device
+        self._patience = patience_ms
+        self._gather = gather
         self._handle, _ = self._met(ALIGNED)
 
     def allocate(self, count: int) -> Sequence[Tensor]:
