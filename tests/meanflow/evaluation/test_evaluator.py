@@ -369,7 +369,7 @@ def test_data_that_were_moved_are_found_by_their_new_place(tmp_path, seed):
     data = DataConfig("latents", str(tmp_path / "old"), batch_size=9, workers=0)
     run = train(dataclasses.replace(settings, data=data))
     (tmp_path / "old").rename(tmp_path / "new")
-    with pytest.raises(ConfigError, match=r"old: no such folder; .*; or, if the data were moved, give --data-path$"):
+    with pytest.raises(ConfigError, match=r"old: no such folder; .*; if the data were moved, give --data-path$"):
         evaluate_command(run, num_samples=0, device="cpu")
     with pytest.raises(ConfigError, match=r"none: no such folder; [^;]*$"):
         evaluate_command(run, num_samples=0, device="cpu", data_path=str(tmp_path / "none"))
