@@ -17,7 +17,7 @@ from fullstride.errors import ConfigError, Preempted
 from fullstride.process.signals import leaving_on_sigterm
 
 if TYPE_CHECKING:
-    from benchmarks.experiments.bert.experiment import BertRequest as BertAsked
+    from benchmarks.experiments.bert.experiment import BertRequest
     from benchmarks.experiments.gpu_pool import Task
     from benchmarks.experiments.meanflow.race_asked import RaceRequest
     from benchmarks.harness.seeds import ExperimentResult
@@ -294,7 +294,7 @@ def bert(
             raise cut
 
 
-def _models(asked: "BertAsked") -> "list[Task]":
+def _models(asked: "BertRequest") -> "list[Task]":
     """Return a task per model, after checking that each can run."""
     from benchmarks.experiments.bert.experiment import NOMINAL
     from benchmarks.experiments.gpu_pool import Task

@@ -51,7 +51,7 @@ def make(kind: str, backend: str, processes: Processes, **options: Any) -> Train
     averages = Averages(model, [0.9, 0.99], period=2)
     shared = Shards(model, optimizer, processes, averages) if kind == "fsdp" else None
     given: dict[str, Any] = {"clip": 0.5, "ema": averages, "schedule": warmed(cosine(40), 5), "accumulate": 2}
-    given |= {"processes": processes, "shards": shared, "say": lambda _: None}
+    given |= {"processes": processes, "shards": shared, "log": lambda _: None}
     return TrainStep(loss, model, optimizer, backend=backend, **given | options)
 
 

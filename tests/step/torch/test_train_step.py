@@ -33,7 +33,7 @@ def make(seed: int, **options: Any) -> tuple[nn.Module, TrainStep]:
     model = network(seed)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     given: dict[str, Any] = {"draw": noisy, "accumulate": 2, "clip": 0.3, "backend": "eager"}
-    given |= {"ema": Averages(model, [0.9]), "schedule": warmed_up(cosine(20), 4), "say": lambda _: None}
+    given |= {"ema": Averages(model, [0.9]), "schedule": warmed_up(cosine(20), 4), "log": lambda _: None}
     given |= {"generator": torch.Generator().manual_seed(seed)}
     return model, TrainStep(loss, model, optimizer, **given | options)
 
