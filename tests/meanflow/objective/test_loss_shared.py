@@ -170,7 +170,7 @@ class Own(nn.Module):
 
 def test_what_cannot_share_a_pass_is_told_what_to_do():
     x = torch.randn(4, 1, 4, 4)
-    with pytest.raises(ValueError, match=r"digamma of a batch .*; use loss.split=static"):
+    with pytest.raises(ValueError, match=r"digamma has no rule .*; use loss.split=static"):
         MeanFlowLoss(split="shared")(Own(), x)
     MeanFlowLoss(split="static")(Own(), x)
 

@@ -156,13 +156,13 @@ class SharedBuffers:
 class PeerCopies:
     """Transfers among the processes of one machine, in the order in which they are begun; all of them collective.
 
-    What a process writes into another's memory lies in an inbox there, a row for each sender, or in a `Shared` that
+    What a process writes into another's memory lies in an inbox there, a row for each sender, or in a `SharedBuffers` that
     is given. There are two inboxes, used in turns: who writes into one has met the others since they read it.
     """
 
     def __init__(self, rank: int, size: int, memory: Any, device: torch.device):
         self.rank, self.size = rank, size
-        self._memory = memory  # `Symmetric`, or what allocates and meets as that does
+        self._memory = memory  # `SymmetricMemory`, or what allocates and meets as that does
         # First in line: few and short kernels, for which the other processes wait.
         self._stream = torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None
         self._inboxes: list[SharedBuffers] = []

@@ -97,7 +97,7 @@ class Transfer:
     def start_wholes(self, parts: Sequence[tuple[Tensor, Tensor | SharedBuffers]]) -> Wait:
         """Begin to fill several `whole` (n m,) with the parts `own` (m,) of all processes by rank.
 
-        `own` may be the very part of `whole` that it goes to, and of a `Shared` it is.
+        `own` may be the very part of `whole` that it goes to, and of a `SharedBuffers` it is.
         """
         waits: list[Wait] = []
         for own, whole in parts:

@@ -1,6 +1,6 @@
 """A step's loss on copies of all state that it reaches, so that an extra pass leaves no trace.
 
-`Saved` copies all that a step changes, to return to.
+`Snapshot` copies all that a step changes, to return to.
 """
 
 import copy
