@@ -156,8 +156,8 @@ class SharedBuffers:
 class PeerCopies:
     """Transfers among the processes of one machine, in the order in which they are begun; all of them collective.
 
-    What a process writes into another's memory lies in an inbox there, a row for each sender, or in a `SharedBuffers` that
-    is given. There are two inboxes, used in turns: who writes into one has met the others since they read it.
+    What a process writes into another's memory lies in an inbox there, a row for each sender, or in a `SharedBuffers`
+    that is given. There are two inboxes, used in turns: who writes into one has met the others since they read it.
     """
 
     def __init__(self, rank: int, size: int, memory: Any, device: torch.device):

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from fullstride.step.torch import TrainStep
 from fullstride.step.torch import train_step as train_step_module
 from fullstride.step.torch.runners import comparison as gate
+from fullstride.step.torch.runners import first_step
 from fullstride.step.torch.runners.comparison import StepError
 
 
@@ -45,7 +46,7 @@ def test_a_loss_that_rounds_by_itself_is_compared_by_that_format(loss, dtype, to
     """Another order of the same sums, as a compiler's, is off by that format's digits, a wrong term by more."""
     found, compare = [], gate.compare
     monkeypatch.setattr(
-        gate, "compare", lambda body, expected, *given: found.append(expected) or compare(body, expected, *given)
+        first_step, "compare", lambda body, expected, *given: found.append(expected) or compare(body, expected, *given)
     )
     model, x = network(seed).to(dtype), torch.randn(31, 33, dtype=torch.float64 if dtype == torch.float64 else None)
     step = TrainStep(loss, model, torch.optim.SGD(model.parameters(), lr=0.1), backend="compile")
