@@ -320,7 +320,7 @@ def test_what_cannot_be_says_why(seed):
     _, step = make(seed)
     with pytest.raises(ValueError, match=r"first dimensions \[\(2,\), \(3,\)\]"):
         step({"x": torch.ones(2, 5), "y": torch.ones(3, 3)})
-    with pytest.raises(ValueError, match=r"first dimensions \[\(0,\)\], expected one size for all, of 1 or more"):
+    with pytest.raises(ValueError, match=r"first dimensions \[\(0,\)\], expected one size for all, 1 or more"):
         step({"x": torch.ones(0, 5), "y": torch.ones(0, 3)})
     with pytest.raises(ConfigError, match="precision=tf32: TF32 is CUDA's, the device is cpu"):
         make(seed, precision="tf32")
