@@ -79,15 +79,19 @@ def test_spikes_are_told_once_as_they_come(reporter, capfd):
     assert [line["spikes"] for line in read_metrics(reporter.run)] == [0, 2, 2, 9]
 
 
+def lines_without_reasons(capfd):
+    return [line.split(" because")[0] for line in capfd.readouterr().err.splitlines()]
+
+
 def test_steps_skipped_before_a_run_went_on_are_not_told_again(reporter, capfd):
     """A resumed run has told them already; one that went back has fewer, and tells those that it skips anew."""
     resumed = Reporter(reporter.config, reporter.run, 2, 7, GuardCounts(3))
     for step, skipped in ((4, 3), (6, 4)):
         report(resumed, step, 1.0, skipped)
-    assert [line.split(" because")[0] for line in capfd.readouterr().err.splitlines()] == ["step 6: 4 steps skipped so far"]
+    assert lines_without_reasons(capfd) == ["step 6: 4 steps skipped so far"]
     resumed.restored(Position(2, attempt=1), "step_00000002", 6, GuardCounts(1))
     report(resumed, 4, 1.0, 2)
-    assert [line.split(" because")[0] for line in capfd.readouterr().err.splitlines()] == ["step 4: 2 steps skipped so far"]
+    assert lines_without_reasons(capfd) == ["step 4: 2 steps skipped so far"]
 
 
 def test_a_full_disk_costs_no_line_where_a_checkpoint_is_restored(reporter, tmp_path, capfd):
