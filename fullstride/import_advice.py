@@ -1,11 +1,9 @@
-"""Imports within this package: one that lacks an optional package names its extra, and old names are found."""
+"""Imports within this package: one that lacks an optional package names its extra."""
 
 import sys
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from types import ModuleType
 from typing import Any
-
-from fullstride.renamed import add_old_names
 
 
 class _Loader(SourceFileLoader):
@@ -17,7 +15,6 @@ class _Loader(SourceFileLoader):
 
             error.msg = advice(error) or error.msg
             raise
-        add_old_names(module)
 
 
 class _Finder:

@@ -45,7 +45,7 @@ TRAIN_STEP = {"gate": "check_first_step", "awaken": "randomize_zeros", "say": "l
 
 def add_old_names(module: ModuleType) -> None:
     """Give a module the names that some of its contents had."""
-    names = NAMES.get(module.__name__, {})
+    names = NAMES[module.__name__]
 
     def __getattr__(name: str) -> Any:  # noqa: N807
         if name not in names:
@@ -53,8 +53,7 @@ def add_old_names(module: ModuleType) -> None:
         warnings.warn(f"{module.__name__}.{name} is now {names[name]}", DeprecationWarning, stacklevel=2)
         return getattr(module, names[name])
 
-    if names:
-        module.__dict__["__getattr__"] = __getattr__
+    module.__dict__["__getattr__"] = __getattr__
 
 
 class _Finder:

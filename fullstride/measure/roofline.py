@@ -1,5 +1,6 @@
 """The roofline bound: the time that arithmetic or bytes alone would take at the rates that this machine reaches."""
 
+import sys
 import textwrap
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
@@ -8,6 +9,7 @@ from typing import Any
 from fullstride.device.precision import rounds_products
 from fullstride.measure.text import milliseconds
 from fullstride.measure.timing import Timing, TimingPlan, clock_for, measure
+from fullstride.renamed import add_old_names
 
 # The mark of a time below its roofline bound in a table, and what it means.
 MARK = "(!)"
@@ -159,3 +161,6 @@ def measure_ceilings(device: str, dtype: str = "float32") -> Ceilings:
     name = f"{n}^3 {'tf32' if tf32 else dtype}"
     rates = 2 * n**3 / gemm.median_ms * 1e3, 2 * size / copy.median_ms * 1e3
     return Ceilings(*rates, name, size, list(gemm.samples_ms), list(copy.samples_ms))
+
+
+add_old_names(sys.modules[__name__])

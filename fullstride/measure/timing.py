@@ -1,5 +1,6 @@
 """Time a call: warm-up apart, device events or a synchronised clock, the median with its spread, and raw samples."""
 
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -7,6 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from fullstride.errors import one_of
 from fullstride.measure.text import milliseconds
+from fullstride.renamed import add_old_names
 
 Call = Callable[[], Any]
 
@@ -165,3 +167,6 @@ def measure(call: Call, clock: Clock, plan: TimingPlan = TimingPlan()) -> Timing
     while not plan.done(samples):
         samples.append(clock.time(call))
     return Timing(first, tuple(samples), clock.peak_bytes())
+
+
+add_old_names(sys.modules[__name__])

@@ -3,6 +3,9 @@
 It knows nothing of a workload: a loss is any function of a module and a batch.
 """
 
+import sys
+
+from fullstride.renamed import add_old_names
 from fullstride.step.torch.distributed.join import join_processes
 from fullstride.step.torch.distributed.processes import SINGLE, Processes
 from fullstride.step.torch.distributed.shards import Shards
@@ -30,3 +33,5 @@ __all__ = [
     "to_host",
     "warmed_up",
 ]
+
+add_old_names(sys.modules[__name__])

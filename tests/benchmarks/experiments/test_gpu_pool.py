@@ -84,13 +84,13 @@ def test_nothing_to_do_is_done(tmp_path):
 
 def test_one_that_fails_is_told_after_the_others_have_ended(tmp_path):
     given = [Task("bad", ["bad", "fails"]), *tasks("good", "better")]
-    with pytest.raises(PeerError, match=r"^bad: failed.* \(.*bad\.log: error: the disk is full\); the same"):
+    with pytest.raises(PeerError, match=r"^bad: failed.* \(.*bad\.log: error: the disk is full\); run the same"):
         run_side_by_side(given, ["0", "1"], tmp_path / "logs", NONE)
     assert [seen(tmp_path, name)["gpu"] for name in ("good", "better")] == ["1", "1"]  # it may be the GPU's fault
 
 
 def test_without_a_gpu_that_works_nothing_more_is_begun(tmp_path):
-    with pytest.raises(PeerError, match="bad: failed.*; not begun: good, better; the same command goes on"):
+    with pytest.raises(PeerError, match="bad: failed.*; not begun: good, better; run the same command to resume"):
         run_side_by_side([Task("bad", ["bad", "fails"]), *tasks("good", "better")], ["0"], tmp_path / "logs", NONE)
     assert not (tmp_path / "good.json").exists()
 
@@ -134,7 +134,7 @@ def test_a_signal_is_passed_on_to_those_that_run_and_nothing_begins_after_it(tmp
     before = [signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGINT)]
     threading.Thread(target=tell, daemon=True).start()
     given = [Task(name, [name, "waits"]) for name in ("one", "two", "three")]
-    with pytest.raises(raised, match="stopped; not begun: three; the same command goes on"):
+    with pytest.raises(raised, match="stopped; not begun: three; run the same command to resume"):
         run_side_by_side(given, ["0", "1"], tmp_path / "logs", NONE)
     if number == signal.SIGTERM:
         assert seen(tmp_path, "one")["saved"]

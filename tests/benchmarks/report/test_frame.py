@@ -11,7 +11,7 @@ from tests.benchmarks.report.made import row as made_row
 
 
 def test_an_empty_folder_is_refused_with_the_remedy(tmp_path):
-    with pytest.raises(ConfigError, match=rf"{re.escape(str(tmp_path))}: no \*.json; run `python -m benchmarks"):
+    with pytest.raises(ConfigError, match=rf"{re.escape(str(tmp_path))}: found no \*.json; run `python -m benchmarks"):
         read_results(tmp_path)
 
 

@@ -71,7 +71,7 @@ def test_more_than_fits_is_named(tmp_path):
 
 
 def test_what_cannot_be_drawn_is_said(tmp_path):
-    with pytest.raises(ConfigError, match=r"no metrics\.jsonl there or one folder below"):
+    with pytest.raises(ConfigError, match=r"no metrics\.jsonl here or one folder below"):
         folders([tmp_path])
     with pytest.raises(ConfigError, match="written at two steps"):
         write_runs([_run(tmp_path / "short", steps=1)], tmp_path / "out")

@@ -60,4 +60,4 @@ def test_what_cannot_be_divided_is_refused():
     assert most_rows(QWEN) == 128
     odd = replace(QWEN, hidden_size=200)
     assert most_rows(odd) == 0
-    assert made("chained", odd, None) == "its projections cannot be divided"
+    assert made("chained", odd, None) == "its projections cannot be divided among thread blocks"

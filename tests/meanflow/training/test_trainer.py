@@ -710,7 +710,7 @@ def test_a_checkpoint_of_another_kind_of_device_is_refused(tmp_path):
     tensors = read_group(find_checkpoint(run), "rng")
     generator = torch.Generator()
     load_streams(generator, tensors)
-    with pytest.raises(ConfigError, match="made with CUDA device, the device is cpu"):
+    with pytest.raises(ConfigError, match="made with CUDA device, but the device is cpu"):
         load_streams(generator, tensors | {"cuda": tensors["cpu"]})
 
 

@@ -111,7 +111,7 @@ def test_a_run_is_gone_on_with_and_gathered_by_its_own_settings_alone(tmp_path):
                 ConfigError, match=f"tiny-0: was begun with {named}; give the same settings or another --runs"
             ):
                 act(other)
-    with pytest.raises(ConfigError, match=r"--minutes of the runs differ \(tiny: 1, mini: 2\), expected one time"):
+    with pytest.raises(ConfigError, match=r"--minutes of the runs differ \(tiny: 1, mini: 2\)"):
         gather(asked)
 
 
@@ -157,11 +157,11 @@ def test_a_run_lies_where_its_result_is_looked_for_and_overrides_win_over_the_sc
     ("given", "message"),
     {
         "run_name=other": "run_name: set by --model, --seed, --minutes and --runs; use these",
-        "output_dir=/elsewhere": "output_dir: --model",
-        "seed=7": "seed: --model",
-        "model=mini": "model.size: --model",
-        "steps=9": "steps: --model",
-        "resume=false": "resume: --model",
+        "output_dir=/elsewhere": "output_dir: set by --model",
+        "seed=7": "seed: set by --model",
+        "model=mini": "model.size: set by --model",
+        "steps=9": "steps: set by --model",
+        "resume=false": "resume: set by --model",
         "stepps": "stepps: expected key=value",
         "data.lenght=3": "data.lenght=3: no such key; did you mean data.length",
     }.items(),
@@ -179,7 +179,7 @@ def test_each_model_is_a_process_on_a_gpu(tmp_path, monkeypatch):
     monkeypatch.setattr(gpu_pool, "run_side_by_side", lambda *given: started.append(given) or [])
     given = ["--gpus", "0,1", "--minutes", "3", "--limit", "70", "--runs", str(tmp_path), "data=python_docs"]
     done = CliRunner().invoke(app, ["bert", *given])
-    assert "no run of base6, base there" in done.output  # nothing was run in this test
+    assert "no run of base6, base" in done.output  # nothing was run in this test
     assert "no GPU" not in done.output
     ((tasks, gpus, logs, limit),) = started
     assert (gpus, logs, limit.seconds) == (["0", "1"], tmp_path / "logs", 70)
@@ -211,7 +211,7 @@ def test_what_cannot_be_is_refused(tmp_path):
     # One that has logged nothing yet counts as none.
     (begun := tmp_path / "gpu" / "base6-0").mkdir(parents=True)
     (begun / "metrics.jsonl").touch()
-    with pytest.raises(ConfigError, match="no run of base6, base there"):
+    with pytest.raises(ConfigError, match="no run of base6, base"):
         gather(BertRequest("gpu", runs=tmp_path))
     with pytest.raises(ConfigError, match="--scale=gpus: expected one of gpu, "):
         BertRequest("gpus", runs=tmp_path)

@@ -510,7 +510,7 @@ def test_overrides_are_of_all_trainings_and_take_no_results_place(tmp_path):
         (["seed=7"], "seed: set for each training by --seed and --runs; omit it"),
         (
             ["run_name=a", "output_dir=b", "resume=false", "overwrite=true"],
-            "run_name, output_dir, resume, overwrite: each",
+            "run_name, output_dir, resume, overwrite: set for each",
         ),
         (["epochs=2", "epochs=3"], "epochs=3: epochs is given twice, expected once"),
     ],

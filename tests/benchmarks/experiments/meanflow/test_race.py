@@ -673,7 +673,7 @@ def test_a_run_does_not_go_on_with_another_classifier(tmp_path):
     again = Record(tmp_path, 1.0)
     again.rest_on({name: value * (1 + 1e-6) for name, value in floor.items()})  # another device's rounding
     assert again.values["floor"] == floor
-    with pytest.raises(ConfigError, match=r"FD-classifier of training images .* by another classifier"):
+    with pytest.raises(ConfigError, match=r"FD-classifier of training images is .*the classifier differs"):
         again.rest_on(floor | {"FD-classifier": 1.01 * floor["FD-classifier"]})
     with pytest.raises(ConfigError, match=r"has scores of FD-classifier; give the run the same evaluation\.features"):
         again.rest_on({"energy distance": floor["energy distance"]})
@@ -767,7 +767,7 @@ def test_modules_of_that_name_from_elsewhere_are_not_taken_for_its(monkeypatch):
     other = ModuleType("train_arg_parser")
     other.__file__ = "/elsewhere/train_arg_parser.py"
     monkeypatch.setitem(sys.modules, "train_arg_parser", other)
-    with pytest.raises(ConfigError, match="module train_arg_parser is /elsewhere"):
+    with pytest.raises(ConfigError, match="module train_arg_parser is already loaded from /elsewhere"):
         load_official(STUB)
 
 
