@@ -68,10 +68,11 @@ def test_the_readmes_numbers_are_those_of_the_files():
     assert peer["fullstride, tf32"] == _told(ours)
     assert peer["fullstride, bf16"] == _told(ours.partition("; ")[2])
     assert peer["py-meanflow"] == _told(theirs)
-    ours, usual = next(cells[:2] for first, cells in rows.items() if first.startswith("the host's time to call"))
-    host = {row["name"]: row["timing"]["median_ms"] for row in _newest("train-step--base--host", "cuda")["rows"]}
-    assert host["TrainStep grouped"] == _told(ours)
-    assert host["filter_jit"] == _told(usual)
+    ours, usual = next(cells[:2] for first, cells in rows.items() if first.startswith("BERT-base training step"))
+    step = {row["name"]: row["extra"]["free"]["median_ms"] for row in _newest("train-step--base--step--sdpa", "cuda")["rows"]}
+    assert step["TrainStep grouped, sdpa"] == _told(ours)
+    assert step["filter_jit, sdpa"] == _told(usual)
+    assert step["filter_jit donated, sdpa"] == _told(usual.partition("; ")[2])
 
 
 def test_rows_are_spread_named_ordered_and_written(tmp_path):
