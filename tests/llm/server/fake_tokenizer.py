@@ -1,6 +1,7 @@
 """Bytes are tokens; three more are marks."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 from fullstride.errors import ConfigError
@@ -18,10 +19,13 @@ class FakeTokenizer(Tokenizer):
     eos = (END,)
     # What the template writes where the assistant is to speak.
     ending = ""
-    special_texts = {token: text.decode() for token, text in MARKS.items()}  # noqa: RUF012
 
     def __init__(self):
         """Nothing to keep."""
+
+    @cached_property
+    def special_texts(self) -> Mapping[int, str]:
+        return {token: text.decode() for token, text in MARKS.items()}
 
     def encode(self, text: str, special: bool = True) -> list[int]:
         return [START] * special + list(text.encode())
