@@ -28,12 +28,6 @@ def sub(a: Any, b: Any) -> MixedBatch:
     return _beside(primal, a.tangent - b.tangent if isinstance(a, MixedBatch) else -b.tangent, a, b)
 
 
-@rule("rsub", "__rsub__")
-def rsub(a: Any, b: Any) -> MixedBatch:
-    """Compute b - a, called by the compiler in this form if b is a `MixedBatch`."""
-    return sub(b, a)
-
-
 @rule("mul", "__mul__", "__rmul__")
 def mul(a: Any, b: Any) -> MixedBatch:
     """Multiply."""
@@ -56,12 +50,6 @@ def div(a: Any, b: Any) -> MixedBatch:
             b.check_front()
             moved.append(-_head(a, n, primal) / divisor.square() * b.tangent)
         return _beside(primal, moved[0] if len(moved) == 1 else moved[0] + moved[1], a, b)
-
-
-@rule("__rdiv__", "__rtruediv__")
-def rdiv(a: Any, b: Any) -> MixedBatch:
-    """Compute b / a, called by the compiler in this form if b is a `MixedBatch`."""
-    return div(b, a)
 
 
 @rule("neg", "__neg__")
@@ -176,6 +164,9 @@ def _reversed(rule: Any) -> Any:
     return lambda self, other: rule(other, self)
 
 
+# The compiler calls them in this form if b is a `MixedBatch`.
+rule("rsub", "__rsub__")(_reversed(sub))
+rule("__rdiv__", "__rtruediv__")(_reversed(div))
 for _name, _rule in {"add": add, "sub": sub, "mul": mul, "truediv": div}.items():
     setattr(MixedBatch, f"__{_name}__", _rule)
     setattr(MixedBatch, f"__r{_name}__", _reversed(_rule))

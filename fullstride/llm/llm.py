@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from fullstride.errors import ConfigError, one_of
 from fullstride.llm.engine import Engine, EngineConfig
 from fullstride.llm.outputs import CompletionOutput, Delta, RequestOutput
-from fullstride.llm.progress import OnProgress, silently, starting, to_stderr
+from fullstride.llm.progress import OnProgress, starting
 from fullstride.llm.prompts import Message, Prompt, conversations, is_batch, normalize, token_ids
 from fullstride.llm.sampling_params import SamplingParams
 from fullstride.llm.text.json_schema import supported
@@ -18,6 +18,7 @@ from fullstride.llm.text.messages import plain_messages
 from fullstride.llm.vllm_names import DIFFERENT, ENGINE
 from fullstride.process.progress import Progress
 from fullstride.renamed import own_names
+from fullstride.runs.atomic_files import note
 
 if TYPE_CHECKING:
     from fullstride.llm.weights import LoadedModel
@@ -66,7 +67,7 @@ class LLM:
             raise ConfigError(f"model={source!r:.80}: expected {expected}")
         loaded = source if isinstance(source, LoadedModel) else load_for_engine(source, config)
         name = source.path.name if isinstance(source, LoadedModel) else str(source)
-        with starting(name, to_stderr if progress else silently) as start:
+        with starting(name, note if progress else lambda _: None) as start:
             self.engine = Engine(loaded, config, start.programs, loading=start.weights)
         self.tokenizer, self._sampling = loaded.tokenizer, loaded.sampling
         self._requests = 0

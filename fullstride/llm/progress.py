@@ -1,24 +1,16 @@
 """Lines at the start of an engine: loading weights, compiling, ready."""
 
 import contextlib
-import sys
 import time
 from collections.abc import Callable, Iterator
+
+from fullstride.runs.atomic_files import note
 
 # To be called with how many of how many are done.
 OnProgress = Callable[[int, int], None]
 Say = Callable[[str], None]
 # Between two lines that differ in how many programs are ready.
 SECONDS = 15.0
-
-
-def to_stderr(line: str) -> None:
-    """Print a line that is not part of the result."""
-    sys.stderr.write(f"{line}\n")
-
-
-def silently(line: str) -> None:
-    """Print nothing."""
 
 
 class StartProgress:
@@ -56,7 +48,7 @@ class StartProgress:
 
 
 @contextlib.contextmanager
-def starting(name: str, say: Say = to_stderr) -> Iterator[StartProgress]:
+def starting(name: str, say: Say = note) -> Iterator[StartProgress]:
     """Report an engine's start in lines: loading weights, compiling, ready.
 
     Args:

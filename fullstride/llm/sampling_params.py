@@ -23,10 +23,11 @@ Shape = Literal["json_schema", "json_object", "regex", "grammar"]
 
 
 class ParamError(ConfigError):
-    """Error in a field of `SamplingParams`.
+    """Error in a field of `SamplingParams`, or in a part of a message.
 
     Attributes:
-        param, value, expected: name of the field, value received, values allowed.
+        param, value, expected: name of the field, or a place such as `messages.0.content`; what was received;
+            what is allowed.
 
     """
 

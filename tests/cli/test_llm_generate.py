@@ -10,7 +10,7 @@ from fullstride.cli import llm_generate as generate_command
 from fullstride.cli.app import app
 from fullstride.llm import LLM, SamplingParams
 from fullstride.llm.engine import Engine
-from fullstride.llm.text.tokenizer import Tokenizer
+from fullstride.llm.text.tokenizer_folder import read_folder
 from fullstride.llm.weights import load
 
 pytestmark = pytest.mark.usefixtures("compiled_soon")
@@ -31,7 +31,7 @@ def test_it_streams_and_reports(generate, tiny_llama):
     assert result.exit_code == 0, result.stderr
     again = generate("-", "--max-tokens", "30", "--seed", "3", "--temperature", "0.9", input="The quick brown fox")
     assert again.stdout == result.stdout
-    tokenizer = Tokenizer.from_folder(tiny_llama)
+    tokenizer = read_folder(tiny_llama)
     chat = tokenizer.chat([{"role": "user", "content": "The quick brown fox"}])
     count = len(tokenizer.encode(chat, special=False))
     assert re.search(rf"{count} tokens in, \d+ out \((length|stop)\); first after [\d.]+ s", result.stderr)

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from benchmarks.cases.llm.work import SHAPES
-from fullstride.llm.kernels import AttentionShape
 from fullstride.llm.kernels.cuda.sets import refusal
+from fullstride.llm.kernels.interface import AttentionShape
 from tests.llm.kernels import test_cuda_attention, test_layers
 from tests.llm.kernels.test_token import BIASED, LLAMA, check
 

@@ -25,7 +25,8 @@ from benchmarks.harness.environment import environment
 from benchmarks.harness.results import CaseResult, Row, at
 from benchmarks.harness.table import finish, result_table
 from fullstride.llm.config import ModelConfig
-from fullstride.llm.kernels import AttentionShape, QKNorm, choose
+from fullstride.llm.kernels import choose
+from fullstride.llm.kernels.interface import AttentionShape, QKNorm
 from fullstride.measure.roofline import roofline_bound
 from fullstride.measure.timing import HostClock, Timing, TimingPlan, measure
 

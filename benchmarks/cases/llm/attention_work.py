@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from fullstride.llm.kernels import AttentionShape, QKNorm, StepBatch
+from fullstride.llm.kernels.interface import AttentionShape, QKNorm, StepBatch
 from fullstride.llm.kernels.xla.attention import Pool, heads, write
 
 MODULE = "jax.experimental.pallas.ops.gpu.paged_attention"

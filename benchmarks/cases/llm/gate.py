@@ -20,7 +20,7 @@ from benchmarks.cases.llm.shared import run_all, tokens_of
 from fullstride.llm.config import ModelConfig
 from fullstride.llm.engine import Engine
 from fullstride.llm.engine.programs import TOP
-from fullstride.llm.kernels import FP8_POOL
+from fullstride.llm.kernels.interface import FP8_POOL
 from fullstride.llm.models.rope import angles, frequencies, magnitude
 from fullstride.llm.outputs import Logprob
 from fullstride.llm.sampling_params import SamplingParams

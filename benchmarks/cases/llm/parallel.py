@@ -22,7 +22,8 @@ from fullstride.llm.config import ModelConfig
 from fullstride.llm.engine import Engine
 from fullstride.llm.engine.programs import TOP
 from fullstride.llm.engine.shapes import dtype_for
-from fullstride.llm.kernels import AXIS, choose
+from fullstride.llm.kernels import choose
+from fullstride.llm.kernels.interface import AXIS
 from fullstride.llm.models.tensor_parallel import mesh_of
 from fullstride.llm.sampling_params import SamplingParams
 from fullstride.measure.gate import GateError

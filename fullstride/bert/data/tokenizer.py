@@ -44,6 +44,12 @@ def _equipped(tokenizer: Tokenizer, normalizer: BertNormalizer) -> Tokenizer:
     return tokenizer
 
 
+def _wordpiece(vocabulary: dict[str, int], normalizer: BertNormalizer) -> Tokenizer:
+    tokenizer = _equipped(Tokenizer(WordPiece(vocabulary, unk_token=UNKNOWN)), normalizer)
+    tokenizer.add_special_tokens(list(SPECIALS))
+    return _templated(tokenizer)
+
+
 def _templated(tokenizer: Tokenizer) -> Tokenizer:
     ends = [(name, tokenizer.token_to_id(name)) for name in (CLASS, SEPARATOR)]
     tokenizer.post_processor = TemplateProcessing(
@@ -79,9 +85,7 @@ def trained(texts: list[str], vocab_size: int, *, lowercase: bool = True) -> Tok
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
-    plain = _equipped(Tokenizer(WordPiece(tokenizer.get_vocab(), unk_token=UNKNOWN)), normalizer)
-    plain.add_special_tokens(list(SPECIALS))
-    return _templated(plain)
+    return _wordpiece(tokenizer.get_vocab(), normalizer)
 
 
 def _alphabets(texts: list[str], normalizer: BertNormalizer) -> tuple[list[str], list[str]]:
@@ -137,9 +141,7 @@ def from_vocabulary(
     vocabulary = {token: i for i, token in enumerate(tokens)}
     _check_specials(vocabulary, path)
     normalizer = BertNormalizer(lowercase=lowercase, strip_accents=strip_accents, handle_chinese_chars=chinese)
-    tokenizer = _equipped(Tokenizer(WordPiece(vocabulary, unk_token=UNKNOWN)), normalizer)
-    tokenizer.add_special_tokens(list(SPECIALS))
-    return _templated(tokenizer)
+    return _wordpiece(vocabulary, normalizer)
 
 
 def read_tokenizer(path: Path) -> Tokenizer:

@@ -3,8 +3,9 @@
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from operator import itemgetter
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
@@ -107,11 +108,6 @@ class Evaluator:
 def _parts(batch: Batch, size: int) -> Iterator[Batch]:
     """The batch in parts of one size, the last filled up with rows that count for nothing."""
     for first in range(0, len(batch.tokens), size):
-        yield Batch(*(_part(x, first, size) for x in batch))
-
-
-def _part(x: Any, first: int, size: int) -> Any:
-    if x is None:
-        return None
-    part = x[first : first + size]
-    return np.pad(part, [(0, size - len(part)), *[(0, 0)] * (part.ndim - 1)])
+        part = jax.tree.map(itemgetter(slice(first, first + size)), batch)
+        missing = size - len(part.tokens)
+        yield jax.tree.map(lambda x, more=missing: np.pad(x, [(0, more), *[(0, 0)] * (x.ndim - 1)]), part)

@@ -11,7 +11,8 @@ from fullstride.llm.config import ModelConfig
 from fullstride.llm.engine.config import EngineConfig
 from fullstride.llm.engine.pool import block_bytes
 from fullstride.llm.engine.shapes import CompiledShapes, check, choose_shapes, dtype_for, pool_for
-from fullstride.llm.kernels import Kernels, choose, shared
+from fullstride.llm.kernels import choose, shared
+from fullstride.llm.kernels.interface import Kernels
 from fullstride.llm.models.parameters import put
 from fullstride.llm.models.tensor_parallel import refusal
 from fullstride.llm.progress import OnProgress

@@ -9,7 +9,7 @@ import numpy as np
 from fullstride.errors import ConfigError, one_line
 from fullstride.llm.engine.dispatch import InFlightStep
 from fullstride.llm.engine.sequence import Sequence
-from fullstride.llm.kernels import Sampled
+from fullstride.llm.kernels.interface import Sampled
 from fullstride.llm.outputs import Delta, FinishReason, Logprob
 
 logger = logging.getLogger(__name__)

@@ -33,17 +33,17 @@ def dispatch(runner: Runner, plan: StepPlan) -> InFlightStep:
         if _is_special(sequence):
             bias, prompt = sequence.request.params.logit_bias or {}, sequence.request.prompt
             packed = np.full(wire.HISTORY.size + runner.sizes.max_length, -1, np.int32)
-            wire.HISTORY.put(packed, row=sequence.row_or_fail, prompt=len(prompt), bias=0)
+            wire.HISTORY.put(packed, row=sequence.row, prompt=len(prompt), bias=0)
             parts = wire.HISTORY.of(packed)
             parts["bias_ids"][: len(bias)] = list(bias)
             parts["bias"][: len(bias)] = wire.words(*bias.values())
             parts["tokens"][: len(sequence.tokens)] = sequence.tokens
-            runner.set_history(packed)
+            runner.set("history", packed)
     for sequence in [*plan.decodes, *(chunk.sequence for chunk in plan.chunks if chunk.last)]:
         if sequence.matcher is not None:
             packed = np.empty(wire.MASK.size + len(sequence.mask), np.int32)
-            wire.MASK.put(packed, row=sequence.row_or_fail, bits=np.asarray(sequence.mask, np.uint32).view(np.int32))
-            runner.set_mask(packed)
+            wire.MASK.put(packed, row=sequence.row, bits=np.asarray(sequence.mask, np.uint32).view(np.int32))
+            runner.set("mask", packed)
     width = max(len(sequence.blocks) for sequence in plan.sequences)
     width = next(size for size in runner.sizes.widths if size >= width)
     out = _mixed(runner, plan, width) if plan.chunks else _decode(runner, plan, width)
@@ -65,7 +65,7 @@ def _decode(runner: Runner, plan: StepPlan, width: int) -> StepOutput:
     full = runner.is_whole(rows) or any(
         sequence.request.limit >= sequence.max_length_in_flight for sequence in plan.decodes
     )
-    return runner.decode(packed, rows, width, quick=full and not any(map(_asks, plan.decodes)))
+    return runner.run(("decode", rows, 0, width), packed, full and not any(map(_asks, plan.decodes)))
 
 
 def _mixed(runner: Runner, plan: StepPlan, width: int) -> StepOutput:
@@ -80,7 +80,7 @@ def _mixed(runner: Runner, plan: StepPlan, width: int) -> StepOutput:
     first = 0
     for row, chunk in enumerate(plan.chunks, rows):
         first = _chunk(host, row, first, chunk, sizes)
-    return runner.mixed(packed, tiles, width, quick=not any(map(_asks, plan.sequences)))
+    return runner.run(("mixed", sizes.rows, tiles, width), packed, not any(map(_asks, plan.sequences)))
 
 
 def _tables(host: Any, sequences: list[Sequence], block: int) -> None:

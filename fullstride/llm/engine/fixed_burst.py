@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from fullstride.llm.engine.state import EngineState, sampler
 from fullstride.llm.engine.wire import DecodeInput, RowParams
-from fullstride.llm.kernels import Sampler
+from fullstride.llm.kernels.interface import Sampler
 from fullstride.llm.kernels.xla.sampling import drawn
 
 

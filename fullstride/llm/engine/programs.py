@@ -13,7 +13,7 @@ from fullstride.llm.engine.fixed_burst import RowState, decode_fixed_steps, ende
 from fullstride.llm.engine.shapes import CompiledShapes
 from fullstride.llm.engine.state import EngineState, sampler
 from fullstride.llm.engine.wire import CHUNK, DECODE, LAST_CHUNK, DecodeInput, MixedInput, RowParams
-from fullstride.llm.kernels import Kernels, Sampled, StepBatch
+from fullstride.llm.kernels.interface import Kernels, Sampled, StepBatch
 from fullstride.llm.kernels.xla.sampling import drawn, unscored
 from fullstride.llm.models import rope
 from fullstride.llm.models.decoder import hidden_states, logits
@@ -51,7 +51,7 @@ class Programs:
         """Up to `head[0]` steps of each row, until all have ended, or one has and `head[1]` is set."""
         host = DecodeInput.of(packed, rows)
         steps, early = host.head[0], host.head[1] > 0
-        blank = self._blank(self.sizes.steps, rows)
+        blank = _blank(self.sizes.steps, rows)
 
         def going(carry):
             i, state, _, ended = carry
@@ -80,7 +80,7 @@ class Programs:
             return self._scores(weights, state, self._rows(now, host.tables))
 
         state, tokens = decode_fixed_steps(state, host, self.sizes.steps, scores)
-        return state, StepOutput(self._blank(*tokens.shape)._replace(token=tokens), None)
+        return state, StepOutput(unscored(tokens, TOP), None)
 
     def mixed(
         self,
@@ -187,18 +187,12 @@ class Programs:
 
         targets: Int[Array, "N Q"] = host.targets
         tiles = targets.shape[0]
-        blank = self._blank(tiles, self.sizes.tile)
+        blank = _blank(tiles, self.sizes.tile)
         return lax.cond(jnp.any(targets >= 0), lambda: lax.map(tile, (hidden, targets)), lambda: blank)
 
-    def _blank(self, outer: int, inner: int) -> Sampled:
-        count, many = (outer, inner), (outer, inner, TOP)
-        return Sampled(
-            jnp.full(count, -1, jnp.int32),
-            jnp.zeros(count, jnp.float32),
-            jnp.zeros(count, jnp.int32),
-            jnp.zeros(many, jnp.int32),
-            jnp.zeros(many, jnp.float32),
-        )
+
+def _blank(outer: int, inner: int) -> Sampled:
+    return unscored(jnp.full((outer, inner), -1, jnp.int32), TOP)
 
 
 def _admit(state: EngineState, host: MixedInput) -> EngineState:

@@ -79,32 +79,21 @@ class Runner:
                 leaf.delete()
         self.state = self._fresh()
 
-    def decode(self, packed: np.ndarray, rows: int, width: int, *, quick: bool = False) -> StepOutput:
-        """Dispatch a burst; a quick one is for rows that need at most a temperature."""
-        return self._run(("decode", rows, 0, width), packed, quick)
-
-    def mixed(self, packed: np.ndarray, tiles: int, width: int, *, quick: bool = False) -> StepOutput:
-        """Dispatch a mixed step."""
-        return self._run(("mixed", self.sizes.rows, tiles, width), packed, quick)
-
     def is_whole(self, rows: int) -> bool:
         """Return whether a decode step of `rows` rows is one operation."""
         whole = self.programs.kernels.fused_step
         return whole is not None and rows <= whole.rows
 
-    def _run(self, key: Key, packed: np.ndarray, quick: bool) -> StepOutput:
+    def run(self, key: Key, packed: np.ndarray, quick: bool) -> StepOutput:
+        """Dispatch a burst (`decode`) or a mixed step; a quick one is for rows that need at most a temperature."""
         kind, rows, tiles, width = key
         name = f"quick_{kind}" if quick and self.programs.kernels.static_burst else kind
         self.state, out = self.compiled[name, rows, tiles, width](self._leaves, self.state, packed)
         return out
 
-    def set_history(self, packed: np.ndarray) -> None:
-        """Set the history of a row; see `state.set_history`."""
-        self.state = self.compiled["history", 0, 0, 0](self.state, packed)
-
-    def set_mask(self, packed: np.ndarray) -> None:
-        """Set the mask of a row; see `state.set_mask`."""
-        self.state = self.compiled["mask", 0, 0, 0](self.state, packed)
+    def set(self, kind: str, packed: np.ndarray) -> None:
+        """Set the `history` or the `mask` of a row; see `state.set_history` and `state.set_mask`."""
+        self.state = self.compiled[kind, 0, 0, 0](self.state, packed)
 
     def _blank(self) -> EngineState:
         made = shapes(self.programs.model, self.sizes).items()

@@ -133,12 +133,6 @@ class Sequence:
         return len(self.tokens) + self.pending
 
     @property
-    def row_or_fail(self) -> int:
-        """Return its row; it must have one."""
-        assert self.row is not None
-        return self.row
-
-    @property
     def num_cached_prompt_tokens(self) -> int:
         """Prompt tokens that were not computed for it; later completions reuse those of the first one."""
         return 0 if self.index else self.num_cached_tokens or 0

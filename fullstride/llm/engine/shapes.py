@@ -7,7 +7,7 @@ from fullstride.errors import ConfigError
 from fullstride.llm.config import ModelConfig
 from fullstride.llm.engine.config import EngineConfig
 from fullstride.llm.engine.pool import pool_blocks
-from fullstride.llm.kernels import FP8_POOL, Kernels
+from fullstride.llm.kernels.interface import FP8_POOL, Kernels
 
 
 class BatchLimits(NamedTuple):

@@ -9,7 +9,7 @@ from jaxtyping import Array, Bool, Float, Int, Num, UInt32
 from fullstride.llm.config import ModelConfig
 from fullstride.llm.engine import wire
 from fullstride.llm.engine.shapes import CompiledShapes
-from fullstride.llm.kernels import Sampler
+from fullstride.llm.kernels.interface import Sampler
 from fullstride.llm.kernels.xla.sampling import PROMPT
 
 

@@ -6,29 +6,8 @@ from typing import Any
 
 from fullstride.errors import ConfigError, one_of
 from fullstride.llm.config import ModelConfig, parameter_count
-from fullstride.llm.kernels.interface import (
-    AXIS,
-    FP8_POOL,
-    AttentionShape,
-    Kernels,
-    QKNorm,
-    Sampled,
-    Sampler,
-    StepBatch,
-)
+from fullstride.llm.kernels.interface import AXIS, FP8_POOL, Kernels
 
-__all__ = [
-    "AXIS",
-    "FP8_POOL",
-    "AttentionShape",
-    "Kernels",
-    "QKNorm",
-    "Sampled",
-    "Sampler",
-    "StepBatch",
-    "choose",
-    "shared",
-]
 logger = logging.getLogger("fullstride.llm.kernels")
 
 # Fastest first.

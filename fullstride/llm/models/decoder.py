@@ -7,7 +7,7 @@ from jax.experimental.layout import Layout, with_layout_constraint
 from jaxtyping import Array, Float, Int, Num
 
 from fullstride.llm.config import ModelConfig
-from fullstride.llm.kernels import AttentionShape, Kernels, QKNorm, StepBatch
+from fullstride.llm.kernels.interface import AttentionShape, Kernels, QKNorm, StepBatch
 from fullstride.llm.models.parameters import Layer, Weights
 
 Pool = Num[Array, "layers 2 slots kv_heads head_dim"]

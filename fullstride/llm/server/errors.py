@@ -79,25 +79,22 @@ class UnauthorizedError(ApiError):
         return {"www-authenticate": "Bearer"}
 
 
-class NotFoundError(ApiError):
+class NotFoundError(BadRequestError):
     """No such model."""
 
-    refusal = True
-    status, kind, code = 404, "invalid_request_error", "model_not_found"
+    status, code = 404, "model_not_found"
 
 
-class TooLargeError(ApiError):
+class TooLargeError(BadRequestError):
     """A body above the limit: a 413, so that proxies and clients that know nothing of OpenAI understand it, too."""
 
-    refusal = True
-    status, kind, code = 413, "invalid_request_error", "request_too_large"
+    status, code = 413, "request_too_large"
 
 
-class EncodedError(ApiError):
+class EncodedError(BadRequestError):
     """A compressed body."""
 
-    refusal = True
-    status, kind, code = 415, "invalid_request_error", "unsupported_encoding"
+    status, code = 415, "unsupported_encoding"
 
 
 class OverloadedError(ApiError):

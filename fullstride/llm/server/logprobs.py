@@ -53,8 +53,7 @@ class CompletionLogprobsWriter:
             beginning: of the text.
 
         """
-        self._token_bytes, self._special, self._strips = token_bytes, special, beginning.strips
-        self._text = Utf8Decoder(beginning.pending)
+        self._token_bytes, self._special, self._text = token_bytes, special, Utf8Decoder(beginning)
         self._offset = 0
 
     def write(self, places: Sequence[AtToken | None], first: int, echo: str = "") -> dict[str, list[Any]]:
@@ -80,8 +79,4 @@ class CompletionLogprobsWriter:
             # As it was given, or decoded from token ids.
             ways = (self._special[token].encode(), text)
             text = next((way for way in ways if echo.startswith(way.decode(errors="replace"), at)), b"")
-        decoded = self._text.push(text)
-        if self._strips and decoded:
-            self._strips = False
-            decoded = decoded.removeprefix(" ")
-        return len(decoded)
+        return len(self._text.push(text))

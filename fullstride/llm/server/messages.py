@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fullstride.errors import ConfigError
+from fullstride.llm.sampling_params import ParamError
 from fullstride.llm.server.errors import BadRequestError, refusing
 from fullstride.llm.server.limits import ServerLimits
 from fullstride.llm.server.sampling import at_most
@@ -13,7 +14,7 @@ from fullstride.llm.server.schemas.messages import Message
 from fullstride.llm.server.schemas.routes import TokenizeRequest
 from fullstride.llm.server.served_model import ServedModel
 from fullstride.llm.text.chat_template import NoPlaceForToolsError
-from fullstride.llm.text.messages import MessageError, plain_messages
+from fullstride.llm.text.messages import plain_messages
 
 
 def template_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
@@ -25,7 +26,7 @@ def template_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
     """
     try:
         return plain_messages([message.model_dump(exclude={"parsed"}) for message in messages])
-    except MessageError as error:
+    except ParamError as error:
         raise BadRequestError(f"Invalid '{error.param}': expected {error.expected}.", param=error.param) from error
 
 

@@ -1,32 +1,10 @@
 """Served model, as the routes see it."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from time import time
-from typing import Any, Protocol, runtime_checkable
 
 from fullstride.llm.server.errors import MOST_OF_A_NAME, BadRequestError, NotFoundError
-from fullstride.llm.text.utf8_stream import TextPrefix
-
-
-@runtime_checkable
-class TokenizerLike(Protocol):
-    """Protocol of the tokenizer methods that the server uses."""
-
-    vocab_size: int
-
-    @property
-    def special_texts(self) -> Mapping[int, str]: ...
-    def beginning(self, after: Sequence[int] = ()) -> TextPrefix: ...
-    def encode(self, text: str, special: bool = True) -> list[int]: ...
-    def decode(self, ids: Iterable[int], skip_special: bool = True) -> str: ...
-    def token_bytes(self, token: int) -> bytes: ...
-    def chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-        **kwargs: Any,
-    ) -> str: ...
+from fullstride.llm.text.tokenizer import Tokenizer
 
 
 class ServedModel:
@@ -35,7 +13,7 @@ class ServedModel:
     def __init__(
         self,
         names: Sequence[str],
-        tokenizer: TokenizerLike,
+        tokenizer: Tokenizer,
         max_length: int,
         sampling: Mapping[str, int | float] | None = None,
     ):

@@ -99,10 +99,6 @@ class ChatTemplate:
             raise ConfigError(f"the model's chat template refuses these messages: {error}") from None
 
 
-class NoPlaceForResultsError(ConfigError):
-    """Error of a template that ignores the results of called functions."""
-
-
 @dataclass(frozen=True)
 class CallForm:
     """The form of an assistant's message with tool calls of which a template shows everything.
@@ -140,12 +136,12 @@ class CallForm:
         """Convert messages with tool calls to this form; others are unchanged.
 
         Raises:
-            NoPlaceForResultsError: for a message of role `tool` which the template would leave out.
+            ConfigError: for a message of role `tool` which the template would leave out.
 
         """
         if not self.results and any(message.get("role") == "tool" for message in messages):
             left_out = "this model's chat template leaves out messages of role 'tool'"
-            raise NoPlaceForResultsError(f"{left_out}: send results as the user's messages")
+            raise ConfigError(f"{left_out}: send results as the user's messages")
         return [made for message in messages for made in self._fitted(message)]
 
     def _fitted(self, message: Message) -> Iterable[Message]:

@@ -150,10 +150,6 @@ class Matcher:
         """Return whether the text is complete: only an end token may follow."""
         return self._inner.is_stopped()
 
-    def copy(self) -> "Matcher":
-        """Return a copy with the same state."""
-        return Matcher(self._inner.deep_copy(), self._tokenizer)
-
 
 def compiled(tokenizer: llguidance.LLTokenizer, structured: Structured) -> llguidance.LLMatcher:
     """Compile a constraint to a matcher at the start of a text.
@@ -190,7 +186,7 @@ class GrammarVocabulary:
         self._backend.encode_special_tokens = True
         self.eos_token_id, self.bos_token_id = tokenizer.eos[0], tokenizer.bos
         self.tokens = [tokenizer.token_bytes(token) for token in range(tokenizer.vocab_size)]
-        self.special_token_ids = sorted(tokenizer.special_ids)
+        self.special_token_ids = sorted(tokenizer.special_texts)
         self._ends = list(tokenizer.eos)
 
     def sorted(self) -> llguidance.LLTokenizer:

@@ -2,16 +2,14 @@
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import tokenizers
 
 from fullstride.errors import ConfigError
 from fullstride.llm.text.chat_template import ChatTemplate, NoPlaceForToolsError
-from fullstride.llm.text.tokenizer_folder import read_folder
 from fullstride.llm.text.utf8_stream import MOST_OF_A_CHARACTER, TextPrefix, Utf8Decoder
 
 BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -52,17 +50,6 @@ class Tokenizer:
         """See the attributes; without `vocab_size` the ids are those of the tokenizer."""
         self.backend, self.eos, self.bos, self.template = backend, tuple(eos), bos, template
         self.vocab_size = vocab_size or 1 + max(backend.get_vocab(with_added_tokens=True).values(), default=-1)
-
-    @classmethod
-    def from_folder(cls, folder: Path) -> "Tokenizer":
-        """Read a folder's tokenizer.json, with tokenizer_config.json and chat_template.jinja if present.
-
-        Raises:
-            ConfigError: if there is no tokenizer.json, or a file cannot be understood.
-
-        """
-        backend, settings = read_folder(folder)
-        return cls(backend, **settings)
 
     def of_model(self, vocab_size: int, eos: Iterable[int]) -> "Tokenizer":
         """Return this tokenizer for a model with `vocab_size` ids and the end tokens `eos`.
@@ -110,16 +97,6 @@ class Tokenizer:
 
         """
         return self._bytes[token]
-
-    @property
-    def special_ids(self) -> Set[int]:
-        """Ids of special tokens, which are not part of the text."""
-        return self._special.keys()
-
-    @property
-    def special_texts(self) -> Mapping[int, str]:
-        """How a prompt spells marks; bytes of a byte-level tokenizer's may be others, and no UTF-8."""
-        return self._special
 
     def chat(
         self,
@@ -174,7 +151,11 @@ class Tokenizer:
         return decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
 
     @cached_property
-    def _special(self) -> dict[int, str]:
+    def special_texts(self) -> Mapping[int, str]:
+        """How a prompt spells special tokens, which are not part of the text, by their ids.
+
+        Bytes of a byte-level tokenizer's may be others, and no UTF-8.
+        """
         added = self.backend.get_added_tokens_decoder().items()
         return {token: made.content for token, made in added if made.special}
 
@@ -185,14 +166,14 @@ class Tokenizer:
             after: of a prompt; where they have text, the first space after it is one between words and stays.
 
         """
-        text = (token for token in after if token not in self._special)
+        text = (token for token in after if token not in self.special_texts)
         strips = self._strips and not any(map(self.token_bytes, text))
         return TextPrefix(strips, self._half_character(after))
 
     def _half_character(self, ids: Sequence[int]) -> bytes:
         """Bytes at the end of what the ids say that are the beginning of a character; a mark ends every character."""
         tail, place = b"", len(ids) - 1
-        while place >= 0 and len(tail) < MOST_OF_A_CHARACTER and ids[place] not in self._special:
+        while place >= 0 and len(tail) < MOST_OF_A_CHARACTER and ids[place] not in self.special_texts:
             tail = self.token_bytes(ids[place]) + tail
             place -= 1
         characters = Utf8Decoder()
@@ -223,28 +204,21 @@ class Detokenizer:
 
         """
         self._table = tokenizer._bytes
-        self._skipped = tokenizer.special_ids if skip_special else frozenset()
-        self._strip, pending = tokenizer.beginning(after)
-        self._characters = Utf8Decoder(pending)
+        self._skipped = tokenizer.special_texts if skip_special else ()
+        self._characters = Utf8Decoder(tokenizer.beginning(after))
 
     def push(self, ids: Iterable[int]) -> str:
         """Add a token and return the text that is final now and was not before."""
-        return self._cut(self._characters.push(b"".join(map(self._bytes_of, ids))))
+        return self._characters.push(b"".join(map(self._bytes_of, ids)))
 
     def flush(self) -> str:
         """Return the text held back at the end; half a character becomes U+FFFD."""
-        return self._cut(self._characters.flush())
+        return self._characters.flush()
 
     def _bytes_of(self, token: int) -> bytes:
         if token in self._skipped:
             return b""
         return self._table[token] if 0 <= token < len(self._table) else b"\xef\xbf\xbd"
-
-    def _cut(self, text: str) -> str:
-        if not (self._strip and text):
-            return text
-        self._strip = False
-        return text.removeprefix(" ")
 
 
 def _byte_level(text: str) -> bytes:

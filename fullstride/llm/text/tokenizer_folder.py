@@ -8,6 +8,7 @@ import tokenizers
 
 from fullstride.errors import ConfigError, one_line
 from fullstride.llm.text.chat_template import ChatTemplate
+from fullstride.llm.text.tokenizer import Tokenizer
 
 ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
@@ -28,8 +29,8 @@ def read_json(file: Path) -> dict[str, Any]:
     return value
 
 
-def read_folder(folder: Path) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
-    """Read the `tokenizers` object of a folder, and the other arguments of `Tokenizer`.
+def read_folder(folder: Path) -> Tokenizer:
+    """Read a folder's tokenizer.json, with tokenizer_config.json and chat_template.jinja if present.
 
     Raises:
         ConfigError: if there is no tokenizer.json, or a file cannot be understood.
@@ -38,7 +39,7 @@ def read_folder(folder: Path) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
     backend, file = _backend(folder / "tokenizer.json"), folder / "tokenizer_config.json"
     config = read_json(file)
     try:
-        return backend, _settings(backend, folder, config)
+        return _built(backend, folder, config)
     except (TypeError, KeyError, AttributeError, ValueError) as error:
         if isinstance(error, ConfigError):
             raise
@@ -47,7 +48,7 @@ def read_folder(folder: Path) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
         raise ConfigError(message) from error
 
 
-def _settings(backend: tokenizers.Tokenizer, folder: Path, config: dict[str, Any]) -> dict[str, Any]:
+def _built(backend: tokenizers.Tokenizer, folder: Path, config: dict[str, Any]) -> Tokenizer:
     # Tokens that only tokenizer_config.json knows, under the ids that it gives them.
     for _, entry in sorted((config.get("added_tokens_decoder") or {}).items(), key=lambda item: int(item[0])):
         if backend.token_to_id(entry["content"]) is None:
@@ -56,11 +57,8 @@ def _settings(backend: tokenizers.Tokenizer, folder: Path, config: dict[str, Any
     special = {**read_json(folder / "special_tokens_map.json"), **config}
     tokens = {role: text for role in ROLES if (text := _text(special.get(role))) is not None}
     eos = backend.token_to_id(tokens.get("eos_token", ""))
-    return {
-        "eos": () if eos is None else (eos,),
-        "bos": backend.token_to_id(tokens.get("bos_token", "")),
-        "template": _template(folder, config, tokens),
-    }
+    bos, template = backend.token_to_id(tokens.get("bos_token", "")), _template(folder, config, tokens)
+    return Tokenizer(backend, eos=() if eos is None else (eos,), bos=bos, template=template)
 
 
 def _backend(file: Path) -> tokenizers.Tokenizer:

@@ -7,29 +7,42 @@ from typing import NamedTuple
 MOST_OF_A_CHARACTER = 3
 
 
+class TextPrefix(NamedTuple):
+    """Beginning of a text.
+
+    Attributes:
+        strips: whether its first space is left out, since SentencePiece adds one before a text's first word.
+        pending: bytes of a character that the tokens before it began, and that is this text's if it goes on with it.
+
+    """
+
+    strips: bool = False
+    pending: bytes = b""
+
+
 class Utf8Decoder:
-    """Incremental UTF-8 decoder; invalid bytes become U+FFFD."""
+    """Incremental UTF-8 decoder of a text that begins as told; invalid bytes become U+FFFD."""
 
-    def __init__(self, pending: bytes = b""):
-        """Begin a text.
-
-        Args:
-            pending: of a character that the text before has begun; this text has it if it goes on with it.
-
-        """
+    def __init__(self, beginning: TextPrefix = TextPrefix()):  # noqa: B008, it is immutable
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._pending = pending
+        self._strips, self._pending = beginning
 
     def push(self, said: bytes) -> str:
         """Add bytes and return the characters that are complete now."""
         if self._pending and said:
             self._decoder.setstate((self._pending if goes_on(said) else b"", 0))
             self._pending = b""
-        return self._decoder.decode(said)
+        return self._cut(self._decoder.decode(said))
 
     def flush(self) -> str:
         """Return the text held back at the end."""
-        return self._decoder.decode(b"", final=True)
+        return self._cut(self._decoder.decode(b"", final=True))
+
+    def _cut(self, text: str) -> str:
+        if not (self._strips and text):
+            return text
+        self._strips = False
+        return text.removeprefix(" ")
 
     @property
     def half(self) -> bytes:
@@ -40,19 +53,6 @@ class Utf8Decoder:
 def goes_on(said: bytes) -> bool:
     """Return whether the first byte continues a character."""
     return said[:1] != b"" and said[0] & 0xC0 == 0x80
-
-
-class TextPrefix(NamedTuple):
-    """Beginning of a text.
-
-    Attributes:
-        strips: whether its first space is left out, since SentencePiece adds one before a text's first word.
-        pending: bytes of a character that the tokens before it began, and that is this text's if it goes on with it.
-
-    """
-
-    strips: bool
-    pending: bytes = b""
 
 
 def whole_characters(text: str) -> str:

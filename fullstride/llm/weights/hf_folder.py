@@ -19,7 +19,7 @@ from fullstride.llm.config import (
 )
 from fullstride.llm.families import FAMILIES, family_of
 from fullstride.llm.text.tokenizer import Tokenizer
-from fullstride.llm.text.tokenizer_folder import read_json
+from fullstride.llm.text.tokenizer_folder import read_folder, read_json
 from fullstride.llm.weights.canonical import canonical, check_heads, in_order, listed
 from fullstride.llm.weights.parameters import PLAIN, StoredParameter
 from fullstride.llm.weights.safetensors_file import open_safetensors
@@ -72,7 +72,7 @@ def load_folder(folder: Path) -> tuple[ModelConfig, dict[str, StoredParameter], 
     stored = in_order(folder, config, found)
     config = replace(config, dtype=config.dtype or PLAIN[stored["embed"].kind])
     ends = folder / "generation_config.json"
-    return config, stored, Tokenizer.from_folder(folder), checked_sampling(ends, read_json(ends))
+    return config, stored, read_folder(folder), checked_sampling(ends, read_json(ends))
 
 
 def _files(folder: Path) -> list[Path]:

@@ -15,8 +15,9 @@ from fullstride.llm.config import ModelConfig
 from fullstride.llm.engine import Engine, EngineConfig
 from fullstride.llm.engine import build as parts
 from fullstride.llm.engine.runner import Runner
-from fullstride.llm.kernels import FP8_POOL, choose
+from fullstride.llm.kernels import choose
 from fullstride.llm.kernels.cuda.sets import made
+from fullstride.llm.kernels.interface import FP8_POOL
 from fullstride.llm.sampling_params import SamplingParams
 from tests.llm.engine.conftest import run
 
@@ -113,7 +114,7 @@ def test_quick_programs_choose_the_same_tokens(monkeypatch, qwen3):
     penalised = SamplingParams(
         temperature=0.0, max_tokens=20, ignore_eos=True, repetition_penalty=1.3, frequency_penalty=0.7
     )
-    found, used, real = [], set(), Runner._run
+    found, used, real = [], set(), Runner.run
 
     def noted(runner, key, packed, quick):
         used.add((key[0], quick))
@@ -127,7 +128,7 @@ def test_quick_programs_choose_the_same_tokens(monkeypatch, qwen3):
         found.append([(completion.tokens, completion.finish, completion.stop) for completion in done])
     assert found[0] == found[1]
     assert {finish for _, finish, _ in found[0]} == {"length", "stop"}
-    monkeypatch.setattr(Runner, "_run", noted)
+    monkeypatch.setattr(Runner, "run", noted)
     long = SamplingParams(temperature=1.0, seed=5, max_tokens=10, ignore_eos=True)
     (first,) = run(made, ([5, 6, 7], long))
     # Of the last steps not all are needed.

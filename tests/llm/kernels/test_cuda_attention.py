@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from scipy import special
 
-from fullstride.llm.kernels import AttentionShape, QKNorm, StepBatch
 from fullstride.llm.kernels.cuda.attention import attention, refusal
+from fullstride.llm.kernels.interface import AttentionShape, QKNorm, StepBatch
 from tests.llm.kernels.emulation import seeded
 
 LAYERS = 2

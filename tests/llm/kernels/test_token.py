@@ -9,8 +9,8 @@ import pytest
 import tests.llm.kernels.emulation as emulation
 from benchmarks.cases.llm.work import RandomParameters
 from fullstride.llm.config import ModelConfig
-from fullstride.llm.kernels import StepBatch
 from fullstride.llm.kernels.cuda import token
+from fullstride.llm.kernels.interface import StepBatch
 from fullstride.llm.kernels.xla.kernels import plain
 from fullstride.llm.models import rope
 from fullstride.llm.models.decoder import hidden_states, logits

@@ -8,7 +8,7 @@ import torch
 import transformers
 
 from fullstride.errors import ConfigError
-from fullstride.llm.kernels import StepBatch
+from fullstride.llm.kernels.interface import StepBatch
 from fullstride.llm.kernels.xla.kernels import plain
 from fullstride.llm.models import rope
 from fullstride.llm.models.decoder import hidden_states, logits

@@ -30,8 +30,8 @@ from fullstride.llm.engine import Engine, EngineConfig
 from fullstride.llm.engine.programs import Programs
 from fullstride.llm.engine.runner import Runner
 from fullstride.llm.engine.shapes import choose_shapes
-from fullstride.llm.kernels import AXIS, Kernels, StepBatch
 from fullstride.llm.kernels.cuda.sets import made
+from fullstride.llm.kernels.interface import AXIS, Kernels, StepBatch
 from fullstride.llm.kernels.xla.kernels import plain
 from fullstride.llm.models import rope
 from fullstride.llm.models.decoder import hidden_states, logits

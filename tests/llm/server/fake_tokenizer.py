@@ -1,23 +1,31 @@
 """Bytes are tokens; three more are marks."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 from fullstride.errors import ConfigError
+from fullstride.llm.text.tokenizer import Tokenizer
 from fullstride.llm.text.utf8_stream import TextPrefix
 
 END, START, ASSISTANT = 256, 257, 258
 MARKS = {END: b"<end>", START: b"<start>", ASSISTANT: b"<assistant>"}
 
 
-class FakeTokenizer:
-    """A `fullstride.llm.text.tokenizer.Tokenizer` of 259 tokens."""
+class FakeTokenizer(Tokenizer):
+    """Tokenizer of 259 tokens without a backend."""
 
     vocab_size = 259
     eos = (END,)
     # What the template writes where the assistant is to speak.
     ending = ""
-    special_texts = {token: text.decode() for token, text in MARKS.items()}  # noqa: RUF012
+
+    def __init__(self):
+        """Nothing to keep."""
+
+    @cached_property
+    def special_texts(self) -> Mapping[int, str]:
+        return {token: text.decode() for token, text in MARKS.items()}
 
     def encode(self, text: str, special: bool = True) -> list[int]:
         return [START] * special + list(text.encode())

@@ -13,6 +13,7 @@ from tokenizers import AddedToken, decoders
 from fullstride.errors import ConfigError
 from fullstride.llm.text.gguf_tokenizer import read_tokenizer
 from fullstride.llm.text.tokenizer import Detokenizer, Tokenizer
+from fullstride.llm.text.tokenizer_folder import read_folder
 from tests.llm import spm
 from tests.llm.tiny import SPECIAL, TEXTS, make_tokenizer
 
@@ -138,7 +139,7 @@ def test_ids_of_no_token_are_replaced():
 @pytest.mark.parametrize("kind", ["tiny_qwen3", "tiny_llama"])
 def test_a_folder_is_read_as_transformers_reads_it(kind, request):
     folder = request.getfixturevalue(kind)
-    ours, theirs = Tokenizer.from_folder(folder), transformers.AutoTokenizer.from_pretrained(folder)
+    ours, theirs = read_folder(folder), transformers.AutoTokenizer.from_pretrained(folder)
     for text in (*TEXTS, "<|im_start|>user\nHi<|im_end|>"):
         assert ours.encode(text) == theirs.encode(text)
         for skip in (True, False):
@@ -146,7 +147,7 @@ def test_a_folder_is_read_as_transformers_reads_it(kind, request):
     talk = [{"role": "user", "content": "Hi"}]
     assert ours.chat(talk) == theirs.apply_chat_template(talk, tokenize=False, add_generation_prompt=True)
     assert (ours.bos, ours.eos) == (theirs.bos_token_id, (theirs.eos_token_id,))
-    assert ours.special_ids == set(theirs.all_special_ids) | {1}
+    assert ours.special_texts.keys() == set(theirs.all_special_ids) | {1}
 
 
 def test_bytes_of_tokens_are_those_of_the_text():
@@ -172,26 +173,26 @@ def test_older_folders(tiny_llama, tmp_path):
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     (folder / "special_tokens_map.json").write_text(json.dumps({"bos_token": "<|endoftext|>"}))
-    tokenizer = Tokenizer.from_folder(folder)
+    tokenizer = read_folder(folder)
     assert (tokenizer.eos, tokenizer.bos) == ((2,), None)
     assert tokenizer.encode("<|extra|>") == [320]
-    assert 320 in tokenizer.special_ids
+    assert 320 in tokenizer.special_texts
     assert (tokenizer.chat([]), tokenizer.chat([], tools=[{}])) == ("plain", "tools")
 
 
 def test_what_is_no_tokenizer(tiny_llama, tmp_path):
     with pytest.raises(ConfigError, match="tokenizer.json: not found"):
-        Tokenizer.from_folder(tmp_path)
+        read_folder(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(ConfigError, match="tokenizer.json: not a tokenizer"):
-        Tokenizer.from_folder(tmp_path)
+        read_folder(tmp_path)
     shutil.copy(tiny_llama / "tokenizer.json", tmp_path)
     (tmp_path / "tokenizer_config.json").write_text("[")
     with pytest.raises(ConfigError, match="not valid JSON"):
-        Tokenizer.from_folder(tmp_path)
+        read_folder(tmp_path)
     (tmp_path / "tokenizer_config.json").write_text("[]")
     with pytest.raises(ConfigError, match="expected a JSON object, got list"):
-        Tokenizer.from_folder(tmp_path)
+        read_folder(tmp_path)
 
 
 def test_a_decoder_without_bytes_is_refused():

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fullstride.assets.fetch import cache_folder
 from fullstride.errors import ConfigError
-from fullstride.runs.atomic_files import note, replace_file
+from fullstride.runs.atomic_files import write_best_effort
 
 # Hopper's own instructions need the architecture's name with its letter.
 OPTIONS = ("--gpu-architecture=compute_90a", "--std=c++17", "--use_fast_math", "-default-device", "-diag-suppress=177")
@@ -57,11 +57,7 @@ def ptx(source: str, name: str) -> str:
         return path.read_text()
     except OSError:
         compiled = _compiled(source, name)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(path, compiled)
-    except OSError as error:
-        note(f"{path.parent}: compiled kernels are not cached ({error}); set FULLSTRIDE_CACHE to a writable folder")
+    write_best_effort(path, compiled)
     return compiled
 
 

@@ -169,14 +169,8 @@ def score(logits: Float[Array, "D V"], tokens: Int[Array, " D"], top: int) -> Sa
     return Sampled(tokens, own[:, 0], rank, ids.astype(jnp.int32), best)
 
 
-def unscored(tokens: Int[Array, " D"], top: int) -> Sampled:
+def unscored(tokens: Int[Array, "*rows"], top: int) -> Sampled:
     """Wrap tokens without logprobs."""
-    rows = tokens.shape[0]
-    zeros = jnp.zeros(rows, jnp.float32)
-    return Sampled(
-        tokens,
-        zeros,
-        jnp.zeros(rows, jnp.int32),
-        jnp.zeros((rows, top), jnp.int32),
-        jnp.zeros((rows, top), jnp.float32),
-    )
+    one, many = tokens.shape, (*tokens.shape, top)
+    zeros, none = jnp.zeros(one, jnp.float32), jnp.zeros(one, jnp.int32)
+    return Sampled(tokens, zeros, none, jnp.zeros(many, jnp.int32), jnp.zeros(many, jnp.float32))

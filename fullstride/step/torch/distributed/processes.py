@@ -130,23 +130,11 @@ class Processes:
             PeerError: on the others, with the reason, if it raises an exception there.
 
         """
-        if self._group is None:
-            return act()
-        result, failed = None, None
-        if self.leads:
-            try:
-                result = act()
-            except Exception as error:
-                failed = error
-        told: list[Any] = [(result, failed and f"{type(failed).__name__}: {failed}")]
-        with with_peers():
-            dist.broadcast_object_list(told, group=self._group, group_src=0)
-        if failed is not None:
-            raise failed
-        result, reason = told[0]
-        if reason is not None:
-            raise PeerError(f"process 0: {reason}")
-        return result
+        told: list[Any] = [self.agreed(lambda: act() if self.leads else None)]
+        if self._group is not None:
+            with with_peers():
+                dist.broadcast_object_list(told, group=self._group, group_src=0)
+        return told[0]
 
     @property
     def shared_bytes(self) -> int:

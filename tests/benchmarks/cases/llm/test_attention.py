@@ -10,7 +10,7 @@ from benchmarks.cases.llm import attention as bench_attention
 from benchmarks.cases.llm import attention_work as pallas
 from benchmarks.cases.llm.attention_work import Way, draw, gather, slots
 from benchmarks.cli.app import app
-from fullstride.llm.kernels import AttentionShape, QKNorm
+from fullstride.llm.kernels.interface import AttentionShape, QKNorm
 from fullstride.measure import roofline as floor
 from fullstride.measure.gate import GateError
 

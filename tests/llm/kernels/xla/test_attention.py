@@ -7,7 +7,7 @@ import pytest
 from jax import Array
 from scipy import special
 
-from fullstride.llm.kernels import AttentionShape, QKNorm, StepBatch
+from fullstride.llm.kernels.interface import AttentionShape, QKNorm, StepBatch
 from fullstride.llm.kernels.xla.attention import attention
 
 LAYERS, BLOCK, KV, WIDTH, HEADS = 3, 4, 2, 8, 6

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import special
 
-from fullstride.llm.kernels import Sampler
+from fullstride.llm.kernels.interface import Sampler
 from fullstride.llm.kernels.xla.sampling import PROMPT, adjusted, filtered, sample, score
 
 V = 131
