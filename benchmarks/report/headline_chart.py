@@ -39,7 +39,9 @@ def chart(results: Results) -> str:
         axes = figure.add_subplot()
         for side, (names, colour) in enumerate(((["fullstride"] * len(ROWS), "one"), (peers, "grid"))):
             bars = axes.barh(places + (side - 0.5) * HEIGHT, ratios[:, side], HEIGHT, color=COLOURS[colour])
-            told = [f"{name}: {number(x, 3)} {unit}" for name, x, unit in zip(names, values[:, side], units, strict=True)]
+            told = [
+                f"{name}: {number(x, 3)} {unit}" for name, x, unit in zip(names, values[:, side], units, strict=True)
+            ]
             axes.bar_label(bars, told, padding=4, fontsize=8.5)
         axes.axvline(1, color=COLOURS["ink"], **DASHED)
         axes.text(1, -0.62, "roofline bound", ha="left", va="bottom", fontsize=8.5)

@@ -2,6 +2,7 @@
 
 import json
 import signal
+import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -27,48 +28,10 @@ FREE = {
 }  # fmt: skip
 # Texts that are the same wherever they lie; a path of others says which they are.
 SAME_ANYWHERE = {"gcide", "python_docs"}
-MODELS: Mapping[str, tuple[str, ...]] = {"gpu": ("base6", "base"), "cpu": ("tiny", "mini"), "smoke": ("tiny",)}
 NONE = Limit()
-SETTINGS: Mapping[str, str] = {
-    "data": "gcide",
-    "data.tokenizer": "",
-    "data.vocab_size": "8192",
-    "data.length": "128",
-    "data.batch_size": "256",
-    "optimizer.lr": "4e-4",
-    "optimizer.warmup_steps": "1000",
-    "precision": "bf16",
-    "rng": "rbg",
-    "log_every": "50",
-    "evaluation.size": "200000",
-    "device": "gpu",
-}
-SCALES: Mapping[str, Mapping[str, str]] = {
-    "gpu": {},
-    # The defaults of `fullstride bert train`.
-    "cpu": {
-        "data": "python_docs",
-        "data.vocab_size": "4096",
-        "data.length": "64",
-        "data.batch_size": "32",
-        "optimizer.lr": "2e-3",
-        "optimizer.warmup_steps": "100",
-        "precision": "fp32",
-        "evaluation.size": "50000",
-        "device": "cpu",
-    },
-    "smoke": {
-        "data": "python_docs",
-        "data.vocab_size": "512",
-        "data.length": "24",
-        "data.batch_size": "4",
-        "optimizer.warmup_steps": "2",
-        "precision": "fp32",
-        "log_every": "1",
-        "evaluation.size": "2000",
-        "device": "cpu",
-    },
-}
+DECLARED: Mapping[str, Any] = tomllib.loads(Path(__file__).with_name("settings.toml").read_text())
+MODELS: Mapping[str, list[str]] = DECLARED["models"]
+SCALES: Mapping[str, Mapping[str, str]] = DECLARED["scales"]
 EVALUATIONS = 10
 # What tells the runs of an experiment apart, and how long they are: options of the command say it.
 OWN = ("model.size", "seed", "steps", "output_dir", "run_name", "resume", "overwrite")
@@ -119,7 +82,7 @@ class BertRequest:
             raise ConfigError(
                 f"{', '.join(own)}: set by --model, --seed, --minutes and --runs; use these options instead"
             )
-        object.__setattr__(self, "models", self.models or MODELS[self.scale])
+        object.__setattr__(self, "models", self.models or tuple(MODELS[self.scale]))
 
     def settings(self, model: str, steps: int) -> TrainSettings:
         """Return the settings of a run of `steps` steps; ConfigError if a setting is invalid."""
@@ -133,7 +96,7 @@ class BertRequest:
             "run_name": f"{model}-{self.seed}",
             "resume": "true",
         }
-        usual = {full_key(key): value for key, value in {**SETTINGS, **SCALES[self.scale]}.items()}
+        usual = {full_key(key): value for key, value in {**DECLARED["settings"], **SCALES[self.scale]}.items()}
         merged = {**usual, **own, **given, **place}
         return settings_of([f"{key}={value}" for key, value in merged.items()])
 
