@@ -44,20 +44,9 @@ def spread(
 ) -> None:
     """Run commands of `python -m benchmarks` on the GPUs, and return once all of them have ended.
 
-    Args:
-        gpus: value of the option.
-        tasks: the commands; their logs are in `runs/logs`.
-        runs: the folder of runs.
-        collect: whether --collect was given.
-        limit: time limit of the whole.
-        device: device of the trainings, from their settings.
-        shared: whether several may share a GPU, because none has a time budget.
-
-    Raises:
-        ConfigError: if GPUs are invalid or absent, or --collect is given, too.
-        PeerError: if a command failed, after the others have ended.
-        Preempted, KeyboardInterrupt: if this process received a stop signal, after all commands have ended.
-
+    Their logs are in `runs/logs`. Several may share a GPU if they are `shared`, because none has a time budget.
+    ConfigError if GPUs are invalid or absent, or --collect is given, too. PeerError if a command failed, Preempted
+    or KeyboardInterrupt if this process received a stop signal, after all have ended.
     """
     from benchmarks.experiments.gpu_pool import run_side_by_side
     from fullstride.launch.gpus import gpus_of

@@ -75,20 +75,11 @@ def run_side_by_side(tasks: Sequence[Task], gpus: Sequence[str], logs: Path, lim
 
     A GPU on which a command has failed gets no other command, because the GPU may be faulty.
 
-    Args:
-        tasks: commands with distinct names.
-        gpus: GPUs from `gpus.gpus_of`; a repeated one runs two at a time, if there are more commands than GPUs.
-        logs: folder of their output, NAME.log.
-        limit: time limit of the whole. Each command gets the rest of it, and is not begun if that is too little; a
-            command that has not exited by then is killed.
-
-    Returns:
-        Names of the commands that were not begun for lack of time.
-
-    Raises:
-        PeerError: if commands failed, after all others have ended: which, why, and the last lines of their logs.
-        Preempted, KeyboardInterrupt: after a SIGTERM or a Ctrl-C was passed on and all have saved and ended.
-
+    A GPU that is named twice runs two at a time, if there are more commands than GPUs. Each command gets the rest
+    of the time, is not begun if that is too little, and is killed if it has not exited by then. Return the names of
+    those that were not begun. PeerError if commands failed, after all others have ended: which, why, and the last
+    lines of their logs. Preempted or KeyboardInterrupt after a stop signal was passed on and all have saved and
+    ended.
     """
     if not tasks:
         return []

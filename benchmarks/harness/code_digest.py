@@ -24,13 +24,7 @@ Span = tuple[tuple[int, int], tuple[int, int]]  # (line from 1, column) of the s
 
 
 def digest(text: str, suffix: str) -> str:
-    """Return the digest of a file's code; of a text that is neither Python nor C++, of every line that is not blank.
-
-    Args:
-        text: text of the file.
-        suffix: suffix of the file, `.py`, `.cu` or another one.
-
-    """
+    """Return the digest of a file's code; of a text that is neither Python nor C++, of every line that is not blank."""
     if suffix == ".py":
         text = _without(text, [*_in_tree(text), *_comments(text)])
     elif suffix in KERNELS:

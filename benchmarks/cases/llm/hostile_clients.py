@@ -37,12 +37,8 @@ COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
 def waited(asked: dict[str, Any]) -> dict[str, list[float]]:
     """Return milliseconds of each small completion, `request`, and each `health`; the first of each connects.
 
-    Args:
-        asked: `url`, `model`, its `vocab`, tokens of a `prompt`, and the `seconds` of sending requests.
-
-    Raises:
-        GateError: if a request was refused or not answered, with the server's message.
-
+    Asked are `url`, `model`, its `vocab`, tokens of a `prompt`, and the `seconds` of sending requests. GateError
+    with the server's message if a request was refused or not answered.
     """
     with clients(_waited, asked) as worker:
         return found_by(worker)
@@ -52,15 +48,9 @@ def waited(asked: dict[str, Any]) -> dict[str, list[float]]:
 def attack(asked: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Send one of `ATTACKS` repeatedly; each client finishes its current request.
 
-    Args:
-        asked: `url`, the `attack`, its `size` in bytes, and how many `clients` send it.
-
-    Yields:
-        At the end `answers`, how many requests got which status, and the `seconds` of all; nothing before.
-
-    Raises:
-        GateError: if the process of the attack fails.
-
+    Asked are `url`, the `attack`, its `size` in bytes, and how many `clients` send it. What is yielded has at the
+    end `answers`, how many requests got which status, and the `seconds` of all. GateError if the process of the
+    attack fails.
     """
     found: dict[str, Any] = {}
     with clients(_attack, asked) as worker:

@@ -48,13 +48,7 @@ def recipe_of(settings: TrainSettings) -> dict[str, Any]:
 def read_begun(run: Path, settings: TrainSettings) -> dict[str, Any]:
     """Read the times and the number of steps of a run, which must have these settings.
 
-    Args:
-        run: folder of the run.
-        settings: requested settings.
-
-    Raises:
-        ConfigError: if it was begun with other settings, naming all that differ, or its file is incomplete.
-
+    ConfigError if it was begun with other settings, naming all that differ, or its file is incomplete.
     """
     begun = read_best_effort(run / OVERHEAD)
     expect_recipe(begun, recipe_of(settings), run)
@@ -124,15 +118,8 @@ class LimitedTrainer(Trainer):
 def run(model: str, asked: BertRequest, limit: Limit = NONE) -> None:
     """Time the step, then train for as many steps as fit the minutes, or resume; do nothing if all are done.
 
-    Args:
-        model: name of a size.
-        asked: request of the call.
-        limit: time limit of this process.
-
-    Raises:
-        ConfigError: if settings cannot work here, or differ from those that the run was begun with.
-        Preempted, KeyboardInterrupt: after saving, when the time is over or a stop signal came.
-
+    ConfigError if settings cannot work here, or differ from those that the run was begun with. Preempted or
+    KeyboardInterrupt after saving, when the time is over or a stop signal came.
     """
     path, nominal = asked.run(model) / OVERHEAD, asked.settings(model, NOMINAL)
     if not path.is_file():

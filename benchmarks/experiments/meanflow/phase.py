@@ -72,20 +72,9 @@ class ExperimentRequest:
 def run(name: str, asked: ExperimentRequest, out: Path, limit: Limit = NONE) -> Path:
     """Run what is missing, write the result of everything finished, and print it.
 
-    Args:
-        name: phase2 to phase6.
-        asked: request of the call; the result holds everything of the experiment that is scored.
-        out: folder for the JSON.
-        limit: time limit of this process, which ends a training or a score; finished scores are gathered.
-
-    Returns:
-        Path of the result.
-
-    Raises:
-        ConfigError: for an unknown scale or part, or a device that is not there, before anything runs; if nothing is
-            scored.
-        Preempted, KeyboardInterrupt: after saving, if a stop signal came.
-
+    The result holds everything of the experiment that is scored; the limit ends a training or a score. ConfigError
+    for an unknown scale or part, or a device that is not there, before anything runs; if nothing is scored.
+    Preempted or KeyboardInterrupt after saving, if a stop signal came.
     """
     experiment = PHASES[name]
     asked.check(name)

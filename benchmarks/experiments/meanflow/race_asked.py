@@ -53,13 +53,8 @@ class RaceRequest:
     def config(self, code: str, seed: int) -> TrainConfig:
         """Return the configuration of a run.
 
-        Args:
-            code: one of `codes`; one of `VARIANTS` is fullstride's configuration with these changes.
-            seed: seed of weights, order, noise and times.
-
-        Raises:
-            ConfigError: if a setting is invalid, or the official code does not have the network.
-
+        One of `VARIANTS` is fullstride's configuration with these changes. ConfigError if a setting is invalid,
+        or the official code does not have the network.
         """
         one_of("--scale", self.scale, SCALES)
         one_of("--code", code, self.codes)
@@ -105,12 +100,7 @@ class RaceRequest:
         check_device(official, device.type)
 
     def recipe(self, code: str) -> dict[str, Any]:
-        """Return the settings that a code's numbers depend on, by dotted keys; a run resumes only with equal ones.
-
-        Raises:
-            ConfigError: as `config` does.
-
-        """
+        """Return the settings that a code's numbers depend on, by dotted keys; a run resumes only with equal ones."""
         config = self.config(code, 0)
         free = FREE - ({"data.path"} if row_of(config.data.name).folder else set())  # others are the same anywhere
         values = flat(json.loads(json.dumps(asdict(config))))
