@@ -7,10 +7,10 @@ import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
+from benchmarks.harness.experiment_table import number
 from benchmarks.report.frame import Results, read_results
 from benchmarks.report.placed.headlines import HEADLINES
 from benchmarks.report.plots import COLOURS, DASHED, STYLE, as_svg
-from benchmarks.report.tables import number
 from fullstride.runs.atomic_files import replace_file
 
 HEIGHT = 0.36  # of a bar, of a row's 1
