@@ -17,7 +17,6 @@ from benchmarks.experiments.meanflow.jobs import (
 from benchmarks.experiments.meanflow.phase_rows import FLOOR, apart, by_evaluations, rows_of
 from benchmarks.experiments.meanflow.phases import PHASES
 from benchmarks.experiments.meanflow.spec import SCALES, Experiment, Part, TrainingJob, by_key
-from benchmarks.harness.experiment_table import show
 from benchmarks.harness.result_paths import SEEDS
 from benchmarks.harness.run_provenance import expect_here, of_runs
 from benchmarks.harness.seeds import (
@@ -25,8 +24,8 @@ from benchmarks.harness.seeds import (
     NothingFinished,
     Outcome,
     PartResult,
+    conclude,
     seeds_in_words,
-    write_experiment,
 )
 from benchmarks.harness.time_limit import Limit
 from fullstride.device.select import resolve_device
@@ -78,16 +77,8 @@ def run(name: str, asked: ExperimentRequest, out: Path, limit: Limit = NONE) -> 
     """
     experiment = PHASES[name]
     asked.check(name)
-    cut = None if asked.collect else limit.cuts(lambda: _run_missing(experiment, asked))
-    try:
-        result = gathered(experiment, asked)
-    except NothingFinished as nothing:
-        raise cut or nothing from None
-    path = write_experiment(result, out)
-    show(result, path)
-    if cut:
-        raise cut
-    return path
+    work = None if asked.collect else lambda: _run_missing(experiment, asked)
+    return conclude(lambda: gathered(experiment, asked), out, limit, work)
 
 
 def trainings(experiment: Experiment, asked: ExperimentRequest) -> list[Training]:
