@@ -1,6 +1,7 @@
 """`python -m benchmarks NAME`: experiments over several seeds; a command imports what it runs only when it runs."""
 
 import math
+import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from benchmarks import experiments
 from benchmarks.harness.options import Names
-from benchmarks.harness.result_paths import MINUTES_OF, SEEDS, foreign, narrower, results_folder
+from benchmarks.harness.result_paths import MINUTES_OF, PHASES, SEEDS, foreign, narrower, results_folder
 from benchmarks.harness.time_limit import Limit
 from fullstride.cli.from_dataclass import command_from
 from fullstride.cli.help import App
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from benchmarks.experiments.meanflow.race_asked import RaceRequest
     from benchmarks.harness.seeds import ExperimentResult
 
+DECLARED: dict[str, Any] = tomllib.loads((Path(experiments.__file__).parent / "meanflow" / "phases.toml").read_text())
 GROUPS = {"Experiments": "overfit sanity ablations objectives weightings time-to-quality bert"}
 app = App("Run an experiment over several seeds: mean, spread, JSON.", GROUPS)
 
@@ -95,8 +98,8 @@ class PhaseOptions:
 def _phase(options: PhaseOptions, name: str) -> None:
     limit = Limit.of_command(options.limit)
     with leaving_on_sigterm():
+        from benchmarks.experiments.meanflow import phases
         from benchmarks.experiments.meanflow.phase import ExperimentRequest, count_missing, gathered, run, trainings
-        from benchmarks.experiments.meanflow.phases import PHASES
 
         seeds, runs, given = tuple(dict.fromkeys(options.seeds)), options.runs, options.overrides
         runs_nothing = options.collect or options.gpus is not None
@@ -114,9 +117,9 @@ def _phase(options: PhaseOptions, name: str) -> None:
         words = ["benchmarks", name, *given, *words_of(seed=seeds), *rest]
         count = min(count_missing(name, asked), len(options.gpus.split(",")))
         tasks = [Task(f"{name}-{lane}", words) for lane in range(count)]
-        device = trainings(PHASES[name], asked)[0].job.config.device
+        device = trainings(phases.PHASES[name], asked)[0].job.config.device
         spread(options.gpus, tasks, runs, options.collect, limit, device=device, shared=True)
-        conclude(lambda: gathered(PHASES[name], asked), folder, limit)
+        conclude(lambda: gathered(phases.PHASES[name], asked), folder, limit)
 
 
 def _add_phase(title: str, name: str, about: str) -> None:
@@ -128,19 +131,8 @@ def _add_phase(title: str, name: str, about: str) -> None:
     app.command(title, help=about)(command)
 
 
-_add_phase("overfit", "phase2", "Overfit ten images: flow matching, flow matching with MeanFlow's weights, MeanFlow.")
-_add_phase(
-    "sanity",
-    "phase3",
-    "Sanity checks: MeanFlow's steps compared with ODE solvers, several images per label, no adaptive weight.",
-)
-_add_phase(
-    "ablations",
-    "phase4",
-    "Ablations on real images: fraction of r != t, distributions of the times, the weight's power.",
-)
-_add_phase("objectives", "phase5", "Objectives: u differentiated along the sample's velocity or the network's own.")
-_add_phase("weightings", "phase6", "Weights: by a sample's own error, or by at least the expected error at its times.")
+for _title, _name in PHASES.items():
+    _add_phase(_title, _name, DECLARED["experiments"][_name]["help"])
 
 
 @dataclass(frozen=True)
