@@ -28,12 +28,7 @@ DECLARED: dict[str, Any] = tomllib.loads((Path(experiments.__file__).parent / "m
 GROUPS = {"Experiments": "overfit sanity ablations objectives weightings time-to-quality bert"}
 app = App("Run an experiment over several seeds: mean, spread, JSON.", GROUPS)
 
-Scale = Annotated[
-    str,
-    typer.Option(
-        metavar="smoke|cpu|gpu", help="Scale of the experiment: seconds, minutes on a CPU, or real sizes on a GPU."
-    ),
-]
+Scale = Annotated[str, "Scale of the experiment: seconds, minutes on a CPU, or real sizes on a GPU.", "smoke|cpu|gpu"]
 Seconds = Annotated[
     float,
     typer.Option(
@@ -45,15 +40,12 @@ Seconds = Annotated[
     ),
 ]
 Collect = Annotated[bool, typer.Option("--collect", help="Run nothing; write the result of the finished runs.")]
-Runs = Annotated[Path, typer.Option(help="Folder of the runs; finished ones are not run again.")]
+Runs = Annotated[Path, "Folder of the runs; finished ones are not run again."]
 Out = Annotated[
-    Path | None,
-    typer.Option(
-        help="Folder for the JSON [default: benchmarks/results; RUNS/results for smoke or non-default options]."
-    ),
+    Path | None, "Folder for the JSON [default: benchmarks/results; RUNS/results for smoke or non-default options]."
 ]
 SPREAD = "GPUs of this machine for the trainings: one process on each, with its share of the cores"
-Gpus = Annotated[str | None, typer.Option(metavar="N,N", help=f"{SPREAD}.")]
+Gpus = Annotated[str | None, f"{SPREAD}.", "N,N"]
 
 
 def words_of(**given: Any) -> list[str]:
@@ -85,10 +77,7 @@ class PhaseOptions:
         tuple[str, ...], typer.Option("--part", metavar="NAME", help="Part to run; may be repeated. All if not given.")
     ] = ()
     seeds: Annotated[tuple[int, ...], typer.Option("--seed", min=0, metavar="N", help="Seed; may be repeated.")] = SEEDS
-    gpus: Annotated[
-        str | None,
-        typer.Option(metavar="N,N", help=f"{SPREAD}; a GPU that is named twice, as in 0,0, runs two at a time."),
-    ] = None
+    gpus: Annotated[str | None, f"{SPREAD}; a GPU that is named twice, as in 0,0, runs two at a time.", "N,N"] = None
     collect: Collect = False
     limit: Seconds = math.inf
     runs: Runs = Path("runs/experiments")
@@ -145,12 +134,10 @@ class RaceOptions:
     ] = ()
     code: Annotated[
         str,
-        typer.Option(
-            metavar="fullstride|official|fullstride-...",
-            help="Code to train in this process. fullstride-imf, -imf-ema, -labels, -imf-labels, -huber, -huber-labels "
-            "and -huber-imf-labels have other objectives or weights, or use labels; -short trains for less time with "
-            "a decaying learning rate.",
-        ),
+        "Code to train in this process. fullstride-imf, -imf-ema, -labels, -imf-labels, -huber, -huber-labels and "
+        "-huber-imf-labels have other objectives or weights, or use labels; -short trains for less time with a "
+        "decaying learning rate.",
+        "fullstride|official|fullstride-...",
     ] = ""
     seed: Annotated[
         tuple[int, ...],
@@ -165,16 +152,12 @@ class RaceOptions:
         ),
     ] = None
     limit: Seconds = math.inf
-    official: Annotated[
-        Path | None, typer.Option(help="Folder with a checkout of github.com/Gsunshine/py-meanflow.")
-    ] = None
+    official: Annotated[Path | None, "Folder with a checkout of github.com/Gsunshine/py-meanflow."] = None
     gpus: Gpus = None
     collect: Annotated[
         bool, typer.Option("--collect", help="Train nothing; build the result of all existing runs.")
     ] = False
-    scale: Annotated[
-        str, typer.Option(metavar="gpu|smoke", help="Scale of the comparison: real sizes, or seconds on a CPU.")
-    ] = "gpu"
+    scale: Annotated[str, "Scale of the comparison: real sizes, or seconds on a CPU.", "gpu|smoke"] = "gpu"
     runs: Runs = Path("runs/time-to-quality")
     out: Out = None
 
@@ -263,10 +246,7 @@ class BertOptions:
     seed: Annotated[int, typer.Option(min=0, help="Seed of weights, order and masks.")] = 0
     gpus: Gpus = None
     collect: Collect = False
-    scale: Annotated[
-        str,
-        typer.Option(metavar="gpu|cpu|smoke", help="Scale of the experiment: real sizes, sizes for a CPU, or seconds."),
-    ] = "gpu"
+    scale: Annotated[str, "Scale of the experiment: real sizes, sizes for a CPU, or seconds.", "gpu|cpu|smoke"] = "gpu"
     runs: Runs = Path("runs/bert-experiment")
     out: Out = None
 
