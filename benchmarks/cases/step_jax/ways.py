@@ -80,7 +80,7 @@ def optimizer_style(workload: Workload) -> Running:
         return *optimizer(grads, model), loss
 
     state = model, Optimizer.create(workload.optimizer, model)
-    return _threaded(lambda *trees: step(*trees, workload.batch, workload.key), state)
+    return _threaded(lambda model, optimizer: step(model, optimizer, workload.batch, workload.key), state)
 
 
 def cached(workload: Workload, donate: str = "none") -> Running:
@@ -144,8 +144,11 @@ def call_style(workload: Workload) -> Running:
 def partitioned(workload: Workload) -> Running:
     """`make_train_step_with_partition`."""
     step = make_train_step_with_partition(workload.loss_fn, workload.optimizer, workload.model())
-    state = step.params, step.opt_state
-    return _threaded(lambda *trees: step(*trees, workload.batch, workload.key), state, lambda params, _: list(params))
+
+    def one(params: Any, opt_state: Any) -> Any:
+        return step(params, opt_state, workload.batch, workload.key)
+
+    return _threaded(one, (step.params, step.opt_state), lambda params, _: list(params))
 
 
 DONATED = "all-except-first"
