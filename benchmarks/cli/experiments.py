@@ -1,19 +1,21 @@
 """`python -m benchmarks NAME`: experiments over several seeds; a command imports what it runs only when it runs."""
 
 import math
-from collections.abc import Callable, Sequence
+import tomllib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from benchmarks.cli.gpus import Gpus, SharedGpus, spread, words_of
-from benchmarks.harness.result_paths import MINUTES_OF, SEEDS, foreign, narrower, results_folder
+from benchmarks import experiments
+from benchmarks.harness.options import Names
+from benchmarks.harness.result_paths import MINUTES_OF, PHASES, SEEDS, foreign, narrower, results_folder
 from benchmarks.harness.time_limit import Limit
 from fullstride.cli.from_dataclass import command_from
 from fullstride.cli.help import App
-from fullstride.errors import ConfigError, Preempted
+from fullstride.errors import ConfigError
 from fullstride.process.signals import leaving_on_sigterm
 
 if TYPE_CHECKING:
@@ -22,15 +24,11 @@ if TYPE_CHECKING:
     from benchmarks.experiments.meanflow.race_asked import RaceRequest
     from benchmarks.harness.seeds import ExperimentResult
 
+DECLARED: dict[str, Any] = tomllib.loads((Path(experiments.__file__).parent / "meanflow" / "phases.toml").read_text())
 GROUPS = {"Experiments": "overfit sanity ablations objectives weightings time-to-quality bert"}
 app = App("Run an experiment over several seeds: mean, spread, JSON.", GROUPS)
 
-Scale = Annotated[
-    str,
-    typer.Option(
-        metavar="smoke|cpu|gpu", help="Scale of the experiment: seconds, minutes on a CPU, or real sizes on a GPU."
-    ),
-]
+Scale = Annotated[str, "Scale of the experiment: seconds, minutes on a CPU, or real sizes on a GPU.", "smoke|cpu|gpu"]
 Seconds = Annotated[
     float,
     typer.Option(
@@ -42,13 +40,21 @@ Seconds = Annotated[
     ),
 ]
 Collect = Annotated[bool, typer.Option("--collect", help="Run nothing; write the result of the finished runs.")]
-Runs = Annotated[Path, typer.Option(help="Folder of the runs; finished ones are not run again.")]
+Runs = Annotated[Path, "Folder of the runs; finished ones are not run again."]
 Out = Annotated[
-    Path | None,
-    typer.Option(
-        help="Folder for the JSON [default: benchmarks/results; RUNS/results for smoke or non-default options]."
-    ),
+    Path | None, "Folder for the JSON [default: benchmarks/results; RUNS/results for smoke or non-default options]."
 ]
+SPREAD = "GPUs of this machine for the trainings: one process on each, with its share of the cores"
+Gpus = Annotated[str | None, f"{SPREAD}.", "N,N"]
+
+
+def words_of(**given: Any) -> list[str]:
+    """Return a command's options as arguments: `--name value`, once per item of a sequence, none for None."""
+    words = []
+    for name, value in given.items():
+        values = value if isinstance(value, Sequence) and not isinstance(value, str) else [value]
+        words += [word for one in values if one is not None for word in (f"--{name}", str(one))]
+    return words
 
 
 def _minutes(given: float | None, scale: str, usual: float) -> float:
@@ -56,28 +62,12 @@ def _minutes(given: float | None, scale: str, usual: float) -> float:
     return given or (0.05 if scale == "smoke" else usual)
 
 
-def _show(gather: "Callable[[], ExperimentResult]", out: Path, limit: Limit) -> None:
-    """Gather a result, write it and print it; Preempted if the limit was over before anything was finished."""
-    from benchmarks.harness.experiment_table import show
-    from benchmarks.harness.seeds import NothingFinished, write_experiment
-
-    try:
-        result = gather()
-    except NothingFinished as nothing:
-        if limit.left > 0:
-            raise
-        raise Preempted(
-            f"--limit {limit.seconds:g}: nothing is finished yet; run the same command to resume"
-        ) from nothing
-    show(result, write_experiment(result, out))
-
-
 @dataclass(frozen=True)
 class PhaseOptions:
     """Options of the experiments on MeanFlow's settings."""
 
     overrides: Annotated[
-        tuple[str, ...],
+        Names,
         typer.Argument(
             metavar="KEY=VALUE", help="Settings of all trainings, e.g. data=cifar10; the JSON then stays in RUNS."
         ),
@@ -87,7 +77,7 @@ class PhaseOptions:
         tuple[str, ...], typer.Option("--part", metavar="NAME", help="Part to run; may be repeated. All if not given.")
     ] = ()
     seeds: Annotated[tuple[int, ...], typer.Option("--seed", min=0, metavar="N", help="Seed; may be repeated.")] = SEEDS
-    gpus: SharedGpus = None
+    gpus: Annotated[str | None, f"{SPREAD}; a GPU that is named twice, as in 0,0, runs two at a time.", "N,N"] = None
     collect: Collect = False
     limit: Seconds = math.inf
     runs: Runs = Path("runs/experiments")
@@ -97,8 +87,8 @@ class PhaseOptions:
 def _phase(options: PhaseOptions, name: str) -> None:
     limit = Limit.of_command(options.limit)
     with leaving_on_sigterm():
+        from benchmarks.experiments.meanflow import phases
         from benchmarks.experiments.meanflow.phase import ExperimentRequest, count_missing, gathered, run, trainings
-        from benchmarks.experiments.meanflow.phases import PHASES
 
         seeds, runs, given = tuple(dict.fromkeys(options.seeds)), options.runs, options.overrides
         runs_nothing = options.collect or options.gpus is not None
@@ -108,16 +98,17 @@ def _phase(options: PhaseOptions, name: str) -> None:
         if options.gpus is None:
             run(name, asked, folder, limit)
             return
-        from benchmarks.experiments.gpu_pool import Task
+        from benchmarks.experiments.gpu_pool import Task, spread
+        from benchmarks.harness.seeds import conclude
 
         # They take trainings until none is left. What each finds alone is no result, and stays beside its log.
         rest = words_of(scale=options.scale, part=options.parts, runs=runs, out=runs / "logs" / "results")
         words = ["benchmarks", name, *given, *words_of(seed=seeds), *rest]
         count = min(count_missing(name, asked), len(options.gpus.split(",")))
         tasks = [Task(f"{name}-{lane}", words) for lane in range(count)]
-        device = trainings(PHASES[name], asked)[0].job.config.device
+        device = trainings(phases.PHASES[name], asked)[0].job.config.device
         spread(options.gpus, tasks, runs, options.collect, limit, device=device, shared=True)
-        _show(lambda: gathered(PHASES[name], asked), folder, limit)
+        conclude(lambda: gathered(phases.PHASES[name], asked), folder, limit)
 
 
 def _add_phase(title: str, name: str, about: str) -> None:
@@ -129,92 +120,81 @@ def _add_phase(title: str, name: str, about: str) -> None:
     app.command(title, help=about)(command)
 
 
-_add_phase("overfit", "phase2", "Overfit ten images: flow matching, flow matching with MeanFlow's weights, MeanFlow.")
-_add_phase(
-    "sanity",
-    "phase3",
-    "Sanity checks: MeanFlow's steps compared with ODE solvers, several images per label, no adaptive weight.",
-)
-_add_phase(
-    "ablations",
-    "phase4",
-    "Ablations on real images: fraction of r != t, distributions of the times, the weight's power.",
-)
-_add_phase("objectives", "phase5", "Objectives: u differentiated along the sample's velocity or the network's own.")
-_add_phase("weightings", "phase6", "Weights: by a sample's own error, or by at least the expected error at its times.")
+for _title, _name in PHASES.items():
+    _add_phase(_title, _name, DECLARED["experiments"][_name]["help"])
 
 
-@app.command("time-to-quality")
-def time_to_quality(
+@dataclass(frozen=True)
+class RaceOptions:
+    """Compare quality by time with the official code: a process per code and seed, or --gpus; then --collect."""
+
     overrides: Annotated[
-        list[str] | None,
+        Names,
         typer.Argument(metavar="KEY=VALUE", help="Settings of the recipe, for all codes; the JSON then stays in RUNS."),
-    ] = None,
+    ] = ()
     code: Annotated[
         str,
-        typer.Option(
-            metavar="fullstride|official|fullstride-...",
-            help="Code to train in this process. fullstride-imf, -imf-ema, -labels, -imf-labels, -huber, -huber-labels "
-            "and -huber-imf-labels have other objectives or weights, or use labels; -short trains for less time with "
-            "a decaying learning rate.",
-        ),
-    ] = "",
+        "Code to train in this process. fullstride-imf, -imf-ema, -labels, -imf-labels, -huber, -huber-labels and "
+        "-huber-imf-labels have other objectives or weights, or use labels; -short trains for less time with a "
+        "decaying learning rate.",
+        "fullstride|official|fullstride-...",
+    ] = ""
     seed: Annotated[
-        list[int] | None,
+        tuple[int, ...],
         typer.Option(
             min=0, metavar="N", help="Seed of this training; with --collect, seeds to collect [default: 0, 1, 2]."
         ),
-    ] = None,
+    ] = ()
     minutes: Annotated[
         float | None,
         typer.Option(
             min=0.001, help="Minutes of training, without start-up and scoring [default: 10; seconds for smoke]."
         ),
-    ] = None,
-    limit: Seconds = math.inf,
-    official: Annotated[
-        Path | None, typer.Option(help="Folder with a checkout of github.com/Gsunshine/py-meanflow.")
-    ] = None,
-    gpus: Gpus = None,
+    ] = None
+    limit: Seconds = math.inf
+    official: Annotated[Path | None, "Folder with a checkout of github.com/Gsunshine/py-meanflow."] = None
+    gpus: Gpus = None
     collect: Annotated[
         bool, typer.Option("--collect", help="Train nothing; build the result of all existing runs.")
-    ] = False,
-    scale: Annotated[
-        str, typer.Option(metavar="gpu|smoke", help="Scale of the comparison: real sizes, or seconds on a CPU.")
-    ] = "gpu",
-    runs: Runs = Path("runs/time-to-quality"),
-    out: Out = None,
-) -> None:
-    """Compare quality by time with the official code: a process per code and seed, or --gpus; then --collect."""
-    end = Limit.of_command(limit)
-    if collect == bool(code or gpus is not None):
+    ] = False
+    scale: Annotated[str, "Scale of the comparison: real sizes, or seconds on a CPU.", "gpu|smoke"] = "gpu"
+    runs: Runs = Path("runs/time-to-quality")
+    out: Out = None
+
+
+def _race(options: RaceOptions) -> None:
+    code, seed, gpus, official = options.code, options.seed, options.gpus, options.official
+    end = Limit.of_command(options.limit)
+    if options.collect == bool(code or gpus is not None):
         raise ConfigError(
             "expected --code fullstride|official|... (one training), --gpus N,N (all trainings) or --collect"
         )
-    if code and gpus is None and len(seed or []) != 1:
+    if code and gpus is None and len(seed) != 1:
         raise ConfigError(f"--code {code}: expected exactly one --seed, because a process runs one training")
     with leaving_on_sigterm():
         from benchmarks.experiments.meanflow import race
         from benchmarks.experiments.meanflow.race_asked import RaceRequest
 
-        asked = RaceRequest(
-            scale, _minutes(minutes, scale, MINUTES_OF["time-to-quality"]), runs, tuple(overrides or ())
-        )
+        name, scale, runs = "time-to-quality", options.scale, options.runs
+        asked = RaceRequest(scale, _minutes(options.minutes, scale, MINUTES_OF[name]), runs, options.overrides)
         seeds = tuple(dict.fromkeys(seed or SEEDS))
         if code and gpus is None:
             with end.kept():
                 race.run(code, seeds[0], asked, end, official)
             return
         if gpus is not None:
+            from benchmarks.experiments.gpu_pool import spread
+
             codes = (code,) if code else asked.codes
             tasks = _trainings(asked, codes, seeds, official, end)
-            spread(gpus, tasks, runs, collect, end, device=asked.config(codes[0], seeds[0]).device)
+            spread(gpus, tasks, runs, options.collect, end, device=asked.config(codes[0], seeds[0]).device)
         # Not before the runs, which keep digests of all code that their process has loaded.
         from benchmarks.experiments.meanflow import race_result
+        from benchmarks.harness.seeds import conclude
 
-        name = "time-to-quality"
-        other = [*foreign(name, asked.overrides), *narrower(name, seeds=seeds, minutes=minutes)]
-        _show(lambda: race_result.gather(asked, seeds), results_folder(out, scale, runs, other), end)
+        other = [*foreign(name, asked.overrides), *narrower(name, seeds=seeds, minutes=options.minutes)]
+        folder = results_folder(options.out, scale, runs, other)
+        conclude(lambda: race_result.gather(asked, seeds), folder, end)
 
 
 def _trainings(
@@ -240,58 +220,63 @@ def _trainings(
     ]
 
 
-@app.command()
-def bert(
+@dataclass(frozen=True)
+class BertOptions:
+    """Train masked language models of 6 and 12 layers: loss, bits per byte, and the cost of calling a step."""
+
     overrides: Annotated[
-        list[str] | None,
+        Names,
         typer.Argument(
             metavar="KEY=VALUE", help="Settings, as for `fullstride bert train`; the JSON then stays in RUNS."
         ),
-    ] = None,
+    ] = ()
     model: Annotated[
-        list[str] | None,
+        Names,
         typer.Option(
             "--model",
             metavar="SIZE",
             help="Size of the model; may be repeated [default: base6 and base; tiny and mini on a CPU].",
         ),
-    ] = None,
+    ] = ()
     minutes: Annotated[
         float | None,
         typer.Option(min=0.001, help="Minutes of training for each model [default: 20; seconds for smoke]."),
-    ] = None,
-    limit: Seconds = math.inf,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of weights, order and masks.")] = 0,
-    gpus: Gpus = None,
-    collect: Collect = False,
-    scale: Annotated[
-        str,
-        typer.Option(metavar="gpu|cpu|smoke", help="Scale of the experiment: real sizes, sizes for a CPU, or seconds."),
-    ] = "gpu",
-    runs: Runs = Path("runs/bert-experiment"),
-    out: Out = None,
-) -> None:
-    """Train masked language models of 6 and 12 layers: loss, bits per byte, and the cost of calling a step."""
-    end = Limit.of_command(limit)
+    ] = None
+    limit: Seconds = math.inf
+    seed: Annotated[int, typer.Option(min=0, help="Seed of weights, order and masks.")] = 0
+    gpus: Gpus = None
+    collect: Collect = False
+    scale: Annotated[str, "Scale of the experiment: real sizes, sizes for a CPU, or seconds.", "gpu|cpu|smoke"] = "gpu"
+    runs: Runs = Path("runs/bert-experiment")
+    out: Out = None
+
+
+def _bert(options: BertOptions) -> None:
+    end, scale, runs = Limit.of_command(options.limit), options.scale, options.runs
     with leaving_on_sigterm():
         from benchmarks.experiments.bert import experiment
+        from benchmarks.harness.seeds import conclude
 
-        models, span = tuple(dict.fromkeys(model or ())), _minutes(minutes, scale, MINUTES_OF["bert"])
-        asked = experiment.BertRequest(scale, models, span, seed, runs, tuple(overrides or ()))
-        cut = None
-        if gpus is not None:
+        models, minutes = tuple(dict.fromkeys(options.model)), _minutes(options.minutes, scale, MINUTES_OF["bert"])
+        asked = experiment.BertRequest(scale, models, minutes, options.seed, runs, options.overrides)
+        work = None
+        if options.gpus is not None:
+            from benchmarks.experiments.gpu_pool import spread
+
             device = asked.settings(asked.models[0], experiment.NOMINAL).device
-            spread(gpus, _models(asked), runs, collect, end, device=device)
-        elif not collect:
-            cut = end.cuts(lambda: [experiment.run(one, asked, end) for one in asked.models])
-        # Not before the runs, which keep digests of all code that their process has loaded.
-        from benchmarks.experiments.bert.result import gather
+            spread(options.gpus, _models(asked), runs, options.collect, end, device=device)
+        elif not options.collect:
+            work = lambda: [experiment.run(one, asked, end) for one in asked.models]  # noqa: E731
 
-        less = narrower("bert", seeds=(seed,), minutes=minutes, models=model or ())
-        folder = results_folder(out, scale, runs, [*foreign("bert", asked.overrides), *less])
-        _show(lambda: gather(asked), folder, end)
-        if cut:
-            raise cut
+        def gathered() -> "ExperimentResult":
+            # Not before the runs, which keep digests of all code that their process has loaded.
+            from benchmarks.experiments.bert.result import gather
+
+            return gather(asked)
+
+        less = narrower("bert", seeds=(options.seed,), minutes=options.minutes, models=options.model)
+        folder = results_folder(options.out, scale, runs, [*foreign("bert", asked.overrides), *less])
+        conclude(gathered, folder, end, work)
 
 
 def _models(asked: "BertRequest") -> "list[Task]":
@@ -304,3 +289,7 @@ def _models(asked: "BertRequest") -> "list[Task]":
     place = words_of(runs=asked.runs, out=asked.runs / "logs" / "results")
     rest = [*words_of(minutes=asked.minutes, seed=asked.seed, scale=asked.scale), *place]
     return [Task(one, ["benchmarks", "bert", *asked.overrides, *words_of(model=one), *rest]) for one in asked.models]
+
+
+app.command("time-to-quality")(command_from(_race, RaceOptions))
+app.command("bert")(command_from(_bert, BertOptions))

@@ -11,9 +11,9 @@ from itertools import pairwise
 from pathlib import Path
 
 from benchmarks.harness.time_limit import Limit
-from fullstride.errors import PeerError, Preempted
+from fullstride.errors import ConfigError, PeerError, Preempted
 from fullstride.launch.attempts import POLL, Attempt
-from fullstride.launch.gpus import VISIBLE
+from fullstride.launch.gpus import VISIBLE, gpus_of
 from fullstride.launch.processes import single_command
 from fullstride.launch.words import Words
 from fullstride.process import exit_codes
@@ -75,20 +75,11 @@ def run_side_by_side(tasks: Sequence[Task], gpus: Sequence[str], logs: Path, lim
 
     A GPU on which a command has failed gets no other command, because the GPU may be faulty.
 
-    Args:
-        tasks: commands with distinct names.
-        gpus: GPUs from `gpus.gpus_of`; a repeated one runs two at a time, if there are more commands than GPUs.
-        logs: folder of their output, NAME.log.
-        limit: time limit of the whole. Each command gets the rest of it, and is not begun if that is too little; a
-            command that has not exited by then is killed.
-
-    Returns:
-        Names of the commands that were not begun for lack of time.
-
-    Raises:
-        PeerError: if commands failed, after all others have ended: which, why, and the last lines of their logs.
-        Preempted, KeyboardInterrupt: after a SIGTERM or a Ctrl-C was passed on and all have saved and ended.
-
+    A GPU that is named twice runs two at a time, if there are more commands than GPUs. Each command gets the rest
+    of the time, is not begun if that is too little, and is killed if it has not exited by then. Return the names of
+    those that were not begun. PeerError if commands failed, after all others have ended: which, why, and the last
+    lines of their logs. Preempted or KeyboardInterrupt after a stop signal was passed on and all have saved and
+    ended.
     """
     if not tasks:
         return []
@@ -122,6 +113,26 @@ def run_side_by_side(tasks: Sequence[Task], gpus: Sequence[str], logs: Path, lim
             time.sleep(POLL)
     _tell(failures, [task.name for task in waiting], told)
     return [task.name for task in waiting]
+
+
+def spread(
+    gpus: str, tasks: Sequence[Task], runs: Path, collect: bool, limit: Limit, *, device: str, shared: bool = False
+) -> None:
+    """Run commands of `python -m benchmarks` on the GPUs, and return once all of them have ended.
+
+    Their logs are in `runs/logs`. Several may share a GPU if they are `shared`, because none has a time budget.
+    ConfigError if GPUs are invalid or absent, or --collect is given, too. PeerError if a command failed, Preempted
+    or KeyboardInterrupt if this process received a stop signal, after all have ended.
+    """
+    if collect:
+        raise ConfigError(f"--gpus {gpus} --collect: --collect runs nothing; remove one of the two")
+    found = gpus_of(gpus, shared)
+    if device == "cpu":
+        note(
+            f"--gpus {gpus}: device=cpu: each training uses its share of the cores and no GPU; use --scale gpu for GPUs"
+        )
+    if begun_not := run_side_by_side(tasks, found, runs / "logs", limit):
+        note(f"--limit {limit.seconds:g}: no time left for {', '.join(begun_not)}; run the same command to resume")
 
 
 def _tell(failures: list[Failure], waiting: list[str], told: list[int]) -> None:

@@ -77,9 +77,7 @@ def one_stream(device: "torch.device") -> Iterator[None]:
 def ending_early() -> Iterator[None]:
     """Spend every `Budget` on SIGTERM or Ctrl-C in a block of the main thread, so that measured rows are written.
 
-    Raises:
-        Preempted, KeyboardInterrupt: at the end of the block, if SIGTERM or SIGINT came.
-
+    Preempted or KeyboardInterrupt at the end of the block, if SIGTERM or SIGINT came.
     """
     with StopSignal(TOLD, ENDED) as stop:
         _under_way.append(stop)

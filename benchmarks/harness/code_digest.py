@@ -24,13 +24,7 @@ Span = tuple[tuple[int, int], tuple[int, int]]  # (line from 1, column) of the s
 
 
 def digest(text: str, suffix: str) -> str:
-    """Return the digest of a file's code; of a text that is neither Python nor C++, of every line that is not blank.
-
-    Args:
-        text: text of the file.
-        suffix: suffix of the file, `.py`, `.cu` or another one.
-
-    """
+    """Return the digest of a file's code; of a text that is neither Python nor C++, of every line that is not blank."""
     if suffix == ".py":
         text = _without(text, [*_in_tree(text), *_comments(text)])
     elif suffix in KERNELS:
@@ -107,13 +101,15 @@ def joined(others: Iterable[Mapping[str, str]]) -> dict[str, str]:
 
 
 def loaded() -> dict[str, str]:
-    """Return digests of the project's loaded files and of all kernels' sources, by `fullstride/...`."""
+    """Return digests of the project's loaded files, declarations beside them and all kernels' sources, by path."""
     # Runs ask again and again, beside thousands of modules of others: by their text, which is quick.
     own = {str(file) for m in list(sys.modules.values()) if (file := getattr(m, "__file__", None))}
     root = PACKAGE.parent
     packages = tuple(f"{root / name}{os.sep}" for name in OWN)
     files = [Path(file) for file in own if file.startswith(packages) and file.endswith(".py")]
-    return {str(file.relative_to(root)): found for file in sorted([*files, *_kernels()]) if (found := digest_of(file))}
+    declared = [file for folder in {file.parent for file in files} for file in folder.glob("*.toml")]
+    every = sorted([*files, *declared, *_kernels()])
+    return {str(file.relative_to(root)): found for file in every if (found := digest_of(file))}
 
 
 @cache

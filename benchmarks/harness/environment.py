@@ -28,9 +28,7 @@ GPU = re.compile(r"\s*(\d+|GPU-[\w-]+)\s*")
 def environment(others: Iterable[Mapping[str, str]] = ()) -> dict[str, Any]:
     """Return the package's `environment` with the command and the digests of the code.
 
-    Args:
-        others: code digests of other processes that measured, from `code_digest.loaded`.
-
+    `others` are code digests of other processes that measured.
     """
     return machine() | {"command": command(), "code": joined(others)}
 

@@ -33,6 +33,18 @@ def places_of(value: float, digits: int) -> int:
     return max(digits - 1 - exponent, 0)
 
 
+def number(value: float | None, digits: int = 4) -> str:
+    """Format a number with significant digits and thousands separators; an exponent below 1e-6; nothing for None."""
+    if value is None or value != value:
+        return ""
+    if value != 0 and abs(value) < LEAST:  # what rounding leaves of zero
+        return f"{value:.1e}"
+    rounded = float(f"{value:.{digits - 1}e}")  # which may have a digit more in front of the point
+    if value == 0 or abs(rounded) >= 10 ** (digits - 1):
+        return f"{value:,.0f}"
+    return f"{value:.{places_of(rounded, digits)}f}"
+
+
 @dataclass(frozen=True)
 class Words:
     """Table of a part as text."""

@@ -96,11 +96,8 @@ class Team:
     def hear(self, word: str, until: float, take: Take) -> bool:
         """Wait for one message from every process and handle others; if one fails, end all.
 
-        Args:
-            word: expected message, `READY` or `DONE`; a team that is done early has nothing left to do.
-            until: deadline in seconds of the monotonic clock.
-            take: function that handles any other message.
-
+        The word is `READY` or `DONE`; a team that is done early has nothing left to do. `until` is in seconds
+        of the monotonic clock.
         """
         said: dict[Worker, str] = {}
         while missing := [each for each in self.workers if each not in said]:

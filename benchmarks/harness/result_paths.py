@@ -38,12 +38,7 @@ def narrower(
 ) -> list[str]:
     """Return the options that make a result smaller than the experiment's own, or different.
 
-    Args:
-        experiment: name of the experiment.
-        seeds: requested seeds; none means all of the experiment's own.
-        minutes: minutes of each training; None means its own.
-        models: requested models; none means all of its own.
-
+    None of the seeds, minutes or models means the experiment's own.
     """
     lacking = seeds and not set(SEEDS_OF.get(experiment, SEEDS)) <= set(seeds)
     other = minutes is not None and minutes != MINUTES_OF.get(experiment)
@@ -60,24 +55,13 @@ def results_folder(out: Path | None, scale: str, runs: Path, overrides: Sequence
     Results of smoke tests are no evidence, and those of other settings would replace an experiment's own: both stay out
     of the folder of results.
 
-    Args:
-        out: value of the option; None if not given.
-        scale: scale of the experiment.
-        runs: folder of the runs.
-        overrides: settings and options that differ from the experiment's own; see `foreign` and `narrower`.
-
+    `overrides` are settings and options that differ from the experiment's own; see `foreign` and `narrower`.
     """
     return out or (runs / "results" if scale == "smoke" or overrides else RESULTS)
 
 
 def outputs(app: Any, words: Sequence[str]) -> list[Place]:
-    """List the paths that a command writes to: given options, and --out's default unless it is among its runs.
-
-    Args:
-        app: group of all commands.
-        words: arguments of the command, which checks them itself.
-
-    """
+    """List the paths that a command writes to: given options, and --out's default unless it is among its runs."""
     command, rest = app, list(words)
     while rest and rest[0] in getattr(command, "commands", {}):
         command, rest = command.commands[rest[0]], rest[1:]

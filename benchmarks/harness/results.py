@@ -28,9 +28,7 @@ KEYS: dict[str, type] = {
 def at(**settings: tuple[Any, Any]) -> dict[str, str]:
     """Return the condition that gives a result with non-default settings its own file, or nothing.
 
-    Args:
-        settings: value (or several) and default of each setting.
-
+    Settings are a value, or several, and its default.
     """
     words = []
     for name, (value, usual) in settings.items():

@@ -16,13 +16,8 @@ Environment = dict[str, Any]
 def of_run(kept: Mapping[str, Any]) -> dict[str, Any]:
     """Return a run's updated record of where and by which code it was made, including this process.
 
-    Args:
-        kept: record of the run so far, of this process and earlier ones.
-
-    Returns:
-        `code`, digests of files, and `environments`, one for each process that worked on the run by another machine,
-        commit or version than the one before.
-
+    It has `code`, digests of files, and `environments`, one for each process that worked on the run by another
+    machine, commit or version than the one before.
     """
     here, known = _here(), list(kept.get("environments", []))
     if known and here == {name: value for name, value in known[-1].items() if name != "date"}:
@@ -53,13 +48,7 @@ def of_runs(runs: Iterable[Mapping[str, Any]], device: str) -> Environment:
 
     Differing versions are listed together, as are commits under `commits`; the rest is that of the latest run.
 
-    Args:
-        runs: records of the runs, from `of_run`.
-        device: device of the runs, cuda or cpu.
-
-    Raises:
-        ConfigError: if the runs come from different machines, or some do not record theirs.
-
+    ConfigError if the runs come from different machines, or some do not record theirs.
     """
     runs = list(runs)
     gathering = environment(run.get("code", {}) for run in runs)

@@ -1,14 +1,15 @@
 """Experiments as JSON: the request, mean and spread over seeds, and the value of every seed."""
 
 import statistics
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from benchmarks.harness.environment import machine_slug
 from benchmarks.harness.results import check_keys, finite, write_json
-from fullstride.errors import ConfigError
+from benchmarks.harness.time_limit import Limit
+from fullstride.errors import ConfigError, Preempted
 from fullstride.measure.roofline import Ceilings
 
 FORMAT = 1
@@ -181,3 +182,27 @@ def check_experiment(data: dict[str, Any], path: Path) -> dict[str, Any]:
             "and settings; run the experiment again"
         ) from None
     return data
+
+
+def conclude(
+    gather: Callable[[], ExperimentResult], out: Path, limit: Limit, work: Callable[[], object] | None = None
+) -> Path:
+    """Do the work as far as the limit allows, then gather, write and show the result; return its path.
+
+    What cut the work is raised at the end; Preempted, too, if the limit was over before anything was finished.
+    """
+    cut = limit.cuts(work) if work else None
+    try:
+        result = gather()
+    except NothingFinished as nothing:
+        if cut or limit.left > 0:
+            raise cut or nothing from None
+        message = f"--limit {limit.seconds:g}: nothing is finished yet; run the same command to resume"
+        raise Preempted(message) from nothing
+    from benchmarks.harness.experiment_table import show
+
+    path = write_experiment(result, out)
+    show(result, path)
+    if cut:
+        raise cut
+    return path

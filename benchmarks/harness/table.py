@@ -97,21 +97,8 @@ def finish(
 ) -> Path:
     """Write a result, print it, and raise for what is wrong; neither can lose it.
 
-    Args:
-        result: result of the case.
-        out: folder of results.
-        shown: function that returns the tables and lines to print.
-        width: width of the widest table.
-        wrong: faults of this project.
-        failed: error that ended the case.
-
-    Returns:
-        Path of the written file.
-
-    Raises:
-        GateError: afterwards, if something is wrong.
-        ConfigError: afterwards, if there are no rows.
-
+    `wrong` are faults of this project, and `failed` is the error that ended the case. GateError afterwards, if
+    something is wrong; ConfigError if there are no rows.
     """
     console = console_of(width)
     told = f"written to {write_result(result, out)}" if result.rows else "nothing was written"

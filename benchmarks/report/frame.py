@@ -64,6 +64,13 @@ class Source:
         commits = ", ".join(map(str, self.recorded("commits", list) or [])) or one
         return ", ".join(filter(None, (self.machine, told, commits and f"commit {commits}", self.moment[:10])))
 
+    @cached_property
+    def frame(self) -> pd.DataFrame:
+        """Rows of the data frame, each with its origin."""
+        origin = {"case": self.case, "machine": self.machine, "device": self.data.get("device"), "file": self.name}
+        origin |= {"commit": self.recorded("commit", str), "date": self.moment[:10]}
+        return pd.DataFrame([record | origin for record in self.records()])
+
     def records(self) -> Iterator[Record]:
         """Return the file's rows of the data frame.
 
@@ -139,7 +146,6 @@ class Results:
     folder: Path
     sources: dict[str, Source]  # by their files' names
     unread: dict[str, str] = field(default_factory=dict)  # why nothing of a file is read
-    _frames: dict[str, pd.DataFrame] = field(default_factory=dict, repr=False)
 
     @cached_property
     def frame(self) -> pd.DataFrame:
@@ -148,12 +154,7 @@ class Results:
 
     def of(self, name: str) -> pd.DataFrame:
         """Return a file's rows of the data frame, without columns that it does not have."""
-        if name not in self._frames:
-            source = self.sources[name]
-            origin = {"case": source.case, "machine": source.machine, "device": source.data.get("device"), "file": name}
-            origin |= {"commit": source.recorded("commit", str), "date": source.moment[:10]}
-            self._frames[name] = pd.DataFrame([record | origin for record in source.records()])
-        return self._frames[name]
+        return self.sources[name].frame
 
     def newest(self, pattern: str, machine: str = "") -> str:
         """The newest file, whole ones first, of a name, in which `*` is any part and `[...]` may be missing.
@@ -198,7 +199,7 @@ def read_results(folder: Path) -> Results:
     results = Results(folder, sources, {name: one for name, one in found.items() if isinstance(one, str)})
     for name in sources:
         try:
-            results.of(name)
+            results.of(name)  # which reads its rows
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise ConfigError(
                 f"{folder / name}: a row is incomplete ({type(error).__name__}: {error}), expected name, timing, "

@@ -6,13 +6,12 @@ from typing import Any
 import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from benchmarks.harness.experiment_table import VERDICTS, in_words, mean_and_spread
+from benchmarks.harness.experiment_table import VERDICTS, in_words, mean_and_spread, number
 from benchmarks.harness.seeds import Outcome, PartResult
 from benchmarks.report.figures import FIGURES
 from benchmarks.report.frame import Results, Source
 from benchmarks.report.plots import Drawn, Series, lines
 from benchmarks.report.staleness import CASES, state
-from benchmarks.report.tables import number
 
 # What contents that are not as expected end in.
 WRONG = (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, NameError)
@@ -22,11 +21,11 @@ ORIGIN = ("case", "machine", "device", "commit", "date", "file", "metric", "what
 ELSEWHERE = ("left_out", "targets", "fits", "ready_seconds", "parameters")  # conditions that are no choices
 
 
-def templates() -> Environment:
-    """Return the templates of pages."""
+def render(template: str, **values: Any) -> str:
+    """Fill a template of this folder."""
     made = Environment(loader=FileSystemLoader(Path(__file__).parent), undefined=StrictUndefined, trim_blocks=True)
     made.filters |= {"html": html, "anchor": _anchor}
-    return made
+    return made.get_template(template).render(values)
 
 
 def html(table: pd.DataFrame) -> str:
@@ -46,7 +45,7 @@ def pages(results: Results) -> dict[str, str]:
     for source in results.sources.values():
         cases.setdefault(source.case, []).append(_section(source, results))
     cases = {case: cases[case] for case in sorted(cases, key=lambda case: [*CASES, case].index(case))}
-    index = templates().get_template("index.md").render(cases=cases, unread=results.unread)
+    index = render("index.md", cases=cases, unread=results.unread)
     return {"index": index, **{case: _page(case, sections, results) for case, sections in cases.items()}}
 
 
@@ -63,7 +62,7 @@ def _page(case: str, sections: list[dict[str, Any]], results: Results) -> str:
         except WRONG as error:
             wrong.append(f"A figure is not drawn, as rows are not as it expects: {error!r}")
     words = {"title": title_of(case), "about": CASES.get(case, {}).get("about", ""), "wrong": wrong}
-    return templates().get_template("case.md").render(words, figures=figures, sections=sections)
+    return render("case.md", **words, figures=figures, sections=sections)
 
 
 def _section(source: Source, results: Results) -> dict[str, Any]:

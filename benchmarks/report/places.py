@@ -6,11 +6,11 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.report.frame import read_results
-from benchmarks.report.placed import experiments, headlines, language_models, steps
+from benchmarks.report.placed import experiments, headlines, steps
 from fullstride.errors import ConfigError
 from fullstride.runs.atomic_files import replace_file
 
-TABLES = headlines.TABLES | steps.TABLES | experiments.TABLES | language_models.TABLES
+TABLES = headlines.TABLES | steps.TABLES | experiments.TABLES
 BEGIN, END = r"<!-- table: (?P<name>[\w-]+)(?: of (?P<machine>[\w-]+))? -->[ \t]*\n", "<!-- end of table -->"
 PLACE = re.compile(rf"(?P<begin>^{BEGIN})(?P<old>.*?)(?P<end>^{END})", re.DOTALL | re.MULTILINE)
 # A line that is meant to be one of the two.

@@ -52,10 +52,8 @@ class Drawn:
 
     def inline(self) -> str:
         """Return an SVG element for a page, with unique names and the page's colour variables."""
-        nothing, buffer = dict.fromkeys(("Creator", "Date", "Format", "Type")), io.StringIO()
-        with matplotlib.rc_context(STYLE):
-            self.figure.savefig(buffer, format="svg", metadata=nothing, transparent=True)
-        text = buffer.getvalue()[buffer.getvalue().index("<svg") :]
+        text = as_svg(self.figure, transparent=True)
+        text = text[text.index("<svg") :]
         text = re.sub(r"<style.*?</style>|<metadata.*?</metadata>", "", text, flags=re.DOTALL)
         text = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{self.name}-", text)
         text = re.sub(r' (width|height)="[\d.]+pt"', "", text, count=2)
@@ -63,6 +61,14 @@ class Drawn:
             text = text.replace(value, f"var(--{name})")
         text = re.sub(r"\s*\n\s*", " ", text)  # a blank line would end a block of HTML in Markdown
         return text.replace("<svg ", f'<svg role="img" aria-label="{escape(self.caption)}" ', 1)
+
+
+def as_svg(figure: Figure, **options: Any) -> str:
+    """Return a figure as SVG without its time and tool, saved with these options."""
+    nothing, buffer = dict.fromkeys(("Creator", "Date", "Format", "Type")), io.StringIO()
+    with matplotlib.rc_context(STYLE):
+        figure.savefig(buffer, format="svg", metadata=nothing, **options)
+    return buffer.getvalue()
 
 
 def look(place: int, bound: bool = False) -> dict[str, Any]:

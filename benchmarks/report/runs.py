@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from benchmarks.report.pages import templates
+from benchmarks.report.pages import render
 from benchmarks.report.plots import Drawn, Series, lines
 from fullstride.errors import ConfigError
 from fullstride.runs.atomic_files import replace_file
@@ -73,10 +73,6 @@ def write_runs(given: Sequence[Path], out: Path) -> tuple[Path, int]:
     table = last.pivot_table(index="run", columns="name", values="value", aggfunc="last", sort=False).fillna("")
     table.insert(0, "steps", found.groupby("run").step.max().map("{:,.0f}".format))
     out.mkdir(parents=True, exist_ok=True)
-    text = (
-        templates()
-        .get_template("runs.html")
-        .render(table=table.rename_axis(columns=None).reset_index(), figures=figures, left=left)
-    )
-    replace_file(out / "index.html", text)
+    shown = table.rename_axis(columns=None).reset_index()
+    replace_file(out / "index.html", render("runs.html", table=shown, figures=figures, left=left))
     return out / "index.html", len(runs)

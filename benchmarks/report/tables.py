@@ -7,25 +7,13 @@ from typing import Any
 
 import pandas as pd
 
-from benchmarks.harness.experiment_table import places_of
+from benchmarks.harness.experiment_table import number
 from benchmarks.report.frame import Results
 from fullstride.errors import ConfigError
 from fullstride.measure.roofline import marked
 
 Row = tuple[tuple[str, ...], tuple[str, ...]]  # cells, and the names of their files
 Compute = Mapping[str, Callable[[pd.DataFrame], Any]]  # columns that follow from others
-
-
-def number(value: float | None, digits: int = 4) -> str:
-    """Format a number with significant digits and thousands separators; an exponent below 1e-6; nothing for None."""
-    if value is None or value != value:
-        return ""
-    if value != 0 and abs(value) < 1e-6:  # what rounding leaves of zero
-        return f"{value:.1e}"
-    rounded = float(f"{value:.{digits - 1}e}")  # which may have a digit more in front of the point
-    if value == 0 or abs(rounded) >= 10 ** (digits - 1):
-        return f"{value:,.0f}"
-    return f"{value:.{places_of(rounded, digits)}f}"
 
 
 class _Template(string.Formatter):

@@ -48,13 +48,7 @@ def measured(
 ) -> Result:
     """Return a candidate's row: error, resources of its kernels, time; or why it was refused.
 
-    Args:
-        name: name of the candidate.
-        calls: calls of the candidate, on separate inputs.
-        error: error of the first call's result.
-        allowed: bound of a correct candidate's error.
-        modules: modules of its kernels.
-
+    `error` is of the first call's result, `allowed` its bound, and the modules are those of its kernels.
     """
     before = _compiled(modules)
     try:
@@ -87,13 +81,7 @@ def main(
 ) -> None:
     """Compile the candidates ahead, tune the cases that are asked for, and write all as JSON after each.
 
-    Args:
-        about: help text.
-        module: name of the module for `python -m`.
-        cases: names of the cases.
-        calls_of: function for calls of the candidates on cheap inputs that compile to the same kernels.
-        tune: function that returns a case's result.
-
+    `calls_of` returns calls of a case's candidates on cheap inputs that compile to the same kernels.
     """
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="JSON file to write")

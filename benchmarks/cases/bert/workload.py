@@ -31,12 +31,7 @@ def config_of(model: str, mode: str) -> BertConfig:
 def flops(config: BertConfig, batch: int, length: int, fraction: float = MASKED) -> float:
     """Operations of a step's matrix products, 2 per multiply-add; backward counts twice, and nothing is recomputed.
 
-    Args:
-        config: configuration of the model.
-        batch: number of rows.
-        length: number of tokens per row.
-        fraction: share of the tokens that is predicted; the head runs only on these.
-
+    `fraction` of the tokens is predicted; the head runs only on these.
     """
     h, tokens = config.hidden_size, batch * length
     dense = config.layers * tokens * 2 * (4 * h * h + 2 * h * config.intermediate_size)
@@ -46,16 +41,7 @@ def flops(config: BertConfig, batch: int, length: int, fraction: float = MASKED)
 
 
 def workload(model: str, mode: str, precision: str, batch: int, length: int) -> Workload:
-    """Masked language modelling of random tokens by AdamW, parameters in fp32.
-
-    Args:
-        model: name of a size.
-        mode: one of `MODES`.
-        precision: `fp32` or `bf16`, in which the network computes.
-        batch: number of rows.
-        length: number of tokens per row.
-
-    """
+    """Masked language modelling of random tokens by AdamW, parameters in fp32."""
     config, numbers = config_of(model, mode), precision_of(precision)
 
     def loss_fn(model: Any, batch: Any, key: Any) -> Any:

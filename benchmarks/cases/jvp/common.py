@@ -4,12 +4,13 @@ import gc
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, finfo
 
-from benchmarks.cases.jvp.timing import timed
+from benchmarks.cases.jvp.timing import Copies, timed
 from benchmarks.harness.budget import NO_MEMORY, NO_TIME, Budget, reason, say
 from benchmarks.harness.results import Row
 from fullstride.device.precision import set_precision
@@ -35,16 +36,8 @@ def error_beside_eager(
 ) -> dict[str, float]:
     """Return relative errors against fp64, of ours and of eager in the same format.
 
-    Args:
-        name: name of the result.
-        out: our result.
-        exact: result in fp64.
-        eager: result of eager, if there is one.
-        rounding: relative rounding error; None means that of the format of `out`.
-
-    Raises:
-        GateError: if our error is more than twice eager's, and more than a few roundings.
-
+    `rounding` is relative; None means that of the format of `out`. GateError if our error is more than twice
+    eager's, and more than a few roundings.
     """
     least = ROUNDINGS * (rounding or finfo(out.dtype).eps)
     found = {} if eager is None else {"eager": require_close(f"{name}, eager", eager, exact, 0.99)}
@@ -107,6 +100,11 @@ class OpSetup:
     ceilings: Ceilings
     budget: Budget
 
+    @cached_property
+    def copies(self) -> Copies:
+        """Times of copies, with which norms are compared."""
+        return Copies(self.clock, self.device)
+
     @property
     def dtype(self) -> torch.dtype:
         """Data type of the tensors."""
@@ -128,12 +126,8 @@ class OpSetup:
     ) -> Entry:
         """Time a pass and measure its memory with all that leads to it; or return why that is impossible.
 
-        Args:
-            work: work of the pass.
-            make: function that prepares a call on the i-th set of inputs; it runs the forward pass of a backward pass.
-            sets: number of sets of inputs to rotate.
-            least: roofline bound, unless it follows from the work and the ceilings.
-
+        `make` prepares a call on the i-th of `sets` sets of inputs, and runs the forward pass of a backward
+        pass.
         """
         if self.budget.spent:
             return LeftOut(work.shape, work.kind, work.who, NO_TIME)

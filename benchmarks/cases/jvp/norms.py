@@ -9,28 +9,16 @@ PyTorch operations in fp64.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.cases.jvp.common import (
-    Entry,
-    Errors,
-    LeftOut,
-    OpSetup,
-    OpWork,
-    broken,
-    error_beside_eager,
-    merged,
-    without_graph,
-)
+from benchmarks.cases.jvp.common import Entry, Errors, OpSetup, OpWork, error_beside_eager, without_graph
 from benchmarks.cases.jvp.run import OpsBench, Rates
 from benchmarks.cases.jvp.shapes import NORMS, NORMS_ODD, NORMS_SMALL, NormShape
-from benchmarks.cases.jvp.timing import Copies, sets_beyond
-from benchmarks.harness.budget import NO_TIME, say
+from benchmarks.cases.jvp.timing import sets_beyond
 from fullstride.jvp.implementation import chosen as chosen_implementation
 from fullstride.jvp.norms.register import ADA_LAYER_NORM, GROUP_NORM, LAYER_NORM, RMS_NORM
 from fullstride.measure.roofline import RooflineBound
@@ -151,13 +139,24 @@ def gate(setup: OpSetup, problem: Problem, kind: str) -> Errors:
     }
 
 
-def rows_of(setup: OpSetup, problem: Problem, errors: dict[str, Errors], copies: Copies) -> Iterator[Entry]:
-    """Return the rows of the forward pass and both backward passes, ours and eager's."""
+def rows(setup: OpSetup, shape: NormShape) -> Iterator[Entry]:
+    """Check a norm, and return the rows of its forward pass and both backward passes, ours and eager's."""
+    problem = Problem.draw(shape, setup)
+    detached, through = gate(setup, problem, "detached"), gate(setup, problem, "through")
+    errors = {
+        "forward": {n: through[n] for n in ("y", "ty")},
+        "detached": {n: e for n, e in detached.items() if n in NAMES["detached"]},
+        "through": {n: e for n, e in through.items() if n in NAMES["through"]},
+    }
+    return _timed(setup, problem, errors)
+
+
+def _timed(setup: OpSetup, problem: Problem, errors: dict[str, Errors]) -> Iterator[Entry]:
     shape, one = problem.shape, problem.x.nbytes
     for kind, passes in PASSES.items():
         sets = sets_beyond(CACHE[setup.device.type], passes * one)
         problems = [problem, *(Problem.draw(shape, setup) for _ in range(sets - 1))]
-        least = RooflineBound(0.0, copies.ms(passes * one, sets))
+        least = RooflineBound(0.0, setup.copies.ms(passes * one, sets))
         for who, run in (("ours", ours(setup.implementation, kind == "through")), ("eager", eager)):
             own = errors[kind] if who == "ours" else {}
             sizes = (passes * one, GIVEN[kind] * one, HELD[kind] * one)
@@ -169,51 +168,18 @@ def rows_of(setup: OpSetup, problem: Problem, errors: dict[str, Errors], copies:
             yield setup.row(work, make, sets, least)
 
 
-def rows(setup: OpSetup, shapes: list[NormShape]) -> list[Entry]:
-    """Check and time each norm."""
-    copies = Copies(setup.clock, setup.device)
-    return [entry for shape in shapes for entry in _measured(setup, shape, copies)]
-
-
-def _measured(setup: OpSetup, shape: NormShape, copies: Copies) -> list[Entry]:
-    if setup.budget.spent:
-        return [LeftOut(str(shape), "all", "all", NO_TIME)]
-    say(f"gate: {shape} against fp64")
-    try:
-        problem = Problem.draw(shape, setup)
-        detached, through = gate(setup, problem, "detached"), gate(setup, problem, "through")
-    except Exception as error:
-        return [broken(str(shape), "all", "ours", error)]
-    by_kind = {
-        "forward": {n: through[n] for n in ("y", "ty")},
-        "detached": {n: e for n, e in detached.items() if n in NAMES["detached"]},
-        "through": {n: e for n, e in through.items() if n in NAMES["through"]},
-    }
-    return list(rows_of(setup, problem, by_kind, copies))
-
-
 def compile_once(setup: OpSetup, shape: NormShape, kind: str) -> None:
     """Run our forward and backward pass once, so that the kernels compile."""
     results(ours(setup.implementation, kind == "through"), Problem.draw(shape, setup), kind)
 
 
-def _kernels(setup: OpSetup, shapes: list[NormShape]) -> list[partial[None]]:
-    """Return calls that compile the kernels of the sizes and of the error table in all formats."""
-    every = [(setup, shape, kind) for shape in shapes for kind in NAMES]
-    every += [(replace(setup, precision=name), shape, "through") for name in FORMATS for shape in NORMS_SMALL]
-    return [partial(compile_once, *given) for given in every]
-
-
-def _errors(setup: OpSetup) -> Errors:
-    """Return the largest errors over all norms."""
-    found: Errors = {}
-    for shape in NORMS_SMALL:
-        found = merged(found, gate(setup, Problem.draw(shape, setup), "through"))
-    return found
+def _errors(setup: OpSetup, shape: NormShape) -> Errors:
+    return gate(setup, Problem.draw(shape, setup), "through")
 
 
 RATES: Rates = {
     "GB/s": lambda row: f"{row.extra['bytes'] / row.timing.median_ms / 1e6:.4g}",
     "of copy": lambda row: f"{1 / row.over_floor:.0%}",
 }
-BENCH = OpsBench("jvp-norms", FORMATS, SHAPES, {"cpu": "small", "cuda": "models"}, _kernels, rows, _errors, RATES)
+USUAL = {"cpu": "small", "cuda": "models"}
+BENCH = OpsBench("jvp-norms", FORMATS, SHAPES, USUAL, NORMS_SMALL, compile_once, rows, _errors, RATES)

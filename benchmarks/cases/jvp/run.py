@@ -4,17 +4,28 @@ import multiprocessing
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial, reduce
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.table import Table
 
-from benchmarks.cases.jvp.common import Entry, Errors, LeftOut, OpSetup, by_format, make_setup, wrong_of
+from benchmarks.cases.jvp.common import (
+    Entry,
+    Errors,
+    LeftOut,
+    OpSetup,
+    broken,
+    by_format,
+    make_setup,
+    merged,
+    wrong_of,
+)  # fmt: skip
 from benchmarks.cases.jvp.options import AttentionOptions, NormsOptions
 from benchmarks.cases.jvp.timing import GRAPH_MS
-from benchmarks.harness.budget import one_stream, say
+from benchmarks.harness.budget import NO_TIME, one_stream, say
 from benchmarks.harness.environment import environment
 from benchmarks.harness.results import CaseResult, Row
 from benchmarks.harness.table import blank_table, finish, legend, over_bound, spread
@@ -115,10 +126,32 @@ class OpsBench:
     formats: tuple[str, ...]  # that it can be asked for
     shapes: Mapping[str, Sequence[Any]]  # lists of sizes, by name
     usual: Mapping[str, str]  # the name of the list that is measured unless one is given, by the kind of device
-    kernels: Callable[[OpSetup, list[Any]], list[Callable[[], None]]]  # calls that compile what sizes need
-    rows: Callable[[OpSetup, list[Any]], list[Entry]]  # gates and times sizes
-    errors: Callable[[OpSetup], Errors]  # against fp64, in a setup's format
+    small: Sequence[Any]  # sizes at which the errors of all formats are compared
+    compile: Callable[[OpSetup, Any, str], None]  # the kernels of a size, `detached` or `through` its tangent
+    rows: Callable[[OpSetup, Any], Iterable[Entry]]  # checks a size at once, and times it row by row
+    gate: Callable[[OpSetup, Any], Errors]  # of a size, against fp64 in a setup's format
     rates: Rates  # columns of its own
+
+    def kernels(self, setup: OpSetup, sizes: Sequence[Any]) -> list[partial[None]]:
+        """Return calls that compile the kernels of the sizes and of the error table in all formats."""
+        every = [(setup, size, kind) for size in sizes for kind in ("detached", "through")]
+        every += [(replace(setup, precision=name), size, "through") for name in self.formats for size in self.small]
+        return [partial(self.compile, *given) for given in every]
+
+    def measured(self, setup: OpSetup, size: Any) -> list[Entry]:
+        """Return the rows of a size; nothing is timed if the check fails."""
+        if setup.budget.spent:
+            return [LeftOut(str(size), "all", "all", NO_TIME)]
+        say(f"gate: {size} against fp64")
+        try:
+            rows = self.rows(setup, size)
+        except Exception as error:
+            return [broken(str(size), "all", "ours", error)]
+        return list(rows)
+
+    def errors(self, setup: OpSetup) -> Errors:
+        """Return the largest errors over the small sizes, in a setup's format."""
+        return reduce(merged, (self.gate(setup, size) for size in self.small))
 
     def run(self, options: AttentionOptions | NormsOptions, out: Path) -> Path:
         """Check, measure, print the tables and write the JSON; return its path.
@@ -134,7 +167,7 @@ class OpsBench:
         with one_stream(chosen):
             setup = make_setup(chosen, options.precision, options.implementation, options.seconds)
             compile_ahead(setup, options.jobs, self.kernels(setup, sizes))
-            measured = self.rows(setup, sizes)
+            measured = [entry for size in sizes for entry in self.measured(setup, size)]
             errors, left_out = by_format(setup, self.formats, self.errors)
         entries, another = [*measured, *left_out], shapes not in (None, self.usual[chosen.type])
         conditions = {

@@ -1,6 +1,9 @@
-"""Sizes that tests, benchmarks and tuning share."""
+"""Sizes that tests, benchmarks and tuning share, as `shapes.toml` declares them."""
 
+import tomllib
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -78,66 +81,27 @@ def distinct(shapes: list[AttentionShape]) -> list[AttentionShape]:
     return list(found.values())
 
 
-# Reference 3's table: one batch, heads of 128 columns.
-LENGTHS = (128, 1024, 4096, 8192, 16384, 32768)
-REFERENCE = [AttentionShape("table", 1, heads, length, 128) for heads in (1, 24) for length in LENGTHS]
-# What must be fast: a video model's layer, the public record's shape, a DiT's layer, a U-Net's.
-SPEED = [
-    AttentionShape("long128", 1, 24, 16384, 128),
-    AttentionShape("long64", 1, 32, 8192, 64),
-    AttentionShape("dit", 64, 12, 256, 64),
-    AttentionShape("unet80", 64, 4, 256, 80),
-]
-# Shapes that the kernels are tuned for, by name.
-TUNING = {shape.name: shape for shape in SPEED}
-TUNING |= {"unet64": AttentionShape("unet64", 64, 4, 256, 64), "mid128": AttentionShape("mid128", 4, 16, 2048, 128)}
-# What a kernel may stumble over: one row, lengths that fill no block, heads between powers of two, shared keys.
-ODD = [
-    AttentionShape("one", 1, 1, 1, 16),
-    AttentionShape("one_key", 2, 3, 65, 32, keys=1),
-    AttentionShape("prime", 1, 2, 127, 64),
-    AttentionShape("cross", 2, 3, 77, 64, keys=259),
-    AttentionShape("wide72", 2, 2, 129, 72),
-    AttentionShape("wide96", 1, 3, 191, 96),
-    AttentionShape("widest", 1, 2, 97, 256),
-    AttentionShape("values", 1, 2, 130, 64, dim_v=32),
-    AttentionShape("grouped", 2, 6, 100, 64, kv_heads=2),
-    AttentionShape("shared", 1, 8, 33, 128, keys=150, kv_heads=1),
-]
-# For a processor.
-SMALL = [AttentionShape("small", 1, heads, length, 64) for heads in (1, 3) for length in (128, 333)]
-# At which the errors of all formats are compared.
-ERRORS = AttentionShape("errors", 2, 4, 512, 64)
-
-IMAGES = tuple((64, channels, side, side) for channels in (128, 256, 512) for side in (32, 16, 8))
-UNET_LEVELS = ((64, 128, 32, 32), (64, 256, 16, 16), (64, 512, 8, 8))
-TOKENS = tuple((64, 256, width) for width in (384, 768, 1024, 1152))
-DIT_TOKENS = ((64, 256, 768), (64, 256, 1152))
-
-
-def _groups(sizes: tuple[tuple[int, ...], ...], groups: int, acts: tuple[str | None, ...]) -> list[NormShape]:
+def _norms(name: str) -> list[NormShape]:
+    """Return the declared norms of a name; a group norm lies in memory in both orders."""
     return [
-        NormShape("group_norm", size, groups, act, last) for size in sizes for act in acts for last in (False, True)
+        NormShape(op, tuple(size), given.get("groups", 0), act or None, last)
+        for given in DECLARED["norms"][name]
+        for op in given["ops"]
+        for size in given["sizes"]
+        for act in given.get("acts", [""])
+        for last in ([False, True] if op == "group_norm" else [False])
     ]
 
 
-def _rows(
-    sizes: tuple[tuple[int, ...], ...], ops: tuple[str, ...] = ("layer_norm", "rms_norm", "ada_layer_norm")
-) -> list[NormShape]:
-    return [NormShape(op, size) for op in ops for size in sizes]
-
-
-BOTH = (None, "silu")
-NORMS = [*_groups(UNET_LEVELS, 32, BOTH), *_rows(DIT_TOKENS)]
-NORMS_ODD = [
-    *_groups(((2, 24, 1, 1), (3, 30, 7, 5), (1, 64, 150, 150)), 2, BOTH),
-    *_rows(((3, 37, 100), (2, 1, 33), (1, 3, 5000))),
-]
-NORMS_SMALL = [*_groups(((3, 32, 9, 9),), 8, BOTH), *_rows(((4, 33, 96),))]
-# Shapes that the norms' kernels are tuned for.
-NORMS_TUNING = [
-    *_rows(TOKENS, ("layer_norm",)),
-    *_rows((TOKENS[0], TOKENS[-1]), ("rms_norm", "ada_layer_norm")),
-    *_groups(IMAGES, 32, ("silu",)),
-    *_groups(IMAGES[:1], 32, (None,)),
-]
+DECLARED: dict[str, Any] = tomllib.loads(Path(__file__).with_name("shapes.toml").read_text())
+# Reference 3's table: one batch, heads of 128 columns.
+LENGTHS = (128, 1024, 4096, 8192, 16384, 32768)
+REFERENCE = [AttentionShape("table", 1, heads, length, 128) for heads in (1, 24) for length in LENGTHS]
+# For a processor.
+SMALL = [AttentionShape("small", 1, heads, length, 64) for heads in (1, 3) for length in (128, 333)]
+SPEED, MORE, ODD, (ERRORS,) = (
+    [AttentionShape(**given) for given in DECLARED["attention"][name]] for name in ("speed", "tuning", "odd", "errors")
+)
+# Shapes that the kernels are tuned for, by name.
+TUNING = {shape.name: shape for shape in (*SPEED, *MORE)}
+NORMS, NORMS_ODD, NORMS_SMALL, NORMS_TUNING = map(_norms, ("models", "odd", "small", "tuning"))

@@ -19,12 +19,8 @@ REPLAY_MS, MOST_CALLS = 0.5, 16
 def timed(calls: list[Call], clock: Clock, device: torch.device, floor_ms: float) -> tuple[Timing, int]:
     """Times of one call, as a mean over all of them in turn, and how many were in a graph: 0 without one.
 
-    Args:
-        calls: the same call on separate inputs, the first of which has run before.
-        clock: clock of the device.
-        device: device of the calls.
-        floor_ms: roofline bound of a call, which decides how often short ones are repeated in a graph.
-
+    The calls are the same one on separate inputs, the first of which has run before. Short ones are repeated in a
+    graph, as often as their roofline bound `floor_ms` says.
     """
     ms = clock.time(calls[0])
     if device.type == "cuda" and ms > GRAPH_MS:  # or the host was at something else

@@ -1,20 +1,17 @@
-"""Clients of `benchmarks llm --workload serve` in a separate process, which times what it receives.
-
-Run as a module, it reads requests from stdin and writes the arrival times of answers to stdout, both as JSON.
-"""
+"""Clients of `benchmarks llm --workload serve` in a separate process, which times what it receives."""
 
 import asyncio
 import contextlib
 import json
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from typing import Any
 
 import httpx
 
+from benchmarks.harness.process_pool import Worker
 from fullstride.measure.gate import GateError
 
 DATA, END = "data: ", "data: [DONE]"
@@ -50,31 +47,29 @@ class Heard:
 
 def ask(asked: ClientRequest) -> Heard:
     """Run all clients in a separate process; GateError with its message if a request was refused or unanswered."""
-    with process_of("benchmarks.cases.llm.clients", asked=asdict(asked)) as process:
-        return Heard(**found_by(process))
+    with clients(_hear, asked) as worker:
+        return found_by(worker)
 
 
 @contextlib.contextmanager
-def process_of(module: str, *words: str, asked: dict[str, Any]) -> Iterator[Any]:
-    """Run a module in a process that receives its request as a line of JSON; the process ends with the block."""
-    pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-    with subprocess.Popen([sys.executable, "-m", module, *words], text=True, **pipes) as process:
-        assert process.stdin is not None
-        try:
-            process.stdin.write(json.dumps(asked) + "\n")
-            process.stdin.flush()
-            yield process
-        finally:
-            process.kill()
+def clients(work: Callable[..., None], asked: Any) -> Iterator[Worker]:
+    """Run clients' work, a function of a line of messages and the request, in a process that ends with the block."""
+    worker = Worker(work, asked)
+    try:
+        yield worker
+    finally:
+        worker.end()
 
 
-def found_by(process: Any) -> Any:
-    """Return the result that a clients' process prints when it ends; GateError with its last line if it failed."""
-    said, wrong = process.communicate()
-    if process.returncode:
-        *_, last = ["no output", *wrong.strip().splitlines()]
-        raise GateError(f"the clients' process ended with exit code {process.returncode}: {last}")
-    return json.loads(said)
+def found_by(worker: Worker) -> Any:
+    """Return the result that a clients' process sends; GateError with what it says instead if it failed."""
+    if isinstance(found := worker.heard(), str):
+        raise GateError(f"the clients' process failed: {found}")
+    return found
+
+
+def _hear(parent: Connection, asked: ClientRequest) -> None:
+    parent.send(asyncio.run(heard(asked)))
 
 
 async def _answer(client: httpx.AsyncClient, asked: ClientRequest, prompt: list[int]) -> tuple[float, float, int]:
@@ -112,8 +107,3 @@ async def heard(asked: ClientRequest) -> Heard:
         seconds = time.perf_counter() - started
     firsts, paces, tokens = zip(*(answer for slot in slots for answer in slot), strict=True)
     return Heard(seconds, list(firsts), list(paces), sum(tokens))
-
-
-if __name__ == "__main__":
-    given = ClientRequest(**json.loads(sys.stdin.readline()))
-    sys.stdout.write(json.dumps(asdict(asyncio.run(heard(given)))))

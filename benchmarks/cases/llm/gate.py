@@ -122,20 +122,9 @@ def gate(
 
     Each prompt is answered alone with logprobs; then several at once without, by the programs that are timed.
 
-    Args:
-        engine: engine to be timed.
-        parameters: parameters of the engine's model.
-        lengths: lengths of the workload's prompts, in tokens.
-        at_once: number of answers that the workload runs at once.
-        name: name of the engine, if a result has several.
-
-    Returns:
-        Errors by name.
-
-    Raises:
-        GateError: if logprobs are off by more than the limit of the engine's dtype, or a greedy token is less probable
-            than the most probable one by more than twice that.
-
+    `lengths` are in tokens, and `name` is the engine's if a result has several. GateError if logprobs are off by
+    more than the limit of the engine's dtype, or a greedy token is less probable than the most probable one by more
+    than twice that.
     """
     answer = min(ANSWER, engine.sizes.max_length - 1)
     prompts = _prompts(engine, lengths, answer)

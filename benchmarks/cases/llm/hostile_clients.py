@@ -1,8 +1,6 @@
 """Clients of `benchmarks llm --workload hostile` in separate processes: ordinary clients and attackers.
 
-Run as a module with `wait` or `attack`, it reads its request as a line of JSON from stdin and writes its result to
-stdout, also as JSON; an attack says when it begins, and ends with stdin. Each attack is the costliest request of its
-kind that a server reads.
+An attack says when it begins, and ends when it is told. Each is the costliest request of its kind that a server reads.
 """
 
 import asyncio
@@ -12,20 +10,19 @@ import json
 import random
 import select
 import socket
-import sys
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from threading import Event
 from typing import Any
 
 import httpx
 
-from benchmarks.cases.llm.clients import LONGEST, found_by, process_of
+from benchmarks.cases.llm.clients import LONGEST, clients, found_by
 
-ITSELF, BEGUN = "benchmarks.cases.llm.hostile_clients", "begun"
 # Seconds between an answer and its client's next small request.
 PAUSE = 0.01
 CHUNK = b"a" * 65536
@@ -40,36 +37,31 @@ COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
 def waited(asked: dict[str, Any]) -> dict[str, list[float]]:
     """Return milliseconds of each small completion, `request`, and each `health`; the first of each connects.
 
-    Args:
-        asked: `url`, `model`, its `vocab`, tokens of a `prompt`, and the `seconds` of sending requests.
-
-    Raises:
-        GateError: if a request was refused or not answered, with the server's message.
-
+    Asked are `url`, `model`, its `vocab`, tokens of a `prompt`, and the `seconds` of sending requests. GateError
+    with the server's message if a request was refused or not answered.
     """
-    with process_of(ITSELF, "wait", asked=asked) as process:
-        return found_by(process)
+    with clients(_waited, asked) as worker:
+        return found_by(worker)
 
 
 @contextlib.contextmanager
 def attack(asked: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Send one of `ATTACKS` repeatedly; each client finishes its current request.
 
-    Args:
-        asked: `url`, the `attack`, its `size` in bytes, and how many `clients` send it.
-
-    Yields:
-        At the end `answers`, how many requests got which status, and the `seconds` of all; nothing before.
-
-    Raises:
-        GateError: if the process of the attack fails.
-
+    Asked are `url`, the `attack`, its `size` in bytes, and how many `clients` send it. What is yielded has at the
+    end `answers`, how many requests got which status, and the `seconds` of all. GateError if the process of the
+    attack fails.
     """
     found: dict[str, Any] = {}
-    with process_of(ITSELF, "attack", asked=asked) as process:
-        if process.stdout.readline().strip() == BEGUN:
-            yield found
-        found |= found_by(process)
+    with clients(_attack, asked) as worker:
+        found_by(worker)  # that it has begun
+        yield found
+        worker.tell(None)
+        found |= found_by(worker)
+
+
+def _waited(parent: Connection, asked: dict[str, Any]) -> None:
+    parent.send(asyncio.run(_wait(asked)))
 
 
 async def _wait(asked: dict[str, Any]) -> dict[str, list[float]]:
@@ -126,7 +118,7 @@ def _endless(connection: socket.socket, path: str) -> str:
     return CUT_OFF
 
 
-def _attack(asked: dict[str, Any]) -> dict[str, Any]:
+def _attack(parent: Connection, asked: dict[str, Any]) -> None:
     stop, of = Event(), ATTACKS[asked["attack"]]
     # Written before it begins, so that the server has all of this machine.
     bodies = [body.encode() for body in of.bodies(asked["size"])] if of.bodies else None
@@ -137,13 +129,12 @@ def _attack(asked: dict[str, Any]) -> dict[str, Any]:
 
     with ThreadPoolExecutor(asked["clients"]) as pool:
         started = time.perf_counter()
-        clients = pool.map(send, range(asked["clients"]))
-        sys.stdout.write(f"{BEGUN}\n")
-        sys.stdout.flush()
-        sys.stdin.read()
+        counts = pool.map(send, range(asked["clients"]))
+        parent.send({})
+        parent.recv()
         stop.set()
-        answers = sum(clients, Counter[str]())
-    return {"answers": dict(sorted(answers.items())), "seconds": time.perf_counter() - started}
+        answers = sum(counts, Counter[str]())
+    parent.send({"answers": dict(sorted(answers.items())), "seconds": time.perf_counter() - started})
 
 
 @dataclass(frozen=True)
@@ -191,8 +182,3 @@ ATTACKS: Mapping[str, Attack] = {
     "brackets": Attack(400, COMPLETIONS, _brackets),
     "numbers": Attack(400, COMPLETIONS, _numbers),
 }
-
-
-if __name__ == "__main__":
-    given = json.loads(sys.stdin.readline())
-    sys.stdout.write(json.dumps(asyncio.run(_wait(given)) if sys.argv[1] == "wait" else _attack(given)))

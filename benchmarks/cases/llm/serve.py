@@ -127,9 +127,7 @@ def _row(url: str, engine: Engine, count: int, conditions: dict[str, Any], ceili
 def _heard(url: str, engine: Engine, count: int, questions: int, prompt: int, answer: int) -> Heard:
     """Measure `count` clients, each sending `questions` new prompts.
 
-    Raises:
-        GateError: if the answers have another number of tokens than requested.
-
+    GateError if the answers have another number of tokens than requested.
     """
     slots = _prompts(engine, (count, OTHERS + questions), (count, questions, prompt))
     heard = ask(ClientRequest(url, NAME, slots, answer, TEMPERATURE))

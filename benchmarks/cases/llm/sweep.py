@@ -46,11 +46,7 @@ def prompt_operations(config: ModelConfig, tokens: int) -> int:
 def sweep(engine: Engine, place: str, ceilings: Ceilings) -> Iterator[tuple[list[Row], list[str]]]:
     """Yield the rows so far and the sizes left out, at first and after each batch and context.
 
-    Args:
-        engine: idle engine, whose KV cache and rows are overwritten.
-        place: `cpu` or `cuda`.
-        ceilings: rates of this machine.
-
+    The KV cache and the rows of the idle engine are overwritten.
     """
     runner, config = engine._runner, engine.model
     pool = runner.state.pool

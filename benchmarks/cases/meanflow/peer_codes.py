@@ -145,10 +145,7 @@ class Theirs:
     def timing(self, steps: int, *, ready: bool = False) -> Timing:
         """Time `steps` steps, each from its batch to the end of its work.
 
-        Args:
-            steps: number of timed steps.
-            ready: whether the batch is augmented beforehand, outside the timed steps.
-
+        If `ready`, the batch is augmented beforehand, outside the timed steps.
         """
         loop: Any = self._code["training.train_loop"]
         batches, pipe = _Timed(self._batch, steps), loop.augment_pipe

@@ -55,14 +55,9 @@ def step_options(options: ScalingOptions, model: str) -> StepOptions:
 def work(parent: Connection, given: dict[str, Any], job: ScalingJob, options: ScalingOptions, beside: int) -> None:
     """Run one process: join the others, compile, wait for the turn, measure; rank 0 reports.
 
-    Args:
-        parent: says the machine's rates and the operations of a forward pass of one image; hears errors, and that all
-            is compiled; says when it is this one's turn; then hears what is found.
-        given: environment that torchrun would set.
-        job: job to measure.
-        options: options of the benchmark.
-        beside: number of processes at once, which share the CPU cores.
-
+    The parent says the machine's rates and the operations of a forward pass of one image; hears errors, and that
+    all is compiled; says when it is this one's turn; then hears what is found. `given` is the environment that
+    torchrun would set, and `beside` the number of processes that share the CPU cores.
     """
     os.environ |= {name: str(value) for name, value in given.items()}
     share_cores(beside)

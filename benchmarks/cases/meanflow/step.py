@@ -83,15 +83,8 @@ def work(
 ) -> None:
     """Run a worker: check the case, which compiles it; wait; time it.
 
-    Args:
-        parent: connection that announces this worker's turn and receives its rows.
-        beside: number of workers at once, which share the CPU cores.
-        options: options of the benchmark.
-        job: job to run.
-        profiled: names of cases whose kernels are listed.
-        ceilings: rates of the machine, as the parent measured them.
-        forward_flops: operations of a forward pass of one image, as the parent counted them.
-
+    `beside` is the number of workers that share the CPU cores; rates and operations are as the parent measured
+    them.
     """
     share_cores(beside)
     setup = make_setup(replace(options, seconds=float("inf")), (ceilings, forward_flops))

@@ -100,13 +100,8 @@ def weight_passes(averages: int, parts: int = 1) -> float:
 def make_setup(options: StepOptions, known: tuple[Ceilings, int] | None = None) -> StepSetup:
     """Build the preset's network in training mode with nonzero random weights, and measure the machine's rates.
 
-    Args:
-        options: options of the benchmark.
-        known: the machine's rates and the operations of a forward pass of one image, if already measured.
-
-    Raises:
-        ConfigError: if the device is not there or cannot take the precision or a backend.
-
+    `known` are rates and the operations of a forward pass of one image, if already measured. ConfigError if the
+    device is not there or cannot take the precision or a backend.
     """
     device, shape = resolve_device(options.device), IMAGE_SHAPES[options.model]
     set_precision(options.precision, device)

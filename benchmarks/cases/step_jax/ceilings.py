@@ -31,10 +31,7 @@ def jax_ceilings(dtype: str = "float32", moved: str = "copy") -> Ceilings:
 
     An fp32 product runs at JAX's own precision, like the work that it is compared with: TF32 on an NVIDIA GPU.
 
-    Args:
-        dtype: data type of the matrix product.
-        moved: `copy`, or `read`, a large matrix times a vector, for work that writes next to nothing.
-
+    `moved` is `copy`, or `read`, a large matrix times a vector, for work that writes next to nothing.
     """
     size, count = GEMM_SIZE.get(platform(), 2048), COPY_BYTES.get(platform(), 256 << 20)
     one, two = (jax.random.normal(jax.random.key(i), (size, size), dtype) for i in range(2))

@@ -51,18 +51,8 @@ Network = Callable[[TrainStepOptions, str], Workload]
 def run(options: TrainStepOptions, network: Network, out: Path) -> list[Path]:
     """Check, measure, print the tables and write a JSON for each section.
 
-    Args:
-        options: options of the benchmark.
-        network: function that makes the real step's workload from (options, mode).
-        out: folder of results.
-
-    Returns:
-        The files written.
-
-    Raises:
-        ConfigError: if no way has a requested name, or a section has no row; the others are written before.
-        GateError: if two ways train differently.
-
+    `network` makes the real step's workload of (options, mode). ConfigError if no way has a requested name, or a
+    section has no row; the others are written before. GateError if two ways train differently.
     """
     budget, console = Budget.of(options.seconds), console_of(150)
     written, without = [], []

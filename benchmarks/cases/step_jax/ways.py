@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -32,25 +32,32 @@ def trained(tree: Any) -> list[Any]:
     return jax.tree.leaves(eqx.filter(tree, eqx.is_inexact_array))
 
 
-def _threaded(step: Callable[..., Any], workload: Workload) -> Running:
-    """Call `step((batch, key), model, opt_state)` repeatedly, each with the results of the previous call."""
-    state, given = list(workload.fresh()), (workload.batch, workload.key)
+def _threaded(step: Callable[..., Any], state: Any, params: Callable[..., list[Any]] | None = None) -> Running:
+    """Call `step(*state)`, which returns the next state and the loss, each time with the state of the call before."""
+    held = [state]
 
     def call() -> Any:
-        state[0], state[1], loss = step(given, *state)
+        *held[0], loss = step(*held[0])
         return loss
 
-    return Running(call, lambda: trained(state[0]))
+    read = params or (lambda model, *_: trained(model))
+    return Running(call, lambda: read(*held[0]))
+
+
+def _updated(jit: Callable[..., Any], workload: Workload) -> Running:
+    """Call a compiled `workload.update_of`."""
+    given = workload.batch, workload.key
+    return _threaded(lambda *trees: jit(given, *trees), workload.fresh())
 
 
 def filter_jit(workload: Workload, donate: Any = "none") -> Running:
     """`eqx.filter_jit`."""
-    return _threaded(eqx.filter_jit(workload.update_of, donate=donate), workload)
+    return _updated(eqx.filter_jit(workload.update_of, donate=donate), workload)
 
 
 def patched(workload: Workload, donate: Any = "none") -> Running:
     """Return `filter_jit` with its outputs split by the faster of Equinox's two partitions, as its inputs are."""
-    running = _threaded(eqx.filter_jit(lambda *trees: workload.update_of(*trees), donate=donate), workload)
+    running = _updated(eqx.filter_jit(lambda *trees: workload.update_of(*trees), donate=donate), workload)
     originals = eqx._jit.partition, eqx._jit.combine
 
     def call() -> Any:
@@ -66,24 +73,19 @@ def patched(workload: Workload, donate: Any = "none") -> Running:
 def optimizer_style(workload: Workload) -> Running:
     """`eqx.filter_jit` of a step with an `Optimizer`, whose transformation and filter are static."""
     model, _ = workload.fresh()
-    state = [model, Optimizer.create(workload.optimizer, model)]
-    given = workload.batch, workload.key
 
     @eqx.filter_jit
     def step(model: Any, optimizer: Any, batch: Any, key: Any) -> Any:
         loss, grads = eqx.filter_value_and_grad(workload.loss_fn)(model, batch, key)
         return *optimizer(grads, model), loss
 
-    def call() -> Any:
-        state[0], state[1], loss = step(state[0], state[1], *given)
-        return loss
-
-    return Running(call, lambda: trained(state[0]))
+    state = model, Optimizer.create(workload.optimizer, model)
+    return _threaded(lambda model, optimizer: step(model, optimizer, workload.batch, workload.key), state)
 
 
 def cached(workload: Workload, donate: str = "none") -> Running:
     """`cached_filter_jit`."""
-    return _threaded(cached_filter_jit(workload.update_of, donate=donate), workload)
+    return _updated(cached_filter_jit(workload.update_of, donate=donate), workload)
 
 
 def hoisted(workload: Workload) -> Running:
@@ -95,13 +97,8 @@ def hoisted(workload: Workload) -> Running:
         model, opt_state, loss = workload.update(eqx.combine(params, static), opt_state, batch, key)
         return eqx.filter(model, eqx.is_array), opt_state, loss
 
-    jitted, state = jax.jit(step, donate_argnums=(0, 1)), [params, opt_state]
-
-    def call() -> Any:
-        state[0], state[1], loss = jitted(state[0], state[1], workload.batch, workload.key)
-        return loss
-
-    return Running(call, lambda: trained(state[0]))
+    jitted = jax.jit(step, donate_argnums=(0, 1))
+    return _threaded(lambda *trees: jitted(*trees, workload.batch, workload.key), (params, opt_state))
 
 
 def flat(workload: Workload, compiled: bool = False, donate: bool = True) -> Running:
@@ -114,57 +111,44 @@ def flat(workload: Workload, compiled: bool = False, donate: bool = True) -> Run
         model, opt_state, loss = workload.update(model, opt_state, batch, key)
         return jax.tree.leaves(eqx.filter((model, opt_state), eqx.is_array)), loss
 
-    given, state = (workload.batch, workload.key), [leaves]
+    given = workload.batch, workload.key
     run: Any = jax.jit(step, donate_argnums=0 if donate else ())
     start = time.perf_counter()
     if compiled:
         run = run.lower(leaves, *given).compile()
     took = (time.perf_counter() - start) * 1e3 if compiled else 0.0
-
-    def call() -> Any:
-        state[0], loss = run(state[0], *given)
-        return loss
-
-    def params() -> list[Any]:
-        return trained(jax.tree.unflatten(shape, state[0])[0])
-
-    return Running(call, params, run if compiled else None, took)
+    running = _threaded(
+        lambda leaves: run(leaves, *given), (leaves,), lambda leaves: trained(jax.tree.unflatten(shape, leaves)[0])
+    )
+    return replace(running, executable=run if compiled else None, compile_ms=took)
 
 
 def train_step(workload: Workload, **settings: Any) -> Running:
     """`TrainStep`."""
     step = TrainStep(workload.loss_fn, workload.optimizer, workload.model(), **settings)
-    state = [step.init()]
 
-    def call() -> Any:
-        state[0], _ = step(state[0], workload.batch, workload.key)
-        return state[0].buffers[0]
+    def one(state: Any) -> tuple[Any, Any]:
+        state, _ = step(state, workload.batch, workload.key)
+        return state, state.buffers[0]
 
-    return Running(call, lambda: trained(state[0].model))
+    return _threaded(one, (step.init(),), lambda state: trained(state.model))
 
 
 def call_style(workload: Workload) -> Running:
     """`make_train_step`: model, optimizer, aux = train_step(model, optimizer, batch, key)."""
     step, (model, _) = make_train_step(workload.loss_fn), workload.fresh()
-    state = [model, Optimizer.create(workload.optimizer, model)]
-
-    def call() -> Any:
-        state[0], state[1], loss = step(state[0], state[1], workload.batch, workload.key)
-        return loss
-
-    return Running(call, lambda: trained(state[0]))
+    state = model, Optimizer.create(workload.optimizer, model)
+    return _threaded(lambda *trees: step(*trees, workload.batch, workload.key), state)
 
 
 def partitioned(workload: Workload) -> Running:
     """`make_train_step_with_partition`."""
     step = make_train_step_with_partition(workload.loss_fn, workload.optimizer, workload.model())
-    state = [step.params, step.opt_state]
 
-    def call() -> Any:
-        state[0], state[1], loss = step(state[0], state[1], workload.batch, workload.key)
-        return loss
+    def one(params: Any, opt_state: Any) -> Any:
+        return step(params, opt_state, workload.batch, workload.key)
 
-    return Running(call, lambda: list(state[0]))
+    return _threaded(one, (step.params, step.opt_state), lambda params, _: list(params))
 
 
 DONATED = "all-except-first"

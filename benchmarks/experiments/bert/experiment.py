@@ -2,6 +2,7 @@
 
 import json
 import signal
+import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -27,48 +28,10 @@ FREE = {
 }  # fmt: skip
 # Texts that are the same wherever they lie; a path of others says which they are.
 SAME_ANYWHERE = {"gcide", "python_docs"}
-MODELS: Mapping[str, tuple[str, ...]] = {"gpu": ("base6", "base"), "cpu": ("tiny", "mini"), "smoke": ("tiny",)}
 NONE = Limit()
-SETTINGS: Mapping[str, str] = {
-    "data": "gcide",
-    "data.tokenizer": "",
-    "data.vocab_size": "8192",
-    "data.length": "128",
-    "data.batch_size": "256",
-    "optimizer.lr": "4e-4",
-    "optimizer.warmup_steps": "1000",
-    "precision": "bf16",
-    "rng": "rbg",
-    "log_every": "50",
-    "evaluation.size": "200000",
-    "device": "gpu",
-}
-SCALES: Mapping[str, Mapping[str, str]] = {
-    "gpu": {},
-    # The defaults of `fullstride bert train`.
-    "cpu": {
-        "data": "python_docs",
-        "data.vocab_size": "4096",
-        "data.length": "64",
-        "data.batch_size": "32",
-        "optimizer.lr": "2e-3",
-        "optimizer.warmup_steps": "100",
-        "precision": "fp32",
-        "evaluation.size": "50000",
-        "device": "cpu",
-    },
-    "smoke": {
-        "data": "python_docs",
-        "data.vocab_size": "512",
-        "data.length": "24",
-        "data.batch_size": "4",
-        "optimizer.warmup_steps": "2",
-        "precision": "fp32",
-        "log_every": "1",
-        "evaluation.size": "2000",
-        "device": "cpu",
-    },
-}
+DECLARED: Mapping[str, Any] = tomllib.loads(Path(__file__).with_name("settings.toml").read_text())
+MODELS: Mapping[str, list[str]] = DECLARED["models"]
+SCALES: Mapping[str, Mapping[str, str]] = DECLARED["scales"]
 EVALUATIONS = 10
 # What tells the runs of an experiment apart, and how long they are: options of the command say it.
 OWN = ("model.size", "seed", "steps", "output_dir", "run_name", "resume", "overwrite")
@@ -85,13 +48,7 @@ def recipe_of(settings: TrainSettings) -> dict[str, Any]:
 def read_begun(run: Path, settings: TrainSettings) -> dict[str, Any]:
     """Read the times and the number of steps of a run, which must have these settings.
 
-    Args:
-        run: folder of the run.
-        settings: requested settings.
-
-    Raises:
-        ConfigError: if it was begun with other settings, naming all that differ, or its file is incomplete.
-
+    ConfigError if it was begun with other settings, naming all that differ, or its file is incomplete.
     """
     begun = read_best_effort(run / OVERHEAD)
     expect_recipe(begun, recipe_of(settings), run)
@@ -119,7 +76,7 @@ class BertRequest:
             raise ConfigError(
                 f"{', '.join(own)}: set by --model, --seed, --minutes and --runs; use these options instead"
             )
-        object.__setattr__(self, "models", self.models or MODELS[self.scale])
+        object.__setattr__(self, "models", self.models or tuple(MODELS[self.scale]))
 
     def settings(self, model: str, steps: int) -> TrainSettings:
         """Return the settings of a run of `steps` steps; ConfigError if a setting is invalid."""
@@ -133,7 +90,7 @@ class BertRequest:
             "run_name": f"{model}-{self.seed}",
             "resume": "true",
         }
-        usual = {full_key(key): value for key, value in {**SETTINGS, **SCALES[self.scale]}.items()}
+        usual = {full_key(key): value for key, value in {**DECLARED["settings"], **SCALES[self.scale]}.items()}
         merged = {**usual, **own, **given, **place}
         return settings_of([f"{key}={value}" for key, value in merged.items()])
 
@@ -161,15 +118,8 @@ class LimitedTrainer(Trainer):
 def run(model: str, asked: BertRequest, limit: Limit = NONE) -> None:
     """Time the step, then train for as many steps as fit the minutes, or resume; do nothing if all are done.
 
-    Args:
-        model: name of a size.
-        asked: request of the call.
-        limit: time limit of this process.
-
-    Raises:
-        ConfigError: if settings cannot work here, or differ from those that the run was begun with.
-        Preempted, KeyboardInterrupt: after saving, when the time is over or a stop signal came.
-
+    ConfigError if settings cannot work here, or differ from those that the run was begun with. Preempted or
+    KeyboardInterrupt after saving, when the time is over or a stop signal came.
     """
     path, nominal = asked.run(model) / OVERHEAD, asked.settings(model, NOMINAL)
     if not path.is_file():

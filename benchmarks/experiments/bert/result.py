@@ -5,23 +5,12 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.experiments.bert.experiment import NOMINAL, BertRequest, device_of, read_begun
+from benchmarks.experiments.bert.experiment import DECLARED, NOMINAL, BertRequest, device_of, read_begun
 from benchmarks.harness.run_provenance import of_runs
 from benchmarks.harness.seeds import Curve, ExperimentResult, NothingFinished, Outcome, PartResult
 from fullstride.errors import ConfigError
 from fullstride.measure.roofline import Ceilings
 from fullstride.runs.folder import read_metrics
-
-ABOUT = (
-    "Masked language modelling by the ordinary trainer, TrainStep with grouped buffers. The number of steps is what "
-    "fits the minutes at the pace measured beforehand, so that the learning rate falls to zero at the end. Before "
-    "training, the same step on the first batch is timed through eqx.filter_jit, donated and not, and through the bare "
-    "executable in the same process, in turns."
-)
-OVERHEAD_QUESTION = (
-    "What does calling the step add to it? The floor is the time of its products alone, or of reading and writing "
-    "parameters and optimizer once, at the rates that this process reached."
-)
 
 
 def gather(asked: BertRequest) -> ExperimentResult:
@@ -57,7 +46,7 @@ def gather(asked: BertRequest) -> ExperimentResult:
     return ExperimentResult(
         "bert",
         "BERT on real text",
-        ABOUT,
+        DECLARED["about"],
         asked.scale,
         device,
         {
@@ -69,7 +58,7 @@ def gather(asked: BertRequest) -> ExperimentResult:
         },
         [
             PartResult("learned", "What was learned", "How well are held-out entries predicted at the end?", rows),
-            PartResult("overhead", "The step by the way it is called", OVERHEAD_QUESTION, ways),
+            PartResult("overhead", "The step by the way it is called", DECLARED["overhead"], ways),
         ],
         of_runs(timed.values(), device),
         curves=_curves(found),

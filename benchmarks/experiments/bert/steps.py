@@ -27,14 +27,7 @@ TIMED, ROUNDS = 150.0, 5
 def overhead(model: str, settings: TrainSettings, minutes: float) -> dict[str, Any]:
     """Time the step's ways in milliseconds, relative to the bound; return the number of our steps that fit the minutes.
 
-    Args:
-        model: name of a size.
-        settings: settings of the run; its number of steps does not affect the timing.
-        minutes: minutes of training.
-
-    Raises:
-        ConfigError: if the precision is not supported, or there was no time for our step.
-
+    ConfigError if the precision is not supported, or there was no time for our step.
     """
     one_of("precision", precision := settings.precision, TOLERANCE)
     workload, ceilings = _workload(model, settings), jax_ceilings(precision_of(precision).compute or "float32")

@@ -199,14 +199,8 @@ def work_off(trainings: Sequence[Training], name: str) -> None:
 
     A training that diverges does not stop the others.
 
-    Args:
-        trainings: requested trainings; several may be one run, requested by several parts.
-        name: name of the experiment.
-
-    Raises:
-        ConfigError, KeyboardInterrupt, Preempted: as `Laboratory.run`, at once.
-        FloatingPointError: the first of those that diverged, after the others have finished.
-
+    Several may be one run, requested by several parts. Errors are those of `Laboratory.run`, at once;
+    FloatingPointError is the first of those that diverged, after the others have finished.
     """
     laboratory, diverged, waiting, count = Laboratory(), list[FloatingPointError](), list(trainings), 0
     while waiting:

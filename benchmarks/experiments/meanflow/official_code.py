@@ -144,17 +144,8 @@ def build(
 ) -> Training:
     """Its network, optimizer and schedule, as its main function makes them, for our sizes.
 
-    Args:
-        code: modules of the official code.
-        config: configuration behind its settings.
-        data: data set to train on.
-        args: settings of the official code.
-        share: function for the share of the time that is over, 0 to 1, for a decaying rate.
-        path: path of the checkpoint.
-
-    Raises:
-        ConfigError: if its network has another number of weights than ours.
-
+    `share` is that of the time that is over, 0 to 1, for a decaying rate. ConfigError if its network has another
+    number of weights than ours.
     """
     model, device = config.model, torch.device(config.device)
     assert isinstance(model, SongUNetConfig)
@@ -182,16 +173,7 @@ def build(
 def run_epoch(code: dict[str, ModuleType], training: Training, step: Callable, batches: Any, args: Any) -> None:
     """Train by the official loop, which makes a step of each batch of (images in [0, 1], index).
 
-    Args:
-        code: modules of the official code.
-        training: objects of the training.
-        step: step of the official code, compiled or not.
-        batches: batches with `__len__`, by which the official loop numbers steps.
-        args: settings of the official code.
-
-    Raises:
-        ValueError: from its loop, if a loss is not finite.
-
+    It numbers steps by the batches' `__len__`. ValueError from its loop, if a loss is not finite.
     """
     loop, device = code["training.train_loop"], next(training.model.parameters()).device
     loop.train_one_epoch(

@@ -17,7 +17,6 @@ from benchmarks.experiments.meanflow.jobs import (
 from benchmarks.experiments.meanflow.phase_rows import FLOOR, apart, by_evaluations, rows_of
 from benchmarks.experiments.meanflow.phases import PHASES
 from benchmarks.experiments.meanflow.spec import SCALES, Experiment, Part, TrainingJob, by_key
-from benchmarks.harness.experiment_table import show
 from benchmarks.harness.result_paths import SEEDS
 from benchmarks.harness.run_provenance import expect_here, of_runs
 from benchmarks.harness.seeds import (
@@ -25,8 +24,8 @@ from benchmarks.harness.seeds import (
     NothingFinished,
     Outcome,
     PartResult,
+    conclude,
     seeds_in_words,
-    write_experiment,
 )
 from benchmarks.harness.time_limit import Limit
 from fullstride.device.select import resolve_device
@@ -72,33 +71,14 @@ class ExperimentRequest:
 def run(name: str, asked: ExperimentRequest, out: Path, limit: Limit = NONE) -> Path:
     """Run what is missing, write the result of everything finished, and print it.
 
-    Args:
-        name: phase2 to phase6.
-        asked: request of the call; the result holds everything of the experiment that is scored.
-        out: folder for the JSON.
-        limit: time limit of this process, which ends a training or a score; finished scores are gathered.
-
-    Returns:
-        Path of the result.
-
-    Raises:
-        ConfigError: for an unknown scale or part, or a device that is not there, before anything runs; if nothing is
-            scored.
-        Preempted, KeyboardInterrupt: after saving, if a stop signal came.
-
+    The result holds everything of the experiment that is scored; the limit ends a training or a score. ConfigError
+    for an unknown scale or part, or a device that is not there, before anything runs; if nothing is scored.
+    Preempted or KeyboardInterrupt after saving, if a stop signal came.
     """
     experiment = PHASES[name]
     asked.check(name)
-    cut = None if asked.collect else limit.cuts(lambda: _run_missing(experiment, asked))
-    try:
-        result = gathered(experiment, asked)
-    except NothingFinished as nothing:
-        raise cut or nothing from None
-    path = write_experiment(result, out)
-    show(result, path)
-    if cut:
-        raise cut
-    return path
+    work = None if asked.collect else lambda: _run_missing(experiment, asked)
+    return conclude(lambda: gathered(experiment, asked), out, limit, work)
 
 
 def trainings(experiment: Experiment, asked: ExperimentRequest) -> list[Training]:

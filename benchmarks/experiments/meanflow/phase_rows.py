@@ -22,9 +22,7 @@ def unlike(floors: Iterable[tuple[int, Mapping[str, float]]]) -> dict[str, str]:
 
     Seeds may have different classifiers, as on different machines; that adds to the spread.
 
-    Args:
-        floors: per run, the seed and the score of the same training images.
-
+    Floors are a run's seed and the score of the same training images.
     """
     of: dict[tuple[str, int], list[float]] = {}
     for seed, floor in floors:
@@ -42,13 +40,7 @@ def unlike(floors: Iterable[tuple[int, Mapping[str, float]]]) -> dict[str, str]:
 
 
 def apart(part: Part, found: Sequence[tuple[TrainingJob, Scores]]) -> dict[str, str]:
-    """Return the metrics of a part that cannot be compared, and why.
-
-    Args:
-        part: part of the runs.
-        found: scored runs of all arms.
-
-    """
+    """Return the metrics of a part that cannot be compared, and why."""
     floors = [(job.seed, floor_of(job, scores, part.samplers)) for job, scores in found]
     # Pixels need no classifier; the labels of training images each of them may find.
     why = unlike((seed, {name: of for name, of in floor.items() if name != PIXELS}) for seed, floor in floors)
@@ -60,12 +52,7 @@ def apart(part: Part, found: Sequence[tuple[TrainingJob, Scores]]) -> dict[str, 
 def rows_of(part: Part, arm: str, found: list[tuple[TrainingJob, Scores]], without: Collection[str]) -> list[Outcome]:
     """Return a row per sampler with any score; values of a training stand in its first row.
 
-    Args:
-        part: part of the runs.
-        arm: name of the training.
-        found: runs of the arm with their scores, at least one.
-        without: metrics that cannot be compared.
-
+    Metrics in `without` cannot be compared.
     """
     rows = []
     settings = found[0][0].overrides

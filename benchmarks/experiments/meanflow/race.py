@@ -86,21 +86,9 @@ def train_ours(config: TrainConfig, watch: Watch) -> str:
 def run(code: str, seed: int, asked: RaceRequest, limit: Limit, official: Path | None) -> bool:
     """Train one run as far as the limit allows, or go on with it; score it at its marks and its end.
 
-    Args:
-        code: one of `asked.codes`.
-        seed: seed of weights, order, noise and times.
-        asked: request with the recipe.
-        limit: time limit of this process; work that is not expected to fit is not begun.
-        official: folder of the checkout, for the official code.
-
-    Returns:
-        Whether the run is complete.
-
-    Raises:
-        ConfigError: for settings, a device or a checkout that cannot be used, or a run begun on another machine, with
-            other settings, or trained by another process now.
-        Preempted, KeyboardInterrupt: after saving, if a stop signal came.
-
+    Work that is not expected to fit the limit is not begun. Return whether the run is complete. ConfigError for
+    settings, a device or a checkout that cannot be used, or a run begun on another machine, with other settings, or
+    trained by another process now. Preempted or KeyboardInterrupt after saving, if a stop signal came.
     """
     asked.check(code, seed, official)
     config = asked.config(code, seed)

@@ -1,6 +1,7 @@
 """Request of a comparison of two codes, and the recipe that both follow."""
 
 import json
+import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -10,7 +11,7 @@ from benchmarks.experiments.meanflow.jobs import name_of
 from benchmarks.experiments.meanflow.official import CHECKPOINT
 from benchmarks.experiments.meanflow.official_code import check_device, check_network, check_settings
 from benchmarks.experiments.meanflow.record import RECORD, Record, best
-from benchmarks.experiments.meanflow.spec import RECIPE, Sampler, by_key, composed
+from benchmarks.experiments.meanflow.spec import Sampler, by_key, composed, merged
 from benchmarks.experiments.meanflow.watch import MOMENTS
 from fullstride.device.select import resolve_device
 from fullstride.errors import ConfigError, one_of
@@ -24,76 +25,20 @@ from fullstride.runs.atomic_files import read_best_effort
 from fullstride.settings.overrides import flat
 
 CODES = ("fullstride", "official")
-# fullstride by what the official code does not have. Objectives that are differentiated along the network's own
-# velocity (arXiv:2512.02012) do not multiply the noise of a sample's velocity by a derivative; that of the average is
-# not fed by the errors of the network that learns from it. With a label fewer paths cross, and that noise is smaller.
-# A Huber weight leaves the velocity nearer the mean.
-VARIANTS: Mapping[str, Mapping[str, str]] = {
-    "fullstride-imf": {"loss": "imf"},
-    "fullstride-imf-ema": {"loss": "imf_ema"},
-    "fullstride-labels": {"model.class_conditional": "true"},
-    "fullstride-imf-labels": {"loss": "imf", "model.class_conditional": "true"},
-    "fullstride-huber": {"loss.weighting": "huber"},
-    "fullstride-huber-labels": {"loss.weighting": "huber", "model.class_conditional": "true"},
-    "fullstride-huber-imf-labels": {"loss.weighting": "huber", "loss": "imf", "model.class_conditional": "true"},
-}
 # Of a rate that falls over the time: fullstride once more, given this share of it.
 SHORT, SHARE = "fullstride-short", MOMENTS[0]
 EULER: Sampler = ("euler", 50)
 # Further samplers for fullstride's last network.
 LAST: tuple[Sampler, ...] = (("meanflow", 2), EULER)
-# The official CIFAR-10 recipe, for minutes instead of days: its network at half the width, so that ten minutes are some
-# seventy epochs for the faster code; batch, rate and second moment of the `fashion_mnist` preset; a shorter warm-up and
-# average; no dropout, as no image comes up more often than that. docs/results/negative-results-of-meanflow.md has what
-# else was tried. The first step is checked by neither code, of which the official one has no checks.
-SETTINGS: Mapping[str, str] = RECIPE | {
-    "data": "fashion_mnist",
-    "data.image_size": "32",
-    "data.batch_size": "256",
-    "model": "song_unet",
-    "model.channels": "64",
-    "model.dropout": "0",
-    "optimizer.lr": "1e-3",
-    "optimizer.beta1": "0.9",
-    "optimizer.beta2": "0.99",
-    "optimizer.warmup_steps": "500",
-    "ema.decays": "[0.999]",
-    "ema.period": "16",
-    "ema.warmup": "false",
-    "evaluation.num_samples": "5000",
-    "evaluation.precision": "tf32",
-    "epochs": "100000",
-    "log_every": "20",
-    "keep": "2",
-    "guard.check_step": "false",
-    "guard.check_tangents": "false",
-    "backend": "compile+graph",
-    "precision": "bf16",
-    "channels_last": "true",
-    "device": "cuda",
-}
+DECLARED: Mapping[str, Any] = tomllib.loads(Path(__file__).with_name("race.toml").read_text())
+SCALES: Mapping[str, Mapping[str, str]] = DECLARED["scales"]
+VARIANTS: Mapping[str, Mapping[str, str]] = DECLARED["variants"]
 # Settings that numbers of a run do not depend on: of those that a run may go on with otherwise, what takes other time
 # does change what is reached within it.
 TIMED = {"guard.check_step", "guard.check_tangents", "backend", "channels_last", "model.recompute", "distributed"}
 TIMED |= {"transfers", "data.workers"}
 FREE = {*FREE_KEYS, "seed", *(f"evaluation.{key}" for key in ("backend", "batch_size", "inception_weights"))}
 FREE -= {"evaluation", *TIMED}
-SCALES: Mapping[str, Mapping[str, str]] = {
-    "gpu": {},
-    "smoke": {
-        "data": "digits",
-        "data.image_size": "0",
-        "data.batch_size": "32",
-        "model": "song_unet_tiny",
-        "model.channels": "8",
-        "ema.period": "1",
-        "evaluation.num_samples": "16",
-        "evaluation.precision": "fp32",
-        "backend": "eager",
-        "precision": "fp32",
-        "device": "cpu",
-    },
-}
 
 
 @dataclass(frozen=True)
@@ -108,13 +53,8 @@ class RaceRequest:
     def config(self, code: str, seed: int) -> TrainConfig:
         """Return the configuration of a run.
 
-        Args:
-            code: one of `codes`; one of `VARIANTS` is fullstride's configuration with these changes.
-            seed: seed of weights, order, noise and times.
-
-        Raises:
-            ConfigError: if a setting is invalid, or the official code does not have the network.
-
+        One of `VARIANTS` is fullstride's configuration with these changes. ConfigError if a setting is invalid,
+        or the official code does not have the network.
         """
         one_of("--scale", self.scale, SCALES)
         one_of("--code", code, self.codes)
@@ -128,7 +68,7 @@ class RaceRequest:
     @property
     def _settings(self) -> dict[str, str]:
         given = by_key(self.overrides)
-        return {**as_read({**SETTINGS, **SCALES[self.scale]}, given), **given}
+        return {**as_read(merged(["recipe", DECLARED["settings"], SCALES[self.scale]]), given), **given}
 
     @property
     def decays(self) -> bool:
@@ -160,12 +100,7 @@ class RaceRequest:
         check_device(official, device.type)
 
     def recipe(self, code: str) -> dict[str, Any]:
-        """Return the settings that a code's numbers depend on, by dotted keys; a run resumes only with equal ones.
-
-        Raises:
-            ConfigError: as `config` does.
-
-        """
+        """Return the settings that a code's numbers depend on, by dotted keys; a run resumes only with equal ones."""
         config = self.config(code, 0)
         free = FREE - ({"data.path"} if row_of(config.data.name).folder else set())  # others are the same anywhere
         values = flat(json.loads(json.dumps(asdict(config))))

@@ -59,12 +59,8 @@ def line(records: Records, metric: str, clock: str) -> list[tuple[float, float]]
 def judged(complete: dict[str, Records], minutes: float, metrics: list[str], *, decays: bool = False) -> list[Claim]:
     """Return the claims, judged on means over the seeds that both codes have completed.
 
-    Args:
-        complete: runs that have reached all marks, by code.
-        minutes: minutes of training.
-        metrics: distances to judge.
-        decays: whether the rate decays over each training's time; then the end of `SHORT` is compared.
-
+    `complete` are the runs that have reached all marks. If the rate `decays` over each training's time, the end of
+    `SHORT` is compared.
     """
     theirs, codes = complete.get("official", {}), ["fullstride", *(code for code in VARIANTS if code in complete)]
     if decays:

@@ -8,7 +8,7 @@ import numpy as np
 from PIL import Image
 
 from benchmarks.experiments.meanflow.phase_rows import PIXELS, unlike
-from benchmarks.experiments.meanflow.race_asked import SHARE, SHORT, RaceRequest
+from benchmarks.experiments.meanflow.race_asked import DECLARED, RaceRequest
 from benchmarks.experiments.meanflow.race_claims import (
     CLOCKS,
     SOLVER,
@@ -36,25 +36,6 @@ from benchmarks.harness.seeds import (
 )
 from fullstride.meanflow.config.networks import SongUNetConfig
 
-ABOUT = (
-    "The official PyTorch code and fullstride train the same network by the same recipe on Fashion-MNIST, padded to "
-    "32x32, on one GPU each, for the same time. The official code computes in TF32 and is given batches that lie on "
-    "the device already; fullstride computes in bf16. One-step samples of the averaged weights are scored at every "
-    "tenth of the time, and where 40 % and all of it are over with start-up included; the clock stands meanwhile. "
-    "Start-up is everything until a process has made five steps: building, compiling, recording. "
-    "fullstride-imf is fullstride by the objective of arXiv:2512.02012 (loss=imf), all else alike; fullstride-imf-ema "
-    "goes along the velocity of its average (loss=imf_ema). fullstride-labels is fullstride given the labels "
-    "(model.class_conditional=true), for which the official code has no place, all else alike; "
-    "fullstride-imf-labels is both. What has huber in its name weighs samples by loss.weighting=huber. "
-    "Fashion-MNIST is grey and easy and stands in for no other data."
-)
-
-
-DECAYED = (
-    " The rate falls by half a cosine, to zero at the end of each training's own time: between, qualities are not what "
-    f"less time would have given, so that fullstride makes another training, {SHORT}, of {SHARE:.0%} of the time."
-)
-
 
 def gather(asked: RaceRequest, seeds: tuple[int, ...]) -> ExperimentResult:
     """Return the result of all runs that have begun.
@@ -72,7 +53,7 @@ def gather(asked: RaceRequest, seeds: tuple[int, ...]) -> ExperimentResult:
     return ExperimentResult(
         "time-to-quality" + "-annealed" * asked.decays,
         "Quality against time, beside the official code" + ", with a rate that falls" * asked.decays,
-        ABOUT + DECAYED * asked.decays,
+        DECLARED["about"] + DECLARED["about_decayed"] * asked.decays,
         asked.scale,
         config.device,
         {

@@ -28,15 +28,9 @@ class Record:
     def __init__(self, run: Path, minutes: float, recipe: Mapping[str, Any] | None = None):
         """Open the record of a run, or begin one.
 
-        Args:
-            run: folder of the run.
-            minutes: minutes of training.
-            recipe: every setting that its numbers depend on, by dotted key; None checks nothing.
-
-        Raises:
-            ConfigError: if the run was begun with another budget or other settings, or does not say with which; if its
-                file is not whole.
-
+        The recipe has every setting that its numbers depend on, by dotted key; None checks nothing. ConfigError
+        if the run was begun with another budget or other settings, or does not say with which; if its file is
+        not whole.
         """
         self.path = run / RECORD
         known = read_best_effort(self.path) if self.path.is_file() else {}
@@ -54,9 +48,7 @@ class Record:
     def begin_anew(self) -> int:
         """Start without checkpoints; keep earlier scores until there are as many new ones.
 
-        Returns:
-            Number of marks that an earlier process had scored.
-
+        Return the number of marks that an earlier process had scored.
         """
         earlier = {key: value for key, value in best(self.values).items() if key != "before"}
         self.values = self._fresh | ({"before": earlier} if earlier["marks"] else {})

@@ -1,14 +1,17 @@
 """Specification of an experiment: arms that differ in a few settings, with the same seeds and samplers for each.
 
-The settings that the MeanFlow experiments share, by scale, are here as well.
+`phases.toml` declares them, with the settings that they share.
 """
 
 import copy
 import hashlib
 import json
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache, cached_property
+from pathlib import Path
+from typing import Any
 
 from fullstride.errors import ConfigError
 from fullstride.meanflow.config.overrides import compose
@@ -17,7 +20,6 @@ from fullstride.meanflow.config.schema import TrainConfig
 from fullstride.settings.fields import walk
 
 Sampler = tuple[str, int | None]
-ONE_STEP: tuple[Sampler, ...] = (("meanflow", 1),)
 # Settings of where a run lives, which change nothing of what it computes.
 ELSEWHERE = ("run_name", "output_dir", "resume", "overwrite", "track", "project", "preset", "log_every", "save_every")
 # Settings that uniform times do not read, at the values that they had beside them when runs were named.
@@ -28,52 +30,19 @@ OWN = ("seed", "run_name", "output_dir", "resume", "overwrite")
 Settings = dict[str, str]
 
 SCALES = ("smoke", "cpu", "gpu")
-TINY: Settings = {"model": "unet_tiny", "model.class_conditional": "true", "model.time_max_frequency": "16.0"}
-SMOKE: Settings = TINY | {
-    "model.channels": "8",
-    "data.batch_size": "256",
-    "epochs": "1",
-    "evaluation.num_samples": "16",
-    "ema.decays": "[0.9]",
-    "device": "cpu",
-    "guard.check_tangents": "false",
-    "guard.check_step": "false",
-}
+DECLARED: Mapping[str, Any] = tomllib.loads(Path(__file__).with_name("phases.toml").read_text())
 
-# Real pictures, with the recipe that one step needs.
-RECIPE: Settings = TIMES_V1 | {
-    "loss.meanflow_ratio": "0.75",
-    "loss.weighting_power": "0.75",
-    "loss.weighting_eps": "1e-3",
-}
-DIGITS: Settings = TINY | {
-    "data": "digits",
-    "data.batch_size": "64",
-    "optimizer.lr": "1.5e-3",
-    "optimizer.warmup_steps": "50",
-    "optimizer.decay": "cosine",
-    "ema.decays": "[0.999]",
-    "device": "cpu",
-}
-FASHION: Settings = {
-    "preset": "fashion_mnist",
-    "optimizer.decay": "cosine",
-    "ema.decays": "[0.999]",
-    "save_every": "0",
-    "precision": "bf16",
-    "backend": "compile+graph",
-    "channels_last": "true",
-    "device": "cuda",
-    "evaluation.num_samples": "5000",
-}
-SHORT = {"smoke": SMOKE | {"data": "digits"}, "cpu": DIGITS | {"epochs": "25"}, "gpu": FASHION | {"epochs": "20"}}
-LONG = {"smoke": SMOKE | {"data": "digits"}, "cpu": DIGITS | {"epochs": "70"}, "gpu": FASHION | {"epochs": "60"}}
-# Thousands of evaluations of a network on a GPU: in TF32, with one launch each.
-SAMPLED_FAST: Settings = {"evaluation.precision": "tf32", "evaluation.backend": "graph"}
-V0: Settings = {"loss.time_law": "v0", "loss.logit_normal_mean": "-2.0", "loss.logit_normal_std": "2.0"}
-IMAGENET: Settings = V0 | {"loss.logit_normal_mean": "-0.4", "loss.logit_normal_std": "1.0"}
-FEW: tuple[Sampler, ...] = (("meanflow", 1), ("meanflow", 2), ("euler", 16))
-NO_LABELS: Settings = {"model.class_conditional": "false"}
+
+def merged(given: Sequence[str | Mapping[str, Any]]) -> Settings:
+    """Merge groups of settings that are named, and settings that stand in their place; what comes later wins."""
+    found: Settings = {}
+    for one in given:
+        group = dict(GROUPS[one] if isinstance(one, str) else one)
+        found |= merged(group.pop("of", ())) | group
+    return found
+
+
+GROUPS: Mapping[str, Mapping[str, Any]] = {"times_v1": TIMES_V1, **DECLARED["settings"]}
 
 
 @dataclass(frozen=True)
@@ -94,7 +63,7 @@ class Part:
     arms: tuple[Arm, ...]  # what is compared
     settings: Mapping[str, str]  # overrides of all arms
     scales: Mapping[str, Mapping[str, str]]  # overrides of each scale, which an arm's own win over
-    samplers: tuple[Sampler, ...] = ONE_STEP  # each of which scores every arm
+    samplers: tuple[Sampler, ...]  # each of which scores every arm
 
 
 @dataclass(frozen=True)

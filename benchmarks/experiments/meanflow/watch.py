@@ -37,13 +37,7 @@ class Clock:
     """
 
     def __init__(self, wait: Callable[[], None], now: Callable[[], float] = time.perf_counter):
-        """Start the clock of a process.
-
-        Args:
-            wait: function that returns when the device has finished.
-            now: function that reads a clock.
-
-        """
+        """Start the clock of a process."""
         self.startup: float | None = None  # seconds until the first process had made its first steps; None before
         self._wait = wait
         self._now = now
@@ -95,15 +89,7 @@ class Watch:
     """Watch that is informed of every step of a training."""
 
     def __init__(self, config: TrainConfig, record: Record, limit: Limit, device: torch.device):
-        """Start the clock: building what is trained is part of the start-up.
-
-        Args:
-            config: configuration of the run.
-            record: record of the run.
-            limit: time limit of this process.
-            device: device of the network.
-
-        """
+        """Start the clock: building what is trained is part of the start-up."""
         self.config, self.record, self.limit, self.device = config, record, limit, device
         self.clock = Clock(torch.cuda.synchronize if device.type == "cuda" else lambda: None)
         self.stop = StopSignal()  # signals that end a score at once; the training saves and ends after its step
@@ -119,14 +105,9 @@ class Watch:
     def after_step(self, step: int, network: Callable[[], nn.Module], save: Callable[[], object]) -> bool:
         """Score if a mark or a moment is reached, return whether it was, and end if the time is over.
 
-        Args:
-            step: number of steps made.
-            network: the averaged network, u(z, r, t).
-            save: function that writes a checkpoint of this step, and calls `keep_clock` for it.
-
-        Raises:
-            TimeUp: after saving, at the end of the budget, or if this process has no time for the next work.
-
+        The network is the averaged one, u(z, r, t); `save` writes a checkpoint of this step, and calls
+        `keep_clock` for it. TimeUp after saving, at the end of the budget, or if this process has no time for
+        the next work.
         """
         self.clock.step()
         if not self.clock.running:

@@ -16,6 +16,7 @@ LONG, STEP, FLOW = "long128 B1 H24 L16384 D128 forward", "MeanFlow 100%, compile
 BOUND, TIMES = "{ours_bound:n3} ms", "**{ours_median:n4} ms** ({ours_p10:n4} to {ours_p90:n4})"
 CLAIM = "{} of the official code after 600 seconds {} is reached by fullstride in at most 240"
 DISTANCES = {"e": "energy distance", "f": "FD-classifier"}
+GROUPED = "TrainStep grouped, sdpa"
 MACHINES = {"H200": "nvidia-h200", "H100": "nvidia-h100-80gb-hbm3"}
 TOKENS, OWN = ("tokens_per_second", ("plans", "predicted"))  # of the machine that the planner was fitted on
 HEADER = ("what", "fullstride", "peer", "roofline bound")
@@ -28,12 +29,7 @@ MEASURED = (
     ("attention and its derivative, B1 H24 L16384 D128; ms", ATTENTION, f"{LONG}, ours", "median"),
     ("its backward pass through the tangent; ms", ATTENTION, "long128 B1 H24 L16384 D128 through, ours", "median"),
     ("GroupNorm and its derivative, 64x128x32x32; ms", NORMS, "group_norm 64x128x32x32 forward, ours", "median"),
-    (
-        "BERT of 12 layers, a step of 64 x 512 tokens, `TrainStep` grouped; ms",
-        BERT,
-        "TrainStep grouped, sdpa",
-        "median",
-    ),
+    ("BERT of 12 layers, a step of 64 x 512 tokens, `TrainStep` grouped; ms", BERT, GROUPED, "median"),
     ("Qwen3-0.6B's shape, 4 prompts, CUDA kernels; tokens/s", f"{QWEN}small--token{ALONE}", "fullstride", TOKENS),
     ("256 prompts; tokens/s", f"{QWEN}large--token{ALONE}", "fullstride", TOKENS),
     ("a decode step of 64 rows at 400 tokens; tokens/s", f"{QWEN}sweep--token--*", "batch 64, context 400", TOKENS),
@@ -71,7 +67,7 @@ HEADLINES = [
     Rows(BERT,
          ("BERT-base training step in Equinox, 32,768 tokens, bf16", "**{ours_free_median_ms:n4} ms**",
           "`filter_jit` {usual_free_median_ms:n4} ms; donated {donated_free_median_ms:n4} ms", BOUND),
-         across={"ours": "TrainStep grouped, sdpa", "donated": "filter_jit donated, sdpa",
+         across={"ours": GROUPED, "donated": "filter_jit donated, sdpa",
                  "usual": "filter_jit, sdpa"}),
     _serving("Qwen3-0.6B, bf16, random weights: throughput of 4 prompts", "small--token"),
     _serving("the same: throughput of 256 prompts (nano-vllm's benchmark)", "large--token"),

@@ -1,8 +1,9 @@
-"""Tables of steps: MeanFlow's in PyTorch and their ops, Equinox's and the language model engine's in JAX."""
+"""Tables of steps: MeanFlow in PyTorch and its ops, Equinox in JAX, the language model engine and its peers."""
 
 import pandas as pd
 
-from benchmarks.report.tables import Rows, Table, number
+from benchmarks.harness.experiment_table import number
+from benchmarks.report.tables import Rows, Table
 
 TORCH = ("torch",)
 STEP = "meanflow-step--unet--bf16--"
@@ -33,6 +34,9 @@ ALONE = "[--no-baseline][--beside-vllm]--*"  # runs of the engine's own numbers,
 CHOSEN = "[--bare-flat-list-trainstep-make-train-step-cached-filter-jit-filter-jit]"
 BERT = f"train-step--base--step{CHOSEN}--sdpa--bf16--64x512--*"
 SETS = ("plain", "paged", "token")
+ENGINES = {"vllm": "vLLM", "compiled": "transformers, batched and compiled", "plain": "transformers, batched"}
+FIRST = "{first_token_ms_median:n3} (99 %: {first_token_ms_p99:n3})"
+SPLIT = r"(?P<devices>\d+) devices?, paged, (?P<what>batch .*)"
 
 
 def _whole(column: str, way: str):
@@ -78,6 +82,16 @@ def _token(section: str, row: str, shown: str, wanted: str, cell: str, bound: st
 
 def _bare(key: str) -> str:
     return f"{{{key}_bare_ratio:.3f}} ({{{key}_bare_low:.3f}}-{{{key}_bare_high:.3f}})"
+
+
+def _throughput(what: str, file: str) -> Rows:
+    """Return the tokens per second of one workload for every engine that ran it."""
+    cells = (what, "**{ours_tokens_per_second:,.0f}**", *(f"{{{peer}_tokens_per_second:,.0f}}" for peer in ENGINES))
+    return Rows(
+        f"{QWEN}{file}--beside-vllm--nvidia-h100-80gb-hbm3", (*cells, "{bound:,.0f}"),
+        across={"ours": "fullstride", **ENGINES}, optional=("compiled", "plain"),
+        compute={"bound": lambda t: t.ours_tokens_per_second * t.ours_median / t.ours_bound},
+    )  # fmt: skip
 
 
 TABLES = {
@@ -152,6 +166,28 @@ TABLES = {
             _token("latency", "start, process and all, programs compiled before",
                    "start of a server's engine, programs compiled before: s", "30", "{seconds:.1f}"),
         ],
+        packages=JAX,
+    ),
+    "llm-throughput": Table(
+        ("tokens/s", "fullstride", "vLLM", "transformers, compiled", "transformers", "roofline bound"),
+        [
+            _throughput("4 prompts of 100 tokens, `plain`", "small--plain"),
+            _throughput("4 prompts of 100 tokens, `token`", "small--token"),
+            _throughput("nano-vllm's 256 sequences, `token`", "large--token"),
+        ],
+        packages=JAX,
+    ),
+    "llm-clients": Table(
+        ("clients", "tokens/s", "share of the engine alone", "time to first token, ms"),
+        [Rows("llm-serve--smollm2--float32--plain--*",
+              ("{batch:.0f}", "{tokens_per_second:n3}", "{share_of_the_engine:.0%}", FIRST))],
+        packages=JAX,
+    ),
+    "llm-devices": Table(
+        ("decode step of Qwen3-8B's shape", "1 GPU, ms", "2 GPUs, ms", "speed-up", "roofline bound of 2, ms"),
+        [Rows("llm--qwen3-8b--bfloat16--parallel--paged--*",
+              ("{what}", "{one_median:n3}", "{two_median:n3}", "{two_speed_up:n3}", "{two_bound:n3}"), names=SPLIT,
+              index=("what",), by=("devices",), across={"one": "1", "two": "2"})],
         packages=JAX,
     ),
 }  # fmt: skip

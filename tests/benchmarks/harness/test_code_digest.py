@@ -1,3 +1,4 @@
+import importlib
 import random
 import sys
 
@@ -85,3 +86,9 @@ def test_what_older_code_has_trained_is_known_to_be_of_older_code():
     assert (found[here], found[never]) == ("older", "gone")
     assert joined([{here: loaded()[here]}, {here: "older"}])[here] == "older"
     assert joined([{}]) == loaded()
+
+
+def test_what_is_declared_beside_loaded_code_is_part_of_it():
+    importlib.import_module("benchmarks.cases.jvp.shapes")
+    found = loaded()
+    assert found["benchmarks/cases/jvp/shapes.toml"] == digest_of(PACKAGE.parent / "benchmarks/cases/jvp/shapes.toml")

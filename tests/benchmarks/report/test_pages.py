@@ -10,11 +10,11 @@ from typer.testing import CliRunner
 
 from benchmarks.cli.app import app
 from benchmarks.harness.code_digest import digest_of
+from benchmarks.harness.experiment_table import number
 from benchmarks.report.frame import read_results
 from benchmarks.report.pages import pages
 from benchmarks.report.plots import COLOURS, SERIES, Drawn, Series, cut, dots, lines, look
 from benchmarks.report.staleness import ROOT
-from benchmarks.report.tables import number
 from tests.benchmarks.report.made import RANDOM, SEED, write_all, write_other, write_rows
 from tests.benchmarks.report.made import row as made_row
 from tests.benchmarks.report.markup import Page

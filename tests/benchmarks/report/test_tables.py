@@ -13,10 +13,11 @@ import pytest
 from typer.testing import CliRunner
 
 from benchmarks.cli.app import app
+from benchmarks.harness.experiment_table import number
 from benchmarks.report.placed.experiments import compared
 from benchmarks.report.placed.steps import COMPILED
 from benchmarks.report.places import PLACE, fill_pages, filled, makers
-from benchmarks.report.tables import Rows, Table, fill, number
+from benchmarks.report.tables import Rows, Table, fill
 from fullstride.errors import ConfigError
 from tests.benchmarks.report.made import RANDOM, write_rows
 from tests.benchmarks.report.made import row as made_row

@@ -176,7 +176,7 @@ def test_the_peer_has_its_errors_and_what_is_wrong_of_it_is_not_timed(quick, mon
     def passes(way):
         both = {"ours": ours(setup, tangent_grad=False), PEER: way}
         monkeypatch.setattr(bench_attention, "dual_ways", lambda *_, through: dict(both) if not through else {})
-        rows = bench_attention.rows(setup, SMALL[:1])
+        rows = BENCH.measured(setup, SMALL[0])
         theirs = [vars(r) for r in rows if vars(r).get("who", vars(r).get("extra", {}).get("who")) == PEER]
         assert len(rows) == 6
         return theirs
@@ -197,7 +197,7 @@ def test_the_peer_has_its_errors_and_what_is_wrong_of_it_is_not_timed(quick, mon
 
 def test_what_does_not_fit_is_left_out_and_said(quick, monkeypatch, tmp_path, capsys):  # noqa: F811
     setup = make_setup(torch.device("cpu"), "fp32", "plain", 60.0)
-    (huge,) = bench_attention.rows(setup, [AttentionShape("huge", 1, 1, 40_000, 8)])
+    (huge,) = BENCH.measured(setup, AttentionShape("huge", 1, 1, 40_000, 8))
     assert vars(huge) == {"shape": "huge B1 H1 L40000 D8", "kind": "all", "who": "ours", "why": "no memory"}
     monkeypatch.setitem(bench_attention.SHAPES, "small", SMALL[:1])
     monkeypatch.setattr(

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from benchmarks.cases.jvp import run as bench_compile
-from benchmarks.cases.jvp.attention import _kernels as attention_kernels
+from benchmarks.cases.jvp.attention import BENCH as ATTENTION
 from benchmarks.cases.jvp.common import make_setup
-from benchmarks.cases.jvp.norms import _kernels as norm_kernels
+from benchmarks.cases.jvp.norms import BENCH as NORMS
 from benchmarks.cases.jvp.run import compile_ahead, in_processes
 from benchmarks.cases.jvp.shapes import NORMS_SMALL, AttentionShape
 from fullstride.measure.timing import CudaClock
@@ -35,8 +35,8 @@ def test_only_kernels_are_compiled(quick, monkeypatch, jobs, name, expected):  #
 
 def test_the_calls_run_ours_in_every_format(quick):  # noqa: F811
     setup = replace(make_setup(CPU, "fp32", "plain", 60.0), clock=CudaClock())
-    attention = attention_kernels(setup, [AttentionShape("a", 1, 2, 5, 8)])
-    norms = norm_kernels(setup, NORMS_SMALL[:2])
+    attention = ATTENTION.kernels(setup, [AttentionShape("a", 1, 2, 5, 8)])
+    norms = NORMS.kernels(setup, NORMS_SMALL[:2])
     assert [call.args[0].precision for call in attention] == ["fp32", "fp32", "bf16", "fp16", "fp32", "tf32", "tf32x3"]
     assert len(norms) == 2 * 2 + 3 * len(NORMS_SMALL)
     for call in (*attention[:3], *norms[:6]):

@@ -308,7 +308,7 @@ def test_clients_say_what_a_server_refused(tiny_qwen3):
         assert heard.tokens == 2 * 3 * 5
         assert len(heard.firsts) == len(heard.paces) == 6
         assert all(0 < first < 1e3 * heard.seconds for first in heard.firsts)
-        with pytest.raises(GateError, match="exit code 1: RuntimeError: 404: .*other"):
+        with pytest.raises(GateError, match="failed: RuntimeError: 404: .*other"):
             ask(ClientRequest(live.url, "other", [[[65]]], 5, 0.0))
 
 

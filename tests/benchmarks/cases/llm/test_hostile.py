@@ -98,13 +98,13 @@ def test_an_attack_that_is_answered_otherwise_is_no_row():
 
 
 def test_a_small_request_that_is_refused_is_no_time():
-    with fake_server() as live, pytest.raises(GateError, match="exit code 1: RuntimeError: 404: .*other"):
+    with fake_server() as live, pytest.raises(GateError, match="failed: RuntimeError: 404: .*other"):
         waited({"url": live.url, **WAITING, "model": "other"})
 
 
 def test_an_attack_whose_clients_fail_is_no_row():
     with (
-        pytest.raises(GateError, match=r"exit code 1: .*ConnectError"),
+        pytest.raises(GateError, match=r"failed: .*ConnectError"),
         attack(_attack("http://127.0.0.1:9", "numbers")),
     ):
         pass

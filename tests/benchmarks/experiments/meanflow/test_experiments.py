@@ -19,7 +19,7 @@ from benchmarks.experiments.meanflow import jobs, phase
 from benchmarks.experiments.meanflow.jobs import final, run_folder, work_off
 from benchmarks.experiments.meanflow.phase import ExperimentRequest, run
 from benchmarks.experiments.meanflow.phase_rows import FLOOR, by_evaluations
-from benchmarks.experiments.meanflow.phases import PHASE2, PHASE3, PHASE4, PHASE5, PHASE6, PHASES
+from benchmarks.experiments.meanflow.phases import PHASES
 from benchmarks.experiments.meanflow.spec import SCALES, TrainingJob
 from benchmarks.harness.result_paths import SEEDS, results_folder
 from benchmarks.harness.seeds import ExperimentResult, Outcome, PartResult
@@ -63,6 +63,7 @@ def _job(phase, part: str, arm: int, scale: str, seed: int = 0) -> TrainingJob:
 
 
 MACHINE = {"cpu": "AMD EPYC", "cores": 2, "gpu": None}
+PHASE2, PHASE3, PHASE4, PHASE5, PHASE6 = PHASES.values()
 RESULT = ExperimentResult("phase3", "Made", "About.", "smoke", "cpu", {}, [], MACHINE)
 OTHERS = [f"objective-{what}" for what in ("labels", "unweighted", "constant")]
 PARTS = {part.name: part for phase in PHASES.values() for part in phase.parts}
