@@ -70,7 +70,8 @@ def test_the_readmes_numbers_are_those_of_the_files():
     assert peer["fullstride, bf16"] == _told(ours.partition("; ")[2])
     assert peer["py-meanflow"] == _told(theirs)
     ours, usual = next(cells[:2] for first, cells in rows.items() if first.startswith("BERT-base training step"))
-    step = {row["name"]: row["extra"]["free"]["median_ms"] for row in _newest("train-step--base--step--sdpa", "cuda")["rows"]}
+    rows_of_bert = _newest("train-step--base--step--sdpa", "cuda")["rows"]
+    step = {row["name"]: row["extra"]["free"]["median_ms"] for row in rows_of_bert}
     assert step["TrainStep grouped, sdpa"] == _told(ours)
     assert step["filter_jit, sdpa"] == _told(usual)
     assert step["filter_jit donated, sdpa"] == _told(usual.partition("; ")[2])
