@@ -60,7 +60,7 @@ def spread(
 
     """
     from benchmarks.experiments.gpu_pool import run_side_by_side
-    from fullstride.launch.gpus import gpus_of
+    from benchmarks.experiments.visible_gpus import gpus_of
 
     if collect:
         raise ConfigError(f"--gpus {gpus} --collect: --collect runs nothing; remove one of the two")

@@ -77,7 +77,7 @@ def run_side_by_side(tasks: Sequence[Task], gpus: Sequence[str], logs: Path, lim
 
     Args:
         tasks: commands with distinct names.
-        gpus: GPUs from `gpus.gpus_of`; a repeated one runs two at a time, if there are more commands than GPUs.
+        gpus: GPUs from `visible_gpus.gpus_of`; a repeated one runs two at a time, if there are more commands than GPUs.
         logs: folder of their output, NAME.log.
         limit: time limit of the whole. Each command gets the rest of it, and is not begun if that is too little; a
             command that has not exited by then is killed.
