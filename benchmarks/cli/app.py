@@ -18,13 +18,12 @@ from benchmarks.cases.step_jax.options import TrainStepOptions as TrainStepOptio
 from benchmarks.cli import experiments
 from benchmarks.cli.report import report
 from benchmarks.harness.budget import ending_early
-from benchmarks.harness.options import CaseOptions
+from benchmarks.harness.options import CaseOptions, Results
 from benchmarks.harness.result_paths import RESULTS, outputs
 from fullstride.cli.from_dataclass import command_from
 from fullstride.cli.help import App
 from fullstride.cli.moved import ANYTHING
-from fullstride.cli.options import Results, announce
-from fullstride.cli.running import OneLineErrors
+from fullstride.cli.running import OneLineErrors, announce
 
 
 @dataclass(frozen=True)
