@@ -6,7 +6,8 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from importlib import import_module
 from operator import attrgetter
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
@@ -70,6 +71,14 @@ for _name, _case in CASES.items():
     app.command(_name)(command_from(_case, _case.options, unique=True))
 app.registered_commands.extend(experiments.app.registered_commands)
 app.add_typer(report, name="report")
+
+
+@app.command("fit-plan", hidden=True)
+def fit_plan(results: Annotated[Path, typer.Argument(help="Folder of results.")]) -> None:
+    """Refit the factors of `fullstride meanflow plan` to results, and store them, for its option --fit."""
+    from benchmarks.tuning.plan_fit import write_fitted
+
+    typer.echo(f"written to {write_fitted(results)}")
 
 
 @app.command("outputs", hidden=True, context_settings=ANYTHING)
