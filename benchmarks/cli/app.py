@@ -6,7 +6,8 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from importlib import import_module
 from operator import attrgetter
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
@@ -18,13 +19,12 @@ from benchmarks.cases.step_jax.options import TrainStepOptions as TrainStepOptio
 from benchmarks.cli import experiments
 from benchmarks.cli.report import report
 from benchmarks.harness.budget import ending_early
-from benchmarks.harness.options import CaseOptions
+from benchmarks.harness.options import CaseOptions, Results
 from benchmarks.harness.result_paths import RESULTS, outputs
 from fullstride.cli.from_dataclass import command_from
 from fullstride.cli.help import App
 from fullstride.cli.moved import ANYTHING
-from fullstride.cli.options import Results, announce
-from fullstride.cli.running import OneLineErrors
+from fullstride.cli.running import OneLineErrors, announce
 
 
 @dataclass(frozen=True)
@@ -71,6 +71,14 @@ for _name, _case in CASES.items():
     app.command(_name)(command_from(_case, _case.options, unique=True))
 app.registered_commands.extend(experiments.app.registered_commands)
 app.add_typer(report, name="report")
+
+
+@app.command("fit-plan", hidden=True)
+def fit_plan(results: Annotated[Path, typer.Argument(help="Folder of results.")]) -> None:
+    """Refit the factors of `fullstride meanflow plan` to results, and store them, for its option --fit."""
+    from benchmarks.tuning.plan_fit import write_fitted
+
+    typer.echo(f"written to {write_fitted(results)}")
 
 
 @app.command("outputs", hidden=True, context_settings=ANYTHING)

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
+from benchmarks.experiments.visible_gpus import gpus_of
 from benchmarks.harness.time_limit import Limit
 from fullstride.errors import ConfigError, PeerError, Preempted
 from fullstride.launch.attempts import POLL, Attempt
-from fullstride.launch.gpus import VISIBLE, gpus_of
+from fullstride.launch.gpus import VISIBLE
 from fullstride.launch.processes import single_command
 from fullstride.launch.words import Words
 from fullstride.process import exit_codes

@@ -1,6 +1,7 @@
 """Options of cases: one dataclass a case, whose fields are the options of its command."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
@@ -15,6 +16,10 @@ Seconds = Annotated[
 ]
 
 
+Device = Annotated[
+    str, typer.Option(metavar="auto|cuda|mps|cpu", help="Device; auto takes the first of the others that exists.")
+]
+Results = Annotated[Path, typer.Option(help="Folder for the JSON results of this run.")]
 Names = tuple[str, ...]
 
 

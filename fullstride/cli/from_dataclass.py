@@ -11,7 +11,8 @@ import typer
 def command_from(call: Callable[..., Any], options: type, *, unique: bool = False) -> Callable[..., None]:
     """Make the function of a Typer command of a dataclass.
 
-    The annotation of a field that is an option is `Annotated[type, help]`, `Annotated[type, help, metavar]` or
+    The annotation of a field that is an option is `Annotated[type, help]`, `Annotated[type, help, metavar]`,
+    `Annotated[type, help, settings]`, a dictionary of what `typer.Option` takes, by `names` also its names, or
     `Annotated[type, typer.Option(...)]`; a field without one is no option. A field of type `tuple[T, ...]` may be
     given several times.
 
@@ -59,9 +60,10 @@ def _parameters(options: type) -> Iterator[inspect.Parameter]:
     for field in dataclasses.fields(options):
         if get_origin(hints[field.name]) is not Annotated:
             continue
-        plain, option, *metavar = get_args(hints[field.name])
+        plain, option, *more = get_args(hints[field.name])
         if isinstance(option, str):
-            option = typer.Option(help=option, metavar=metavar[0] if metavar else None)
+            settings: dict[str, Any] = {"metavar": more[0]} if more and isinstance(more[0], str) else dict(*more)
+            option = typer.Option(*settings.pop("names", ()), help=option, **settings)
         default: Any = inspect.Parameter.empty if field.default is dataclasses.MISSING else field.default
         if item := _item(plain):
             plain, default = list[item], list(default)

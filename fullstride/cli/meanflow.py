@@ -1,17 +1,25 @@
 """`fullstride meanflow ...`; each command imports what it runs when it runs."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from fullstride.cli.from_dataclass import command_from
 from fullstride.cli.help import App
-from fullstride.cli.meanflow_convert import encode, export
 from fullstride.cli.meanflow_plan import plan
 from fullstride.cli.meanflow_settings import CHOICES, choices, preset_lines, settings, show_presets
-from fullstride.cli.options import Device, announce
+from fullstride.cli.running import announce
 from fullstride.cli.settings import completing, show_settings
 from fullstride.errors import ConfigError
+from fullstride.meanflow.config.commands import (
+    ConsistencyOptions,
+    EncodeOptions,
+    ExportOptions,
+    SampleOptions,
+    ScoreOptions,
+)
 from fullstride.meanflow.config.recipes import RECIPES
 from fullstride.process import torchrun
 from fullstride.process.signals import leaving_on_sigterm
@@ -37,54 +45,6 @@ Checkpoint = Annotated[
     Path,
     typer.Argument(metavar="RUN_OR_CHECKPOINT", help="Folder of a run (its newest checkpoint) or of a checkpoint."),
 ]
-NumSamples = Annotated[
-    int, typer.Option(min=0, help="Number of images to generate; 0 means as configured, or as many as were held out.")
-]
-AverageDecay = Annotated[
-    float | None, typer.Option("--ema", help="Decay of the averaged weights to use; by default the run's first.")
-]
-FeatureNames = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--features",
-        help="Feature network: classifier, efficientnet_lite0 or inception; may be repeated; by default as configured.",
-    ),
-]
-InceptionWeights = Annotated[
-    Path | None, typer.Option(help="File of Inception's weights, for --features inception; by default as configured.")
-]
-ScoredPrecision = Annotated[
-    str | None,
-    typer.Option(
-        "--precision",
-        metavar="fp32|tf32|bf16",
-        help="Precision of the network's matrix products; by default as configured.",
-    ),
-]
-ScoredBackend = Annotated[
-    str | None,
-    typer.Option(
-        "--backend", metavar="auto|eager|graph", help="Backend that runs the network; by default as configured."
-    ),
-]
-ScoredBatch = Annotated[
-    int | None, typer.Option("--batch-size", min=1, help="Number of images per forward pass; by default as configured.")
-]
-DataPath = Annotated[str, typer.Option(help="Path of the data, if they were moved since the run.")]
-
-SCORING = {
-    "Scores": "num_samples features inception_weights data_path ema",
-    "Execution": "device precision backend batch_size",
-}
-
-app.command(
-    "encode",
-    sections={
-        "Latents": "vae out image_size flip half holdout shard_size",
-        "Execution": "device batch_size workers",
-    },
-)(encode)
-app.command("export")(export)
 app.command("plan")(plan)
 
 
@@ -156,116 +116,55 @@ def keys(
     show_settings(settings(), text)
 
 
-@app.command(
-    sections={
-        "Images": "sampler steps num seed label ema out vae",
-        "Execution": "device precision backend batch_size",
-    }
-)
-def sample(
-    checkpoint: Checkpoint,
-    sampler: Annotated[
-        str,
-        typer.Option(metavar="meanflow|euler|midpoint|heun|rk4|dopri5", help="Sampler that turns noise into images."),
-    ] = "meanflow",
-    steps: Annotated[
-        int | None,
-        typer.Option(min=1, help="Number of sampler steps; by default 1 for meanflow; dopri5 chooses its own."),
-    ] = None,
-    num: Annotated[int, typer.Option(min=1, help="Number of images.")] = 64,
-    seed: Annotated[int, typer.Option(help="Random seed; image i depends on the seed and i alone.")] = 0,
-    label: Annotated[int | None, typer.Option(help="Class of all images; by default all classes.")] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(help="Folder for the PNG files; by default in the run's folder, under samples."),
-    ] = None,
-    batch_size: Annotated[
-        int, typer.Option(min=1, help="Number of images per forward pass; does not change the images.")
-    ] = 512,
-    device: Device = "auto",
-    precision: Annotated[
-        str,
-        typer.Option(
-            metavar="fp32|tf32|bf16", help="Precision of the network's matrix products; tf32 and bf16 are faster."
-        ),
-    ] = "fp32",
-    backend: Annotated[
-        str,
-        typer.Option(
-            metavar="auto|eager|graph",
-            help="Backend that runs the network; graph: one launch per evaluation; auto: graph on CUDA.",
-        ),
-    ] = "auto",
-    ema: AverageDecay = None,
-    vae: Annotated[
-        Path | None, typer.Option(help="Folder of a diffusers AutoencoderKL that decodes latents to images.")
-    ] = None,
+def _encode(
+    options: EncodeOptions,
+    pictures: Annotated[Path, typer.Argument(help="Folder of images, in the layout of data=image_folder.")],
 ) -> None:
-    """Generate images: PNG files and grids.
+    from fullstride.meanflow.sampling.encode import encode_command
 
-    A class-conditional run also gets a grid of its classes; a run on latents leaves latents.safetensors.
-    """
+    announce(options.device)
+    encode_command(pictures, options)
+
+
+def _sample(options: SampleOptions, checkpoint: Checkpoint) -> None:
     from fullstride.meanflow.sampling.generate import sample_command
 
-    announce(device)
-    sample_command(
-        checkpoint,
-        sampler=sampler,
-        steps=1 if steps is None and sampler == "meanflow" else steps,
-        num=num,
-        seed=seed,
-        label=label,
-        out=out,
-        batch_size=batch_size,
-        device=device,
-        precision=precision,
-        backend=backend,
-        ema=ema,
-        vae=vae,
-    )
+    announce(options.device)
+    steps = 1 if options.steps is None and options.sampler == "meanflow" else options.steps
+    sample_command(checkpoint, replace(options, steps=steps))
 
 
-def _add_scoring(name: str, about: str, **fixed: bool) -> None:
-    def score(
-        checkpoint: Checkpoint,
-        num_samples: NumSamples = 0,
-        device: Device = "auto",
-        ema: AverageDecay = None,
-        features: FeatureNames = None,
-        inception_weights: InceptionWeights = None,
-        data_path: DataPath = "",
-        precision: ScoredPrecision = None,
-        batch_size: ScoredBatch = None,
-        backend: ScoredBackend = None,
-    ) -> None:
-        from fullstride.meanflow.evaluation.checkpoint import evaluate_command
+def _score(options: ScoreOptions, checkpoint: Checkpoint) -> None:
+    from fullstride.meanflow.evaluation.checkpoint import evaluate_command
 
-        announce(device)
-        evaluate_command(
-            checkpoint,
-            **fixed,
-            num_samples=num_samples,
-            device=device,
-            ema=ema,
-            features=features,
-            inception_weights=inception_weights,
-            data_path=data_path,
-            precision=precision,
-            batch_size=batch_size,
-            backend=backend,
-        )
-
-    score.__doc__ = about
-    app.command(name, sections=SCORING)(score)
+    announce(options.device)
+    evaluate_command(checkpoint, options)
 
 
-_add_scoring("evaluate", "Score MeanFlow samples, compared with training images.")
-_add_scoring(
-    "consistency",
-    "Compare one-step samples with ODE solvers.\n\nEuler and RK4 solve with the same weights: does one MeanFlow step "
-    "land where they do?",
-    consistency=True,
-)
+def _export(options: ExportOptions, checkpoint: Checkpoint) -> None:
+    from fullstride.meanflow.sampling.export import export_command
+
+    announce(options.device)
+    export_command(checkpoint, options)
+
+
+SCORING = {
+    "Scores": "num_samples features inception_weights data_path ema",
+    "Execution": "device precision backend batch_size",
+}
+SAMPLING = {
+    "Images": "sampler steps num seed label ema out vae",
+    "Execution": "device precision backend batch_size",
+}
+ENCODING = {
+    "Latents": "vae out image_size flip half holdout shard_size",
+    "Execution": "device batch_size workers",
+}
+app.command("sample", sections=SAMPLING)(command_from(_sample, SampleOptions))
+app.command("evaluate", sections=SCORING)(command_from(_score, ScoreOptions))
+app.command("consistency", sections=SCORING)(command_from(_score, ConsistencyOptions))
+app.command("encode", sections=ENCODING)(command_from(_encode, EncodeOptions))
+app.command("export")(command_from(_export, ExportOptions))
 
 
 @app.command()

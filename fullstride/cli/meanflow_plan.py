@@ -1,10 +1,12 @@
 """`fullstride meanflow plan`."""
 
+import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fullstride.cli.moved import benchmarks_command
 from fullstride.errors import ConfigError
 from fullstride.meanflow.planning.cost import duration
 
@@ -56,10 +58,10 @@ def plan(
     """Predict a run: a step's time and memory, and the run's times, from counted work and measured rates."""
     from rich.console import Console
 
-    from fullstride.meanflow.planning.fit import fitted, write_fitted
+    from fullstride.meanflow.planning.fit import fitted
 
     if fit is not None:
-        typer.echo(f"written to {write_fitted(fit)}")
+        _refit(fit)
     kept = fitted()
     machine = _machine(kept, gpus, link_gbs, tflops, tbs, memory_gib)
     plans = _plans(overrides or [], machine, kept, steps, records)
@@ -74,6 +76,13 @@ def plan(
             console.print(ROW_MAJOR, highlight=False, markup=False, soft_wrap=True)
         if made.memory > machine.memory:
             console.print(_too_large(made, machine, kept), highlight=False, markup=False, soft_wrap=True)
+
+
+def _refit(results: Path) -> None:
+    """Let the benchmarks fit the factors, which they know the results for."""
+    command, environment = benchmarks_command("meanflow plan --fit", ["fit-plan", str(results)])
+    if code := subprocess.run(command, env=environment).returncode:
+        raise typer.Exit(code)
 
 
 def _machine(kept: "FittedCosts", gpus: int, link: float, tflops: float, tbs: float, memory: float) -> "Machine":

@@ -20,15 +20,31 @@ def add_moved(app: typer.Typer) -> None:
         _add(app, name, words)
 
 
-def _add(app: typer.Typer, name: str, words: list[str]) -> None:
-    @app.command(name, hidden=True, context_settings=ANYTHING, help=f"Now: python -m benchmarks {' '.join(words)}")
-    def moved(context: typer.Context) -> None:
+def benchmarks_command(name: str, words: list[str]) -> tuple[list[str], dict[str, str]]:
+    """Return the command line and the environment of a command of the benchmarks.
+
+    Args:
+        name: what the user gave, for the error.
+        words: words of the command.
+
+    Raises:
+        ConfigError: without a clone, in which they lie beside the library.
+
+    """
+    root = Path(fullstride.__file__).parents[1]
+    if not (root / "benchmarks" / "__main__.py").is_file():
         new = " ".join(["python -m benchmarks", *words])
-        root = Path(fullstride.__file__).parents[1]
-        if not (root / "benchmarks" / "__main__.py").is_file():
-            raise ConfigError(f"fullstride {name} is now {new}; run it from the root of a clone")
+        raise ConfigError(f"fullstride {name} is now {new}; run it from the root of a clone")
+    path = os.pathsep.join([str(root), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return [sys.executable, "-m", "benchmarks", *words], os.environ | {"PYTHONPATH": path}
+
+
+def _add(app: typer.Typer, name: str, words: list[str]) -> None:
+    new = " ".join(["python -m benchmarks", *words])
+
+    @app.command(name, hidden=True, context_settings=ANYTHING, help=f"Now: {new}")
+    def moved(context: typer.Context) -> None:
+        command, environment = benchmarks_command(name, words)
         typer.echo(f"fullstride {name} is now: {new}", err=True)
-        path = os.pathsep.join([str(root), *filter(None, [os.environ.get("PYTHONPATH")])])
-        command = [sys.executable, "-m", "benchmarks", *words, *context.args]
         # In this one's place, so that signals and the exit code are its own.
-        os.execve(sys.executable, command, os.environ | {"PYTHONPATH": path})
+        os.execve(sys.executable, [*command, *context.args], environment)

@@ -1,4 +1,4 @@
-"""Run of a command line: one-line errors, exit codes, output, process."""
+"""Run of a command line: one-line errors, exit codes, output, process, device."""
 
 import io
 import os
@@ -8,10 +8,11 @@ from typing import Any, NoReturn, cast
 import typer
 
 from fullstride.cli.help import HelpGroup
+from fullstride.device.select import describe, resolve_device
 from fullstride.errors import ConfigError, OutOfMemory, PeerError, Preempted, ReadError, is_out_of_memory, one_line
 from fullstride.extras import OWN, advice, extra_for, how_to_install
 from fullstride.measure.gate import GateError
-from fullstride.process import exit_codes
+from fullstride.process import exit_codes, torchrun
 from fullstride.process.parent import end_with_launcher
 
 # click's, which some releases of Typer bring along under a name of their own.
@@ -104,6 +105,18 @@ def outlive_readers() -> None:
             )
             setattr(sys, name, lasting)
             setattr(sys, f"__{name}__", lasting)
+
+
+def announce(device: str) -> None:
+    """Print the device that `auto` chooses, and check that a named device exists before anything else runs.
+
+    Raises:
+        ConfigError: see `resolve_device`.
+
+    """
+    chosen = resolve_device(device)
+    if device == "auto" and torchrun.rank() == 0:
+        typer.echo(f"device=auto: {describe(chosen)}")
 
 
 def run(app: typer.Typer) -> None:

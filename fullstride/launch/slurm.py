@@ -45,9 +45,10 @@ SLURMS = ("gpu", "cpus", "memory", "partition", "account", "qos", "constraint", 
 class SlurmJob:
     """Job that runs on each machine; picklable, and submitted anew by submitit when its time is up."""
 
-    def __init__(self, words: Words, request: SlurmRequest, *, again: bool = False):
-        """Take a command; `again` if an earlier job has begun it."""
-        self.words, self.request, self.again = words, request, again
+    def __init__(self, words: Words, request: SlurmRequest):
+        """Take a command."""
+        self.words, self.request = words, request
+        self.again = False  # whether an earlier job has begun it
         self._attempt: Attempt | None = None
 
     def __call__(self) -> int:

@@ -18,6 +18,13 @@ from fullstride.bert.training.settings import TrainSettings
 from fullstride.cli.app import app
 from fullstride.errors import ConfigError, OutOfMemory, Preempted
 from fullstride.launch.request import LAUNCHERS
+from fullstride.meanflow.config.commands import (
+    ConsistencyOptions,
+    EncodeOptions,
+    ExportOptions,
+    SampleOptions,
+    ScoreOptions,
+)
 from fullstride.meanflow.demo import EPOCHS
 from fullstride.measure.gate import GateError
 from fullstride.runs.folder import write_config
@@ -180,17 +187,19 @@ def test_sample_hands_over_its_options(fake, tmp_path):
         "--ema", "0.99", "--vae", "vae", "--precision", "bf16", "--backend", "auto",
     )  # fmt: skip
     assert result.exit_code == 0, result.output
-    sample.assert_called_once_with(
-        Path("runs/x"), sampler="rk4", steps=7, num=9, seed=3, label=5, out=tmp_path, batch_size=4, device="cpu",
-        precision="bf16", backend="auto", ema=0.99, vae=Path("vae"),
+    options = SampleOptions(
+        sampler="rk4", steps=7, num=9, seed=3, label=5, out=tmp_path, batch_size=4, device="cpu", precision="bf16",
+        backend="auto", ema=0.99, vae=Path("vae"),
     )  # fmt: skip
+    sample.assert_called_once_with(Path("runs/x"), options)
 
 
 def test_export_hands_over_its_options(fake):
     export = fake("fullstride.meanflow.sampling.export", "export_command")
     given = ["--out", "x.pt2", "--steps", "2", "--ema", "0.99", "--device", "cpu"]
     assert _run("meanflow", "export", "runs/x", *given).exit_code == 0
-    export.assert_called_once_with(Path("runs/x"), out=Path("x.pt2"), steps=2, ema=0.99, device="cpu")
+    options = ExportOptions(out=Path("x.pt2"), steps=2, ema=0.99, device="cpu")
+    export.assert_called_once_with(Path("runs/x"), options)
 
 
 def test_encode_hands_over_its_options(fake, tmp_path):
@@ -199,18 +208,19 @@ def test_encode_hands_over_its_options(fake, tmp_path):
     given += ["--workers", "5", "--holdout", "0.2", "--shard-size", "7", "--device", "cpu"]
     result = _run("meanflow", "encode", "pictures", *given)
     assert result.exit_code == 0, result.output
-    encode.assert_called_once_with(
-        Path("pictures"), vae=Path("vae"), out=tmp_path, image_size=64, flip=True, half=True, batch_size=3, workers=5,
-        holdout=0.2, shard_size=7, device="cpu",
+    options = EncodeOptions(
+        vae=Path("vae"), out=tmp_path, image_size=64, flip=True, half=True, batch_size=3, workers=5, holdout=0.2,
+        shard_size=7, device="cpu",
     )  # fmt: skip
+    encode.assert_called_once_with(Path("pictures"), options)
 
 
 @pytest.mark.parametrize(("sampler", "steps"), [("meanflow", 1), ("dopri5", None), ("euler", None)])
 def test_only_the_meanflow_sampler_has_a_default_number_of_steps(fake, sampler, steps):
     sample = fake("fullstride.meanflow.sampling.generate", "sample_command")
     assert _run("meanflow", "sample", "runs/x", "--sampler", sampler).exit_code == 0
-    assert sample.call_args.kwargs["steps"] == steps
-    assert sample.call_args.kwargs["label"] is None
+    _, options = sample.call_args.args
+    assert (options.steps, options.label) == (steps, None)
 
 
 @pytest.mark.parametrize("command", ["evaluate", "consistency"])
@@ -221,12 +231,11 @@ def test_evaluation_hands_over_its_options(fake, command):
     named += ["--backend", "graph"]
     result = _run("meanflow", command, "runs/x", "--num-samples", "30", "--device", "cpu", *named)
     assert result.exit_code == 0, result.output
-    options = {"num_samples": 30, "device": "cpu", "ema": 0.9, "data_path": "there", "inception_weights": Path("w.pth")}
-    options |= {"backend": "graph"}
-    options |= {"precision": "bf16", "batch_size": 7, "features": ["classifier", "efficientnet_lite0"]} | (
-        {"consistency": True} if command == "consistency" else {}
-    )
-    mock.assert_called_once_with(Path("runs/x"), **options)
+    options = (ConsistencyOptions if command == "consistency" else ScoreOptions)(
+        num_samples=30, device="cpu", ema=0.9, data_path="there", inception_weights=Path("w.pth"), backend="graph",
+        precision="bf16", batch_size=7, features=("classifier", "efficientnet_lite0"),
+    )  # fmt: skip
+    mock.assert_called_once_with(Path("runs/x"), options)
 
 
 def test_multirun_hands_over_every_run(fake):

@@ -6,7 +6,8 @@ import sys
 import pytest
 import torch
 
-from fullstride.launch.gpus import count_gpus, gpus_of
+from benchmarks.experiments.visible_gpus import gpus_of
+from fullstride.launch.gpus import count_gpus
 
 pytestmark = [
     pytest.mark.gpu,

@@ -5,8 +5,7 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.harness.options import CaseOptions, Seconds, among
-from fullstride.cli.options import Device
+from benchmarks.harness.options import CaseOptions, Device, Seconds, among
 
 IMPLEMENTATIONS = ("auto", "plain", "triton")
 Implementation = Annotated[

@@ -6,8 +6,7 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.harness.options import CaseOptions, Names, Seconds, among
-from fullstride.cli.options import Device
+from benchmarks.harness.options import CaseOptions, Device, Names, Seconds, among
 from fullstride.device.precision import PRECISIONS
 from fullstride.errors import ConfigError
 from fullstride.meanflow.config.presets import MODELS

@@ -100,9 +100,9 @@ def plans(results: Results, machine: str) -> tuple[list[Row], str]:
 
 def predicted(results: Results, machine: str) -> tuple[list[Row], str]:
     """Return the errors of predicted step times by network, precision, backend and batch."""
+    from benchmarks.tuning.planned_steps import measured, work_for
     from fullstride.meanflow.planning.cost import memory_bytes, step_ms
     from fullstride.meanflow.planning.fit import fitted
-    from fullstride.meanflow.planning.measured import measured, work_for
 
     def off(errors: pd.Series) -> str:
         return " to ".join(dict.fromkeys(f"{100 * end:+.0f} %" for end in (errors.min(), errors.max())))

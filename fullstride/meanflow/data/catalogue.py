@@ -22,16 +22,15 @@ FITS = ("pad", "resize", "crop")
 BLOCK = 1024
 
 
-def fit(images: UInt8[Tensor, "n c h w"], size: int, how: str, *, value: int = 0) -> UInt8[Tensor, "n c size size"]:
+def fit(images: UInt8[Tensor, "n c h w"], size: int, how: str) -> UInt8[Tensor, "n c size size"]:
     """Square pictures of `size` pixels a side.
 
     Args:
         images: any height and width.
         size: height and width of the result, in pixels.
-        how: `pad` surrounds the picture, one more row or column below or right where the rest is odd; `resize`
+        how: `pad` surrounds the picture by zeros, one more row or column below or right where the rest is odd; `resize`
             stretches height and width to `size`; `crop` does so with the square in the middle of the picture. Both
             with the bicubic filter, widened where the picture shrinks, as PIL's.
-        value: level of the pixels around the picture, 0 to 255.
 
     Raises:
         ConfigError: for a size below 1, one that does not hold the picture (`pad`), or an unknown `how`.
@@ -44,7 +43,7 @@ def fit(images: UInt8[Tensor, "n c h w"], size: int, how: str, *, value: int = 0
     if how == "pad":
         check_padded(height, width, size)
         top, left = (size - height) // 2, (size - width) // 2
-        return F.pad(images, (left, size - width - left, top, size - height - top), value=value)
+        return F.pad(images, (left, size - width - left, top, size - height - top))
     if how == "crop":
         side = min(height, width)
         top, left = (height - side) // 2, (width - side) // 2

@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fullstride.errors import ConfigError
 from fullstride.meanflow.checkpoints.folder import find_checkpoint, read_manifest
+from fullstride.meanflow.config.commands import ConsistencyOptions, ScoreOptions
 from fullstride.meanflow.config.datasets import row_of
 from fullstride.meanflow.config.presets import config_from_dict
 from fullstride.meanflow.data.catalogue import load_data
@@ -34,17 +35,9 @@ CONSISTENCY = [("meanflow", 1)] + [(solver, steps) for solver in ("euler", "rk4"
 
 def evaluate_checkpoint(
     path: Path,
-    samplers: list[tuple[str, int]] | None,
-    num_samples: int,
-    device: str,
+    options: ScoreOptions,
+    samplers: list[tuple[str, int]] | None = None,
     *,
-    ema: float | None = None,
-    features: list[str] | None = None,
-    inception_weights: Path | None = None,
-    data_path: str = "",
-    precision: str | None = None,
-    batch_size: int | None = None,
-    backend: str | None = None,
     processes: Processes = SINGLE,
     keep: Callable[[Tensor], None] = lambda images: None,
 ) -> tuple[list[SamplerScore], Score]:
@@ -52,16 +45,8 @@ def evaluate_checkpoint(
 
     Args:
         path: a run's folder or a checkpoint's.
+        options: options of the command; those that are given replace the configuration of the evaluation.
         samplers: names and numbers of steps.
-        num_samples: number of samples; 0 for the configured number.
-        device: auto, cpu, cuda or mps.
-        ema: decay of the average; the run's first if None.
-        features: names of features that replace the configured ones.
-        inception_weights: file of the weights for `inception` that replaces the configured one.
-        data_path: present path of the data, if they were moved.
-        precision: precision of the generating network that replaces the configured one.
-        batch_size: images of one forward pass that replaces the configured number.
-        backend: backend of the network that replaces the configured one.
         processes: the processes that share the work; collective.
         keep: function called with the images of each sampler on the first process.
 
@@ -70,20 +55,18 @@ def evaluate_checkpoint(
             precision or the backend, or the data are not those that the checkpoint was trained on.
 
     """
-    if num_samples != 0 and num_samples < 4:
-        raise ConfigError(f"num_samples is {num_samples}, expected at least 4, or 0 for the number of held-out images")
-    generator = load_generator(path, device, ema)
-    if data_path and row_of(generator.config.data.name).made:
-        raise ConfigError(f"--data-path {data_path}: data={generator.config.data.name} comes with scikit-learn")
+    if options.num_samples != 0 and options.num_samples < 4:
+        raise ConfigError(
+            f"num_samples is {options.num_samples}, expected at least 4, or 0 for the number of held-out images"
+        )
+    generator = load_generator(path, options.device, options.ema)
+    if options.data_path and row_of(generator.config.data.name).made:
+        raise ConfigError(f"--data-path {options.data_path}: data={generator.config.data.name} comes with scikit-learn")
     config = generator.config.evaluation
-    config.num_samples = num_samples or config.num_samples
-    config.features = features or config.features
-    config.inception_weights = str(inception_weights or config.inception_weights)
-    config.precision, config.batch_size = precision or config.precision, batch_size or config.batch_size
-    config.backend = backend or config.backend
-    options = [key for key, value in (("precision", precision), ("backend", backend)) if value]
-    check_generating(config, generator.device, options)
-    data = _data_of(generator, path, data_path)
+    asked = {key: value for key, value in vars(options).items() if value and key in vars(config)}
+    config = dataclasses.replace(config, **asked)
+    check_generating(config, generator.device, asked)
+    data = _data_of(generator, path, options.data_path)
     evaluator = shared_evaluator(data, config, generator.device, processes)
     assert evaluator is not None
     rows = samplers or [("meanflow", steps) for steps in config.steps]
@@ -106,29 +89,31 @@ def _data_of(generator: Generator, path: Path, data_path: str) -> Dataset:
     return data
 
 
-def _scored(checkpoint: Path, options: Mapping[str, Any]) -> dict[str, Any]:
+def _scored(checkpoint: Path, options: ScoreOptions) -> dict[str, Any]:
     """Facts about the weights that were scored, and the settings of the generation."""
-    config, ema = config_from_dict(read_manifest(checkpoint)["config"]), options.get("ema")
+    config = config_from_dict(read_manifest(checkpoint)["config"])
+    ema = config.ema.decays[0] if options.ema is None else options.ema
     keys = ("precision", "backend", "batch_size")
-    asked = {key: options.get(key) or getattr(config.evaluation, key) for key in keys}
-    return {"checkpoint": checkpoint.name, "ema": config.ema.decays[0] if ema is None else ema, **asked}
+    asked = {key: getattr(options, key) or getattr(config.evaluation, key) for key in keys}
+    return {"checkpoint": checkpoint.name, "ema": ema, **asked}
 
 
-def evaluate_command(checkpoint: Path, *, consistency: bool = False, **options: Any) -> None:
+def evaluate_command(checkpoint: Path, options: ScoreOptions) -> None:
     """Print the tables of a run or checkpoint, and write evaluation.json in its folder; see `evaluate_checkpoint`.
 
     Processes that torchrun has started share the images; the first one prints.
 
-    With `consistency`: one MeanFlow step, Euler and RK4 of the same weights, their ratio, and how far apart their
-    images of the same noise are, into consistency.json.
+    With `ConsistencyOptions`: one MeanFlow step, Euler and RK4 of the same weights, their ratio, and how far apart
+    their images of the same noise are, into consistency.json.
     """
     images: list[Tensor] = []
-    with all_started(options.get("device", "auto")) as processes:
+    consistency = isinstance(options, ConsistencyOptions)
+    more: dict[str, Any] = {"samplers": CONSISTENCY, "keep": images.append} if consistency else {}
+    with all_started(options.device) as processes:
         # Once, and its settings as well: the run may go on meanwhile, and remove this checkpoint.
         found = processes.led(lambda: find_checkpoint(checkpoint))
         scored = processes.led(lambda: _scored(found, options))
-        options |= {"processes": processes} | ({"keep": images.append} if consistency else {})
-        scores, floor = evaluate_checkpoint(found, CONSISTENCY if consistency else None, **options)
+        scores, floor = evaluate_checkpoint(found, options, processes=processes, **more)
         if processes.leads:
             _tell(checkpoint, scored, scores, floor, images)
 

@@ -165,11 +165,6 @@ class MeanFlowLoss:
             **own,
         )
 
-    @property
-    def least_batch(self) -> int:
-        """Samples of a pass that its weighting needs."""
-        return weighting_of(self.weighting).least_batch
-
     def __call__(
         self,
         model: Velocity,

@@ -14,6 +14,7 @@ import torch
 
 from fullstride.device.select import resolve_device
 from fullstride.errors import ConfigError
+from fullstride.meanflow.config.commands import EncodeOptions
 from fullstride.meanflow.data.dataset import Split, decode_images
 from fullstride.meanflow.data.latents import MADE, WHOLE
 from fullstride.meanflow.data.loader import Loader
@@ -49,53 +50,38 @@ class LatentEncoder:
     scale: float | None
 
 
-def encode_command(
-    pictures: Path,
-    *,
-    vae: Path,
-    out: Path,
-    image_size: int,
-    flip: bool,
-    half: bool,
-    batch_size: int,
-    workers: int,
-    holdout: float,
-    shard_size: int,
-    device: str,
-) -> None:
-    """Write the moments of a folder's pictures to `out`/train and `out`/test, and say how to train on them.
+def encode_command(pictures: Path, options: EncodeOptions) -> None:
+    """Write the moments of a folder's pictures to train and test in a folder, and say how to train on them.
 
     Args:
         pictures: a folder as `data=image_folder` takes it.
-        vae: folder of a diffusers AutoencoderKL.
-        out: folder, made if need be; where an encoding of the same is, it goes on.
-        image_size: side of the squares that pictures are cropped to; 0 takes them as they are.
-        flip: encode the mirrored pictures, too.
-        half: keep moments in 16 bits.
-        batch_size: pictures of one forward pass.
-        workers: processes that decode pictures.
-        holdout: share held out where the folder has no test/.
-        shard_size: records a file.
-        device: auto, cpu, cuda or mps.
+        options: options of the command; where an encoding of the same is in `out`, it goes on.
 
     Raises:
         ConfigError: for pictures or an autoencoder that cannot be read, or a folder with other latents in it, or one
             that another process encodes into.
 
     """
-    chosen = resolve_device(device)
-    network = load_autoencoder(vae, chosen)
-    data = image_folder(pictures, image_size=image_size or None, holdout=holdout)
-    contents = [(path.name, file_sha256(path)) for path in sorted(vae.iterdir()) if path.is_file()]
-    digest = hashlib.sha256(repr(contents).encode()).hexdigest()
-    encoding = LatentEncoder(data.fingerprint, digest, flip, half, shard_size, data.num_classes, network.scale)
+    out = options.out
+    network = load_autoencoder(options.vae, resolve_device(options.device))
+    data = image_folder(pictures, image_size=options.image_size or None, holdout=options.holdout)
+    contents = [(path.name, file_sha256(path)) for path in sorted(options.vae.iterdir()) if path.is_file()]
+    encoding = LatentEncoder(
+        pictures=data.fingerprint,
+        vae=hashlib.sha256(repr(contents).encode()).hexdigest(),
+        flip=options.flip,
+        half=options.half,
+        shard_size=options.shard_size,
+        num_classes=data.num_classes,
+        scale=network.scale,
+    )
     out.mkdir(parents=True, exist_ok=True)
     with locked(out) as alone:
         if not alone:  # two would write the same shards
             raise ConfigError(f"{out}: another process is encoding there; wait until it ends, or choose another folder")
         _open(out, encoding)
         for name, split in (("train", data.train), ("test", data.test)):
-            _encode(network, split, out / name, encoding, batch_size, workers)
+            _encode(network, split, out / name, encoding, options.batch_size, options.workers)
         _keep(out, encoding, whole=True)
     settings = [f"data=latents data.path={out}"]
     settings += [f"data.num_classes={encoding.num_classes}"] if encoding.num_classes > 0 else []

@@ -12,6 +12,7 @@ from fullstride.device.precision import exact_fp32
 from fullstride.errors import ConfigError
 from fullstride.jvp.implementation import only_plain
 from fullstride.meanflow.checkpoints.folder import find_checkpoint
+from fullstride.meanflow.config.commands import ExportOptions
 from fullstride.meanflow.sampling.generate import Generator, load_generator
 from fullstride.meanflow.sampling.noise import seeded_noise
 from fullstride.meanflow.sampling.samplers import meanflow_sample
@@ -37,17 +38,14 @@ class ExportedSampler(nn.Module):
         return meanflow_sample(self.network, noise, steps=self.steps, label=label).images / self.scale
 
 
-def export_command(checkpoint: Path, *, out: Path, steps: int, ema: float | None, device: str) -> None:
+def export_command(checkpoint: Path, options: ExportOptions) -> None:
     """Write the sampler of a run to one file, and compare what the file gives with what the network gives.
 
     Its inputs are noise (n, c, h, w) in fp32 for any n, and for a class-conditional network labels (n,), int64.
 
     Args:
         checkpoint: a run's folder or a checkpoint's.
-        out: the file, which ends in .pt2.
-        steps: number of MeanFlow steps, unrolled in the file.
-        ema: decay of the average to use; the run's first if None.
-        device: device that the file is for: auto, cpu, cuda or mps.
+        options: options of the command; `steps` are unrolled in the file, which is for `device`.
 
     Raises:
         ConfigError: for a checkpoint, average or file name that cannot be.
@@ -55,21 +53,22 @@ def export_command(checkpoint: Path, *, out: Path, steps: int, ema: float | None
         OSError: if it cannot be written.
 
     """
+    out = options.out
     if out.suffix != SUFFIX or out.is_dir():
         kind = "a folder, " if out.suffix == SUFFIX else ""
         raise ConfigError(f"--out {out}: {kind}expected a file's name that ends in {SUFFIX}")
     found = find_checkpoint(checkpoint)
-    generator = load_generator(found, device, ema)
+    generator = load_generator(found, options.device, options.ema)
     # The order of the run's memory is no part of the file, which PyTorch writes whole of contiguous weights alone.
     generator.model.to(memory_format=torch.contiguous_format)  # pyright: ignore[reportCallIssue]
-    sampler = ExportedSampler(generator, steps).eval()
+    sampler = ExportedSampler(generator, options.steps).eval()
     noise = seeded_noise(0, 0, CHECKED, generator.image_shape, generator.device)
     label = torch.arange(CHECKED, device=generator.device) % max(1, generator.num_classes)
     given = (noise, label) if generator.num_classes else (noise,)
     about = {
         "checkpoint": found.name,
         "ema": generator.decay,
-        "steps": steps,
+        "steps": options.steps,
         "shape": list(generator.image_shape),
         "num_classes": generator.num_classes,
         "pictures": generator.data.pixels,

@@ -14,6 +14,7 @@ from fullstride.device.precision import check_precision
 from fullstride.device.select import resolve_device
 from fullstride.errors import ConfigError, one_of
 from fullstride.meanflow.checkpoints.folder import find_checkpoint, read_group, read_manifest
+from fullstride.meanflow.config.commands import SampleOptions
 from fullstride.meanflow.config.presets import config_from_dict
 from fullstride.meanflow.config.schema import TrainConfig
 from fullstride.meanflow.sampling import files
@@ -89,41 +90,14 @@ def check_finite(samples: Float[Tensor, "n c h w"]) -> Float[Tensor, "n c h w"]:
     return samples
 
 
-def sample_command(
-    checkpoint: Path,
-    *,
-    sampler: str,
-    steps: int | None,
-    num: int,
-    seed: int,
-    label: int | None,
-    out: Path | None,
-    batch_size: int,
-    device: str,
-    precision: str = "fp32",
-    backend: str = "auto",
-    ema: float | None = None,
-    vae: Path | None = None,
-) -> Path:
-    """Write `num` samples: PNG files and grids of them, or latents where a run has no pictures.
+def sample_command(checkpoint: Path, options: SampleOptions) -> Path:
+    """Write samples: PNG files and grids of them, or latents where a run has no pictures.
 
     Processes that torchrun has started make a part each; the first one writes.
 
     Args:
         checkpoint: a run's folder or a checkpoint's.
-        sampler: a name in `SAMPLERS`.
-        steps: number of steps; None for dopri5.
-        num: number of samples, at least 1.
-        seed: sample i depends on the seed and i alone.
-        label: one class for all, which only a run with classes takes; balanced classes if None.
-        out: folder, made if need be; RUN/samples/NAME if None, where the name has the checkpoint and the settings.
-        batch_size: samples of one forward pass.
-        device: auto, cpu, cuda or mps.
-        precision: precision of the network's products: fp32, tf32 or bf16.
-        backend: how the network runs: eager; graph, one launch an evaluation; or auto, which is graph on CUDA if
-            possible.
-        ema: decay of the average to use; the run's first if None.
-        vae: folder of a diffusers AutoencoderKL that turns latents into pictures.
+        options: options of the command; `steps` is None for dopri5.
 
     Returns:
         The path of the grid, or of latents.safetensors.
@@ -134,12 +108,13 @@ def sample_command(
         OSError: if the folder cannot be written, before anything is sampled where that can be told.
 
     """
-    _check_sampler(sampler, steps)
-    with all_started(device) as processes:
+    _check_sampler(options.sampler, options.steps)
+    label, vae = options.label, options.vae
+    with all_started(options.device) as processes:
         found = processes.led(lambda: find_checkpoint(checkpoint))  # once: the run may go on meanwhile
-        generator = load_generator(found, device, ema)
-        check_precision(precision, generator.device, "--precision")
-        check_backend(backend, generator.device, "--backend")
+        generator = load_generator(found, options.device, options.ema)
+        check_precision(options.precision, generator.device, "--precision")
+        check_backend(options.backend, generator.device, "--backend")
         classes = generator.num_classes
         if label is not None and not 0 <= label < classes:
             expected = f"expected one of the run's classes, 0 to {classes - 1}"
@@ -149,22 +124,21 @@ def sample_command(
         # Before hours of sampling; the first process decodes.
         load = lambda: load_autoencoder(vae, generator.device) if vae and processes.leads else None  # noqa: E731
         decoder = processes.agreed(load)
-        made = {"checkpoint": str(found), "sampler": sampler, "steps": steps, "seed": seed, "num": num, "label": label}
-        made |= {"ema": generator.decay, "precision": precision, "backend": backend}
+        made = {"checkpoint": str(found)} | _chosen(options, "sampler", "steps", "seed", "num", "label")
+        made |= {"ema": generator.decay} | _chosen(options, "precision", "backend")
         made |= {"vae": str(vae)} if vae else {}
-        place = out or files.default_place(found, made, generator.config.ema.decays[0])
+        place = options.out or files.default_place(found, made, generator.config.ema.decays[0])
 
         def check() -> None:
             with _told(place):
                 files.check_place(place)
 
         processes.led(check)
-        network = {"batch_size": batch_size, "precision": precision, "backend": backend}
-        chosen = {"sampler": sampler, "steps": steps, "seed": seed, **network}
-        result = in_parts(lambda own: _sampled(generator, own, label, **chosen), num, processes)
+        chosen = _chosen(options, "sampler", "steps", "seed", "batch_size", "precision", "backend")
+        result = in_parts(lambda own: _sampled(generator, own, label, **chosen), options.num, processes)
         if result is None:
             return processes.led(lambda: place)  # the first one writes
-        drawn = seed if generator.num_classes and label is None else None
+        drawn = options.seed if generator.num_classes and label is None else None
         path = processes.led(lambda: _write(result, generator, made | {"nfe": result.nfe}, drawn, place, decoder))
         if processes.leads:
             show_next_steps(
@@ -172,6 +146,10 @@ def sample_command(
                 {command("meanflow", "evaluate", checkpoint): "score samples of the same weights"},
             )
         return path
+
+
+def _chosen(options: SampleOptions, *names: str) -> dict[str, Any]:
+    return {name: getattr(options, name) for name in names}
 
 
 @contextmanager

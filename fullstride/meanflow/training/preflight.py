@@ -1,10 +1,8 @@
 """Every check of a run, made before anything else, and without leaving anything behind."""
 
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 
-import torch
 from torch import Tensor
 
 from fullstride.device.precision import check_precision, process_precision
@@ -25,26 +23,11 @@ from fullstride.runs.folder import folder_of
 from fullstride.step.torch import SINGLE, Processes
 
 
-@dataclass(frozen=True)
-class CheckedRun:
-    """Facts about a run that can begin.
-
-    Attributes:
-        device: the device that it trains on.
-        data: the data set that it trains on and is compared with.
-        precision: precision of the process's fp32 products.
-        steps: number of optimizer steps of an epoch.
-
-    """
-
-    device: torch.device
-    data: Dataset
-    precision: str
-    steps: int
-
-
-def preflight(config: TrainConfig, processes: Processes = SINGLE) -> CheckedRun:
+def preflight(config: TrainConfig, processes: Processes = SINGLE) -> tuple[Dataset, int]:
     """Check that a run can begin; nothing of an earlier one is touched. Collective.
+
+    Returns:
+        The data set that it trains on and is compared with, and the number of optimizer steps of an epoch.
 
     Raises:
         ConfigError: for settings that cannot work together, on this device, with these data or without a package.
@@ -54,8 +37,7 @@ def preflight(config: TrainConfig, processes: Processes = SINGLE) -> CheckedRun:
     validate(config)
     device = resolve_device(config.device)
     check_parts(config, processes.size, device.type)
-    precision = process_precision(config.precision, config.loss.jvp_precision)
-    check_precision(precision, device)
+    check_precision(process_precision(config.precision, config.loss.jvp_precision), device)
     check_tracker(config.track)
     if config.eval_every:
         check_generating(config.evaluation, device)
@@ -66,7 +48,7 @@ def preflight(config: TrainConfig, processes: Processes = SINGLE) -> CheckedRun:
     if config.data.check:
         processes.led(lambda: check_records(data, config.data.workers, config.data.skip_damaged))
     check_evaluation(data, config.evaluation, due=config.eval_every > 0)
-    return CheckedRun(device, data, precision, steps_per_epoch(config, len(data.train)))
+    return data, steps_per_epoch(config, len(data.train))
 
 
 def check_records(data: Dataset, threads: int, allowed: int) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.distributed.elastic.multiprocessing.errors import record
 
 from fullstride.device import memory
-from fullstride.device.precision import set_precision
+from fullstride.device.precision import process_precision, set_precision
 from fullstride.device.select import describe, resolve_device
 from fullstride.errors import ConfigError, OutOfMemory, Preempted, ReadError, is_out_of_memory
 from fullstride.meanflow.config.schema import TrainConfig
@@ -61,16 +61,14 @@ class Trainer:
             ConfigError: for settings that cannot work here, or a run that would be overwritten.
 
         """
+        self.device = resolve_device(config.device)
         # Its processes take some seconds to start: beside the reading of data.
-        start_compiler(config.backend, resolve_device(config.device))
-        plan = preflight(config, processes)
+        start_compiler(config.backend, self.device)
+        self.data, self.steps = preflight(config, processes)
         self.config = config
         self.processes = processes
         self.resume_advice = resume_advice or how_to_resume(config)
-        self.device = plan.device
-        self.data = plan.data
-        self.steps = plan.steps
-        set_precision(plan.precision, self.device)
+        set_precision(process_precision(config.precision, config.loss.jvp_precision), self.device)
         self.state = build_state(config, self.data, self.device, processes)
         self.objective = build_objective(config, self.data, self.state.ema)
         self.rates = self._rates()

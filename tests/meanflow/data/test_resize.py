@@ -16,9 +16,9 @@ def _pictures(seed: int, *shape: int) -> torch.Tensor:
 def test_padding_is_numpy_s_with_the_rest_below_and_right(height, width, size, seed):
     images = _pictures(seed, 3, 2, height, width)
     sides = [((size - n) // 2, size - n - (size - n) // 2) for n in (height, width)]
-    padded = fit(images, size, "pad", value=seed)
+    padded = fit(images, size, "pad")
     assert padded.dtype == torch.uint8
-    np.testing.assert_array_equal(padded, np.pad(images, ((0, 0), (0, 0), *sides), constant_values=seed))
+    np.testing.assert_array_equal(padded, np.pad(images, ((0, 0), (0, 0), *sides)))
 
 
 @pytest.mark.parametrize(("height", "width", "size"), [(28, 28, 32), (32, 32, 13), (17, 29, 11), (5, 9, 24)])

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 
 from fullstride.errors import ConfigError
 from fullstride.meanflow.checkpoints.folder import find_checkpoint, read_group
+from fullstride.meanflow.config.commands import ConsistencyOptions, SampleOptions, ScoreOptions
 from fullstride.meanflow.config.schema import DataConfig, EvalConfig
 from fullstride.meanflow.data.catalogue import load_data
 from fullstride.meanflow.data.dataset import Dataset, Split, to_uint8
@@ -229,8 +230,8 @@ def test_the_ratio_is_to_the_best_solver():
 def test_pictures_learnt_by_heart_have_a_floor_of_nothing_and_are_scored(name, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(evaluate_checkpoint, "CONSISTENCY", [("meanflow", 1), ("euler", 3)])
     run = train(config(tmp_path, data=DataConfig(name, batch_size=BATCH), epochs=1))
-    for command, given in (("evaluation", {}), ("consistency", {"consistency": True})):
-        evaluate_command(run, num_samples=40, device="cpu", **given)
+    for command, options in (("evaluation", ScoreOptions), ("consistency", ConsistencyOptions)):
+        evaluate_command(run, options(num_samples=40, device="cpu"))
         found = json.loads((run / f"{command}.json").read_text())
         assert found["floor"]["energy_distance"] < 1e-9
         assert all(s["score"]["energy_distance"] > 0.01 for s in found["samplers"].values())
@@ -261,18 +262,18 @@ def test_a_checkpoint_that_the_run_removes_meanwhile_costs_no_score(run, tmp_pat
 
     monkeypatch.setattr(evaluate_checkpoint, "evaluate_checkpoint", outlived)
     name = find_checkpoint(copied).name
-    evaluate_command(copied, num_samples=20, device="cpu")
+    evaluate_command(copied, ScoreOptions(num_samples=20, device="cpu"))
     assert json.loads((copied / "evaluation.json").read_text())["checkpoint"] == name
 
 
 def test_the_commands_print_their_tables(run, monkeypatch, capsys):
     monkeypatch.setattr(evaluate_checkpoint, "CONSISTENCY", [("meanflow", 1), ("euler", 3), ("rk4", 2)])
-    evaluate_command(run, num_samples=20, device="cpu")
+    evaluate_command(run, ScoreOptions(num_samples=20, device="cpu"))
     out = capsys.readouterr().out
     assert all(
         name in out for name in ("meanflow 1", "meanflow 2", "meanflow 4", "20 training images", "FD-classifier")
     )
-    evaluate_command(run, consistency=True, num_samples=20, device="cpu")
+    evaluate_command(run, ConsistencyOptions(num_samples=20, device="cpu"))
     out, told = capsys.readouterr()
     assert [line.rpartition(", ")[0] for line in told.splitlines()[-3:]] == [
         "1 of 3, meanflow 1: 20 samples of 1 evaluation each",
@@ -301,7 +302,7 @@ def test_the_commands_print_their_tables(run, monkeypatch, capsys):
 
 
 def test_scores_are_told_where_they_cannot_be_written_and_earlier_ones_stay(run, monkeypatch, capsys):
-    evaluate_command(run, num_samples=20, device="cpu")
+    evaluate_command(run, ScoreOptions(num_samples=20, device="cpu"))
     before = (run / "evaluation.json").read_bytes()
     capsys.readouterr()
 
@@ -310,14 +311,14 @@ def test_scores_are_told_where_they_cannot_be_written_and_earlier_ones_stay(run,
 
     monkeypatch.setattr("os.fsync", full)
     with pytest.raises(OSError, match=r"cannot write .*evaluation.json \(No space left on device\)"):
-        evaluate_command(run, num_samples=30, device="cpu")
+        evaluate_command(run, ScoreOptions(num_samples=30, device="cpu"))
     assert "meanflow 1" in capsys.readouterr().out
     assert (run / "evaluation.json").read_bytes() == before
 
 
 def test_a_path_for_data_that_have_none_is_refused(run):
     with pytest.raises(ConfigError, match=r"--data-path /x: data=digits comes with scikit-learn"):
-        evaluate_command(run, num_samples=20, device="cpu", data_path="/x")
+        evaluate_command(run, ScoreOptions(num_samples=20, device="cpu", data_path="/x"))
 
 
 def test_table_3_1_is_the_logs():
@@ -330,36 +331,36 @@ def test_precision_batch_and_backend_of_a_checkpoints_scores_can_be_others(run, 
     """A run that was scored in TF32 on a GPU can be on a CPU, and on a device with less memory."""
     asked = []
     monkeypatch.setattr(evaluate, "sample", lambda model, **given: asked.append(given) or sample(model, **given))
-    evaluate_command(run, num_samples=20, device="cpu", precision="bf16", batch_size=7, backend="auto")
+    evaluate_command(run, ScoreOptions(num_samples=20, device="cpu", precision="bf16", batch_size=7, backend="auto"))
     told = json.loads((run / "evaluation.json").read_text())
     assert (told["precision"], told["backend"], told["batch_size"]) == ("bf16", "auto", 7)
-    evaluate_command(run, num_samples=20, device="cpu")
+    evaluate_command(run, ScoreOptions(num_samples=20, device="cpu"))
     told = json.loads((run / "evaluation.json").read_text())
     assert (told["precision"], told["backend"], told["batch_size"]) == ("fp32", "eager", 512)
     taken = [(given["precision"], given["batch_size"], given["backend"]) for given in asked]
     assert taken == [("bf16", 7, "auto")] * 3 + [("fp32", 512, "eager")] * 3
     with pytest.raises(ConfigError, match=r"--precision=tf32: TF32 is CUDA's, the device is cpu; use fp32 or bf16"):
-        evaluate_command(run, num_samples=20, device="cpu", precision="tf32")
+        evaluate_command(run, ScoreOptions(num_samples=20, device="cpu", precision="tf32"))
     with pytest.raises(ConfigError, match=r"--backend=graph: CUDA graphs are CUDA's, the device is cpu"):
-        evaluate_command(run, num_samples=20, device="cpu", backend="graph")
+        evaluate_command(run, ScoreOptions(num_samples=20, device="cpu", backend="graph"))
 
 
 def test_one_sample_is_no_distribution(run):
     with pytest.raises(ConfigError, match="num_samples is 3, expected at least 4"):
-        evaluate_command(run, num_samples=3, device="cpu")
+        evaluate_command(run, ScoreOptions(num_samples=3, device="cpu"))
 
 
 def test_any_average_can_be_scored_and_other_data_cannot(run):
-    evaluate_command(run, num_samples=20, device="cpu", ema=0.5)
+    evaluate_command(run, ScoreOptions(num_samples=20, device="cpu", ema=0.5))
     first = json.loads((run / "evaluation.json").read_text())
-    evaluate_command(run, num_samples=20, device="cpu")
+    evaluate_command(run, ScoreOptions(num_samples=20, device="cpu"))
     second = json.loads((run / "evaluation.json").read_text())
     assert first["samplers"] != second["samplers"]
     assert [(s["ema"], s["checkpoint"]) for s in (first, second)] == [
         (d, find_checkpoint(run).name) for d in (0.5, 0.9)
     ]
     with pytest.raises(ConfigError, match=r"--ema 0.1: expected one of 0.9, 0.5"):
-        evaluate_command(run, num_samples=20, device="cpu", ema=0.1)
+        evaluate_command(run, ScoreOptions(num_samples=20, device="cpu", ema=0.1))
 
 
 def test_data_that_were_moved_are_found_by_their_new_place(tmp_path, seed):
@@ -370,14 +371,14 @@ def test_data_that_were_moved_are_found_by_their_new_place(tmp_path, seed):
     run = train(dataclasses.replace(settings, data=data))
     (tmp_path / "old").rename(tmp_path / "new")
     with pytest.raises(ConfigError, match=r"old: no such folder; .*; if the data were moved, give --data-path$"):
-        evaluate_command(run, num_samples=0, device="cpu")
+        evaluate_command(run, ScoreOptions(num_samples=0, device="cpu"))
     with pytest.raises(ConfigError, match=r"none: no such folder; [^;]*$"):
-        evaluate_command(run, num_samples=0, device="cpu", data_path=str(tmp_path / "none"))
-    evaluate_command(run, num_samples=0, device="cpu", data_path=str(tmp_path / "new"))
+        evaluate_command(run, ScoreOptions(num_samples=0, device="cpu", data_path=str(tmp_path / "none")))
+    evaluate_command(run, ScoreOptions(num_samples=0, device="cpu", data_path=str(tmp_path / "new")))
     assert (run / "evaluation.json").is_file()
     write_latents(tmp_path / "other", torch.randn(60, 8, 4, 4, generator=g), torch.arange(60) % 3)
     with pytest.raises(ConfigError, match="not the data that .* was trained on; .* --data-path"):
-        evaluate_command(run, num_samples=0, device="cpu", data_path=str(tmp_path / "other"))
+        evaluate_command(run, ScoreOptions(num_samples=0, device="cpu", data_path=str(tmp_path / "other")))
 
 
 def picture(path) -> Image.Image:
@@ -388,7 +389,7 @@ def picture(path) -> Image.Image:
 
 def sampled(run, out, **kwargs):
     defaults = {"sampler": "meanflow", "steps": 1, "num": 5, "seed": 3, "label": None, "batch_size": 4}
-    return sample_command(run, **defaults | kwargs, out=out, device="cpu")
+    return sample_command(run, SampleOptions(**defaults | kwargs, out=out, device="cpu"))
 
 
 def test_samples_are_files_that_the_seed_decides(run, tmp_path):

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.tuning.planned_steps import MACHINE, work_of
 from fullstride.meanflow.planning.cost import Costs, PlannedStep, Rates, all_reduce_ms, step_ms
-from fullstride.meanflow.planning.fit import MACHINE, work_of
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from benchmarks.report.places import fill_pages, makers
+from benchmarks.tuning.plan_fit import write_fitted
+from benchmarks.tuning.planned_steps import CHANGES, measured, work_for
 from fullstride.meanflow.planning.cost import memory_bytes, step_ms
-from fullstride.meanflow.planning.fit import KEPT_FILE, fitted, write_fitted
-from fullstride.meanflow.planning.measured import CHANGES, measured, work_for
+from fullstride.meanflow.planning.fit import KEPT_FILE, fitted
 
 RESULTS = Path(__file__).parents[3] / "benchmarks" / "results"
 WITHIN = 0.15

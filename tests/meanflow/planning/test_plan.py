@@ -1,6 +1,7 @@
 import json
 import random
 import re
+import subprocess
 from pathlib import Path
 from statistics import median
 
@@ -195,6 +196,18 @@ def test_the_command_plans_one_of_your_own_and_what_others_published(monkeypatch
     half = CliRunner().invoke(app, ["meanflow", "plan", "--tflops", "5"])
     assert half.exit_code == 2
     assert "expected both or neither" in half.output
+
+
+def test_the_benchmarks_fit_the_factors_anew(tmp_path, monkeypatch):
+    lines = []
+    run = lambda line, env: lines.append(line) or subprocess.CompletedProcess(line, 3)  # noqa: E731
+    monkeypatch.setattr("fullstride.cli.meanflow_plan.subprocess.run", run)
+    assert CliRunner().invoke(app, ["meanflow", "plan", "--fit", "results"]).exit_code == 3
+    assert [line[1:] for line in lines] == [["-m", "benchmarks", "fit-plan", "results"]]
+    monkeypatch.setattr("fullstride.__file__", str(tmp_path / "fullstride" / "__init__.py"))
+    without = CliRunner().invoke(app, ["meanflow", "plan", "--fit", "results"])
+    assert without.exit_code == 2
+    assert "run it from the root of a clone" in " ".join(without.output.split())
 
 
 def test_the_command_says_in_which_memory_order_a_network_of_convolutions_was_measured():

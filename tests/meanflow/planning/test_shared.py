@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.harness.results import CaseResult, Row, write_result
+from benchmarks.tuning.planned_steps import work_of
 from fullstride.meanflow.planning.cost import all_reduce_ms, step_ms
-from fullstride.meanflow.planning.fit import fitted, work_of
+from fullstride.meanflow.planning.fit import fitted
 from fullstride.measure.roofline import Ceilings, RooflineBound
 from fullstride.measure.timing import Timing
 from tests.meanflow.planning.shared_steps import SharedStep, shared_steps

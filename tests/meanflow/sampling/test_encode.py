@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 
 from fullstride.errors import ConfigError
+from fullstride.meanflow.config.commands import EncodeOptions
 from fullstride.meanflow.config.schema import DataConfig
 from fullstride.meanflow.data.catalogue import load_data
 from fullstride.meanflow.sampling import encode
@@ -34,7 +35,7 @@ def write_pictures(folder: Path, counts: dict[str, int], grey: bool = False) -> 
 def made(tmp_path: Path, **settings) -> Path:
     defaults = {"image_size": 8, "flip": False, "half": False, "batch_size": 4, "workers": 0, "holdout": 0.1}
     defaults |= {"shard_size": 10, "device": "cpu", "vae": tmp_path / "vae", "out": tmp_path / "out"}
-    encode_command(tmp_path / "pictures", **defaults | settings)
+    encode_command(tmp_path / "pictures", EncodeOptions(**defaults | settings))
     return tmp_path / "out"
 
 

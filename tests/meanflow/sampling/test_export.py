@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from fullstride.errors import ConfigError
+from fullstride.meanflow.config.commands import ExportOptions
 from fullstride.meanflow.config.schema import DataConfig
 from fullstride.meanflow.data.shards import write_latents
 from fullstride.meanflow.sampling import export
@@ -29,7 +30,7 @@ def run(tmp_path_factory):
 @pytest.mark.parametrize(("steps", "ema"), [(1, None), (2, 0.5)])
 def test_the_file_gives_the_networks_images_for_any_number(run, tmp_path, steps, ema, capsys):
     file = tmp_path / "new" / "sampler.pt2"
-    export_command(run, out=file, steps=steps, ema=ema, device="cpu")
+    export_command(run, ExportOptions(out=file, steps=steps, ema=ema, device="cpu"))
     assert "module()(noise, label)" in capsys.readouterr().out
     about = {export.ABOUT: ""}
     sampler, generator = torch.export.load(file, extra_files=about).module(), load_generator(run, "cpu", ema)
@@ -46,7 +47,7 @@ def test_the_file_gives_the_networks_images_for_any_number(run, tmp_path, steps,
 
 def test_a_file_does_not_depend_on_the_memory_order_of_the_run(tmp_path, recwarn):
     run = train(config(tmp_path, epochs=1, channels_last=True))
-    export_command(run, out=tmp_path / "sampler.pt2", steps=1, ema=None, device="cpu")
+    export_command(run, ExportOptions(out=tmp_path / "sampler.pt2", steps=1, ema=None, device="cpu"))
     assert not [warning for warning in recwarn if "tensor" in str(warning.message)]
     program = torch.export.load(tmp_path / "sampler.pt2")
     assert all(weight.is_contiguous() for weight in program.state_dict.values())
@@ -66,7 +67,7 @@ def test_every_network_is_loaded_without_this_package(tmp_path, name):
     for average in trainer.state.ema.models.values():
         randomize_zero_layers(average, torch.Generator().manual_seed(0))
     trainer._save(must=True)
-    export_command(trainer.run, out=tmp_path / "sampler.pt2", steps=1, ema=None, device="cpu")
+    export_command(trainer.run, ExportOptions(out=tmp_path / "sampler.pt2", steps=1, ema=None, device="cpu"))
     noise = torch.randn(2, 4, 8, 8)
     torch.save(noise, tmp_path / "noise.pt")
     code = (
@@ -83,15 +84,15 @@ def test_every_network_is_loaded_without_this_package(tmp_path, name):
 
 def test_what_cannot_be_exported_is_refused_and_leaves_nothing(run, tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match=r"sampler.pt: expected a file's name that ends in .pt2"):
-        export_command(run, out=tmp_path / "sampler.pt", steps=1, ema=None, device="cpu")
+        export_command(run, ExportOptions(out=tmp_path / "sampler.pt", steps=1, ema=None, device="cpu"))
     (tmp_path / "folder.pt2").mkdir()
     with pytest.raises(ConfigError, match=r"folder.pt2: a folder, expected a file's name"):
-        export_command(run, out=tmp_path / "folder.pt2", steps=1, ema=None, device="cpu")
+        export_command(run, ExportOptions(out=tmp_path / "folder.pt2", steps=1, ema=None, device="cpu"))
     (tmp_path / "folder.pt2").rmdir()
     with pytest.raises(ConfigError, match="--ema 0.1: expected one of 0.9, 0.5"):
-        export_command(run, out=tmp_path / "sampler.pt2", steps=1, ema=0.1, device="cpu")
+        export_command(run, ExportOptions(out=tmp_path / "sampler.pt2", steps=1, ema=0.1, device="cpu"))
     monkeypatch.setattr(export, "TOLERANCE", -1.0)
     (tmp_path / "sampler.pt2").write_text("earlier")
     with pytest.raises(RuntimeError, match="the exported sampler gives different images than the network"):
-        export_command(run, out=tmp_path / "sampler.pt2", steps=1, ema=None, device="cpu")
+        export_command(run, ExportOptions(out=tmp_path / "sampler.pt2", steps=1, ema=None, device="cpu"))
     assert [(path.name, Path.read_text(path)) for path in tmp_path.iterdir()] == [("sampler.pt2", "earlier")]

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from fullstride.errors import ConfigError
+from fullstride.meanflow.config.commands import SampleOptions
 from fullstride.meanflow.models.unet import UNet
 from fullstride.meanflow.sampling.generate import sample_command
 from fullstride.meanflow.sampling.noise import seeded_labels, seeded_noise
@@ -472,6 +473,5 @@ def test_a_printed_result_says_how_many_images_of_which_size_took_what(seed):
     ],
 )
 def test_the_command_says_by_its_options_what_a_sampler_needs(tmp_path, sampler, steps, said):
-    given = {"num": 1, "seed": 0, "label": None, "out": None, "batch_size": 1, "device": "cpu"}
     with pytest.raises(ConfigError, match=said):
-        sample_command(tmp_path, sampler=sampler, steps=steps, **given)
+        sample_command(tmp_path, SampleOptions(sampler=sampler, steps=steps, device="cpu"))

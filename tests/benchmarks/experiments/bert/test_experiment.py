@@ -175,7 +175,7 @@ def test_an_override_that_would_not_be_taken_is_refused(tmp_path, given, message
 
 def test_each_model_is_a_process_on_a_gpu(tmp_path, monkeypatch):
     started = []
-    monkeypatch.setattr("fullstride.launch.gpus.count_gpus", lambda visible=None: 2)
+    monkeypatch.setattr("benchmarks.experiments.visible_gpus.count_gpus", lambda visible=None: 2)
     monkeypatch.setattr(gpu_pool, "run_side_by_side", lambda *given: started.append(given) or [])
     given = ["--gpus", "0,1", "--minutes", "3", "--limit", "70", "--runs", str(tmp_path), "data=python_docs"]
     done = CliRunner().invoke(app, ["bert", *given])

@@ -225,7 +225,7 @@ def test_gpus_share_the_trainings_and_what_they_made_is_gathered(tmp_path, monke
         started.append((len(tasks), *rest))
         return run_in_process(tasks, *rest)
 
-    monkeypatch.setattr("fullstride.launch.gpus.count_gpus", lambda visible=None: 2)
+    monkeypatch.setattr("benchmarks.experiments.visible_gpus.count_gpus", lambda visible=None: 2)
     monkeypatch.setattr(gpu_pool, "run_side_by_side", start)
     monkeypatch.setattr(phase, "run", lambda *given: runs.append(given))
     monkeypatch.setattr(phase, "gathered", lambda experiment, asked: gathered.append(asked) or RESULT)

@@ -464,7 +464,7 @@ def test_a_seed_is_not_begun_beside_those_of_another_machine(tmp_path, ticking):
 
 def test_what_is_complete_is_not_started_and_what_has_no_time_to_start_is_not_begun(tmp_path, monkeypatch, capfd):
     started: list[list[Task]] = []
-    monkeypatch.setattr("fullstride.launch.gpus.count_gpus", lambda visible=None: 2)
+    monkeypatch.setattr("benchmarks.experiments.visible_gpus.count_gpus", lambda visible=None: 2)
     monkeypatch.setattr(gpu_pool, "run_side_by_side", lambda tasks, *_: started.append(tasks) or [])
     for seed in (0, 1):
         _write(tmp_path, "official", seed, [9.0] * MARKS, start=30.0 + seed)
@@ -732,7 +732,7 @@ def test_a_smoke_test_trains_for_seconds(scale, minutes, tmp_path, monkeypatch):
 
 def test_both_codes_are_trained_beside_each_other_and_gathered(tmp_path, monkeypatch):
     runs, gathered = [], []
-    monkeypatch.setattr("fullstride.launch.gpus.count_gpus", lambda visible=None: 2)
+    monkeypatch.setattr("benchmarks.experiments.visible_gpus.count_gpus", lambda visible=None: 2)
     monkeypatch.setattr(gpu_pool, "run_side_by_side", run_in_process)
     monkeypatch.setattr(race, "run", lambda *given: runs.append(given))
     monkeypatch.setattr(race_result, "gather", lambda *given: gathered.append(given) or gather(*given))

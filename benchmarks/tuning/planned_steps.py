@@ -1,4 +1,4 @@
-"""Every measured step, and the profiles and rates of the same machine, from the files of results.
+"""Every measured step that a plan is held against, and profiles and rates of its machine, from the files of results.
 
 Few rows are fitted, the others are predicted: `FITTED` names the former. Of TF32 and fp32 two steps of one network are
 fitted, since no other network was measured in them.
