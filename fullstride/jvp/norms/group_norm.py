@@ -92,7 +92,7 @@ def group_norm(
     """See `naive.group_norm`; a tx of fewer samples than x is that of the first ones, which alone have a ty then."""
     if x.numel() == 0:
         return naive.group_norm(x, tx, groups, affine, eps, act, dtype)
-    silu, layout = act == "silu", format_of(x)
+    silu, layout = _silu(act), format_of(x)
     x, tx = _laid(x, layout), _maybe_laid(tx, layout)
     plan = _plan("forward", x, groups, silu, config)
     moving = None if tx is None or len(tx) == len(x) else len(tx)
@@ -130,7 +130,7 @@ def group_norm_backward(
         tx, affine = None, Affine(affine.weight, affine.bias)
     if x.numel() == 0:
         return naive.group_norm_backward(gy, gty, x, tx, groups, affine, moments, act)
-    silu, layout = act == "silu", format_of(x)
+    silu, layout = _silu(act), format_of(x)
     gy, gty, x, tx = _laid(gy, layout), _maybe_laid(gty, layout), _laid(x, layout), _maybe_laid(tx, layout)
     plan = _plan("detached" if gty is None else "full", x, groups, silu, config)
     dx, dtx = images_like(x), None if tx is None else images_like(x)
@@ -177,3 +177,9 @@ def _laid(a: Tensor, layout: torch.memory_format) -> Tensor:
 
 def _maybe_laid(a: Tensor | None, layout: torch.memory_format) -> Tensor | None:
     return None if a is None else _laid(a, layout)
+
+
+def _silu(act: str | None) -> bool:
+    if act not in (None, "silu"):
+        raise ValueError(f"act is {act!r}, expected None or 'silu'")
+    return act == "silu"

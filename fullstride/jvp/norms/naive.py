@@ -146,4 +146,6 @@ def _grouped(a: Tensor, groups: int) -> Tensor:
 
 
 def _group_kind(x: Tensor, act: str | None) -> NormKind:
+    if act not in (None, "silu"):
+        raise ValueError(f"act is {act!r}, expected None or 'silu'")
     return NormKind(tuple(range(2, x.dim() + 1)), silu=act == "silu")

@@ -188,7 +188,7 @@ class GraphRunner(Runner):
             self._lent = [(p, p.grad) for p in parts if id(p) not in own and p.grad is not None]
             if self.body.ema.due(0):  # if it ever is
                 self.body.ema.get_ready(self._made.device)  # a long period may not have ended yet
-                self._behind = self._record(lambda: self.body.ema.follow(self._made), generator)
+                self._behind = self._record(self._averages, generator)
 
     def _once(self) -> Tensor:
         before = list[tuple[Tensor, int]]()
@@ -204,6 +204,9 @@ class GraphRunner(Runner):
         self._made.add_(1)
         self._dtypes = {name: value.dtype for name, value in metrics.items()}
         return stacked(metrics)
+
+    def _averages(self) -> None:
+        self.body.ema.follow(self._made)
 
     def _replay(self, batch: Any, made: int) -> Metrics:
         assert self._step is not None
