@@ -13,6 +13,8 @@ from torch.nn.attention.bias import CausalBias
 
 from fullstride.jvp.state import without_own_modes
 
+# As `forward_ad` calls them, which first looks for a mode of torch.export at each call.
+_VF: Any = torch._VF
 _level_is_outermost = False
 
 
@@ -49,23 +51,34 @@ def unpack(x: Tensor) -> Dual:
         if tangent is not None:
             refuse_higher_order()
         return Dual(primal, tangent) if tangent is not None else Dual(x, None)
+    return Dual(*unpack_all(x)[0])
+
+
+def unpack_all(*tensors: Tensor | None) -> list[tuple[Any, Tensor | None]]:
+    """Unpack an op's arguments, any of which may be absent, like `unpack`."""
+    if torch.compiler.is_compiling():
+        return [unpack_optional(x) for x in tensors]
     with without_own_modes():
-        return _unpack(x)
+        if _inside_jvp(TransformType.Vmap):
+            raise RuntimeError(
+                "a jvp of a vmap: the ops of fullstride.jvp cannot see its tangents; take vmap outside (vmap of jvp), "
+                "or use the op's own batch dimension"
+            )
+        if forward_ad._current_level < 0:
+            return [(x, None) for x in tensors]  # vmap has no rule for unpack_dual
+        found = [_unpacked(x) for x in tensors]
+        if any(tangent is not None for _, tangent in found):
+            refuse_higher_order()
+        return found
 
 
-def _unpack(x: Tensor) -> Dual:
-    if _inside_jvp(TransformType.Vmap):
-        raise RuntimeError(
-            "a jvp of a vmap: the ops of fullstride.jvp cannot see its tangents; take vmap outside (vmap of jvp), or "
-            "use the op's own batch dimension"
-        )
-    if forward_ad._current_level < 0:
-        return Dual(x, None)  # vmap has no rule for unpack_dual
-    primal, tangent = forward_ad.unpack_dual(x, level=0)
+def _unpacked(x: Tensor | None) -> tuple[Any, Tensor | None]:
+    if x is None:
+        return None, None
+    primal, tangent = _VF._unpack_dual(x, level=0)
     if tangent is None:
-        return Dual(x, None)
-    refuse_higher_order()
-    return Dual(primal, None if tangent._is_zerotensor() else tangent)
+        return x, None
+    return primal, None if tangent._is_zerotensor() else tangent
 
 
 def constant(x: Tensor) -> Tensor:
@@ -85,8 +98,10 @@ def pack(primal: Tensor, tangent: Tensor | None) -> Tensor:
     """Return the dual tensor of a primal and a tangent; the primal itself if there is no tangent."""
     if tangent is None:
         return primal
-    with without_own_modes():
+    if torch.compiler.is_compiling():
         return forward_ad.make_dual(primal, tangent, level=0)
+    with without_own_modes():
+        return _VF._make_dual(primal, tangent, level=0)
 
 
 def is_expanded(x: Tensor) -> bool:

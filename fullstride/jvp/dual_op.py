@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._functorch.utils import unwrap_dead_wrappers
 from torch.autograd import forward_ad
 
 from fullstride.jvp.state import refuse_checkpoint, without_own_modes
@@ -143,13 +144,25 @@ class DualOp:
         return [*primals, *(tangents if full else [None] * len(tangents)), *first, *rows]
 
 
-class Forward(torch.autograd.Function):
+class _Function(torch.autograd.Function):
+    """A function whose `apply` looks for transforms of torch.func first: PyTorch's inspects the signature before it."""
+
+    @classmethod
+    def apply(cls, *args: Any) -> Any:
+        """Apply the function, as `torch.autograd.Function` does."""
+        if torch._C._are_functorch_transforms_active():
+            return super().apply(*args)
+        by_c: Any = super(torch.autograd.Function, cls)
+        return by_c.apply(*unwrap_dead_wrappers(args))
+
+
+class Forward(_Function):
     """An op's forward in eager mode."""
 
     @staticmethod
     def forward(op: DualOp, settings: tuple, tangent_grad: bool, *tensors: Tensor | None) -> tuple:
         """Run the op's forward pass."""
-        return tuple(map(_no_view, op.run(*tensors, *settings)))
+        return tuple([_no_view(x) for x in op.run(*tensors, *settings)])
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
@@ -171,8 +184,10 @@ class Forward(torch.autograd.Function):
             )
         if gradients[0] is None and gradients[1] is None:
             return (None,) * len(ctx.needs_input_grad)
-        settings = ctx.settings, ctx.op.needs_seldom(ctx.needs_input_grad[3:])
-        found = ctx.op.backward_function.apply(ctx.op, *settings, *gradients[:2], *ctx.saved_tensors)
+        needs_seldom = ctx.op.needs_seldom(ctx.needs_input_grad[3:])
+        recorded = torch.is_grad_enabled() or torch._C._are_functorch_transforms_active()
+        run = ctx.op.backward_function.apply if recorded else Backward.forward
+        found = run(ctx.op, ctx.settings, needs_seldom, *gradients[:2], *ctx.saved_tensors)
         return (None, None, None, *found)
 
     @staticmethod
@@ -186,7 +201,7 @@ class Forward(torch.autograd.Function):
         return _mapped(call, info.batch_size, in_dims[3:], tensors, shared, folds)
 
 
-class Backward(torch.autograd.Function):
+class Backward(_Function):
     """An op's backward in eager mode, which has no derivative of its own."""
 
     @staticmethod

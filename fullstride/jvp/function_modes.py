@@ -10,8 +10,9 @@ from torch.autograd import forward_ad
 from torch.utils import _pytree as pytree
 
 from fullstride.jvp.dual import is_expanded
-from fullstride.jvp.reroute import RerouteFunctional
-from fullstride.jvp.state import OwnMode
+from fullstride.jvp.reroute import HANDLED, RerouteFunctional, handled
+from fullstride.jvp.state import OwnMode, refuse_checkpoint
+from fullstride.jvp.tangent_rules import RESHAPING, RULES
 
 # With a plain tensor next to a dual one, these infer the missing tangent's shape through Python, which costs host time
 # that an explicit zero does not.
@@ -37,6 +38,7 @@ MIXING = {
 }
 
 
+GETTER = type(Tensor.shape.__get__)  # pyright: ignore[reportAttributeAccessIssue]
 _MAKE_DUAL = torch._VF._make_dual  # pyright: ignore[reportAttributeAccessIssue]
 
 
@@ -66,16 +68,15 @@ def _with_zeros(x: Any) -> Any:
     return x
 
 
-# Cheap functions of their arguments alone, whose primals and tangents are computed apart from each other: methods,
-# functions and operators of these names.
+# Other cheap functions of their arguments alone, whose primals and tangents are computed apart from each other:
+# methods, functions and operators of these names.
 PURE = frozenset({
     "add", "radd", "sub", "rsub", "mul", "rmul", "multiply", "div", "true_divide", "truediv",
-    "rtruediv", "neg", "pow", "square", "sqrt", "rsqrt", "reciprocal", "exp", "exp2", "expm1",
-    "log", "log2", "log1p", "sin", "cos", "tanh", "sigmoid", "relu", "relu6", "silu",
-    "gelu", "elu", "selu", "celu", "mish", "softplus", "hardtanh", "hardswish", "hardsigmoid", "leaky_relu",
-    "logsigmoid", "softsign", "tanhshrink", "erf", "abs", "clamp", "maximum", "minimum", "where", "sum",
-    "mean", "softmax", "log_softmax", "cat", "concat", "stack", "pad", "interpolate", "upsample", "avg_pool1d",
-    "avg_pool2d", "avg_pool3d", "to", "float", "double", "half", "bfloat16", "type",
+    "rtruediv", "pow", "square", "sqrt", "rsqrt", "reciprocal", "exp", "exp2", "expm1", "log",
+    "log2", "log1p", "sin", "cos", "tanh", "sigmoid", "relu", "relu6", "silu", "gelu",
+    "elu", "selu", "celu", "mish", "softplus", "hardtanh", "hardswish", "hardsigmoid", "leaky_relu", "logsigmoid",
+    "softsign", "tanhshrink", "erf", "abs", "clamp", "maximum", "minimum", "where", "softmax", "log_softmax",
+    "pad", "upsample", "avg_pool1d", "avg_pool2d", "avg_pool3d",
 })  # fmt: skip
 
 
@@ -84,20 +85,27 @@ class DetachedTangents(OwnMode):
 
     PyTorch's formulas of the tangents are ordinary operations that are recorded (pytorch#151782). Cut at every call,
     their graph never outlives the call; what remains saved is what the primal's backward pass needs. A dual tensor
-    that is saved would keep its tangent, too, until the dual level ends: what is cheap is therefore computed twice, on
-    primals that know of no tangent, and without a graph for the tangent.
+    that is saved would keep its tangent, too, until the dual level ends: the commonest functions therefore have rules
+    (`tangent_rules`), and what else is cheap is computed twice, on primals that know of no tangent, and without a graph
+    for the tangent.
     """
 
     def __init__(self, apart: bool = True):
-        """Make the mode; `apart` False computes nothing twice."""
+        """Make the mode; `apart` False computes no primal apart from its tangent."""
         super().__init__()
         self._computes_apart = apart
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         """Run one call."""
         kwargs = kwargs or {}
-        if self._computes_apart and _is_pure(func, args, kwargs) and (apart := _apart(func, args, kwargs)) is not None:
-            return apart
+        if func in RESHAPING or type(func) is GETTER or get_interpreter_stack():
+            return func(*args, **kwargs)
+        if self._computes_apart:
+            rule = RULES.get(func)
+            if rule is not None and (found := rule(func, *args, **kwargs)) is not None:
+                return found
+            if _is_pure(func, args, kwargs) and (found := _apart(func, args, kwargs)) is not None:
+                return found
         out = func(*args, **kwargs)
         if func is _MAKE_DUAL:  # the tangent is the caller's own tensor
             return out
@@ -106,7 +114,21 @@ class DetachedTangents(OwnMode):
         return _cut(out)
 
 
+class RoutedDetachedTangents(DetachedTangents):
+    """Mode that also sends functional calls that carry a tangent to the ops of this package."""
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        """Run one call."""
+        refuse_checkpoint()
+        if func in HANDLED:
+            with DetachedTangents(self._computes_apart):
+                return handled(func, args, kwargs or {})
+        return super().__torch_function__(func, types, args, kwargs)
+
+
 def _is_pure(func: Any, args: tuple, kwargs: dict) -> bool:
+    if not torch.is_grad_enabled():  # nothing is saved
+        return False
     name = getattr(func, "__name__", "")
     name = name[2:-2] if name.startswith("__") else name  # mul_ is in place
     return name in PURE and "out" not in kwargs and not kwargs.get("inplace") and not any(x is True for x in args)

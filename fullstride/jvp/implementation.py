@@ -3,6 +3,7 @@
 import importlib.util
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -55,5 +56,10 @@ def chosen(name: str, x: Tensor, fits: bool = True) -> str:
 
 @torch.compiler.assume_constant_result
 def _has_kernels() -> bool:
+    return _runs_kernels(torch.cuda.current_device())
+
+
+@cache
+def _runs_kernels(device: int) -> bool:
     installed = torch.version.hip is None and importlib.util.find_spec("triton") is not None
-    return installed and torch.cuda.get_device_capability() >= (8, 0)
+    return installed and torch.cuda.get_device_capability(device) >= (8, 0)

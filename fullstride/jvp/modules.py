@@ -1,18 +1,19 @@
 """`torch.nn` modules whose forward derivative is fused, with their parameters and state_dict keys."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fullstride.jvp.attention.op import attention
-from fullstride.jvp.dual import pack, unpack, unpack_optional
+from fullstride.jvp.dual import pack, unpack, unpack_all
 from fullstride.jvp.functional_norms import as_rows
 from fullstride.jvp.mixed_batch import Batch, MixedBatch
 from fullstride.jvp.norms.api import group_norm, layer_norm, rms_norm
 from fullstride.jvp.reroute import reroute_functional
-from fullstride.jvp.state import computes_apart, tangent_grad
+from fullstride.jvp.state import computes_apart, tangent_grad, without_own_modes
 
 
 class GroupNorm(nn.GroupNorm):
@@ -75,11 +76,12 @@ class _Convolution(nn.modules.conv._ConvNd):
         """The convolution of primal and tangent, each once."""
         if isinstance(input, MixedBatch):
             return super().forward(input)
-        x, tangent = unpack(input)
-        if tangent is None or not computes_apart() or _moves(self.weight, self.bias):
-            return super().forward(input)
-        moved = _along(lambda t: self._conv_forward(t, self.weight, None), tangent)
-        return pack(self._conv_forward(x, self.weight, self.bias), moved)
+        with without_own_modes():
+            (x, tangent), *parameters = unpack_all(input, self.weight, self.bias)
+            if tangent is not None and computes_apart() and _are_constant(parameters):
+                out = self._conv_forward(x, self.weight, self.bias)
+                return pack(out, _along(lambda t: self._conv_forward(t, self.weight, None), tangent))
+        return super().forward(input)
 
 
 class Conv1d(_Convolution, nn.Conv1d):
@@ -137,7 +139,7 @@ class MultiheadAttention(nn.MultiheadAttention):
 
         """
         given = query, key, value, key_padding_mask
-        if not any(_moves(x) for x in (*given[:3], *self._parameters.values())):
+        if _are_constant(unpack_all(*given[:3], *self._parameters.values())):
             return super().forward(*given, need_weights, attn_mask, average_attn_weights, is_causal)
         if need_weights or (self.training and self.dropout > 0) or self.bias_k is not None or self.add_zero_attn:
             out, weights = super().forward(*given, True, attn_mask, average_attn_weights, is_causal)
@@ -168,13 +170,15 @@ def linear(x: Batch, weight: Tensor, bias: Tensor | None) -> Batch:
     """`F.linear` whose tangent is one product."""
     if isinstance(x, MixedBatch):
         return F.linear(x, weight, bias)
-    primal, tangent = unpack(x)
-    if tangent is None or _moves(weight, bias):
-        return F.linear(x, weight, bias)
-    if not computes_apart():
-        return F.linear(x, weight, None if bias is None else pack(bias, torch.zeros_like(bias)))
-    moved = _along(lambda t: F.linear(t, weight), tangent)
-    return pack(F.linear(primal, weight, bias), moved)
+    with without_own_modes():
+        (primal, tangent), *parameters = unpack_all(x, weight, bias)
+        if tangent is None or not _are_constant(parameters):
+            zeros = None
+        elif computes_apart():
+            return pack(F.linear(primal, weight, bias), _along(lambda t: F.linear(t, weight), tangent))
+        else:
+            zeros = None if bias is None else torch.zeros_like(bias)
+    return F.linear(x, weight, bias if bias is None else pack(bias, zeros))
 
 
 def linear_map(f: Callable[[Tensor], Tensor], x: Batch) -> Batch:
@@ -184,10 +188,11 @@ def linear_map(f: Callable[[Tensor], Tensor], x: Batch) -> Batch:
     """
     if isinstance(x, MixedBatch):
         return x.along(f)
-    primal, tangent = unpack(x)
-    if tangent is None or not computes_apart():
-        return f(x)
-    return pack(f(primal), _along(f, tangent))
+    with without_own_modes():
+        primal, tangent = unpack(x)
+        if tangent is not None and computes_apart():
+            return pack(f(primal), _along(f, tangent))
+    return f(x)
 
 
 def _along(f: Callable[[Tensor], Tensor], tangent: Tensor) -> Tensor:
@@ -198,8 +203,8 @@ def _along(f: Callable[[Tensor], Tensor], tangent: Tensor) -> Tensor:
         return f(tangent)
 
 
-def _moves(*tensors: Tensor | None) -> bool:
-    return any(unpack_optional(x)[1] is not None for x in tensors)
+def _are_constant(pairs: Iterable[tuple[Any, Tensor | None]]) -> bool:
+    return all(tangent is None for _, tangent in pairs)
 
 
 def _mask(mask: Tensor | None, padding: Tensor | None, heads: tuple[int, ...], keys: int) -> Tensor | None:

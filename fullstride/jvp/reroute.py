@@ -98,12 +98,13 @@ class RerouteFunctional(state.OwnMode):
             # A method in Python that calls super(), which the compiler cannot follow through a mode.
             if func is Tensor.unflatten:
                 return torch.ops.aten.unflatten.int(*args, **kwargs)
-            return _handled(func, args, kwargs)
+            return handled(func, args, kwargs)
         state.refuse_checkpoint()
-        return _handled(func, args, kwargs) if func in HANDLED else func(*args, **kwargs)
+        return handled(func, args, kwargs) if func in HANDLED else func(*args, **kwargs)
 
 
-def _handled(func: Any, args: tuple, kwargs: dict) -> Any:
+def handled(func: Any, args: tuple, kwargs: dict) -> Any:
+    """Run a call of one of the functions `HANDLED`, or of any."""
     route = ROUTES.get(func)
     if route is not None:
         if state.gradient_inside() or any(map(moves, (*args, *kwargs.values()))):
@@ -135,10 +136,10 @@ def _refuse_wrong_gradient(func: Any, given: tuple[Any, ...]) -> None:
 
 
 @contextmanager
-def reroute_functional(mode: type[RerouteFunctional] = RerouteFunctional) -> Iterator[None]:
-    """Route the calls made inside, unless they are already."""
+def reroute_functional(mode: Callable[[], state.OwnMode] = RerouteFunctional) -> Iterator[None]:
+    """Route the calls made inside; `RerouteFunctional` itself is not entered where calls are routed already."""
     with state.routing() as entered:
-        if not entered:
+        if not entered and mode is RerouteFunctional:
             yield
             return
         with mode():

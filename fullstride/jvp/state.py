@@ -15,18 +15,21 @@ _routing = False
 _top_hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks  # pyright: ignore[reportAttributeAccessIssue]
 
 
+_NOTHING = nullcontext()
+
+
 class OwnMode(TorchFunctionMode):
     """A mode of this package, which ignores the operations inside the package's own ops."""
 
 
 def without_own_modes() -> AbstractContextManager[Any]:
     """Disable this package's modes for the calls of an op, unless a mode of the user sees them, too."""
-    if torch.compiler.is_compiling():
-        return nullcontext()
+    if torch.compiler.is_compiling() or torch._C._is_torch_function_all_disabled():
+        return _NOTHING
     modes = range(torch._C._len_torch_function_stack())
     if modes and all(isinstance(torch._C._get_function_stack_at(i), OwnMode) for i in modes):
         return torch._C.DisableTorchFunction()
-    return nullcontext()
+    return _NOTHING
 
 
 class GradientInside(Exception):  # noqa: N818, as it is no failure

@@ -2,7 +2,8 @@
 
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,9 +13,9 @@ from torch.autograd import forward_ad
 from torch.utils import _pytree as pytree
 
 from fullstride.jvp.dual import check_pair, is_expanded, outermost_level, unpack
-from fullstride.jvp.function_modes import DetachedTangents, ExplicitZeros
+from fullstride.jvp.function_modes import ExplicitZeros, RoutedDetachedTangents
 from fullstride.jvp.reroute import RerouteFunctional, reroute_functional
-from fullstride.jvp.state import GradientInside, computes_apart, computing, tangent_grad
+from fullstride.jvp.state import GradientInside, OwnMode, computes_apart, computing, tangent_grad
 
 REMEDIES = {  # by a part of torch's message
     "Nested forward mode AD": (
@@ -100,9 +101,7 @@ def jvp(
     def called(*moved: Tensor) -> Any:
         given = iter(moved)
         args = [leaf if move is None else next(given) for leaf, move in zip(leaves, moves, strict=True)]
-        with reroute_functional(
-            RerouteFunctional if torch.compiler.is_compiling() or get_interpreter_stack() else ExplicitZeros
-        ):
+        with reroute_functional(_mode()):
             return fn(*pytree.tree_unflatten(args, spec))
 
     still = [leaf for leaf, move in zip(leaves, moves, strict=True) if move is not None]
@@ -116,6 +115,12 @@ def jvp(
     if not tangent_grad:
         tangent = pytree.tree_map(torch.detach, tangent)
     return (primal, tangent, aux) if has_aux else (primal, tangent)
+
+
+def _mode() -> Callable[[], OwnMode]:
+    if torch.compiler.is_compiling() or get_interpreter_stack():
+        return RerouteFunctional
+    return ExplicitZeros if tangent_grad() else partial(RoutedDetachedTangents, apart=computes_apart())
 
 
 def _eagerly(
@@ -169,9 +174,7 @@ def _functorch(fn: Callable[..., Any], primals: list[Tensor], tangents: list[Ten
 def _dual_level(fn: Callable[..., Any], primals: list[Tensor], tangents: list[Tensor], has_aux: bool) -> tuple:
     with outermost_level(), _sharded():
         duals = [forward_ad.make_dual(_normal(p), t) for p, t in zip(primals, tangents, strict=True)]
-        cut = torch.is_grad_enabled() and not tangent_grad()
-        with DetachedTangents(apart=computes_apart()) if cut else nullcontext():
-            out = fn(*duals)
+        out = fn(*duals)
         out, aux = out if has_aux else (out, None)
         leaves, spec = pytree.tree_flatten(out)
         pairs = [unpack(x) for x in _tensors(leaves)]

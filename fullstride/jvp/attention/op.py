@@ -20,7 +20,7 @@ from fullstride.jvp.attention.arguments import (
 )
 from fullstride.jvp.attention.register import ATTENTION, VARLEN
 from fullstride.jvp.attention.torch_sdpa import may_lose_gradients
-from fullstride.jvp.dual import check_pair, pack, refuse_gradient_inside_jvp, unpack, unpack_optional
+from fullstride.jvp.dual import check_pair, pack, refuse_gradient_inside_jvp, unpack_all
 from fullstride.jvp.mixed_batch import Batch, MixedBatch, split_mixed
 from fullstride.jvp.state import gradient_inside, tangent_grad
 from fullstride.jvp.subclasses import materialized_all
@@ -86,7 +86,7 @@ def attention(
     refuse_gradient_inside_jvp()
     q, k, v = _autocast(q, k, v)
     duals = q, k, v, attn_mask
-    (q, tq), (k, tk), (v, tv), (mask, tmask) = unpack(q), unpack(k), unpack(v), unpack_optional(attn_mask)
+    (q, tq), (k, tk), (v, tv), (mask, tmask) = unpack_all(q, k, v, attn_mask)
     still = tq is None and tk is None and tv is None and tmask is None
     plain = still and window is None and precision is None and implementation == "auto" and not gradient_inside()
     if plain and not may_lose_gradients(q, k, v, attn_mask):
@@ -201,7 +201,7 @@ def attention_varlen(
     """
     refuse_gradient_inside_jvp()
     q, k, v = _autocast(q, k, v)
-    (q, tq), (k, tk), (v, tv) = unpack(q), unpack(k), unpack(v)
+    (q, tq), (k, tk), (v, tv) = unpack_all(q, k, v)
     q, k, v, tq, tk, tv = materialized_all(q=q, k=k, v=v, tq=tq, tk=tk, tv=tv)
     starts = materialized_all(cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
     check_packed(q, k, v)

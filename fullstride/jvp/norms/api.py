@@ -7,7 +7,7 @@ A norm whose arguments carry a tangent runs as this package's op; without a tang
 import torch
 from jaxtyping import Float
 
-from fullstride.jvp.dual import pack, unpack_optional
+from fullstride.jvp.dual import pack, unpack_all
 from fullstride.jvp.mixed_batch import Batch, MixedBatch, split_mixed
 from fullstride.jvp.norms import dispatch
 from fullstride.jvp.norms.dispatch import Dtype, Given, Norm
@@ -217,8 +217,8 @@ def _apply(
         return _of_some(norm, samples, parameters, settings, dtype, implementation)
     if gradient_inside():
         return norm.written_out(*samples, *parameters, *settings).to(dtype or samples[0].dtype)
-    primals, tangents = zip(*map(unpack_optional, (*samples, *parameters)), strict=True)
     with without_own_modes():
+        primals, tangents = zip(*unpack_all(*samples, *parameters), strict=True)
         return pack(*norm(primals, tangents, settings, dtype, implementation, tangent_grad()))
 
 

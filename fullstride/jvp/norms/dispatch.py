@@ -13,7 +13,7 @@ from fullstride.jvp.dual_op import DualOp
 from fullstride.jvp.implementation import chosen
 from fullstride.jvp.norms import written_out
 from fullstride.jvp.norms.register import ADA_LAYER_NORM, GROUP_NORM, LAYER_NORM, RMS_NORM
-from fullstride.jvp.subclasses import materialized_all
+from fullstride.jvp.subclasses import PLAIN, materialized_all
 
 Given = tuple[Tensor | None, ...]  # the first of the primals is never absent
 Pair = tuple[Tensor, Tensor | None]
@@ -79,8 +79,9 @@ class Norm:
         """The op, of what was checked."""
         refuse_gradient_inside_jvp()
         primals, tangents = _materialized(self.op.primals, primals), _materialized(self.op.tangents, tangents)
-        if dtype is None:
-            primals, tangents = (tuple(map(_autocast, half)) for half in (primals, tangents))
+        kind = _present(primals[0]).device.type
+        if dtype is None and kind != "cpu" and torch.is_autocast_enabled(kind):
+            primals, tangents = (tuple(map(_full, half)) for half in (primals, tangents))
         own = self.settings(_present(primals[0]), *settings)
         return self.op(primals, tangents, (*own, dtype, runs), tangent_grad)
 
@@ -165,6 +166,8 @@ group_norm = Norm(
 
 
 def _materialized(names: tuple[str, ...], tensors: Given) -> Given:
+    if all(x is None or type(x) in PLAIN for x in tensors):
+        return tensors
     return materialized_all(**dict(zip(names, tensors, strict=True)))
 
 
@@ -173,8 +176,6 @@ def _present(x: Tensor | None) -> Tensor:
     return x
 
 
-def _autocast(x: Tensor | None) -> Tensor | None:
-    """Cast x as autocast does for norms: to fp32, but unchanged on a CPU."""
-    if x is None or x.dtype not in (torch.float16, torch.bfloat16) or x.device.type == "cpu":
-        return x
-    return x.float() if torch.is_autocast_enabled(x.device.type) else x
+def _full(x: Tensor | None) -> Tensor | None:
+    """Cast x to fp32, as CUDA's autocast does for norms."""
+    return x.float() if x is not None and x.dtype in (torch.float16, torch.bfloat16) else x

@@ -1,0 +1,142 @@
+"""Tangents of the commonest functions inside eager `jvp`, each with as few operations as the mathematics needs.
+
+PyTorch's own forward AD infers the shape of an absent tangent through Python, multiplies by constants' zero tangents,
+and records the tangent's operations. A rule computes the primal from primals, as without a derivative, and the tangent
+without a graph. It returns None for arguments that it does not handle; PyTorch's derivative is then used.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+# `torch.autograd.forward_ad` looks for a compiler's mode at each call of these; inside eager `jvp` there is none.
+_VF: Any = torch._VF
+_aten: Any = torch.ops.aten
+Dual = Tensor | None
+Rule = Callable[..., Dual]
+_SHAPE = {"stride", "padding", "dilation", "groups"}
+
+
+def split(x: Any) -> tuple[Any, Any]:
+    """The primal and the tangent of an argument; the argument itself and None if it has no tangent."""
+    if not isinstance(x, Tensor):
+        return x, None
+    primal, tangent = _VF._unpack_dual(x, level=0)
+    return (x, None) if tangent is None else (primal, tangent)
+
+
+def joined(primal: Tensor, tangent: Tensor) -> Dual:
+    """The dual tensor; None if the tangent has another format, which autocast may give one of the two."""
+    return _VF._make_dual(primal, tangent, level=0) if primal.dtype == tangent.dtype else None
+
+
+def _product(func: Any, x: Any = None, weight: Any = None, bias: Any = None, /, *rest: Any, **named: Any) -> Dual:
+    """A product or convolution with a constant weight."""
+    primal, tangent = split(x)
+    if tangent is None or split(weight)[1] is not None or split(bias)[1] is not None or not named.keys() <= _SHAPE:
+        return None
+    out = func(primal, weight, bias, *rest, **named)
+    with torch.no_grad():
+        return joined(out, func(tangent, weight, None, *rest, **named))
+
+
+def _sum(func: Any, x: Any = None, y: Any = None, /, *rest: Any, **named: Any) -> Dual:
+    """A sum or difference, one side of which may be a constant."""
+    (p, tp), (q, tq) = split(x), split(y)
+    if rest or named or (tp is None and tq is None):
+        return None
+    if tp is not None and tq is not None:
+        return func(x, y)  # PyTorch's own: two sums, and no graph, as neither tangent has one
+    out = func(p, q)
+    with torch.no_grad():
+        moved = torch.empty_like(out).copy_(tq if tp is None else tp)  # pyright: ignore[reportArgumentType]; its own memory: it may be written to
+        return joined(out, moved.neg_() if tp is None and func in _DIFFERENCES else moved)
+
+
+def _times(func: Any, x: Any = None, y: Any = None, /, *rest: Any, **named: Any) -> Dual:
+    """A product of elements."""
+    (p, tp), (q, tq) = split(x), split(y)
+    if rest or named or (tp is None and tq is None):
+        return None
+    out = func(p, q)
+    with torch.no_grad():
+        if tp is None or tq is None:
+            return joined(out, func(p, tq) if tp is None else func(tp, q))
+        return joined(out, func(tp, q).add_(func(p, tq)))
+
+
+def _quotient(func: Any, x: Any = None, y: Any = None, /, *rest: Any, **named: Any) -> Dual:
+    """A quotient with a constant denominator."""
+    p, tp = split(x)
+    if rest or named or tp is None or split(y)[1] is not None:
+        return None
+    out = func(p, y)
+    with torch.no_grad():
+        return joined(out, func(tp, y))
+
+
+def _elementwise(derivative: Callable[..., Tensor], *known: str) -> Rule:
+    """A function of each element: `derivative` of the tangent, the primal, the output and the `known` keywords."""
+
+    def rule(func: Any, x: Any = None, /, *rest: Any, inplace: bool = False, **named: Any) -> Dual:
+        primal, tangent = split(x)
+        if tangent is None or rest or inplace or not named.keys() <= {*known}:
+            return None
+        out = func(primal, **named)
+        if out.dtype != primal.dtype:
+            return None
+        with torch.no_grad():
+            return joined(out, derivative(tangent, primal, out, **named))
+
+    return rule
+
+
+def _softmax(func: Any, x: Any = None, /, *rest: Any, **named: Any) -> Dual:
+    """Softmax, whose Jacobian is symmetric: its forward derivative is its backward one."""
+    primal, tangent = split(x)
+    dim = rest[0] if rest else named.get("dim")
+    if tangent is None or dim is None or len(rest) > 1 or not named.keys() <= {"dim", "_stacklevel"}:
+        return None
+    out = func(primal, dim)
+    if out.dtype != primal.dtype:
+        return None
+    with torch.no_grad():
+        return joined(out, _aten._softmax_backward_data(tangent, out, dim, out.dtype))
+
+
+def _everywhere(*names: str) -> list[Any]:
+    """The functions and methods of these names in `torch`, `torch.nn.functional` and `Tensor`."""
+    return [getattr(owner, name) for owner in (torch, F, Tensor) for name in names if hasattr(owner, name)]
+
+
+def _rules(rule: Rule, functions: Iterable[Any]) -> dict[Any, Rule]:
+    return dict.fromkeys(functions, rule)
+
+
+_DIFFERENCES = frozenset(_everywhere("sub", "subtract", "__sub__"))
+RULES: dict[Any, Rule] = {
+    **_rules(_product, [F.linear, F.conv1d, F.conv2d, F.conv3d]),
+    **_rules(_sum, [*_everywhere("add", "__add__", "__radd__"), *_DIFFERENCES]),
+    **_rules(_times, _everywhere("mul", "multiply", "__mul__", "__rmul__")),
+    **_rules(_quotient, _everywhere("div", "divide", "true_divide", "__truediv__")),
+    **_rules(_elementwise(lambda t, x, y: _aten.silu_backward(t, x)), [F.silu]),
+    **_rules(_elementwise(lambda t, x, y, **given: _aten.gelu_backward(t, x, **given), "approximate"), [F.gelu]),
+    **_rules(_elementwise(lambda t, x, y: _aten.threshold_backward(t, y, 0)), _everywhere("relu")),
+    **_rules(_elementwise(lambda t, x, y: _aten.sigmoid_backward(t, y)), _everywhere("sigmoid")),
+    **_rules(_elementwise(lambda t, x, y: _aten.tanh_backward(t, y)), _everywhere("tanh")),
+    **_rules(_softmax, _everywhere("softmax")),
+}
+
+# Linear functions of one argument that save nothing of it: PyTorch's derivative of a tangent without a graph has none.
+RESHAPING = frozenset(
+    _everywhere(
+        "reshape", "view", "view_as", "reshape_as", "permute", "transpose", "swapaxes", "swapdims", "movedim",
+        "moveaxis", "t", "flatten", "unflatten", "squeeze", "unsqueeze", "chunk", "split", "tensor_split", "unbind",
+        "narrow", "select", "__getitem__", "expand", "expand_as", "broadcast_to", "repeat", "tile", "roll", "flip",
+        "contiguous", "clone", "cat", "concat", "concatenate", "stack", "interpolate", "sum", "mean", "neg", "__neg__",
+        "to", "float", "double", "half", "bfloat16", "type", "type_as",
+    )
+)  # fmt: skip
