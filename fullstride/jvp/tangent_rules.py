@@ -28,9 +28,11 @@ def split(x: Any) -> tuple[Any, Any]:
     return (x, None) if tangent is None else (primal, tangent)
 
 
-def joined(primal: Tensor, tangent: Tensor) -> Dual:
-    """The dual tensor; None if the tangent has another format, which autocast may give one of the two."""
-    return _VF._make_dual(primal, tangent, level=0) if primal.dtype == tangent.dtype else None
+def joined(primal: Tensor, tangent: Callable[[], Tensor]) -> Dual:
+    """The dual of a primal and of a tangent without a graph; None if autocast gives the two different formats."""
+    with torch.no_grad():
+        moved = tangent()
+    return _VF._make_dual(primal, moved, level=0) if primal.dtype == moved.dtype else None
 
 
 def _product(func: Any, x: Any = None, weight: Any = None, bias: Any = None, /, *rest: Any, **named: Any) -> Dual:
@@ -39,8 +41,7 @@ def _product(func: Any, x: Any = None, weight: Any = None, bias: Any = None, /, 
     if tangent is None or split(weight)[1] is not None or split(bias)[1] is not None or not named.keys() <= _SHAPE:
         return None
     out = func(primal, weight, bias, *rest, **named)
-    with torch.no_grad():
-        return joined(out, func(tangent, weight, None, *rest, **named))
+    return joined(out, lambda: func(tangent, weight, None, *rest, **named))
 
 
 def _sum(func: Any, x: Any = None, y: Any = None, /, *rest: Any, **named: Any) -> Dual:
@@ -51,9 +52,11 @@ def _sum(func: Any, x: Any = None, y: Any = None, /, *rest: Any, **named: Any) -
     if tp is not None and tq is not None:
         return func(x, y)  # PyTorch's own: two sums, and no graph, as neither tangent has one
     out = func(p, q)
-    with torch.no_grad():
-        moved = torch.empty_like(out).copy_(tq if tp is None else tp)  # pyright: ignore[reportArgumentType]; its own memory: it may be written to
-        return joined(out, moved.neg_() if tp is None and func in _DIFFERENCES else moved)
+    # Each dual has a tangent of its own, because it may be written to.
+    if tq is None:
+        return joined(out, lambda: torch.empty_like(out).copy_(tp))
+    moved = torch.neg if func in _DIFFERENCES else torch.positive
+    return joined(out, lambda: torch.empty_like(out).copy_(moved(tq)))
 
 
 def _times(func: Any, x: Any = None, y: Any = None, /, *rest: Any, **named: Any) -> Dual:
@@ -62,10 +65,11 @@ def _times(func: Any, x: Any = None, y: Any = None, /, *rest: Any, **named: Any)
     if rest or named or (tp is None and tq is None):
         return None
     out = func(p, q)
-    with torch.no_grad():
-        if tp is None or tq is None:
-            return joined(out, func(p, tq) if tp is None else func(tp, q))
-        return joined(out, func(tp, q).add_(func(p, tq)))
+    if tp is None:
+        return joined(out, lambda: func(p, tq))
+    if tq is None:
+        return joined(out, lambda: func(tp, q))
+    return joined(out, lambda: func(tp, q).add_(func(p, tq)))
 
 
 def _quotient(func: Any, x: Any = None, y: Any = None, /, *rest: Any, **named: Any) -> Dual:
@@ -74,8 +78,7 @@ def _quotient(func: Any, x: Any = None, y: Any = None, /, *rest: Any, **named: A
     if rest or named or tp is None or split(y)[1] is not None:
         return None
     out = func(p, y)
-    with torch.no_grad():
-        return joined(out, func(tp, y))
+    return joined(out, lambda: func(tp, y))
 
 
 def _elementwise(derivative: Callable[..., Tensor], *known: str) -> Rule:
@@ -88,8 +91,7 @@ def _elementwise(derivative: Callable[..., Tensor], *known: str) -> Rule:
         out = func(primal, **named)
         if out.dtype != primal.dtype:
             return None
-        with torch.no_grad():
-            return joined(out, derivative(tangent, primal, out, **named))
+        return joined(out, lambda: derivative(tangent, primal, out, **named))
 
     return rule
 
@@ -103,8 +105,7 @@ def _softmax(func: Any, x: Any = None, /, *rest: Any, **named: Any) -> Dual:
     out = func(primal, dim)
     if out.dtype != primal.dtype:
         return None
-    with torch.no_grad():
-        return joined(out, _aten._softmax_backward_data(tangent, out, dim, out.dtype))
+    return joined(out, lambda: _aten._softmax_backward_data(tangent, out, dim, out.dtype))
 
 
 def _everywhere(*names: str) -> list[Any]:
