@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 from fullstride.jvp.dual import is_expanded
 from fullstride.jvp.reroute import HANDLED, RerouteFunctional, handled
 from fullstride.jvp.state import OwnMode, refuse_checkpoint
-from fullstride.jvp.tangent_rules import RESHAPING, RULES
+from fullstride.jvp.tangent_rules import RULES, VIEWS
 
 # With a plain tensor next to a dual one, these infer the missing tangent's shape through Python, which costs host time
 # that an explicit zero does not.
@@ -76,7 +76,7 @@ PURE = frozenset({
     "log2", "log1p", "sin", "cos", "tanh", "sigmoid", "relu", "relu6", "silu", "gelu",
     "elu", "selu", "celu", "mish", "softplus", "hardtanh", "hardswish", "hardsigmoid", "leaky_relu", "logsigmoid",
     "softsign", "tanhshrink", "erf", "abs", "clamp", "maximum", "minimum", "where", "softmax", "log_softmax",
-    "pad", "upsample", "avg_pool1d", "avg_pool2d", "avg_pool3d",
+    "pad", "upsample", "type", "avg_pool1d", "avg_pool2d", "avg_pool3d",
 })  # fmt: skip
 
 
@@ -98,7 +98,7 @@ class DetachedTangents(OwnMode):
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         """Run one call."""
         kwargs = kwargs or {}
-        if func in RESHAPING or type(func) is GETTER or get_interpreter_stack():
+        if func in VIEWS or type(func) is GETTER or get_interpreter_stack():
             return func(*args, **kwargs)
         if self._computes_apart:
             rule = RULES.get(func)

@@ -25,7 +25,7 @@ def split(x: Any) -> tuple[Any, Any]:
     if not isinstance(x, Tensor):
         return x, None
     primal, tangent = _VF._unpack_dual(x, level=0)
-    return (x, None) if tangent is None else (primal, tangent)
+    return (primal, tangent) if tangent is not None else (x, None)
 
 
 def joined(primal: Tensor, tangent: Callable[[], Tensor]) -> Dual:
@@ -49,14 +49,13 @@ def _sum(func: Any, x: Any = None, y: Any = None, /, *rest: Any, **named: Any) -
     (p, tp), (q, tq) = split(x), split(y)
     if rest or named or (tp is None and tq is None):
         return None
-    if tp is not None and tq is not None:
-        return func(x, y)  # PyTorch's own: two sums, and no graph, as neither tangent has one
     out = func(p, q)
-    # Each dual has a tangent of its own, because it may be written to.
-    if tq is None:
-        return joined(out, lambda: torch.empty_like(out).copy_(tp))
-    moved = torch.neg if func in _DIFFERENCES else torch.positive
-    return joined(out, lambda: torch.empty_like(out).copy_(moved(tq)))
+    if tp is not None and tq is not None:
+        return joined(out, lambda: func(tp, tq))
+    # A copy: each dual has a tangent of its own, because it may be written to.
+    moved, sign = (tq, -1 if func in _DIFFERENCES else 1) if tp is None else (tp, 1)
+    copied = lambda: torch.empty_like(out).copy_(moved)  # noqa: E731
+    return joined(out, copied if sign > 0 else lambda: copied().neg_())
 
 
 def _times(func: Any, x: Any = None, y: Any = None, /, *rest: Any, **named: Any) -> Dual:
@@ -108,9 +107,31 @@ def _softmax(func: Any, x: Any = None, /, *rest: Any, **named: Any) -> Dual:
     return joined(out, lambda: _aten._softmax_backward_data(tangent, out, dim, out.dtype))
 
 
+def _linear(func: Any, x: Any = None, /, *rest: Any, **named: Any) -> Dual:
+    """A linear function of one tensor; where it returns a view, PyTorch's own derivative is a view, too."""
+    primal, tangent = split(x)
+    if tangent is None or "out" in named:
+        return None
+    out = func(primal, *rest, **named)
+    if out._is_view():
+        return func(x, *rest, **named)
+    return joined(out, lambda: func(tangent, *rest, **named)) if out.is_floating_point() else None
+
+
+def _joint(func: Any, tensors: Any = None, /, *rest: Any, **named: Any) -> Dual:
+    """Several tensors as one, any of which may be a constant."""
+    pairs = [split(x) for x in tensors or ()]
+    if "out" in named or all(tangent is None for _, tangent in pairs):
+        return None
+    out = func([primal for primal, _ in pairs], *rest, **named)
+    tangents = lambda: [torch.zeros_like(primal) if tangent is None else tangent for primal, tangent in pairs]  # noqa: E731
+    return joined(out, lambda: func(tangents(), *rest, **named))
+
+
 def _everywhere(*names: str) -> list[Any]:
     """The functions and methods of these names in `torch`, `torch.nn.functional` and `Tensor`."""
-    return [getattr(owner, name) for owner in (torch, F, Tensor) for name in names if hasattr(owner, name)]
+    found = [getattr(owner, name, None) for owner in (torch, F, Tensor) for name in names]
+    return [f for f in found if callable(f)]  # `torch.float` is a format
 
 
 def _rules(rule: Rule, functions: Iterable[Any]) -> dict[Any, Rule]:
@@ -129,15 +150,22 @@ RULES: dict[Any, Rule] = {
     **_rules(_elementwise(lambda t, x, y: _aten.sigmoid_backward(t, y)), _everywhere("sigmoid")),
     **_rules(_elementwise(lambda t, x, y: _aten.tanh_backward(t, y)), _everywhere("tanh")),
     **_rules(_softmax, _everywhere("softmax")),
-}
+    **_rules(_joint, _everywhere("cat", "concat", "concatenate", "stack")),
+    **_rules(
+        _linear,
+        _everywhere(
+            "reshape", "reshape_as", "flatten", "contiguous", "clone", "__getitem__", "repeat", "tile", "roll", "flip",
+            "sum", "mean", "neg", "__neg__", "to", "float", "double", "half", "bfloat16", "type_as", "interpolate",
+        ),
+    ),
+}  # fmt: skip
 
-# Linear functions of one argument that save nothing of it: PyTorch's derivative of a tangent without a graph has none.
-RESHAPING = frozenset(
+# Functions that return views: PyTorch's derivative of a tangent without a graph has none. A result in memory of its own
+# has a rule instead, as what is saved of PyTorch's dual keeps its tangent.
+VIEWS = frozenset(
     _everywhere(
-        "reshape", "view", "view_as", "reshape_as", "permute", "transpose", "swapaxes", "swapdims", "movedim",
-        "moveaxis", "t", "flatten", "unflatten", "squeeze", "unsqueeze", "chunk", "split", "tensor_split", "unbind",
-        "narrow", "select", "__getitem__", "expand", "expand_as", "broadcast_to", "repeat", "tile", "roll", "flip",
-        "contiguous", "clone", "cat", "concat", "concatenate", "stack", "interpolate", "sum", "mean", "neg", "__neg__",
-        "to", "float", "double", "half", "bfloat16", "type", "type_as",
+        "view", "view_as", "permute", "transpose", "swapaxes", "swapdims", "movedim", "moveaxis", "t", "unflatten",
+        "squeeze", "unsqueeze", "chunk", "split", "tensor_split", "unbind", "narrow", "select", "expand", "expand_as",
+        "broadcast_to",
     )
 )  # fmt: skip
