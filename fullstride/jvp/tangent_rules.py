@@ -53,7 +53,8 @@ def _sum(func: Any, x: Any = None, y: Any = None, /, *rest: Any, **named: Any) -
     if tp is not None and tq is not None:
         return joined(out, lambda: func(tp, tq))
     # A copy: each dual has a tangent of its own, because it may be written to.
-    moved, sign = (tq, -1 if func in _DIFFERENCES else 1) if tp is None else (tp, 1)
+    moved: Any = tq if tp is None else tp
+    sign = -1 if tp is None and func in _DIFFERENCES else 1
     copied = lambda: torch.empty_like(out).copy_(moved)  # noqa: E731
     return joined(out, copied if sign > 0 else lambda: copied().neg_())
 

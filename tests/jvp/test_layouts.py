@@ -14,6 +14,8 @@ from fullstride.jvp.norms.register import ADA_LAYER_NORM, GROUP_NORM, LAYER_NORM
 pytestmark = [
     pytest.mark.skipif(torch.cuda.is_available(), reason="tests/gpu runs the compiled kernels"),
     pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning"),  # of rows that are expanded, all alike
+    # Lanes of a tile beyond its group hold what was in memory, in the interpreter; what they give is not stored.
+    pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning"),
     pytest.mark.filterwarnings("ignore:Conversion of an array with ndim:DeprecationWarning"),  # the interpreter's
 ]
 
