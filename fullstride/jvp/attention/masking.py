@@ -6,7 +6,7 @@ whose score is given: it comes first, so that a window can still hide the keys a
 (arXiv:2408.00118) and dropout change the softmax itself, which no mask can: they have no kernel.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol, TypedDict, runtime_checkable
 
 import torch
@@ -88,7 +88,7 @@ def check_rules(rules: Rules, q: Tensor, k: Tensor, implementation: str) -> None
 
 
 def what_is_seen(
-    q: Tensor, k: Tensor, v: Tensor, visible: Visible, rules: Rules, implementation: str
+    tensors: Sequence[Tensor], visible: Visible, rules: Rules, implementation: str
 ) -> tuple[Visible, bool]:
     """Return what the kernels are given for the arguments, and whether any of these is one that SDPA lacks.
 
@@ -96,6 +96,7 @@ def what_is_seen(
         ValueError: for a mask or rule that does not fit, or an unknown `causal`.
 
     """
+    q, k, v = tensors
     mask, causal, window = visible
     if causal not in (True, False, BOTTOM_RIGHT):
         raise ValueError(f"is_causal is {causal!r}, expected True, False or {BOTTOM_RIGHT!r}")

@@ -104,7 +104,8 @@ def attention(
         attn_mask, triangle = as_causal(attn_mask, q, k, bool(is_causal))
         is_causal = is_causal or triangle
     rules, visible = Rules(**more), Visible(attn_mask, is_causal, window)
-    seen, changed = what_is_seen(q, k, v, visible, rules, implementation)
+    of_all = [x.primal if isinstance(x, MixedBatch) else x for x in (q, k, v)]
+    seen, changed = what_is_seen(of_all, visible, rules, implementation)
     if any(isinstance(x, MixedBatch) for x in (q, k, v)):
         given = {"scale": scale, "enable_gqa": enable_gqa, "precision": precision, "implementation": implementation}
         return _of_some((q, k, v), seen, given, rules)
@@ -190,7 +191,7 @@ def attention_dual(
     for primal, tangent in zip((q, k, v), (tq, tk, tv), strict=True):
         check_pair(primal, tangent)
     rules, visible = Rules(**more), Visible(attn_mask, is_causal, window)
-    seen, _ = what_is_seen(q, k, v, visible, rules, implementation)
+    seen, _ = what_is_seen([q, k, v], visible, rules, implementation)
     (q, k, v), (tq, tk, tv) = as_autocast(q, k, v), as_autocast(tq, tk, tv)
     (k, v, tk, tv), seen = with_sinks(rules.sinks, [k, v, tk, tv], seen, q)
     (mask,) = materialized_all(attn_mask=seen.mask)
