@@ -52,7 +52,8 @@ def test_the_kernels_follow_the_rules(name, seed):
     tensors, options, sinks = resolved(low, [x.detach().float() for x in exact])
     outs = forward(*tensors, **options, config=ForwardConfig(16, 16, 4, 2))  # pyright: ignore
     found = backward(go.float(), gto.float(), *tensors, *outs, **options, config=BACKWARD)  # pyright: ignore
-    cut = [found[0], found[1][:, :, sinks:], found[2][:, :, sinks:]]
+    cut: list[Any] = [found[0], found[1][:, :, sinks:], found[2][:, :, sinks:]]
     cut += [found[3], found[4][:, :, sinks:], found[5][:, :, sinks:]]
-    for x, y in zip((*outs[:2], *cut), (o, to, *expected), strict=True):
+    results: list[Any] = [*outs[:2], *cut]
+    for x, y in zip(results, (o, to, *expected), strict=True):
         torch.testing.assert_close(x.double(), y.detach(), rtol=2e-5, atol=2e-5)
