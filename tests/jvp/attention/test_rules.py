@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask
 
 from fullstride.jvp import attention, attention_dual, attention_varlen, document_starts, jvp, partial_jvp
+from fullstride.jvp.attention import arguments
 from fullstride.jvp.attention.dropout import seeded_factors
 from tests.jvp.attention import rules
 from tests.jvp.attention.rules import CASES, IDS, PLAIN, B, H, defined, draw, numbers
@@ -181,6 +182,16 @@ def test_what_does_not_fit_is_refused(name):
             call()
     with pytest.raises(ValueError, match=message):
         jvp(lambda q: attention(q, Q, Q, **options), (Q,), (Q,))
+
+
+def test_a_named_kernel_is_not_replaced_without_a_word(monkeypatch, seed):
+    monkeypatch.setattr(arguments, "chosen", lambda name, x, fits=True: name)
+    (q, k, v), mask = draw(seed, 5, 8), numbers(seed, 5, 8)
+    op = lambda q, m: attention(q, k, v, attn_mask=m, implementation="triton")  # noqa: E731
+    with pytest.raises(
+        ValueError, match="a mask that carries a tangent with implementation='triton'.*'plain' or 'auto'"
+    ):
+        jvp(op, (q, mask), (q, mask))
 
 
 def test_an_unknown_argument_is_refused():
