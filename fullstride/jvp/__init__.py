@@ -1,6 +1,7 @@
 """Exact, fused forward-mode derivatives (JVPs) of attention and norms, for any PyTorch model."""
 
-from fullstride.jvp.attention.op import attention, attention_dual, attention_varlen
+from fullstride.jvp.attention.op import attention, attention_dual
+from fullstride.jvp.attention.op_varlen import attention_varlen, document_starts
 from fullstride.jvp.checking.tangents import TangentError, TangentReport, check_tangents
 from fullstride.jvp.checkpointing import checkpoint
 from fullstride.jvp.mixed_transform import partial_jvp
@@ -28,6 +29,7 @@ __all__ = [
     "attention_varlen",
     "check_tangents",
     "checkpoint",
+    "document_starts",
     "group_norm",
     "group_norm_dual",
     "jvp",

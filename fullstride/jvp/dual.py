@@ -62,7 +62,7 @@ def unpack_all(*tensors: Tensor | None) -> list[tuple[Any, Tensor | None]]:
         if _inside_jvp(TransformType.Vmap):
             raise RuntimeError(
                 "a jvp of a vmap: the ops of fullstride.jvp cannot see its tangents; take vmap outside (vmap of jvp), "
-                "or use the op's own batch dimension"
+                "or use the op's own batch dimension, or attention with implementation='plain'"
             )
         if forward_ad._current_level < 0:
             return [(x, None) for x in tensors]  # vmap has no rule for unpack_dual
@@ -153,7 +153,8 @@ def refuse_higher_order() -> None:
     if eager_transforms.JVP_NESTING > 1:
         raise RuntimeError(
             "a jvp inside a jvp: the ops of fullstride.jvp have only a first forward derivative; expected a single jvp "
-            "around them. For higher orders use PyTorch operations (torch.nn.functional) in the model"
+            "around them. For higher orders use PyTorch operations (torch.nn.functional) in the model, or "
+            "attention with implementation='plain', which has derivatives of any order"
         )
     refuse_gradient_inside_jvp()
 
@@ -163,7 +164,8 @@ def refuse_gradient_inside_jvp() -> None:
     if not torch.compiler.is_compiling() and _inside_jvp(TransformType.Grad):
         raise RuntimeError(
             "a jvp of a gradient (torch.func.grad or vjp inside jvp): the ops of fullstride.jvp have no derivative of "
-            "their backward pass; take the gradient outside (grad of jvp), or use PyTorch operations in the model"
+            "their backward pass; take the gradient outside (grad of jvp), or use PyTorch operations in the model, or "
+            "attention with implementation='plain', which has derivatives of any order"
         )
 
 

@@ -180,7 +180,8 @@ class Forward(_Function):
         if forward_ad._current_level >= 0:
             raise RuntimeError(
                 f"a backward pass of fullstride's {ctx.op.name} inside a dual level: the gradient's own tangent, which "
-                "PyTorch would compute there, is not available; call the backward pass after leaving the level"
+                "PyTorch would compute there, is not available; call the backward pass after leaving the level, or "
+                "attention with implementation='plain'"
             )
         if gradients[0] is None and gradients[1] is None:
             return (None,) * len(ctx.needs_input_grad)
@@ -228,7 +229,8 @@ class Backward(_Function):
         """
         raise RuntimeError(
             f"a second derivative by backward passes through fullstride's {ctx.name}, which has only a first one; use "
-            "PyTorch operations (torch.nn.functional) in a model that is differentiated twice"
+            "PyTorch operations (torch.nn.functional) in a model that is differentiated twice, or attention with "
+            "implementation='plain', which has derivatives of any order"
         )
 
     @staticmethod

@@ -20,7 +20,8 @@ from fullstride.jvp.state import GradientInside, OwnMode, computes_apart, comput
 REMEDIES = {  # by a part of torch's message
     "Nested forward mode AD": (
         "jvp inside another jvp or dual level: fullstride.jvp has only a first forward derivative; expected a single "
-        "jvp. For higher orders call torch.func.jvp throughout, on a model of PyTorch operations (torch.nn.functional)"
+        "jvp. For higher orders call torch.func.jvp throughout, on a model of PyTorch operations (torch.nn.functional) "
+        "or of attention with implementation='plain'"
     ),
     "forward AD with _scaled_dot_product": (
         "fn calls torch's fused attention, which has no forward derivative, where jvp cannot replace it (through "

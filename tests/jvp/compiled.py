@@ -17,6 +17,8 @@ from torch.nn.attention.bias import causal_upper_left
 from fullstride import jvp as ours
 from fullstride.jvp import jvp
 from tests.jvp import plain_ops
+from tests.jvp.attention.rules import CASES, PLAIN, defined
+from tests.jvp.attention.rules import draw as rule_points
 from tests.jvp.derivatives import Call, Points, close, gradients, torchs
 from tests.jvp.networks import random_network, random_points
 
@@ -112,6 +114,21 @@ def masks(backend: str) -> None:
     causal: Callable = lambda q: jvp(lambda q: ours.attention(q, q, q, attn_mask=BIAS), (q,), (q.cos(),))  # noqa: E731
     found = torch.compile(causal, fullgraph=True, backend=backend)(q)
     close(found, torchs(functools.partial(plain_ops.attention, is_causal=True), [q] * 3, [q.cos()] * 3))
+
+
+def rules(backend: str) -> None:
+    """Check arguments beyond SDPA's, and the plain form."""
+    forms = [*((name, "auto") for name in CASES), *((name, "plain") for name in (*PLAIN, "causal_sinks"))]
+    for i, (name, form) in enumerate(forms):
+        lengths, given, named = (CASES | PLAIN)[name](3)
+        op = functools.partial(ours.attention, implementation=form, **given)
+        compare(op, functools.partial(defined, **named), rule_points(4, *lengths), backend, throughs=(i % 2 == 0,))
+    options = {"implementation": "plain", "dropout_p": 0.4, "dropout_seed": torch.tensor(5)}
+    dropped = functools.partial(ours.attention, **options)
+    compare(dropped, dropped, rule_points(4, 5, 7), backend)
+    starts = torch.tensor([0, 2, 5], dtype=torch.int32)
+    packed = lambda q, k, v: ours.attention_varlen(q, k, v, starts, starts, 3, 3, implementation="plain")  # noqa: E731
+    compare(packed, packed, draw(*[(5, 2, 6)] * 3), backend)
 
 
 def norms(backend: str) -> None:
@@ -303,8 +320,8 @@ def switched(backend: str) -> None:
         close(jvp(ours.layer_norm, (x,), (t,)), plain)
 
 
-ALL = attention, masks, norms, formats, explicit, networks, checkpointed, representatives, transforms, switched, dynamic
-FAMILIES = {f.__name__: f for f in ALL}
+ALL = (attention, masks, rules, norms, formats, explicit, networks, checkpointed, representatives, transforms, switched)
+FAMILIES = {f.__name__: f for f in (*ALL, dynamic)}
 
 
 def main(backend: str, *families: str) -> None:

@@ -10,6 +10,7 @@ import pytest
         ("eager", ["attention"]),
         ("eager", ["networks", "transforms"]),
         ("aot_eager", ["attention", "masks"]),
+        ("aot_eager", ["rules"]),
         ("aot_eager", ["norms", "formats", "explicit"]),
         ("aot_eager", ["networks", "checkpointed", "switched", "dynamic", "transforms"]),
         ("inductor", ["representatives"]),

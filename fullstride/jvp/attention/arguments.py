@@ -40,7 +40,7 @@ def attention_options(
         ValueError: for an unknown window, precision or implementation, or heads too wide for it.
 
     """
-    left, right = _window(window)
+    left, right = checked_window(window)
     if precision not in (*PRECISIONS, None):
         raise ValueError(f"precision is {precision!r}, expected one of {', '.join(PRECISIONS)}, or None for torch's")
     factor = q.shape[-1] ** -0.5 if scale is None else float(scale)
@@ -52,7 +52,13 @@ def attention_options(
     return AttentionOptions(factor, causal, left, right, precision or "", chosen(implementation, q, fits))
 
 
-def _window(window: tuple[int, int] | None) -> tuple[int, int]:
+def checked_window(window: tuple[int, int] | None) -> tuple[int, int]:
+    """Return a window's two sides, each negative without a limit.
+
+    Raises:
+        ValueError: for another form.
+
+    """
     if window is None:
         return -1, -1
     if not isinstance(window, tuple) or len(window) != 2 or not all(isinstance(side, int) for side in window):
@@ -65,7 +71,7 @@ def _window(window: tuple[int, int] | None) -> tuple[int, int]:
 def check_batch(q: Tensor, k: Tensor, v: Tensor) -> None:
     """Raise unless q, k, v have four dimensions and one batch."""
     shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
-    if not q.ndim == k.ndim == v.ndim == 4 or not len(q) == len(k) == len(v):
+    if not q.ndim == k.ndim == v.ndim == 4 or not q.shape[0] == k.shape[0] == v.shape[0]:
         raise ValueError(f"shapes are {shapes}, expected (B, H, L, D) with one batch size; expand the smaller tensors")
 
 
@@ -121,7 +127,10 @@ def checked_mask(mask: Tensor | None, q: Tensor, k: Tensor, causal: bool) -> Ten
         return None
     full = (*q.shape[:3], k.shape[2])
     if causal:
-        raise ValueError("attn_mask and is_causal=True are given, expected one; put the causal triangle into attn_mask")
+        raise ValueError(
+            "attn_mask and is_causal are given, expected one; put the causal triangle into attn_mask, or pass "
+            "window=(-1, 0), which is the triangle of is_causal=True"
+        )
     if (mask.dtype != torch.bool and not mask.is_floating_point()) or mask.device != q.device:
         raise ValueError(
             f"attn_mask is {mask.dtype} on {mask.device}, expected bool (True: seen) or a floating dtype on {q.device}"

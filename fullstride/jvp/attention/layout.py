@@ -17,3 +17,11 @@ def visible_band(causal: bool, window: tuple[int, int] | None) -> tuple[int, int
     """Return the window of query i, i - left <= j <= i + right; negative means no limit."""
     left, right = window or (-1, -1)
     return left, 0 if causal else right
+
+
+def output_order(x: Tensor, q: Tensor) -> Tensor:
+    """Return x in q's format, and in the memory order of `output_like`."""
+    x = x.to(q.dtype)
+    if q.ndim == 4 and q.shape[1] > 1 and q.shape[2] > 1 and q.stride(1) < q.stride(2):
+        return x.transpose(1, 2).contiguous().transpose(1, 2)
+    return x

@@ -18,7 +18,13 @@ Starts = Int[Tensor, " n_plus_1"]
 Gradients = tuple[Queries, Keys, Values, Queries | None, Keys | None, Values | None]
 
 
-def _bounds(starts: Tensor, total: int, name: str) -> list[int]:
+def bounds(starts: Tensor, total: int, name: str) -> list[int]:
+    """Return the bounds of the sequences.
+
+    Raises:
+        ValueError: if they decrease or exceed the packed rows.
+
+    """
     found: list[int] = starts.tolist()
     if found != sorted(found) or (found and not 0 <= found[0] <= found[-1] <= total):
         raise ValueError(f"{name} is {found}, expected non-decreasing bounds from 0 to the {total} packed rows")
@@ -26,7 +32,7 @@ def _bounds(starts: Tensor, total: int, name: str) -> list[int]:
 
 
 def _spans(cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, queries: int, keys: int) -> Iterator[tuple[slice, slice]]:
-    starts_q, starts_k = _bounds(cu_seqlens_q, queries, "cu_seqlens_q"), _bounds(cu_seqlens_k, keys, "cu_seqlens_k")
+    starts_q, starts_k = bounds(cu_seqlens_q, queries, "cu_seqlens_q"), bounds(cu_seqlens_k, keys, "cu_seqlens_k")
     for i in range(len(starts_q) - 1):
         yield slice(starts_q[i], starts_q[i + 1]), slice(starts_k[i], starts_k[i + 1])
 

@@ -76,7 +76,7 @@ def test_a_precision_is_looked_at_without_a_tangent_too(seed):
 @pytest.mark.parametrize("window", [3, (1, 2, 3), (1.5, 2)])
 def test_a_window_of_another_form_is_refused(window):
     with pytest.raises(ValueError, match=f"window is {re.escape(repr(window))}, expected \\(left, right\\)"):
-        inspect.unwrap(arguments._window)(window)
+        inspect.unwrap(arguments.checked_window)(window)
 
 
 def test_a_mask_that_learns_is_a_constant_without_gradients(seed):
