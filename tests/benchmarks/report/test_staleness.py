@@ -159,7 +159,7 @@ def test_a_race_is_run_anew_and_not_gathered(name, trained, folder, tmp_path, mo
     monkeypatch.setattr(
         cli_experiment, "_trainings", lambda asked, codes, seeds, official, limit: [codes, seeds, official]
     )
-    monkeypatch.setattr(cli_experiment, "spread", lambda *given, **_: asked.extend(given) or sys.exit())
+    monkeypatch.setattr("benchmarks.experiments.gpu_pool.spread", lambda *given, **_: asked.extend(given) or sys.exit())
     done = CliRunner().invoke(app, words[3:])
     assert done.exit_code == 0, done.output
     gpus, (codes, seeds, official), runs, collect, _ = asked

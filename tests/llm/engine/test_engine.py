@@ -294,8 +294,7 @@ def test_a_step_that_fails_ends_its_own_requests_alone(engine, rng, monkeypatch)
         raise RuntimeError("out of\nmemory")
 
     with monkeypatch.context() as patch:
-        patch.setattr(engine._runner, "decode", broken)
-        patch.setattr(engine._runner, "mixed", broken)
+        patch.setattr(engine._runner, "run", broken)
         for delta in engine.step():
             found.setdefault((delta.request_id, delta.index), Completion()).take(delta)
     finish(engine, found)
@@ -337,7 +336,7 @@ def test_without_a_new_pool_the_engine_is_dead_and_says_so(engine, rng, monkeypa
     engine.add("a", prompt(rng, 20), greedy(25))
     engine.add("b", prompt(rng, 20), greedy(25))
     with monkeypatch.context() as patch:
-        patch.setattr(engine._runner, "mixed", broken)
+        patch.setattr(engine._runner, "run", broken)
         patch.setattr(engine._runner, "reset", broken)
         found = finish(engine)
     assert {completion.finish for completion in found.values()} == {"error"}

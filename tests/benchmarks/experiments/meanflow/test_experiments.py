@@ -583,7 +583,7 @@ def test_a_smoke_test_stays_out_of_the_results():
 )
 def test_other_settings_take_no_results_place(given, own, tmp_path, monkeypatch):
     places = []
-    monkeypatch.setattr("benchmarks.cli.experiments._show", lambda gather, out, limit: places.append(out))
+    monkeypatch.setattr("benchmarks.harness.seeds.conclude", lambda gather, out, *_: places.append(out))
     done = CliRunner().invoke(app, [*given, "--collect", "--runs", str(tmp_path)])
     assert done.exit_code == 0, done.output
     assert places == [Path("benchmarks/results") if own else tmp_path / "results"]
