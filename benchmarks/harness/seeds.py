@@ -195,7 +195,7 @@ def conclude(
     try:
         result = gather()
     except NothingFinished as nothing:
-        if limit.left > 0:
+        if cut or limit.left > 0:
             raise cut or nothing from None
         message = f"--limit {limit.seconds:g}: nothing is finished yet; run the same command to resume"
         raise Preempted(message) from nothing

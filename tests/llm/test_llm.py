@@ -216,7 +216,7 @@ def test_a_failed_step_is_an_error(llm, monkeypatch):
         raise RuntimeError("no device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(llm.engine._runner, "mixed", broken)
+        patch.setattr(llm.engine._runner, "run", broken)
         with pytest.raises(RuntimeError, match="no device"):
             llm.generate("a", GREEDY)
         with pytest.raises(RuntimeError, match="no device"):

@@ -203,7 +203,7 @@ def test_a_step_that_is_timed_when_the_time_is_over_is_timed_again(given, tmp_pa
     start = time.monotonic()
     done = CliRunner().invoke(app, ["bert", *given])
     assert (done.exit_code, time.monotonic() - start < 60) == (0, True)
-    assert "--limit 1000: nothing is finished yet; run the same command to resume" in done.output, done.output
+    assert "stopped in timing tiny's step; to begin it again, run the same command" in done.output, done.output
     assert not list(tmp_path.rglob("overhead.json"))
 
 
