@@ -44,3 +44,17 @@ class NormsOptions(CaseOptions):
     ] = None
     seconds: Seconds = 180.0
     jobs: Jobs = 8
+
+
+OPS = ("group_norm", "layer_norm", "rms_norm", "attention", "linear", "conv2d", "silu", "gelu", "add", "mul")
+
+
+@dataclass(frozen=True)
+class HostOptions(CaseOptions):
+    """Host time of ops on tiny tensors: in PyTorch and under a derivative, eager and compiled."""
+
+    device: Device = "auto"
+    precision: Annotated[str, among("bf16|fp16|fp32", "Format of the tensors."), ("bf16", "fp16", "fp32")] = "bf16"
+    only: Annotated[tuple[str, ...], among("OP", "Op to measure; may be repeated. All if not given."), OPS] = ()
+    compiled: Annotated[bool, typer.Option(help="Measure compiled passes, too.")] = True
+    seconds: Seconds = 600.0
