@@ -101,7 +101,8 @@ def what_is_seen(
     if causal not in (True, False, BOTTOM_RIGHT):
         raise ValueError(f"is_causal is {causal!r}, expected True, False or {BOTTOM_RIGHT!r}")
     flex = mask is not None and not isinstance(mask, Tensor)
-    none = rules.dropout_p == 0 and all(x is None for x in (rules.document_ids, *rules[1:4], rules.dropout_seed))
+    ids, slopes, sinks, softcap, p, seed = rules
+    none = p == 0 and all(x is None for x in (ids, slopes, sinks, softcap, seed))
     if none and not flex and causal != BOTTOM_RIGHT:
         return visible, False
     check_batch(q, k, v)

@@ -53,7 +53,9 @@ class CompletionLogprobsWriter:
             beginning: of the text.
 
         """
-        self._token_bytes, self._special, self._text = token_bytes, special, Utf8Decoder(beginning)
+        self._token_bytes = token_bytes
+        self._special = special
+        self._text = Utf8Decoder(beginning)
         self._offset = 0
 
     def write(self, places: Sequence[AtToken | None], first: int, echo: str = "") -> dict[str, list[Any]]:
