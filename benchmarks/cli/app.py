@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from benchmarks.cases.jvp.options import AttentionOptions, HostOptions, NormsOptions
+from benchmarks.cases.jvp.options import AttentionOptions, HostOptions, NetworksOptions, NormsOptions
 from benchmarks.cases.llm.options import AttentionOptions as PagedAttentionOptions
 from benchmarks.cases.llm.options import LlmOptions as LlmOptions
 from benchmarks.cases.meanflow.options import LoaderOptions, PeerOptions, SamplingOptions, ScalingOptions, StepOptions
@@ -53,13 +53,14 @@ CASES = {
     "jvp-attention": CaseRow(AttentionOptions, "jvp.attention:BENCH.run"),
     "jvp-norms": CaseRow(NormsOptions, "jvp.norms:BENCH.run"),
     "jvp-host": CaseRow(HostOptions, "jvp.host:run"),
+    "jvp-networks": CaseRow(NetworksOptions, "jvp.networks:run"),
     "train-step": CaseRow(TrainStepOptions, "step_jax.train_step:run_bert"),
     "llm": CaseRow(LlmOptions, "llm.case:run"),
     "paged-attention": CaseRow(PagedAttentionOptions, "llm.attention:run"),
 }
 GROUPS = {
     "MeanFlow": " ".join(name for name in CASES if name.startswith("meanflow")),
-    "Forward-mode derivatives": "jvp-attention jvp-norms jvp-host",
+    "Forward-mode derivatives": "jvp-attention jvp-norms jvp-host jvp-networks",
     "Training steps in JAX": "train-step",
     "Language models": "llm paged-attention",
 }

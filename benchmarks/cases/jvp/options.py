@@ -58,3 +58,20 @@ class HostOptions(CaseOptions):
     only: Annotated[tuple[str, ...], among("OP", "Op to measure; may be repeated. All if not given."), OPS] = ()
     compiled: Annotated[bool, typer.Option(help="Measure compiled passes, too.")] = True
     seconds: Seconds = 600.0
+
+
+NETWORKS = ("timm-vit", "diffusers-unet", "unet", "unet-torch-norms")
+
+
+@dataclass(frozen=True)
+class NetworksOptions(CaseOptions):
+    """Training passes of whole networks of other libraries, with a forward derivative and without."""
+
+    device: Device = "auto"
+    precision: Annotated[str, among("bf16|fp32", "Precision of the passes (bf16: autocast)."), ("bf16", "fp32")] = (
+        "bf16"
+    )
+    batch_size: Annotated[int, typer.Option(min=1, help="Number of images.")] = 64
+    only: Annotated[tuple[str, ...], among("NETWORK", "Network to measure; may be repeated."), NETWORKS] = ()
+    small: Annotated[bool, typer.Option(help="Take small networks, as on a processor.")] = False
+    seconds: Seconds = 600.0

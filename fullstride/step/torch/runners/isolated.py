@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fullstride.step.torch.body import Body
 from fullstride.step.torch.optimizers import layers
-from fullstride.step.torch.runners.reached_state import ReachableState
+from fullstride.step.torch.runners.reached_state import ReachableState, ReadVariable
 
 
 class CannotCopyError(Exception):
@@ -42,7 +42,7 @@ class IsolatedBody:
 
         """
         reached = ReachableState((body.loss, body.draw, body.model, body.generator, batch))
-        self._variables, self._device = reached.variables, body.device
+        self._device = body.device
         self._memo: dict[int, Any] = {id(module): module for module in reached.modules}
         self._memo |= {id(g): g.clone_state() for g in reached.generators}
         # A tensor within a graph has no other copy than its values, and a batch may be a view of all data.
@@ -50,7 +50,8 @@ class IsolatedBody:
         self._memo |= {id(x): x.detach().clone() for x in apart}
         self.batch = self._copied(batch, "the batch")
         parts = {name: self._copied(getattr(body, name), name) for name in ("loss", "draw", "model", "generator")}
-        self._values = [self._copied(v.value, v.name) for v in self._variables]
+        copies = [(v, self._copied(v.value, v.name)) for v in reached.variables]
+        self._copies = [(v, value) for v, value in copies if self._binds(v, value)]
         for x in reached.tensors:
             for hook in (x._backward_hooks or {}).values() if x.is_leaf else ():
                 self._memo[id(x)].register_hook(hook)
@@ -61,6 +62,17 @@ class IsolatedBody:
             return copy.deepcopy(x, self._memo)
         except Exception as error:
             raise CannotCopyError(f"{name} cannot be copied ({type(error).__name__}: {error})") from error
+
+    @staticmethod
+    def _binds(variable: ReadVariable, value: Any) -> bool:
+        """Return whether the variable can be bound; a read-only one may be its own copy, as an enumeration's member."""
+        try:
+            variable.bind(variable.value)
+        except Exception as error:
+            if value is variable.value:
+                return False
+            raise CannotCopyError(f"{variable.name} cannot be bound ({type(error).__name__}: {error})") from error
+        return True
 
     def has(self, parameter: Tensor) -> bool:
         """Return whether a parameter was copied."""
@@ -80,7 +92,7 @@ class IsolatedBody:
             stack.enter_context(torch.random.fork_rng([self._device] if self._device.type == "cuda" else []))
             stack.enter_context(warnings.catch_warnings())  # which the step itself is going to give
             warnings.simplefilter("ignore")
-            for variable, value in zip(self._variables, self._values, strict=True):
+            for variable, value in self._copies:
                 stack.callback(variable.bind, variable.value)
                 variable.bind(value)
             yield

@@ -2,6 +2,7 @@
 
 import collections
 import copy
+import enum
 import itertools
 import random
 from collections.abc import Callable
@@ -222,7 +223,33 @@ def queue_of_negatives() -> Training:
     return Training(loss, model, sgd(model), lambda: list(queue))
 
 
+class Order(enum.Enum):
+    """Orders of dimensions, with members that cannot be bound to anything else."""
+
+    FIRST = (0, 1)
+    LAST = (1, 0)
+
+
+def enumeration() -> Training:
+    model = net()
+    return Training(lambda m, b: plain(m, b) * (1 + len(Order.LAST.value)), model, sgd(model))
+
+
+class ReadOnly(type):
+    """Metaclass of classes whose attributes cannot be set."""
+
+    def __setattr__(cls, name: str, value: Any) -> None:
+        raise AttributeError(f"{name} is read-only")
+
+
+class Sealed(metaclass=ReadOnly):
+    """Holds a list that grows."""
+
+    seen: list[int] = []  # noqa: RUF012
+
+
 CASES = [
+    enumeration,
     teacher_in_a_closure,
     teacher_in_a_global,
     head_in_the_loss,
@@ -313,3 +340,19 @@ def test_a_step_whose_state_cannot_be_copied_is_not_compared_and_says_so(state, 
     assert not step.errors
     [line] = said
     assert line.startswith("backend=eager, usual shapes: not compared with eager fp32: source cannot be copied (TypeE")
+
+
+def test_a_class_that_cannot_be_changed_is_named(seed):
+    model, said = net(), list[str]()
+
+    def loss(m: nn.Module, b: Any) -> Tensor:
+        Sealed.seen.append(1)
+        return plain(m, b)
+
+    Sealed.seen.clear()
+    step = TrainStep(loss, model, sgd(model), precision="bf16", backend="eager", log=said.append)
+    for batch in given(seed):
+        step(batch)
+    assert len(Sealed.seen) == len(given(seed))  # the comparison left no trace
+    [line] = said
+    assert "not compared with eager fp32: seen cannot be bound (AttributeError: seen is read-only)" in line
