@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
+from fullstride.device import launch_replay
 from fullstride.device.select import cores_each
 from fullstride.device.triton_worker import compile_kernel, settings
 from fullstride.runs.atomic_files import note
@@ -81,10 +82,11 @@ def launch(kernel: Any, grid: tuple[int, ...], arguments: Sequence[Any], options
     if not all(grid):
         return
     if gathering():
+        launch_replay.note_nothing_launched()
         compile_soon(kernel, grid, arguments, options)
         return
     wait_for_compiles()
-    kernel[grid](*arguments, **options)
+    launch_replay.launch(kernel, grid, arguments, options)
 
 
 def compile_soon(kernel: Any, grid: tuple[int, ...], arguments: Sequence[Any], options: dict[str, Any]) -> None:

@@ -6,10 +6,9 @@ through an `autograd.Function` with a rule for vmap, calls under `torch.compile`
 (pytorch#192985) and has none for a library's operator. Tangents are ordinary arguments and results instead.
 """
 
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, wraps
+from functools import cached_property, partial, wraps
 from typing import Any
 
 import torch
@@ -17,6 +16,7 @@ from torch import Tensor
 from torch._functorch.utils import unwrap_dead_wrappers
 from torch.autograd import forward_ad
 
+from fullstride.device.launch_replay import Replayed
 from fullstride.jvp.state import refuse_checkpoint, without_own_modes
 
 Tensors = Sequence[Tensor | None]
@@ -24,14 +24,19 @@ Tensors = Sequence[Tensor | None]
 
 def _undisturbed(run: Callable[..., Any]) -> Callable[..., Any]:
     """A method without autocast, which would cast what the op computes in a precision of its own choice, and out of
-    sight of modes, which would find no tangent in there and take their time at each call.
+    sight of modes, which would find no tangent in there and take their time at each call; on the tensors' GPU.
     """
 
     @wraps(run)
     def called(op: "DualOp", first: Tensor, *args: Any) -> Any:
-        kind = first.device.type
-        autocast = torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
-        with autocast, torch._C.DisableTorchFunction():
+        device = first.device
+        if torch.is_autocast_enabled(device.type):
+            with torch.autocast(device.type, enabled=False):
+                return called(op, first, *args)
+        if device.type == "cuda" and device.index != torch.cuda.current_device():
+            with torch.cuda.device(device):  # kernels are launched on the current one
+                return called(op, first, *args)
+        with torch._C.DisableTorchFunction():
             return run(op, first, *args)
 
     return called
@@ -48,7 +53,8 @@ class DualOp:
         primals: names of the tensor arguments that are not tangents; all but the first may be absent.
         tangents: names of the tangents; any of them may be absent.
         settings: names and schema types of the other arguments. If the last is "triton", forward and backward take
-            fake tensors, too, by which a compiler traces: their kernels are then compiled meanwhile.
+            fake tensors, too, by which a compiler traces: their kernels are then compiled meanwhile. Their results
+            then depend on the settings, on `state` and on the tensors' kinds, and calls are repeated by `Replayed`.
         rows: number of tensors that forward returns after the output and its tangent.
         forward: (primals, tangents, settings) -> output, its tangent or None, and the rows' statistics that backward
             needs.
@@ -61,6 +67,7 @@ class DualOp:
         gradient_like: (first tensor, a tensor) -> that one's gradient, empty, as it lies in memory.
         seldom: a primal whose gradient backward leaves out, and a function of the same arguments that returns it; it is
             called only if that gradient is needed.
+        state: function that returns what else than their arguments forward and backward with kernels depend on.
 
     """
 
@@ -76,6 +83,7 @@ class DualOp:
     shared: tuple[str, ...]
     gradient_like: Callable[[Tensor, Tensor], Tensor] = lambda first, of: torch.empty_like(of)
     seldom: tuple[str, Callable[..., Tensor]] | None = None
+    state: Callable[[], Hashable] = lambda: None
 
     def __call__(self, primals: Tensors, tangents: Tensors, settings: Sequence[Any], tangent_grad: bool):
         """The output, and its tangent or None if no tangent is given."""
@@ -117,6 +125,17 @@ class DualOp:
     @_undisturbed
     def run(self, *args: Any) -> Tensors:
         """Compute what forward returns, from the operator's arguments."""
+        return self._replayed_forward(*args, state=self.state()) if args[-1] == "triton" else self._forward(*args)
+
+    @cached_property
+    def _replayed_forward(self) -> Replayed:
+        return Replayed(self._forward)
+
+    @cached_property
+    def _replayed_backward(self) -> Replayed:
+        return Replayed(self._gradients)
+
+    def _forward(self, *args: Any) -> Tensors:
         primals, tangents, _, settings = self.split(args)
         return self.forward(primals, tangents, settings)
 
@@ -128,6 +147,10 @@ class DualOp:
     @_undisturbed
     def gradients(self, gradient: Tensor, of_tangent: Tensor | None, *args: Any) -> Tensors:
         """Compute a gradient or None for each tensor; the last argument is whether `seldom`'s is needed."""
+        run = partial(self._replayed_backward, state=self.state()) if args[-2] == "triton" else self._gradients
+        return run(gradient, of_tangent, *args)
+
+    def _gradients(self, gradient: Tensor, of_tangent: Tensor | None, *args: Any) -> Tensors:
         given = gradient, of_tangent, *self.split(args[:-1])
         found = list(self.backward(*given))
         if self.seldom is not None and args[-1]:

@@ -8,6 +8,8 @@ from torch import Tensor
 from fullstride.device.triton_compile import compile_from_fake_tensors
 from fullstride.jvp.dual_op import DualOp, Tensors
 
+LIBRARY = torch.library.Library("fullstride", "FRAGMENT")
+
 
 def register(op: DualOp) -> DualOp:
     """Make `torch.ops.fullstride.NAME` and `NAME_backward`; an absent tensor that they return is an empty bool."""
@@ -40,14 +42,18 @@ def register(op: DualOp) -> DualOp:
     _define(op.name, [f"Tensor {names[0]}", *optional, *settings, "bool tangent_grad"], 2 + op.rows, forward, shapes)
     gradients = ["Tensor gradient", "Tensor? of_tangent", f"Tensor {names[0]}", *optional, *outputs, *settings]
     _define(f"{op.name}_backward", [*gradients, "bool needs_seldom"], count, backward, gradient_shapes)
-    torch.library.register_autograd(f"fullstride::{op.name}", _backward(op), setup_context=_setup_context(op))
+    torch.library.register_autograd(
+        f"fullstride::{op.name}", _backward(op), setup_context=_setup_context(op), lib=LIBRARY
+    )
     return op
 
 
 def _define(name: str, arguments: list[str], returned: int, run: Any, shapes: Any) -> None:
-    schema = f"({', '.join(arguments)}) -> ({', '.join(['Tensor'] * returned)})"
-    torch.library.custom_op(f"fullstride::{name}", run, mutates_args=(), schema=schema)
-    torch.library.register_fake(f"fullstride::{name}", shapes)
+    """Define an operator; `custom_op`, which would check at each call what holds here, takes the host longer."""
+    schema = f"{name}({', '.join(arguments)}) -> ({', '.join(['Tensor'] * returned)})"
+    LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+    LIBRARY.impl(name, run, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"fullstride::{name}", shapes, lib=LIBRARY)
 
 
 def _filled(tensors: Tensors, like: Tensor) -> tuple[Tensor, ...]:

@@ -85,6 +85,13 @@ def _with_rows(o: Tensor, rows: tuple[int, ...], tangents: Tensors) -> Tensors:
     return SavedForBackward(o, torch.empty_like(o), lse, torch.empty_like(lse))
 
 
+def _state() -> tuple[bool, ...]:
+    """Return the settings of PyTorch by which products are rounded, and a backward pass is chosen."""
+    flags = torch.backends.cuda
+    kernels = flags.cudnn_sdp_enabled(), flags.flash_sdp_enabled(), torch.are_deterministic_algorithms_enabled()
+    return rounds_products(), *kernels
+
+
 ATTENTION = register(
     DualOp(
         name="attention",
@@ -98,6 +105,7 @@ ATTENTION = register(
         keeps_output=True,
         shared=(),
         seldom=("mask", _mask_gradient),
+        state=_state,
     )
 )
 
@@ -145,5 +153,6 @@ VARLEN = register(
         shapes=_shapes_varlen,
         keeps_output=True,
         shared=("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", *TANGENTS),
+        state=_state,
     )
 )
