@@ -14,7 +14,8 @@ from torch.nn.attention.bias import CausalBias
 from fullstride.jvp.state import without_own_modes
 
 # As `forward_ad` calls them, which first looks for a mode of torch.export at each call.
-_VF: Any = torch._VF
+_unpack_dual: Any = torch._VF._unpack_dual  # pyright: ignore[reportAttributeAccessIssue]
+_make_dual: Any = torch._VF._make_dual  # pyright: ignore[reportAttributeAccessIssue]
 _level_is_outermost = False
 
 
@@ -75,7 +76,7 @@ def unpack_all(*tensors: Tensor | None) -> list[tuple[Any, Tensor | None]]:
 def _unpacked(x: Tensor | None) -> tuple[Any, Tensor | None]:
     if x is None:
         return None, None
-    primal, tangent = _VF._unpack_dual(x, level=0)
+    primal, tangent = _unpack_dual(x, level=0)
     if tangent is None:
         return x, None
     return primal, None if tangent._is_zerotensor() else tangent
@@ -101,7 +102,7 @@ def pack(primal: Tensor, tangent: Tensor | None) -> Tensor:
     if torch.compiler.is_compiling():
         return forward_ad.make_dual(primal, tangent, level=0)
     with without_own_modes():
-        return _VF._make_dual(primal, tangent, level=0)
+        return _make_dual(primal, tangent, level=0)
 
 
 def is_expanded(x: Tensor) -> bool:
@@ -131,8 +132,10 @@ def moves(x: object) -> bool:
         return True
     if not torch.compiler.is_compiling() and forward_ad._current_level < 0:
         return False
-    tangent = forward_ad.unpack_dual(x, level=0).tangent
-    return tangent is not None and (torch.compiler.is_compiling() or not tangent._is_zerotensor())
+    if torch.compiler.is_compiling():
+        return forward_ad.unpack_dual(x, level=0).tangent is not None
+    _, tangent = _unpack_dual(x, level=0)
+    return tangent is not None and not tangent._is_zerotensor()
 
 
 def inside_transform() -> bool:

@@ -31,8 +31,11 @@ def _undisturbed(run: Callable[..., Any]) -> Callable[..., Any]:
     def called(op: "DualOp", first: Tensor, *args: Any) -> Any:
         device = first.device
         if torch.is_autocast_enabled(device.type):
-            with torch.autocast(device.type, enabled=False):
+            torch.set_autocast_enabled(device.type, False)  # its context manager takes the host longer
+            try:
                 return called(op, first, *args)
+            finally:
+                torch.set_autocast_enabled(device.type, True)
         if device.type == "cuda" and device.index != torch.cuda.current_device():
             with torch.cuda.device(device):  # kernels are launched on the current one
                 return called(op, first, *args)

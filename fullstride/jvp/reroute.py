@@ -34,8 +34,11 @@ def _attention(
         mask, options = attn_mask, {"scale": factor, "causal": is_causal, "dropout": dropout_p}
         return written_out.attention(query, key, value, mask, **options)
     options: dict[str, Any] = {"is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
-    alike = 1 if enable_gqa else 2
-    if query.ndim == key.ndim == value.ndim == 4 and query.shape[:alike] == key.shape[:alike] == value.shape[:alike]:
+    with state.without_own_modes():  # which would see each look at a size
+        alike = 1 if enable_gqa else 2
+        batches = {x.shape[:alike] for x in (query, key, value)}
+        usual = len(batches) == 1 and query.ndim == key.ndim == value.ndim == 4
+    if usual:
         return attention(query, key, value, attn_mask=attn_mask, **options)
     own = 3 if enable_gqa else 2  # dimensions in which they may differ
     lead = torch.broadcast_shapes(*(x.shape[:-own] for x in (query, key, value)))

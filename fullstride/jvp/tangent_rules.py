@@ -13,7 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 # `torch.autograd.forward_ad` looks for a compiler's mode at each call of these; inside eager `jvp` there is none.
-_VF: Any = torch._VF
+_unpack_dual: Any = torch._VF._unpack_dual  # pyright: ignore[reportAttributeAccessIssue]
+_make_dual: Any = torch._VF._make_dual  # pyright: ignore[reportAttributeAccessIssue]
 _aten: Any = torch.ops.aten
 Dual = Tensor | None
 Rule = Callable[..., Dual]
@@ -24,7 +25,7 @@ def split(x: Any) -> tuple[Any, Any]:
     """The primal and the tangent of an argument; the argument itself and None if it has no tangent."""
     if not isinstance(x, Tensor):
         return x, None
-    primal, tangent = _VF._unpack_dual(x, level=0)
+    primal, tangent = _unpack_dual(x, level=0)
     return (primal, tangent) if tangent is not None else (x, None)
 
 
@@ -32,7 +33,7 @@ def joined(primal: Tensor, tangent: Callable[[], Tensor]) -> Dual:
     """The dual of a primal and of a tangent without a graph; None if autocast gives the two different formats."""
     with torch.no_grad():
         moved = tangent()
-    return _VF._make_dual(primal, moved, level=0) if primal.dtype == moved.dtype else None
+    return _make_dual(primal, moved, level=0) if primal.dtype == moved.dtype else None
 
 
 def _product(func: Any, x: Any = None, weight: Any = None, bias: Any = None, /, *rest: Any, **named: Any) -> Dual:

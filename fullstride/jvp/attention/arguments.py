@@ -70,16 +70,20 @@ def checked_window(window: tuple[int, int] | None) -> tuple[int, int]:
 
 def check_batch(q: Tensor, k: Tensor, v: Tensor) -> None:
     """Raise unless q, k, v have four dimensions and one batch."""
-    shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
     if not q.ndim == k.ndim == v.ndim == 4 or not q.shape[0] == k.shape[0] == v.shape[0]:
-        raise ValueError(f"shapes are {shapes}, expected (B, H, L, D) with one batch size; expand the smaller tensors")
+        raise ValueError(
+            f"shapes are {_shapes(q, k, v)}, expected (B, H, L, D) with one batch size; expand the smaller tensors"
+        )
+
+
+def _shapes(q: Tensor, k: Tensor, v: Tensor) -> str:
+    return f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
 
 
 def check_packed(q: Tensor, k: Tensor, v: Tensor) -> None:
     """Raise unless q, k, v have the three dimensions of packed sequences."""
     if not q.ndim == k.ndim == v.ndim == 3:
-        shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
-        raise ValueError(f"shapes are {shapes}, expected (T, H, D): all sequences concatenated")
+        raise ValueError(f"shapes are {_shapes(q, k, v)}, expected (T, H, D): all sequences concatenated")
 
 
 def check_starts(starts: Tensor, sequences: int, name: str, device: torch.device) -> None:
@@ -93,13 +97,13 @@ def check_starts(starts: Tensor, sequences: int, name: str, device: torch.device
 
 def check_heads(q: Tensor, k: Tensor, v: Tensor, heads: int, enable_gqa: bool) -> None:
     """Raise unless q, k, v fit each other; `heads` is the dimension of the heads."""
-    shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
-    kinds = {(x.dtype, x.device) for x in (q, k, v)}
-    if len(kinds) > 1 or not q.is_floating_point():
+    if not q.dtype == k.dtype == v.dtype or not q.device == k.device == v.device or not q.is_floating_point():
         found = ", ".join(f"{x.dtype} on {x.device}" for x in (q, k, v))
         raise ValueError(f"q, k, v are {found}, expected one floating dtype on one device; cast with .to()")
     if q.shape[-1] != k.shape[-1] or k.shape[:-1] != v.shape[:-1]:
-        raise ValueError(f"shapes are {shapes}, expected equal head dims of q and k, and as many values as keys")
+        raise ValueError(
+            f"shapes are {_shapes(q, k, v)}, expected equal head dims of q and k, and as many values as keys"
+        )
     many, few = q.shape[heads], k.shape[heads]
     if many != few and not enable_gqa:
         raise ValueError(f"q has {many} heads and k {few}, expected the same number, or enable_gqa=True")

@@ -25,7 +25,7 @@ from fullstride.jvp.attention.register import ATTENTION
 from fullstride.jvp.attention.torch_sdpa import may_lose_gradients
 from fullstride.jvp.dual import check_pair, pack, refuse_gradient_inside_jvp, unpack_all
 from fullstride.jvp.mixed_batch import REMEDY, Batch, MixedBatch, split_mixed
-from fullstride.jvp.state import gradient_inside, tangent_grad
+from fullstride.jvp.state import gradient_inside, tangent_grad, without_own_modes
 from fullstride.jvp.subclasses import materialized_all
 
 Queries = Float[Tensor, "b h lq d"]
@@ -114,23 +114,34 @@ def attention(
     if implementation == "plain":
         options = _checked(q, k, v, seen, scale, enable_gqa, precision, implementation)
         return _written_out(written_out.attention, (q, k, v), seen.mask, options, rules)
+    with without_own_modes():  # which would see each look at a size
+        of_kernels = {"scale": scale, "enable_gqa": enable_gqa, "precision": precision}
+        found, options = _fused((q, k, v), seen, of_kernels, implementation, changed)
+    if found is not None:
+        return found
+    assert options is not None
+    return _written_out(written_out.attention, (q, k, v), seen.mask, options, rules)
+
+
+def _fused(
+    duals: tuple[Tensor, ...], seen: Visible, given: dict[str, Any], implementation: str, changed: bool
+) -> tuple[Tensor | None, AttentionOptions | None]:
+    """Return the attention by the op, or by SDPA if nothing moves; else the options for elementary operations."""
     refuse_gradient_inside_jvp()
-    duals = q, k, v
-    (q, tq), (k, tk), (v, tv), (mask, tmask) = unpack_all(q, k, v, seen.mask)
+    (q, tq), (k, tk), (v, tv), (mask, tmask) = unpack_all(*duals, seen.mask)
     still = tq is None and tk is None and tv is None and tmask is None and not gradient_inside()
-    library = still and not changed and window is None and precision is None and implementation == "auto"
+    library = still and not changed and seen.window is None and given["precision"] is None and implementation == "auto"
     if library and not may_lose_gradients(q, k, v, mask):
-        return F.scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, is_causal=seen.causal, scale=scale, enable_gqa=enable_gqa
-        )
+        options = {"scale": given["scale"], "enable_gqa": given["enable_gqa"]}
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=bool(seen.causal), **options), None
     q, k, v, mask = materialized_all(q=q, k=k, v=v, attn_mask=mask)
     tangents = materialized_all(tq=tq, tk=tk, tv=tv)
-    options = _checked(q, k, v, seen._replace(mask=mask), scale, enable_gqa, precision, implementation)
+    options = _checked(q, k, v, seen._replace(mask=mask), implementation=implementation, **given)
     if tmask is not None or gradient_inside():
         _refuse_named(implementation, tmask)
-        return _written_out(written_out.attention, duals, seen.mask, options, rules)
+        return None, options
     mask = None if mask is None else mask.expand(*q.shape[:3], k.shape[2])
-    return pack(*ATTENTION((q, k, v, mask), tangents, options, tangent_grad()))
+    return pack(*ATTENTION((q, k, v, mask), tangents, options, tangent_grad())), None
 
 
 def attention_dual(
