@@ -8,7 +8,6 @@ launching itself, so it is done once: `Replayed` notes what the second call of a
 import threading
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import suppress
-from copy import copy
 from functools import partial
 from operator import itemgetter
 from typing import Any
@@ -25,6 +24,7 @@ _ALLOCATIONS = frozenset({
     torch.ops.aten.empty, torch.ops.aten.empty_like, torch.ops.aten.empty_strided, torch.ops.aten.new_empty,
     torch.ops.aten.new_empty_strided,
 })  # fmt: skip
+_ZEROS = frozenset({torch.ops.aten.zeros, torch.ops.aten.zeros_like, torch.ops.aten.new_zeros})
 _thread = threading.local()
 Pool = list[Any]
 
@@ -60,13 +60,15 @@ class _Notes(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.allocated: list[list[Tensor]] = []  # each under all the names that PyTorch gives it
+        self.zeros: list[bool] = []  # whether it is filled with them
         self.launches: list[tuple[Callable[..., Any], Sequence[Any]]] = []
         self.whole = True  # whether that is all that it does
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        if func.overloadpacket in _ALLOCATIONS:
+        if func.overloadpacket in _ALLOCATIONS | _ZEROS:
             self.allocated.append([out])
+            self.zeros.append(func.overloadpacket in _ZEROS)
         elif func.overloadpacket is torch.ops.aten.detach:  # which a factory calls
             for names in self.allocated:
                 if any(x is args[0] for x in names):
@@ -95,7 +97,8 @@ class _Repetition:
         known = [*([x] for x in inputs), *notes.allocated]
         self._places = {id(x): i for i, names in enumerate(known) for x in names}
         made = [x for x, *_ in notes.allocated]
-        self._allocations = [(x.shape, x.stride(), {"dtype": x.dtype, "device": x.device}) for x in made]
+        forms = [(x.shape, x.stride(), {"dtype": x.dtype, "device": x.device}) for x in made]
+        self._allocations = [(*form, zeros) for form, zeros in zip(forms, notes.zeros, strict=True)]
         self._first, self._rest = len(known), list[Any]()
         self._made = list[tuple[int, Callable[[Pool], Any]]]()
         self._launches = [(run, self._all(arguments)) for run, arguments in notes.launches]
@@ -105,8 +108,9 @@ class _Repetition:
     def __call__(self, inputs: Sequence[Tensor]) -> tuple[Any, ...]:
         """Repeat the call on other tensors of the same kind."""
         pool: Pool = [*inputs]
-        for shape, strides, form in self._allocations:
-            pool.append(torch.empty_strided(shape, strides, **form))
+        for shape, strides, form, zeros in self._allocations:
+            x = torch.empty_strided(shape, strides, **form)
+            pool.append(x.zero_() if zeros else x)
         pool += self._rest
         for place, make in self._made:
             pool[place] = make(pool)
@@ -141,12 +145,11 @@ class _Repetition:
 
 def _described(descriptor: Any, base: int) -> Callable[[Pool], Any]:
     """Return a function that describes the tiles of another tensor of the same kind."""
-    like = copy(descriptor)
-    like.base = None
+    kind, fields = type(descriptor), {**vars(descriptor), "base": None}
 
     def make(pool: Pool) -> Any:
-        made = copy(like)  # without the checks of its constructor, which it has passed
-        made.base = pool[base]
+        made = object.__new__(kind)  # without the checks of its constructor, which the first has passed
+        made.__dict__ = {**fields, "base": pool[base]}
         return made
 
     return make

@@ -39,7 +39,7 @@ def layer_norm(
         out = written_out.layer_norm(rows, w, b, eps).to(input.dtype)
     else:
         out = api.layer_norm(rows, w, b, eps)
-    return out.reshape(input.shape)
+    return out if rows is input else out.reshape(input.shape)
 
 
 def rms_norm(
@@ -51,7 +51,7 @@ def rms_norm(
     """Compute `F.rms_norm` (or `torch.rms_norm`) by this package's op."""
     rows, w = as_rows(input, normalized_shape, weight)
     out = written_out.rms_norm(rows, w, eps).to(input.dtype) if inside_transform() else api.rms_norm(rows, w, eps)
-    return out.reshape(input.shape)
+    return out if rows is input else out.reshape(input.shape)
 
 
 def group_norm(

@@ -9,7 +9,8 @@ def output_like(q: Float[Tensor, "b h l d"], width: int) -> Float[Tensor, "b h l
     """An empty attention output, laid out as SDPA does: in q's order if q is a transposed (B, L, H, D)."""
     b, h, length, _ = q.shape
     if h > 1 and length > 1 and q.stride(1) < q.stride(2):
-        return torch.empty(b, length, h, width, dtype=q.dtype, device=q.device).transpose(1, 2)
+        strides = length * h * width, width, h * width, 1
+        return torch.empty_strided((b, h, length, width), strides, dtype=q.dtype, device=q.device)
     return torch.empty(b, h, length, width, dtype=q.dtype, device=q.device)
 
 
