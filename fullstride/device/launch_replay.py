@@ -45,7 +45,26 @@ def launch(kernel: Any, grid: tuple[int, ...], arguments: Sequence[Any], options
         notes.launches.append((partial(kernel[grid], **options), arguments))
         return
     given = dict(zip(kernel.arg_names, arguments, strict=False)) | options
-    notes.launches.append((compiled[(*grid, 1, 1)[:3]], [given[name] for name in kernel.arg_names]))
+    notes.launches.append((_launcher(compiled, (*grid, 1, 1)[:3]), [given[name] for name in kernel.arg_names]))
+
+
+def _launcher(compiled: Any, grid: tuple[int, ...]) -> Callable[..., Any]:
+    """Return a function that launches a compiled kernel, without describing that to hooks where there are none."""
+    from triton import knobs
+    from triton.runtime import driver
+
+    gpu: Any = driver.active
+    described, device, hooks = compiled[grid], gpu.get_current_device(), knobs.runtime
+    bare, stream_of = partial(compiled.run, *grid), gpu.get_current_stream
+    rest = compiled.function, compiled.packed_metadata, None, None, None
+
+    def run(*arguments: Any) -> None:
+        if hooks.launch_enter_hook.calls or hooks.launch_exit_hook.calls:
+            described(*arguments)
+        else:
+            bare(stream_of(device), *rest, *arguments)
+
+    return run
 
 
 def note_nothing_launched() -> None:
@@ -97,8 +116,7 @@ class _Repetition:
         known = [*([x] for x in inputs), *notes.allocated]
         self._places = {id(x): i for i, names in enumerate(known) for x in names}
         made = [x for x, *_ in notes.allocated]
-        forms = [(x.shape, x.stride(), {"dtype": x.dtype, "device": x.device}) for x in made]
-        self._allocations = [(*form, zeros) for form, zeros in zip(forms, notes.zeros, strict=True)]
+        self._allocations = [(_allocator(x), zeros) for x, zeros in zip(made, notes.zeros, strict=True)]
         self._first, self._rest = len(known), list[Any]()
         self._made = list[tuple[int, Callable[[Pool], Any]]]()
         self._launches = [(run, self._all(arguments)) for run, arguments in notes.launches]
@@ -108,9 +126,8 @@ class _Repetition:
     def __call__(self, inputs: Sequence[Tensor]) -> tuple[Any, ...]:
         """Repeat the call on other tensors of the same kind."""
         pool: Pool = [*inputs]
-        for shape, strides, form, zeros in self._allocations:
-            x = torch.empty_strided(shape, strides, **form)
-            pool.append(x.zero_() if zeros else x)
+        for allocate, zeros in self._allocations:
+            pool.append(allocate().zero_() if zeros else allocate())
         pool += self._rest
         for place, make in self._made:
             pool[place] = make(pool)
@@ -141,6 +158,14 @@ class _Repetition:
         if make is not None:
             self._made.append((place, make))
         return place
+
+
+def _allocator(x: Tensor) -> Callable[[], Tensor]:
+    """Return a function that allocates a tensor like x, on the current GPU as the compiler's own code does it."""
+    if x.is_cuda:
+        guards: Any = torch._C._dynamo.guards  # pyright: ignore[reportAttributeAccessIssue]
+        return partial(guards._empty_strided_cuda, x.shape, x.stride(), x.dtype)
+    return partial(torch.empty_strided, x.shape, x.stride(), dtype=x.dtype, device=x.device)
 
 
 def _described(descriptor: Any, base: int) -> Callable[[Pool], Any]:

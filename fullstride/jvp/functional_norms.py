@@ -25,6 +25,11 @@ def as_rows(x: Batch, normalized: Size, *parameters: Tensor | None) -> list[Any]
     return [x.flatten(-len(normalized)), *(None if p is None else p.flatten() for p in parameters)]
 
 
+def in_shape_of(x: Batch, rows: Batch, out: Batch) -> Batch:
+    """Return the norm of x's rows in x's shape."""
+    return out if rows is x else out.reshape(x.shape)
+
+
 def layer_norm(
     input: Tensor,  # noqa: A002
     normalized_shape: Size,
@@ -39,7 +44,7 @@ def layer_norm(
         out = written_out.layer_norm(rows, w, b, eps).to(input.dtype)
     else:
         out = api.layer_norm(rows, w, b, eps)
-    return out if rows is input else out.reshape(input.shape)
+    return in_shape_of(input, rows, out)
 
 
 def rms_norm(
@@ -51,7 +56,7 @@ def rms_norm(
     """Compute `F.rms_norm` (or `torch.rms_norm`) by this package's op."""
     rows, w = as_rows(input, normalized_shape, weight)
     out = written_out.rms_norm(rows, w, eps).to(input.dtype) if inside_transform() else api.rms_norm(rows, w, eps)
-    return out if rows is input else out.reshape(input.shape)
+    return in_shape_of(input, rows, out)
 
 
 def group_norm(

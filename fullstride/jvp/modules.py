@@ -1,19 +1,16 @@
 """`torch.nn` modules whose forward derivative is fused, with their parameters and state_dict keys."""
 
-from collections.abc import Callable, Iterable
-from typing import Any
-
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fullstride.jvp.attention.op import attention
-from fullstride.jvp.dual import pack, unpack, unpack_all
-from fullstride.jvp.functional_norms import as_rows
+from fullstride.jvp.dual import pack, unpack_all
+from fullstride.jvp.functional_norms import as_rows, in_shape_of
 from fullstride.jvp.mixed_batch import Batch, MixedBatch
 from fullstride.jvp.norms.api import group_norm, layer_norm, rms_norm
+from fullstride.jvp.products import along, are_constant, linear
 from fullstride.jvp.reroute import reroute_functional
-from fullstride.jvp.state import computes_apart, tangent_grad, without_own_modes
+from fullstride.jvp.state import computes_apart, without_own_modes
 
 
 class GroupNorm(nn.GroupNorm):
@@ -51,7 +48,7 @@ class LayerNorm(nn.LayerNorm):
     def forward(self, input: Batch) -> Batch:  # noqa: A002
         """Normalise the last dimensions."""
         rows, *parameters = as_rows(input, self.normalized_shape, self.weight, self.bias)
-        return layer_norm(rows, *parameters, eps=self.eps).reshape(input.shape)
+        return in_shape_of(input, rows, layer_norm(rows, *parameters, eps=self.eps))
 
 
 class RMSNorm(nn.RMSNorm):
@@ -60,7 +57,7 @@ class RMSNorm(nn.RMSNorm):
     def forward(self, x: Batch) -> Batch:
         """Normalise the last dimensions."""
         rows, weight = as_rows(x, self.normalized_shape, self.weight)
-        return rms_norm(rows, weight, self.eps).reshape(x.shape)
+        return in_shape_of(x, rows, rms_norm(rows, weight, self.eps))
 
 
 class Linear(nn.Linear):
@@ -78,9 +75,9 @@ class _Convolution(nn.modules.conv._ConvNd):
             return super().forward(input)
         with without_own_modes():
             (x, tangent), *parameters = unpack_all(input, self.weight, self.bias)
-            if tangent is not None and computes_apart() and _are_constant(parameters):
+            if tangent is not None and computes_apart() and are_constant(parameters):
                 out = self._conv_forward(x, self.weight, self.bias)
-                return pack(out, _along(lambda t: self._conv_forward(t, self.weight, None), tangent))
+                return pack(out, along(lambda t: self._conv_forward(t, self.weight, None), tangent))
         return super().forward(input)
 
 
@@ -139,7 +136,7 @@ class MultiheadAttention(nn.MultiheadAttention):
 
         """
         given = query, key, value, key_padding_mask
-        if _are_constant(unpack_all(*given[:3], *self._parameters.values())):
+        if are_constant(unpack_all(*given[:3], *self._parameters.values())):
             return super().forward(*given, need_weights, attn_mask, average_attn_weights, is_causal)
         if need_weights or (self.training and self.dropout > 0) or self.bias_k is not None or self.add_zero_attn:
             out, weights = super().forward(*given, True, attn_mask, average_attn_weights, is_causal)
@@ -164,47 +161,6 @@ class MultiheadAttention(nn.MultiheadAttention):
             weights = self.q_proj_weight, self.k_proj_weight, self.v_proj_weight
         biases = (None,) * 3 if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
         return [linear(x, w, b) for x, w, b in zip((q, k, v), weights, biases, strict=True)]
-
-
-def linear(x: Batch, weight: Tensor, bias: Tensor | None) -> Batch:
-    """`F.linear` whose tangent is one product."""
-    if isinstance(x, MixedBatch):
-        return F.linear(x, weight, bias)
-    with without_own_modes():
-        (primal, tangent), *parameters = unpack_all(x, weight, bias)
-        if tangent is None or not _are_constant(parameters):
-            zeros = None
-        elif computes_apart():
-            return pack(F.linear(primal, weight, bias), _along(lambda t: F.linear(t, weight), tangent))
-        else:
-            zeros = None if bias is None else torch.zeros_like(bias)
-    return F.linear(x, weight, bias if bias is None else pack(bias, zeros))
-
-
-def linear_map(f: Callable[[Tensor], Tensor], x: Batch) -> Batch:
-    """f(x) of an f that is linear in x, such as a filter: f of the primal and f of the tangent, each once.
-
-    Torch's own derivative of a convolution or a product also computes that of a constant weight, a third of the work.
-    """
-    if isinstance(x, MixedBatch):
-        return x.along(f)
-    with without_own_modes():
-        primal, tangent = unpack(x)
-        if tangent is not None and computes_apart():
-            return pack(f(primal), _along(f, tangent))
-    return f(x)
-
-
-def _along(f: Callable[[Tensor], Tensor], tangent: Tensor) -> Tensor:
-    """Compute f(tangent), recorded by autograd only if gradients through tangents may be needed."""
-    if tangent_grad():
-        return f(tangent)
-    with torch.no_grad():
-        return f(tangent)
-
-
-def _are_constant(pairs: Iterable[tuple[Any, Tensor | None]]) -> bool:
-    return all(tangent is None for _, tangent in pairs)
 
 
 def _mask(mask: Tensor | None, padding: Tensor | None, heads: tuple[int, ...], keys: int) -> Tensor | None:

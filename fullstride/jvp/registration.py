@@ -12,7 +12,7 @@ LIBRARY = torch.library.Library("fullstride", "FRAGMENT")
 
 
 def register(op: DualOp) -> DualOp:
-    """Make `torch.ops.fullstride.NAME` and `NAME_backward`; an absent tensor that they return is an empty bool."""
+    """Make `torch.ops.fullstride.NAME`, whose absent results are empty bools, and `NAME_backward`, which has none."""
     names = [*op.primals, *op.tangents]
     settings = [f"{kind} {name}" for name, kind in op.settings]
     optional = [f"Tensor? {name}" for name in names[1:]]
@@ -26,32 +26,28 @@ def register(op: DualOp) -> DualOp:
             compile_from_fake_tensors(op.name, op.run, args[:-1])
         return _filled(op.empty(*args[:-1]), args[0])
 
-    def backward(*args: Any) -> tuple[Tensor, ...]:
-        return _filled(op.gradients(*args), args[0])
+    def backward(*args: Any) -> list[Tensor]:
+        return [x for x in op.gradients(*args) if x is not None]
 
-    def gradient_shapes(gradient: Tensor, of_tangent: Tensor | None, *args: Any) -> tuple[Tensor, ...]:
+    def gradient_shapes(gradient: Tensor, of_tangent: Tensor | None, *args: Any) -> list[Tensor]:
         if args[-2] == "triton":
             compile_from_fake_tensors(f"{op.name}_backward", op.gradients, (gradient, of_tangent, *args[:-1], False))
-        wanted = list(args[:count] if of_tangent is not None else args[: len(op.primals)])
-        if op.seldom is not None and not args[-1]:
-            wanted[op.primals.index(op.seldom[0])] = None
-        found = [None if x is None or not x.is_floating_point() else op.gradient_like(args[0], x) for x in wanted]
-        return _filled([*found, *[None] * (count - len(found))], gradient)
+        return [op.gradient_like(args[0], args[i]) for i in _differentiated(op, args[:count], of_tangent, args[-1])]
 
     outputs = [f"Tensor? out{i}" for i in range(2 + op.rows)]
-    _define(op.name, [f"Tensor {names[0]}", *optional, *settings, "bool tangent_grad"], 2 + op.rows, forward, shapes)
+    returned = f"({', '.join(['Tensor'] * (2 + op.rows))})"
+    _define(op.name, [f"Tensor {names[0]}", *optional, *settings, "bool tangent_grad"], returned, forward, shapes)
     gradients = ["Tensor gradient", "Tensor? of_tangent", f"Tensor {names[0]}", *optional, *outputs, *settings]
-    _define(f"{op.name}_backward", [*gradients, "bool needs_seldom"], count, backward, gradient_shapes)
+    _define(f"{op.name}_backward", [*gradients, "bool needs_seldom"], "Tensor[]", backward, gradient_shapes)
     torch.library.register_autograd(
         f"fullstride::{op.name}", _backward(op), setup_context=_setup_context(op), lib=LIBRARY
     )
     return op
 
 
-def _define(name: str, arguments: list[str], returned: int, run: Any, shapes: Any) -> None:
+def _define(name: str, arguments: list[str], returned: str, run: Any, shapes: Any) -> None:
     """Define an operator; `custom_op`, which would check at each call what holds here, takes the host longer."""
-    schema = f"{name}({', '.join(arguments)}) -> ({', '.join(['Tensor'] * returned)})"
-    LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+    LIBRARY.define(f"{name}({', '.join(arguments)}) -> {returned}", tags=(torch.Tag.pt2_compliant_tag,))
     LIBRARY.impl(name, run, "CompositeExplicitAutograd")
     torch.library.register_fake(f"fullstride::{name}", shapes, lib=LIBRARY)
 
@@ -76,11 +72,22 @@ def _setup_context(op: DualOp) -> Any:
     return setup_context
 
 
+def _differentiated(op: DualOp, tensors: Tensors, of_tangent: Tensor | None, needs_seldom: bool) -> list[int]:
+    """Return which of the tensors have a gradient: without one of the tangent, no tangent has."""
+    wanted = tensors if of_tangent is not None else tensors[: len(op.primals)]
+    left_out = None if op.seldom is None or needs_seldom else op.primals.index(op.seldom[0])
+    return [i for i, x in enumerate(wanted) if x is not None and x.is_floating_point() and i != left_out]
+
+
 def _backward(op: DualOp) -> Any:
-    def backward(ctx: Any, gradient: Tensor, of_tangent: Tensor, *_: Tensor) -> tuple[Any, ...]:
+    count = len(op.primals) + len(op.tangents)
+
+    def backward(ctx: Any, gradient: Tensor, of_tangent: Tensor | None, *_: Tensor) -> tuple[Any, ...]:
         operator = getattr(torch.ops.fullstride, f"{op.name}_backward")
-        needs_seldom = op.needs_seldom(ctx.needs_input_grad)
-        found = operator(gradient, of_tangent if ctx.full else None, *ctx.saved_tensors, *ctx.settings, needs_seldom)
-        return (*_present(found), *[None] * (len(ctx.settings) + 1))
+        needs_seldom, of_tangent = op.needs_seldom(ctx.needs_input_grad), of_tangent if ctx.full else None
+        found = operator(gradient, of_tangent, *ctx.saved_tensors, *ctx.settings, needs_seldom)
+        places = _differentiated(op, ctx.saved_tensors[:count], of_tangent, needs_seldom)
+        by_place = dict(zip(places, found, strict=True))
+        return (*(by_place.get(i) for i in range(count)), *[None] * (len(ctx.settings) + 1))
 
     return backward

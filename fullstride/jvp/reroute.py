@@ -10,7 +10,7 @@ from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.nn.attention.bias import CausalBias
 
-from fullstride.jvp import functional_norms, state
+from fullstride.jvp import functional_norms, products, state
 from fullstride.jvp.attention import written_out
 from fullstride.jvp.attention.arguments import as_causal
 from fullstride.jvp.attention.op import attention
@@ -109,6 +109,8 @@ class RerouteFunctional(state.OwnMode):
 def handled(func: Any, args: tuple, kwargs: dict) -> Any:
     """Run a call of one of the functions `HANDLED`, or of any."""
     route = ROUTES.get(func)
+    if func is F.linear and torch.compiler.is_compiling():
+        route = products.linear  # in eager mode a rule does it
     if route is not None:
         if state.gradient_inside() or any(map(moves, (*args, *kwargs.values()))):
             return route(*args, **kwargs)

@@ -86,8 +86,8 @@ def test_a_repeated_call_does_not_plan_again(seed, monkeypatch):
 
 def test_a_tensor_given_twice_is_not_taken_for_two(seed):
     torch.manual_seed(seed)
+    x, t = torch.randn(2, *Q)
     for _ in range(3):
-        x, t = torch.randn(2, *Q)
         both("attention", [x, x, x, None, t, t, t])
     both("attention", drawn([Q, Q, Q, None, Q, Q, Q]))
     both("attention", [x, torch.randn(Q), x, None, t, t, torch.randn(Q)])

@@ -6,10 +6,11 @@ from torch import Tensor, nn
 from fullstride import jvp as ops
 from fullstride.jvp import partial_jvp
 from fullstride.jvp.mixed_batch import RULES, MixedBatch
-from fullstride.jvp.modules import Conv2d, Linear, linear_map
+from fullstride.jvp.modules import Conv2d, Linear
 from fullstride.jvp.norms import dispatch
 from fullstride.jvp.norms import group_norm as triton_group_norm
 from fullstride.jvp.norms.launch import launch
+from fullstride.jvp.products import linear_map
 
 B, N = 5, 2
 

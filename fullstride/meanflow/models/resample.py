@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from fullstride.jvp.mixed_batch import Batch
-from fullstride.jvp.modules import linear_map
+from fullstride.jvp.products import linear_map
 from fullstride.meanflow.models.common import full_precision
 
 

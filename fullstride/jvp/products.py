@@ -1,0 +1,64 @@
+"""Products with constant weights, whose tangents are one product each."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fullstride.jvp.dual import pack, unpack, unpack_all
+from fullstride.jvp.mixed_batch import Batch, MixedBatch
+from fullstride.jvp.state import computes_apart, tangent_grad, without_own_modes
+
+
+def linear(x: Batch, weight: Tensor, bias: Tensor | None) -> Batch:
+    """`F.linear` whose tangent is one product."""
+    if isinstance(x, MixedBatch):
+        return F.linear(x, weight, bias)
+    with without_own_modes():
+        (primal, tangent), *parameters = unpack_all(x, weight, bias)
+        if tangent is None or not are_constant(parameters):
+            zeros = None
+        elif computes_apart():
+            return pack(_of_rows(primal, weight, bias), along(lambda t: _of_rows(t, weight), tangent))
+        else:
+            zeros = None if bias is None else torch.zeros_like(bias)
+    return F.linear(x, weight, bias if bias is None else pack(bias, zeros))
+
+
+def _of_rows(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`F.linear` of all rows at once, as PyTorch does it for a weight that needs a gradient.
+
+    While a compiler traces `torch.func`, which hides that need, it would multiply each sample on its own instead.
+    """
+    if x.ndim < 3 or not torch.compiler.is_compiling():
+        return F.linear(x, weight, bias)
+    return F.linear(x.reshape(-1, x.shape[-1]), weight, bias).view(*x.shape[:-1], -1)
+
+
+def linear_map(f: Callable[[Tensor], Tensor], x: Batch) -> Batch:
+    """f(x) of an f that is linear in x, such as a filter: f of the primal and f of the tangent, each once.
+
+    Torch's own derivative of a convolution or a product also computes that of a constant weight, a third of the work.
+    """
+    if isinstance(x, MixedBatch):
+        return x.along(f)
+    with without_own_modes():
+        primal, tangent = unpack(x)
+        if tangent is not None and computes_apart():
+            return pack(f(primal), along(f, tangent))
+    return f(x)
+
+
+def along(f: Callable[[Tensor], Tensor], tangent: Tensor) -> Tensor:
+    """Compute f(tangent), recorded by autograd only if gradients through tangents may be needed."""
+    if tangent_grad():
+        return f(tangent)
+    with torch.no_grad():
+        return f(tangent)
+
+
+def are_constant(pairs: Iterable[tuple[Any, Tensor | None]]) -> bool:
+    """Return whether no parameter, given with its tangent, has one."""
+    return all(tangent is None for _, tangent in pairs)
