@@ -161,11 +161,10 @@ class _Repetition:
 
 
 def _allocator(x: Tensor) -> Callable[[], Tensor]:
-    """Return a function that allocates a tensor like x, on the current GPU as the compiler's own code does it."""
-    if x.is_cuda:
-        guards: Any = torch._C._dynamo.guards  # pyright: ignore[reportAttributeAccessIssue]
-        return partial(guards._empty_strided_cuda, x.shape, x.stride(), x.dtype)
-    return partial(torch.empty_strided, x.shape, x.stride(), dtype=x.dtype, device=x.device)
+    """Return a function that allocates a tensor like x as the compiler's own code does it, on the current GPU."""
+    guards: Any = torch._C._dynamo.guards  # pyright: ignore[reportAttributeAccessIssue]
+    allocate = guards._empty_strided_cuda if x.is_cuda else guards._empty_strided_cpu
+    return partial(allocate, tuple(x.shape), x.stride(), x.dtype)
 
 
 def _described(descriptor: Any, base: int) -> Callable[[Pool], Any]:

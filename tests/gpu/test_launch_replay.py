@@ -52,7 +52,7 @@ CASES: dict[str, tuple[DualOp, list[Make], list[Make], tuple[Any, ...]]] = {
     "attention of parts": (ATTENTION, [LONG, LONG, LONG, ABSENT], [LONG, LONG, LONG], SCORES),
     "attention, causal": (ATTENTION, [WIDE, WIDE, WIDE, ABSENT], [WIDE, ABSENT, WIDE], (0.125, True, -1, -1, "")),
     "attention, masked": (ATTENTION, [WIDE, WIDE, WIDE, triangle(256)], [WIDE, WIDE, WIDE], SCORES),
-    "packed": (VARLEN, [PACKED, PACKED, PACKED, starts(0, 31, 90), starts(0, 31, 90)], [PACKED] * 3, (64, 64, *SCORES)),
+    "packed": (VARLEN, [PACKED, PACKED, PACKED, starts(0, 31, 96), starts(0, 31, 96)], [PACKED] * 3, (65, 65, *SCORES)),
 }  # fmt: skip
 PLANNED = {"attention, masked"}  # a mask is read as bytes, which are a view
 
