@@ -13,18 +13,18 @@ from fullstride.jvp.attention.register import ATTENTION, VARLEN
 from fullstride.jvp.dual_op import DualOp
 from fullstride.jvp.norms.register import ADA_LAYER_NORM, GROUP_NORM, LAYER_NORM, RMS_NORM
 
-STARTS = torch.tensor([0, 3, 7], dtype=torch.int32)
+STARTS = torch.tensor([0, 3, 5], dtype=torch.int32)
 SCORES = (0.3, False, -1, -1, "")
-Q = (2, 3, 5, 16)
+Q = (1, 2, 3, 16)
 # The op, shapes of its primals, of its tangents, and its settings.
 CASES: dict[str, tuple[DualOp, list[Any], list[Any], tuple[Any, ...]]] = {
-    "group_norm": (GROUP_NORM, [(3, 6, 5), (6,), (6,)], [(3, 6, 5), (6,), None], (2, 1e-5, "silu", None)),
-    "layer_norm": (LAYER_NORM, [(3, 5, 7), (7,), (7,)], [(3, 5, 7), None, None], (1e-5, None)),
-    "rms_norm": (RMS_NORM, [(3, 7), (7,)], [(3, 7), (7,)], (1e-5, None)),
-    "ada_layer_norm": (ADA_LAYER_NORM, [(3, 5, 7), (3, 7), (3, 7)], [(3, 5, 7), (3, 7), None], (1e-5, None)),
+    "group_norm": (GROUP_NORM, [(2, 6, 5), (6,), (6,)], [(2, 6, 5), (6,), None], (2, 1e-5, "silu", None)),
+    "layer_norm": (LAYER_NORM, [(2, 7), (7,), (7,)], [(2, 7), None, None], (1e-5, None)),
+    "rms_norm": (RMS_NORM, [(2, 7), (7,)], [(2, 7), (7,)], (1e-5, None)),
+    "ada_layer_norm": (ADA_LAYER_NORM, [(2, 2, 7), (2, 7), (2, 7)], [(2, 2, 7), (2, 7), None], (1e-5, None)),
     "attention": (ATTENTION, [Q, Q, Q, None], [Q, Q, Q], SCORES),
-    "masked": (ATTENTION, [Q, Q, Q, (2, 3, 5, 5)], [Q, None, Q], SCORES),
-    "varlen": (VARLEN, [(7, 2, 16)] * 3 + [STARTS, STARTS], [(7, 2, 16)] * 3, (4, 4, *SCORES)),
+    "masked": (ATTENTION, [Q, Q, Q, (1, 2, 3, 3)], [Q, None, Q], SCORES),
+    "varlen": (VARLEN, [(5, 1, 16)] * 3 + [STARTS, STARTS], [(5, 1, 16)] * 3, (3, 3, *SCORES)),
 }
 
 
@@ -66,7 +66,7 @@ def repeated(replayed: Replayed) -> list[bool]:
 def test_calls_of_one_kind_are_right_for_any_tensors(name, seed):
     torch.manual_seed(seed)
     op, primals, tangents, _ = CASES[name]
-    made = [both(name, drawn([*primals, *tangents])) for _ in range(5)]
+    made = [both(name, drawn([*primals, *tangents])) for _ in range(4)]
     tensors = [x for call in made for half in call for x in half if x is not None]
     assert len({x.data_ptr() for x in tensors}) == len(tensors)  # each has memory of its own
     assert repeated(op._replayed_forward) == repeated(op._replayed_backward) == [True]
@@ -74,51 +74,54 @@ def test_calls_of_one_kind_are_right_for_any_tensors(name, seed):
 
 def test_a_repeated_call_does_not_plan_again(seed, monkeypatch):
     torch.manual_seed(seed)
-    op, primals, tangents, settings = CASES["attention"]
+    op, primals, tangents, settings = CASES["rms_norm"]
     for _ in range(2):
-        both("attention", drawn([*primals, *tangents]))
+        both("rms_norm", drawn([*primals, *tangents]))
     for replayed in (op._replayed_forward, op._replayed_backward):
         monkeypatch.setattr(replayed, "_run", lambda *_: pytest.fail("planned again"))
-    both("attention", drawn([*primals, *tangents]))
+    both("rms_norm", drawn([*primals, *tangents]))
     with pytest.raises(pytest.fail.Exception):  # another kind
-        op.run(*drawn([*primals, *tangents]), 0.7, *settings[1:], "triton")
+        op.run(*drawn([*primals, *tangents]), 1e-3, *settings[1:], "triton")
 
 
 def test_a_tensor_given_twice_is_not_taken_for_two(seed):
     torch.manual_seed(seed)
-    x, t = torch.randn(2, *Q)
+    x, w = torch.randn(2, 7), torch.randn(7)
     for _ in range(3):
-        both("attention", [x, x, x, None, t, t, t])
-    both("attention", drawn([Q, Q, Q, None, Q, Q, Q]))
-    both("attention", [x, torch.randn(Q), x, None, t, t, torch.randn(Q)])
-    assert repeated(ATTENTION._replayed_forward) == [True]
+        both("rms_norm", [x, w, x, w])
+    both("rms_norm", drawn([(2, 7), (7,), (2, 7), (7,)]))
+    both("rms_norm", [x, w, torch.randn(2, 7), w])
+    assert repeated(RMS_NORM._replayed_forward) == [True]
 
 
 def views() -> list[Tensor]:
-    """Images of one shape that lie differently in memory; the last two start between multiples of 16 bytes."""
-    wide = torch.randn(3, 5, 6).transpose(1, 2)
-    return [torch.randn(3, 6, 5), wide, torch.randn(6, 6, 5)[::2], torch.randn(91)[1:].view(3, 6, 5), wide[:, :, :5]]
+    """Images of one shape that lie differently in memory; one starts between multiples of 16 bytes."""
+    wide = torch.randn(2, 5, 4).transpose(1, 2)
+    return [torch.randn(2, 4, 5), wide, torch.randn(41)[1:].view(2, 4, 5)]
 
 
 def test_every_layout_is_a_kind_of_its_own(seed):
     torch.manual_seed(seed)
-    for _ in range(4):
+    for _ in range(3):
         for x, t in zip(views(), reversed(views()), strict=True):
-            both("group_norm", [x, *drawn([(6,), (6,)]), t, *drawn([(6,), None])])
+            both("group_norm", [x, *drawn([(4,), (4,)]), t, *drawn([(4,), None])])
+    # A transposed one is copied first, which no repeated call does.
+    assert sorted(repeated(GROUP_NORM._replayed_forward)) == [False, True, True]
 
 
-def test_other_settings_of_the_process_are_another_kind(seed):
-    torch.manual_seed(seed)
-    before = torch.are_deterministic_algorithms_enabled()
-    _, primals, tangents, _ = CASES["attention"]
+def test_other_settings_of_the_process_are_another_kind():
+    factor = 1
+    replayed = Replayed(lambda x: (torch.empty(len(x) * factor),))
+    for factor in (2, 3, 2, 2, 3, 3, 2):
+        (found,) = replayed(torch.randn(5), state=factor)
+        assert found.shape == (5 * factor,)
+    assert repeated(replayed) == [True, True]
+    before = ATTENTION.state()
+    torch.use_deterministic_algorithms(True)
     try:
-        for deterministic in (False, True):
-            torch.use_deterministic_algorithms(deterministic)
-            for _ in range(3):
-                both("attention", drawn([*primals, *tangents]))
+        assert ATTENTION.state() != before
     finally:
-        torch.use_deterministic_algorithms(before)
-    assert repeated(ATTENTION._replayed_forward) == [True, True]
+        torch.use_deterministic_algorithms(False)
 
 
 class Seen(TorchDispatchMode):
