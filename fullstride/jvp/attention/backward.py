@@ -136,7 +136,8 @@ def launch_row_sums(go: Tensor, gto: Tensor | None, o: Tensor, to: Tensor | None
     if lse.numel():
         strides = tuple(map(strides_of, tensors))
         config = BackwardConfig("", SUM_ROWS, SUM_ROWS, warps=4, stages=3)
-        constants = tiling(go, go, (*strides, None), config, (False, False), tma=False, edge=True, precision="ieee")
+        more: dict[str, Any] = {"tma": False, "edge": True, "precision": "ieee"}
+        constants = tiling(go, go, (*strides, strides_of(None)), config, (False, False), **more)
         arguments = tensors, (delta, d2), strides, (heads, length, blocks)
         triton_compile.launch(row_sums, (lse.numel() // length * blocks,), arguments, constants)
     return delta, d2

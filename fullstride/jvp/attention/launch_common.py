@@ -15,7 +15,7 @@ from fullstride.jvp.attention.forward_table import ForwardConfig, pick
 from fullstride.jvp.attention.layout import visible_band
 from fullstride.jvp.attention.tiles import Tiling, pieces
 
-Strides = tuple[int, int, int, int] | None
+Strides = tuple[int, int, int, int]
 
 # A tile's offsets are 32-bit integers if those of its 256 rows and columns fit.
 WIDE_STRIDE = 2**31 // 256
@@ -27,9 +27,12 @@ def capability(x: Tensor) -> tuple[int, int]:
 
 
 def strides_of(x: Tensor | None) -> Strides:
-    """Strides of (batch, head, row, column); packed rows have no batch."""
+    """Strides of (batch, head, row, column); packed rows have no batch.
+
+    Zeros for what is absent: Triton 3.6 loses the constants that follow a None in a tuple of tuples.
+    """
     if x is None:
-        return None
+        return 0, 0, 0, 0
     if x.dim() == 3:
         return 0, x.stride(1), x.stride(0), x.stride(2)
     return x.stride(0), x.stride(1), x.stride(2), x.stride(3)
@@ -79,7 +82,7 @@ def as_pointer(mask: Tensor | None) -> Tensor | None:
 
 def index_type(strides: Sequence[Strides]) -> Any:
     """The integers that offsets within a tile need."""
-    return tl.int64 if max(s for stride in strides if stride for s in stride) >= WIDE_STRIDE else tl.int32
+    return tl.int64 if max(s for stride in strides for s in stride) >= WIDE_STRIDE else tl.int32
 
 
 def stride_step(x: Tensor, strides: Sequence[Strides]) -> int:
@@ -87,7 +90,7 @@ def stride_step(x: Tensor, strides: Sequence[Strides]) -> int:
 
     It sees multiples of 16 numbers itself, and 72 is none.
     """
-    step, outer = 16 // x.itemsize, [s for stride in strides if stride for s in stride[:3]]
+    step, outer = 16 // x.itemsize, [s for stride in strides for s in stride[:3]]
     return 1 if any(s % step for s in outer) or all(s % 16 == 0 for s in outer) else step
 
 

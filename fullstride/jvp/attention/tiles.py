@@ -64,17 +64,14 @@ class Tiling(NamedTuple):
 @triton.jit
 @no_type_check
 def aligned(strides, COUNT: tl.constexpr, STEP: tl.constexpr):
-    """The first COUNT strides, multiples of STEP, in a form that says so: rows of 72 are else read two bytes at a time.
+    """The first COUNT strides, multiples of STEP, in a form that says so.
 
-    Zero for what is absent: Triton 3.6 has no function that returns None.
+    Rows of 72 are else read two bytes at a time.
     """
     result = ()
     for i in tl.static_range(COUNT):
-        if strides[i] is None:
-            result += (0,)
-        else:
-            b, h, row, column = strides[i]
-            result += ((b // STEP * STEP, h // STEP * STEP, row // STEP * STEP, column),)
+        b, h, row, column = strides[i]
+        result += ((b // STEP * STEP, h // STEP * STEP, row // STEP * STEP, column),)
     return result
 
 
