@@ -18,7 +18,7 @@ _make_dual: Any = torch._VF._make_dual  # pyright: ignore[reportAttributeAccessI
 _aten: Any = torch.ops.aten
 Dual = Tensor | None
 Rule = Callable[..., Dual]
-_SHAPE = {"stride", "padding", "dilation", "groups"}
+_SHAPE = {"stride", "padding", "output_padding", "dilation", "groups"}
 
 
 def split(x: Any) -> tuple[Any, Any]:
@@ -61,7 +61,7 @@ def _sum(func: Any, x: Any = None, y: Any = None, /, *rest: Any, **named: Any) -
 
 
 def _times(func: Any, x: Any = None, y: Any = None, /, *rest: Any, **named: Any) -> Dual:
-    """A product of elements."""
+    """A product of elements or of matrices."""
     (p, tp), (q, tq) = split(x), split(y)
     if rest or named or (tp is None and tq is None):
         return None
@@ -143,8 +143,10 @@ def _rules(rule: Rule, functions: Iterable[Any]) -> dict[Any, Rule]:
 _DIFFERENCES = frozenset(_everywhere("sub", "subtract", "__sub__"))
 RULES: dict[Any, Rule] = {
     **_rules(_product, [F.linear, F.conv1d, F.conv2d, F.conv3d]),
+    **_rules(_product, [F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d]),
     **_rules(_sum, [*_everywhere("add", "__add__", "__radd__"), *_DIFFERENCES]),
     **_rules(_times, _everywhere("mul", "multiply", "__mul__", "__rmul__")),
+    **_rules(_times, _everywhere("matmul", "mm", "bmm", "mv", "__matmul__", "__rmatmul__")),
     **_rules(_quotient, _everywhere("div", "divide", "true_divide", "__truediv__")),
     **_rules(_elementwise(lambda t, x, y: _aten.silu_backward(t, x)), [F.silu]),
     **_rules(_elementwise(lambda t, x, y, **given: _aten.gelu_backward(t, x, **given), "approximate"), [F.gelu]),
