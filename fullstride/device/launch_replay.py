@@ -54,17 +54,22 @@ def _launcher(compiled: Any, grid: tuple[int, ...]) -> Callable[..., Any]:
     from triton.runtime import driver
 
     gpu: Any = driver.active
-    described, device, hooks = compiled[grid], gpu.get_current_device(), knobs.runtime
+    described, device = compiled[grid], gpu.get_current_device()
     bare, stream_of = partial(compiled.run, *grid), gpu.get_current_stream
     rest = compiled.function, compiled.packed_metadata, None, None, None
 
     def run(*arguments: Any) -> None:
-        if hooks.launch_enter_hook.calls or hooks.launch_exit_hook.calls:
+        if _has_calls(knobs.runtime.launch_enter_hook) or _has_calls(knobs.runtime.launch_exit_hook):
             described(*arguments)
         else:
             bare(stream_of(device), *rest, *arguments)
 
     return run
+
+
+def _has_calls(hook: Any) -> bool:
+    """Return whether a hook of Triton's does anything: it is a chain of functions, in earlier versions one or None."""
+    return bool(getattr(hook, "calls", hook))
 
 
 def note_nothing_launched() -> None:

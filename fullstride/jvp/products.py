@@ -34,7 +34,8 @@ def _of_rows(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """
     if x.ndim < 3 or not torch.compiler.is_compiling():
         return F.linear(x, weight, bias)
-    return F.linear(x.reshape(-1, x.shape[-1]), weight, bias).view(*x.shape[:-1], -1)
+    rows = x.shape[:-1]
+    return F.linear(x.reshape(rows.numel(), x.shape[-1]), weight, bias).view(*rows, weight.shape[0])
 
 
 def linear_map(f: Callable[[Tensor], Tensor], x: Batch) -> Batch:

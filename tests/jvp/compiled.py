@@ -5,12 +5,15 @@ import os
 import sys
 import traceback
 import warnings
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from functorch.compile import make_boxed_func
+from torch import Tensor, nn
+from torch._dynamo.backends.common import aot_autograd
 from torch.func import grad, jacfwd, vmap
 from torch.nn.attention.bias import causal_upper_left
 
@@ -320,8 +323,37 @@ def switched(backend: str) -> None:
         close(jvp(ours.layer_norm, (x,), (t,)), plain)
 
 
+def counting(found: Counter[str]) -> Callable[..., Any]:
+    """Return a compiler that counts the operators of the forward graph, and runs it as it is."""
+
+    def count(graph: torch.fx.GraphModule, _: Any) -> Any:
+        found.update(str(node.target).split(".")[1] for node in graph.graph.nodes if node.op == "call_function")
+        return make_boxed_func(graph.forward)
+
+    return aot_autograd(fw_compiler=count, bw_compiler=lambda graph, _: make_boxed_func(graph.forward))
+
+
+def products(backend: str) -> None:
+    """Check that rows that lie apart are multiplied at once, by layers that were prepared or not, and any shape."""
+    for prepared, bias in ((True, False), (False, False), (False, True)):
+        torch._dynamo.reset()
+        net, found = nn.Linear(4, 6, bias=bias, dtype=torch.float64), Counter[str]()
+        if prepared:
+            ours.prepare(net)
+        (x, t), weight = (a.transpose(1, 2) for a in draw((3, 4, 5), (3, 4, 5))), net.weight
+        made = torch.compile(lambda: jvp(net, (x,), (t,)), backend=counting(found), fullgraph=True)()  # noqa: B023
+        close(made, (net(x), t @ weight.T))
+        assert (found["mm"] + found["addmm"], found["bmm"]) == (2, 0)
+        close(torch.autograd.grad(made[0].sin().sum(), weight), torch.autograd.grad(net(x).sin().sum(), weight))
+    for shape in ((0, 5, 4), (3, 0, 4), (2, 1, 3, 4), (4,)):
+        torch._dynamo.reset()
+        net, (x, t) = nn.Linear(4, 6, dtype=torch.float64), draw(shape, shape)
+        made = torch.compile(lambda: jvp(net, (x,), (t,)), backend=backend, fullgraph=True)()  # noqa: B023
+        close(made, (net(x), t @ net.weight.T))
+
+
 ALL = (attention, masks, rules, norms, formats, explicit, networks, checkpointed, representatives, transforms, switched)
-FAMILIES = {f.__name__: f for f in (*ALL, dynamic)}
+FAMILIES = {f.__name__: f for f in (*ALL, dynamic, products)}
 
 
 def main(backend: str, *families: str) -> None:

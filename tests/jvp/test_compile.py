@@ -11,7 +11,7 @@ import pytest
         ("eager", ["networks", "transforms"]),
         ("aot_eager", ["attention", "masks"]),
         ("aot_eager", ["rules"]),
-        ("aot_eager", ["norms", "formats", "explicit"]),
+        ("aot_eager", ["norms", "formats", "explicit", "products"]),
         ("aot_eager", ["networks", "checkpointed", "switched", "dynamic", "transforms"]),
         ("inductor", ["representatives"]),
     ],
