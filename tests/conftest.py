@@ -41,7 +41,7 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-@pytest.fixture(params=[0, 1], ids="seed{}".format)
+@pytest.fixture(params=range(int(os.environ.get("SEEDS", "1"))), ids="seed{}".format)
 def seed(request) -> int:
-    """Two seeds, so that no test passes by a lucky draw."""
+    """Return a seed of random inputs; `SEEDS=3 make test` tries each test with three."""
     return request.param
