@@ -8,7 +8,7 @@ through an `autograd.Function` with a rule for vmap, calls under `torch.compile`
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial, wraps
+from functools import cached_property, wraps
 from typing import Any
 
 import torch
@@ -150,8 +150,9 @@ class DualOp:
     @_undisturbed
     def gradients(self, gradient: Tensor, of_tangent: Tensor | None, *args: Any) -> Tensors:
         """Compute a gradient or None for each tensor; the last argument is whether `seldom`'s is needed."""
-        run = partial(self._replayed_backward, state=self.state()) if args[-2] == "triton" else self._gradients
-        return run(gradient, of_tangent, *args)
+        if args[-2] != "triton":
+            return self._gradients(gradient, of_tangent, *args)
+        return self._replayed_backward(gradient, of_tangent, *args, state=self.state())
 
     def _gradients(self, gradient: Tensor, of_tangent: Tensor | None, *args: Any) -> Tensors:
         given = gradient, of_tangent, *self.split(args[:-1])
@@ -253,11 +254,7 @@ class Backward(_Function):
             RuntimeError: always.
 
         """
-        raise RuntimeError(
-            f"a second derivative by backward passes through fullstride's {ctx.name}, which has only a first one; use "
-            "PyTorch operations (torch.nn.functional) in a model that is differentiated twice, or attention with "
-            "implementation='plain', which has derivatives of any order"
-        )
+        raise second_derivative(ctx.name)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple, *args: Any) -> tuple:
@@ -269,6 +266,15 @@ class Backward(_Function):
         folds = all(x is None or not alone for x, alone in zip(tensors, shared, strict=True))
         folds = folds and _has_batch(tensors[2], in_dims[5])
         return _mapped(call, info.batch_size, in_dims[3:], tensors, shared, folds)
+
+
+def second_derivative(name: str) -> RuntimeError:
+    """Return the error for a derivative of an op's backward pass."""
+    return RuntimeError(
+        f"a second derivative by backward passes through fullstride's {name}, which has only a first one; use PyTorch "
+        "operations (torch.nn.functional) in a model that is differentiated twice, or attention with "
+        "implementation='plain', which has derivatives of any order"
+    )
 
 
 def _no_view(x: Tensor | None) -> Tensor | None:

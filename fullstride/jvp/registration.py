@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fullstride.device.triton_compile import compile_from_fake_tensors
-from fullstride.jvp.dual_op import DualOp, Tensors
+from fullstride.jvp.dual_op import DualOp, Tensors, second_derivative
 
 LIBRARY = torch.library.Library("fullstride", "FRAGMENT")
 
@@ -42,7 +42,16 @@ def register(op: DualOp) -> DualOp:
     torch.library.register_autograd(
         f"fullstride::{op.name}", _backward(op), setup_context=_setup_context(op), lib=LIBRARY
     )
+    # Without this, PyTorch would take the backward pass's result for a constant.
+    torch.library.register_autograd(f"fullstride::{op.name}_backward", _refuse(op), lib=LIBRARY)
     return op
+
+
+def _refuse(op: DualOp) -> Any:
+    def refuse(ctx: Any, *gradients: Any) -> Any:
+        raise second_derivative(op.name)
+
+    return refuse
 
 
 def _define(name: str, arguments: list[str], returned: str, run: Any, shapes: Any) -> None:

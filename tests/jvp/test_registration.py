@@ -105,3 +105,13 @@ def test_autocast_does_not_reach_inside():
     for x in (found, also):
         assert x.dtype == torch.float32
         assert (x - expected).norm() < 1e-6 * expected.norm()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_second_derivative_is_refused_and_not_taken_for_zero(name):
+    op, args = arguments(name, (), through=True, requires_grad=True)
+    tensors = [x for x in args if isinstance(x, Tensor) and x.is_floating_point()]
+    output = getattr(torch.ops.fullstride, op.name)(*args)[0]
+    first = torch.autograd.grad(output.sin().sum(), tensors, create_graph=True, allow_unused=True)
+    with pytest.raises(RuntimeError, match=f"a second derivative .* {op.name}, which"):
+        torch.autograd.grad(torch.cat([g.flatten() for g in first if g is not None]).norm(), tensors, allow_unused=True)

@@ -210,7 +210,11 @@ def run(options: NetworksOptions, out: Path) -> Path:
     conditions: dict[str, Any] = {"precision": options.precision, "batch_size": options.batch_size}
     conditions |= at(only=(options.only, ()), small=(options.small, False)) | {"left_out": left_out}
     result = CaseResult("jvp-networks", device.type, conditions, gate, ceilings, rows, environment())
-    wrong = [f"{e['shape']}, {e['who']}, {e['kind']}: {e['why']}" for e in left_out if e["why"] != NO_TIME]
+    wrong = [
+        f"{e['shape']}, {e['who']}, {e['kind']}: {e['why']}"
+        for e in left_out
+        if e["who"] == "jvp" and e["why"] != NO_TIME
+    ]
     return finish(result, out, lambda: [table(rows)], width=0, wrong=wrong)
 
 
