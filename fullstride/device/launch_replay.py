@@ -208,13 +208,13 @@ class Replayed:
             return self._run(*args)
         kind, inputs = [state], list[Tensor]()
         for x in args:
-            if not isinstance(x, Tensor):
-                kind.append(x)
-                continue
-            if type(x) not in _PLAIN:
+            if type(x) in _PLAIN:
+                kind += x.shape, x.stride(), x.dtype, x.device, x.data_ptr() % ALIGNMENT
+                inputs.append(x)
+            elif isinstance(x, Tensor):
                 return self._run(*args)
-            kind.append((x.shape, x.stride(), x.dtype, x.device, x.data_ptr() % ALIGNMENT))
-            inputs.append(x)
+            else:
+                kind.append(x)
         key = tuple(kind)
         known = self._kinds.get(key)
         if isinstance(known, _Repetition):

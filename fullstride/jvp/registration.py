@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._library.autograd import Info, make_autograd_impl
 
 from fullstride.device.triton_compile import compile_from_fake_tensors
 from fullstride.jvp.dual_op import DualOp, Tensors, second_derivative
@@ -39,12 +40,26 @@ def register(op: DualOp) -> DualOp:
     _define(op.name, [f"Tensor {names[0]}", *optional, *settings, "bool tangent_grad"], returned, forward, shapes)
     gradients = ["Tensor gradient", "Tensor? of_tangent", f"Tensor {names[0]}", *optional, *outputs, *settings]
     _define(f"{op.name}_backward", [*gradients, "bool needs_seldom"], "Tensor[]", backward, gradient_shapes)
-    torch.library.register_autograd(
-        f"fullstride::{op.name}", _backward(op), setup_context=_setup_context(op), lib=LIBRARY
-    )
+    _differentiate(op.name, forward, _backward(op), _setup_context(op))
     # Without this, PyTorch would take the backward pass's result for a constant.
-    torch.library.register_autograd(f"fullstride::{op.name}_backward", _refuse(op), lib=LIBRARY)
+    _differentiate(f"{op.name}_backward", backward, _refuse(op), None)
     return op
+
+
+def _differentiate(name: str, run: Any, backward: Any, setup_context: Any) -> None:
+    """Register an operator's backward pass, which compiled code, where autograd records nothing, does not ask for.
+
+    There `torch.library.register_autograd` would take the host longer than the op.
+    """
+    recorded = make_autograd_impl(getattr(torch.ops.fullstride, name).default, Info(backward, setup_context))
+
+    def autograd(keyset: Any, *args: Any) -> Any:
+        traced = keyset.has(torch._C.DispatchKey.Python) or torch._C._are_functorch_transforms_active()
+        if traced or torch.is_grad_enabled() or args[0].is_meta:
+            return recorded(keyset, *args)
+        return run(*args)
+
+    LIBRARY.impl(name, autograd, "Autograd", with_keyset=True)
 
 
 def _refuse(op: DualOp) -> Any:
