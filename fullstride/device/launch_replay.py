@@ -193,8 +193,9 @@ def _holds_tensors(x: Any) -> bool:
 class Replayed:
     """A function of tensors and constants that allocates and launches kernels, noted once for each kind of call.
 
-    A call of a kind that is new, that computes anything besides its kernels, or that a dispatch mode sees, runs as it
-    is. The function must depend on its arguments alone, and on tensors by their kind.
+    A call of a kind that is new, that computes anything besides its kernels, that a dispatch mode sees, or of tensors
+    that are negated lazily, runs as it is. The function must depend on its arguments alone, and on tensors by their
+    kind.
     """
 
     def __init__(self, run: Callable[..., Sequence[Any]]):
@@ -211,7 +212,7 @@ class Replayed:
             if not isinstance(x, Tensor):
                 kind.append(x)
                 continue
-            if type(x) not in _PLAIN:
+            if type(x) not in _PLAIN or x.is_neg():
                 return self._run(*args)
             kind.append((x.shape, x.stride(), x.dtype, x.device, x.data_ptr() % ALIGNMENT))
             inputs.append(x)
