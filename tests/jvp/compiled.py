@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from functorch.compile import make_boxed_func
 from torch import Tensor, nn
 from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.exc import Unsupported
 from torch.func import grad, jacfwd, vmap
 from torch.nn.attention.bias import causal_upper_left
 
@@ -150,7 +151,7 @@ def jagged(backend: str) -> None:
     losses = [f(*leaves).sum() for f in (torch.compile(call, backend=backend), call)]
     close(*(torch.autograd.grad(loss, leaves) for loss in losses))
     torch._dynamo.reset()
-    with pytest.raises(torch._dynamo.exc.Unsupported, match="attention_varlen of their values"):
+    with pytest.raises(Unsupported, match="attention_varlen of their values"):
         torch.compile(call, backend=backend, fullgraph=True)(*leaves)
 
 

@@ -12,7 +12,6 @@ from fullstride.jvp.attention.op_varlen import attention_varlen, in_one_matrix
 from fullstride.jvp.attention.register import VARLEN
 from fullstride.jvp.dual import check_pair
 
-
 # With `fullgraph=True` the compiler stops here, and says so; else it compiles what is before and after.
 _between_graphs = torch.compiler.disable(
     reason="attention of jagged tensors reads their lengths, which a graph cannot; expected torch.compile without "
