@@ -193,8 +193,9 @@ def _holds_tensors(x: Any) -> bool:
 class Replayed:
     """A function of tensors and constants that allocates and launches kernels, noted once for each kind of call.
 
-    A call of a kind that is new, that computes anything besides its kernels, or that a dispatch mode sees, runs as it
-    is. The function must depend on its arguments alone, and on tensors by their kind.
+    A call of a kind that is new, that computes anything besides its kernels, that a dispatch mode sees, or of tensors
+    that are negated lazily, runs as it is. The function must depend on its arguments alone, and on tensors by their
+    kind.
     """
 
     def __init__(self, run: Callable[..., Sequence[Any]]):
@@ -208,7 +209,7 @@ class Replayed:
             return self._run(*args)
         kind, inputs = [state], list[Tensor]()
         for x in args:
-            if type(x) in _PLAIN:
+            if type(x) in _PLAIN and not x.is_neg():
                 kind += x.shape, x.stride(), x.dtype, x.device, x.data_ptr() % ALIGNMENT
                 inputs.append(x)
             elif isinstance(x, Tensor):

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.nn.attention.bias import CausalBias
 
-from fullstride.jvp import functional_norms, products, state
+from fullstride.jvp import elementary, functional_norms, products, state
 from fullstride.jvp.attention import written_out
 from fullstride.jvp.attention.arguments import as_causal
 from fullstride.jvp.attention.op import attention
@@ -68,12 +68,15 @@ ROUTES: dict[Any, Callable[..., Any]] = {
     F.scaled_dot_product_attention: _attention,
     F.multi_head_attention_forward: _multi_head,
     **functional_norms.ROUTES,
+    **elementary.ROUTES,
 }
 NAMES = frozenset(f.__name__ for f in ROUTES)
 GRADIENTS = {torch.autograd.grad, torch.autograd.backward, Tensor.backward}
 # Torch's gradients through their tangents are wrong: their rules take saved results, such as a factorisation, for
 # constants (found by differences of every operation's tangent).
-_ATEN = ("native_layer_norm", "native_batch_norm", "_native_batch_norm_legit", "_fused_rms_norm")
+_ATEN = (
+    "native_layer_norm", "native_batch_norm", "_native_batch_norm_legit", "_batch_norm_with_update", "_fused_rms_norm",
+)  # fmt: skip
 WRONG_GRADIENTS = frozenset({
     torch.native_layer_norm, torch.native_batch_norm, torch._native_batch_norm_legit,
     torch.det, Tensor.det, torch.logdet, Tensor.logdet, torch.slogdet, Tensor.slogdet, torch.orgqr, Tensor.orgqr,

@@ -32,8 +32,13 @@ def split(x: Any) -> tuple[Any, Any]:
 def joined(primal: Tensor, tangent: Callable[[], Tensor]) -> Dual:
     """The dual of a primal and of a tangent without a graph; None if autocast gives the two different formats."""
     with torch.no_grad():
-        moved = tangent()
+        moved = no_view(tangent())
     return _make_dual(primal, moved, level=0) if primal.dtype == moved.dtype else None
+
+
+def no_view(x: Tensor) -> Tensor:
+    """x's memory as no view: a view that was made without gradients may not be written to with them."""
+    return _aten._unsafe_view(x, x.shape) if x._is_view() else x
 
 
 def _product(func: Any, x: Any = None, weight: Any = None, bias: Any = None, /, *rest: Any, **named: Any) -> Dual:
@@ -87,7 +92,8 @@ def _elementwise(derivative: Callable[..., Tensor], *known: str) -> Rule:
 
     def rule(func: Any, x: Any = None, /, *rest: Any, inplace: bool = False, **named: Any) -> Dual:
         primal, tangent = split(x)
-        if tangent is None or rest or inplace or not named.keys() <= {*known}:
+        # PyTorch's backward functions conjugate complex derivatives, which a tangent's may not be.
+        if tangent is None or rest or inplace or primal.is_complex() or not named.keys() <= {*known}:
             return None
         out = func(primal, **named)
         if out.dtype != primal.dtype:

@@ -155,6 +155,26 @@ def test_kinds_that_never_come_back_are_forgotten(monkeypatch, seed):
         assert len(replayed._kinds) <= 3
 
 
+def test_kernels_read_no_lazily_negated_tensor(seed, monkeypatch):
+    torch.manual_seed(seed)
+    run = launch_replay.launch
+
+    def launch(kernel: Any, grid: Any, arguments: Any, options: Any) -> None:
+        assert not any(isinstance(x, Tensor) and x.is_neg() for x in arguments)
+        run(kernel, grid, arguments, options)
+
+    monkeypatch.setattr(launch_replay, "launch", launch)
+    op, primals, tangents, settings = CASES["attention"]
+    for lazy in (False, False, True):
+        parts: list[Any] = [s and torch.randn(s, dtype=torch.cfloat) for s in (*primals, *tangents, Q)]
+        tensors: list[Any] = [z if z is None else (z.conj() if lazy else z).imag for z in parts]
+        g = tensors.pop()
+        assert g.is_neg() == lazy
+        outs, _ = both("attention", tensors)
+        found, right = (op.gradients(g, g.sin(), *tensors, *outs, *settings, how, False) for how in ("triton", "plain"))
+        close(found, right)
+
+
 def test_what_computes_besides_its_kernels_is_not_repeated(seed):
     torch.manual_seed(seed)
     for run in (lambda x: (x * 2,), lambda x: (x[1:],), lambda x: (torch.full_like(x, 3),)):

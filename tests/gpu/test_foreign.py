@@ -1,17 +1,57 @@
-"""Models of diffusers and timm on a GPU: compiled as in eager mode, and after either way of allowing TF32."""
+"""Models of diffusers and timm on a GPU: against fp64, compiled as in eager mode, and however TF32 was allowed."""
 
+import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fullstride.device.precision import exact_fp32
 from fullstride.jvp import jvp, layer_norm, prepare
 from fullstride.jvp.attention.op import attention
-from tests.jvp.foreign.models import library
+from tests.jvp.attention.closed_form import ROUNDING
+from tests.jvp.foreign.models import MODELS, library, random_model
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+DEVICE = "cuda"
+
+
+def torchs(*given: Any) -> Any:
+    """Derive by PyTorch alone."""
+    with sdpa_kernel(SDPBackend.MATH):
+        return torch.func.jvp(*given)
+
+
+def derivative(run: Callable[..., Any], model: nn.Module, x: Tensor, v: Tensor) -> list[Tensor]:
+    """Output, its tangent, and the gradients of all parameters past the tangent, in fp64."""
+    u, du = run(model, x, v)
+    loss = (u.double() - du.double().detach()).square().mean()
+    found = torch.autograd.grad(loss, list(model.parameters()), allow_unused=True, materialize_grads=True)
+    return [u.detach().double(), du.detach().double(), torch.cat([g.flatten().double() for g in found])]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("name", ["timm Swin", "timm ConvNeXt", "SD3", "Flux"])
+def test_a_foreign_model_is_as_exact_as_torchs_derivative(name, compiled, dtype):
+    """Errors against fp64 are at most twice those of `torch.func.jvp` in the same format, and the roundings of sums."""
+    model = random_model(name, 0).to(DEVICE)
+    x, v = torch.randn(2, *MODELS[name].shape, dtype=torch.float64, device=DEVICE)
+    by = lambda way: lambda model, x, v: way(lambda x: MODELS[name].call(model, x), (x,), (v,))[:2]  # noqa: E731
+    exact = derivative(by(torchs), model, x, v)
+    given = copy.deepcopy(model).to(dtype), x.to(dtype), v.to(dtype)
+    run = torch.compile(by(jvp), fullgraph=True) if compiled else by(jvp)
+    with exact_fp32(x.device):
+        found, theirs = (derivative(way, *given) for way in (run, by(torchs)))
+    off = ROUNDING[dtype] * (16 if dtype == torch.float32 else 2)
+    for ours, other, right in zip(found, theirs, exact, strict=True):
+        assert (ours - right).norm() <= 2 * (other - right).norm() + off * right.norm()
+        assert right.abs().max() > 1e-6
 
 
 def unet() -> tuple[nn.Module, Tensor]:

@@ -9,11 +9,13 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 from functorch.compile import make_boxed_func
 from torch import Tensor, nn
 from torch._dynamo.backends.common import aot_autograd
+from torch._dynamo.exc import Unsupported
 from torch.func import grad, jacfwd, vmap
 from torch.nn.attention.bias import causal_upper_left
 
@@ -132,6 +134,25 @@ def rules(backend: str) -> None:
     starts = torch.tensor([0, 2, 5], dtype=torch.int32)
     packed = lambda q, k, v: ours.attention_varlen(q, k, v, starts, starts, 3, 3, implementation="plain")  # noqa: E731
     compare(packed, packed, draw(*[(5, 2, 6)] * 3), backend)
+    jagged(backend)
+
+
+def jagged(backend: str) -> None:
+    """Check jagged tensors, between two graphs; one graph is refused by name."""
+    offsets = torch.tensor([0, 3, 3, 5])
+
+    def call(*packed: Tensor) -> Tensor:
+        q, *rest = (torch.nested.nested_tensor_from_jagged(x.sin(), offsets).transpose(1, 2) for x in packed)
+        outs: Any = ours.attention_dual(q, *rest, is_causal=True)
+        return torch.cat([x.transpose(1, 2).values() for x in outs]).cos()
+
+    leaves = [x.requires_grad_() for x in draw(*[(5, 2, 6)] * 6)]
+    torch._dynamo.reset()
+    losses = [f(*leaves).sum() for f in (torch.compile(call, backend=backend), call)]
+    close(*(torch.autograd.grad(loss, leaves) for loss in losses))
+    torch._dynamo.reset()
+    with pytest.raises(Unsupported, match="attention_varlen of their values"):
+        torch.compile(call, backend=backend, fullgraph=True)(*leaves)
 
 
 def norms(backend: str) -> None:

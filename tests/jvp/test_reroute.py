@@ -23,6 +23,11 @@ BIAS, SCALE = torch.linspace(-1, 1, 6, dtype=torch.float64), torch.linspace(0.3,
 MEAN, VAR = BIAS.sin(), SCALE.square()
 
 
+def square(x: Tensor) -> Tensor:
+    """Return a matrix far from singular."""
+    return x.mT @ x / 4 + torch.eye(x.shape[-1], dtype=x.dtype) * 2
+
+
 def normalized(module: nn.Module, given: tuple[Any, ...], out: Tensor) -> Tensor:
     return F.layer_norm(out, (6,), SCALE, BIAS)
 
@@ -78,11 +83,18 @@ FUNCTIONS: dict[str, tuple[Callable[[], Callable[[Tensor], Tensor]], tuple[int, 
     "a hook": (Hooked, ROWS),
     "a dictionary": (Held, ROWS),
     "LocalResponseNorm": (lambda: nn.LocalResponseNorm(3), IMAGES),
+    "glu": (lambda: lambda x: F.glu(torch.cat([x, x.sin()], -1)), ROWS),
+    "hardsigmoid": (lambda: lambda x: F.hardsigmoid(x * x) + F.hardsigmoid(x * 1, inplace=True), ROWS),
+    "cholesky_inverse": (lambda: lambda x: x @ torch.cholesky_inverse(square(x)), ROWS),
+    "cholesky_inverse of an upper one": (lambda: lambda x: x @ square(x).cholesky_inverse(upper=True), ROWS),
+    "triangular_solve": (lambda: lambda x: torch.triangular_solve(x.mT, square(x), True, True, True)[0].mT, ROWS),
+    "a written copy": (lambda: lambda x: (x * x).frac().mul_(x).square_() + torch.t_copy(x).mul_(2).t() * x, ROWS),
     "vmap": (lambda: vmap(lambda x: F.layer_norm(x, (6,), SCALE, BIAS)), ROWS),
     "torch.func.grad": (lambda: torch.func.grad(lambda x: F.layer_norm(x, (6,), SCALE, BIAS).sin().sum()), ROWS),
 }
 
 
+@pytest.mark.filterwarnings("ignore:torch.triangular_solve is deprecated:UserWarning")
 @pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize("prepared", [False, True])
 def test_gradients_through_the_tangent_are_those_of_its_values(name, prepared, seed):

@@ -54,6 +54,8 @@ ONE = {
     "copied": lambda x, y, w: x.T.reshape(12)[[3, 1, 1]].repeat(4) + x.T.contiguous().flatten() - x.T.clone().flatten(),
     "interpolated": lambda x, y, w: F.interpolate(x[None], scale_factor=2.0, mode="linear").neg(),
     "reshaped": lambda x, y, w: torch.cat([x.T.reshape(2, 6).unbind(0)[1], x.flatten()[3:], y, x.mean(0)]),
+    "of complex numbers": lambda x, y, w: _complex(x).sigmoid().imag + torch.tanh(_complex(x)).real,
+    "written products": lambda x, y, w: (w[:, :3] @ x).mul_(y) + F.conv1d(x, w[:3, :3, None]).mul_(y).sum(0),
     "a written view": lambda x, y, w: _written(x * 1, y),
     "without gradients": lambda x, y, w: _constant(x) + x * y,
 }
@@ -73,6 +75,10 @@ def _written(x: Tensor, y: Tensor) -> Tensor:
     x.view(-1)[3:7] += y
     x[0] *= 2
     return x
+
+
+def _complex(x: Tensor) -> Tensor:
+    return torch.complex(x, x.sin())
 
 
 def _constant(x: Tensor) -> Tensor:

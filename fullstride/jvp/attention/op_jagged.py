@@ -12,6 +12,12 @@ from fullstride.jvp.attention.op_varlen import attention_varlen, in_one_matrix
 from fullstride.jvp.attention.register import VARLEN
 from fullstride.jvp.dual import check_pair
 
+# With `fullgraph=True` the compiler stops here, and says so; else it compiles what is before and after.
+_between_graphs = torch.compiler.disable(
+    reason="attention of jagged tensors reads their lengths, which a graph cannot; expected torch.compile without "
+    "fullgraph=True, or attention_varlen of their values"
+)
+
 
 def jagged_options(mask: Any, causal: bool | str, more: Any) -> dict[str, Any]:
     """Return the keywords of `attention_varlen`, which has fewer.
@@ -29,12 +35,14 @@ def jagged_options(mask: Any, causal: bool | str, more: Any) -> dict[str, Any]:
     return {"is_causal": causal}
 
 
+@_between_graphs
 def jagged_attention(q: Any, k: Any, v: Any, given: dict[str, Any]) -> Tensor:
     """`attention_varlen` of the samples; without forward derivatives, as torch gives jagged tensors no tangent."""
     values, starts, longest = _packed(q, k, v)
     return _jagged(attention_varlen(*values, *starts, *longest, **given), q)
 
 
+@_between_graphs
 def jagged_attention_dual(
     primals: tuple[Any, ...], tangents: tuple[Any, ...], given: dict[str, Any], tangent_grad: bool
 ) -> tuple[Tensor, Tensor | None]:

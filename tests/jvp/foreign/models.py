@@ -91,16 +91,51 @@ def _flux(d: Any) -> nn.Module:
     )
 
 
+def _text_like(x: Tensor) -> Tensor:
+    text = torch.linspace(-1, 1, 60, dtype=x.dtype, device=x.device)
+    return text.view(1, 5, 12).expand(len(x), -1, -1)
+
+
 def _with_a_text(model: nn.Module, x: Tensor) -> Tensor:
-    text, where = torch.linspace(-1, 1, 60, dtype=x.dtype).view(1, 5, 12), torch.arange(21).view(7, 3)
+    text, where = _text_like(x), torch.arange(21, dtype=x.dtype, device=x.device).view(7, 3)
     return model(
         hidden_states=x,
-        encoder_hidden_states=text.expand(len(x), -1, -1),
-        pooled_projections=text[:, 0].expand(len(x), -1),
-        timestep=torch.full((len(x),), 0.3, dtype=x.dtype),
-        img_ids=where.to(x.dtype),
-        txt_ids=torch.zeros(5, 3, dtype=x.dtype),
+        encoder_hidden_states=text,
+        pooled_projections=text[:, 0],
+        timestep=x.new_full((len(x),), 0.3),
+        img_ids=where,
+        txt_ids=x.new_zeros(5, 3),
     ).sample
+
+
+def _sd3(d: Any) -> nn.Module:
+    sizes = {"num_layers": 2, "attention_head_dim": 8, "num_attention_heads": 2, "patch_size": 2, "sample_size": 8}
+    text = {"joint_attention_dim": 12, "caption_projection_dim": 16, "pooled_projection_dim": 12}
+    channels = {"in_channels": 4, "out_channels": 4, "pos_embed_max_size": 8, "dual_attention_layers": (0,)}
+    return d.SD3Transformer2DModel(**sizes, **text, **channels, qk_norm="rms_norm")
+
+
+def _of_a_text(model: nn.Module, x: Tensor) -> Tensor:
+    text = _text_like(x)
+    return model(
+        hidden_states=x,
+        encoder_hidden_states=text,
+        pooled_projections=text[:, 0],
+        timestep=x.new_full((len(x),), 0.3),
+    ).sample
+
+
+def _attending(name: str, **options: Any) -> Callable[[Any], nn.Module]:
+    """A transformer of diffusers that attends to a text."""
+    heads = {"num_attention_heads": 2, "attention_head_dim": 8, "num_layers": 2, "in_channels": 4, "sample_size": 8}
+    return lambda d: getattr(d, name)(**heads, **options)
+
+
+def _at_a_time(model: nn.Module, x: Tensor) -> Tensor:
+    conditions = {"resolution": None, "aspect_ratio": None}
+    more = {"added_cond_kwargs": conditions} if hasattr(model, "adaln_single") else {}
+    time = torch.full((len(x),), 3, device=x.device)
+    return model(x, encoder_hidden_states=_text_like(x), timestep=time, **more).sample
 
 
 def _timm(name: str, **options: Any) -> Callable[[Any], nn.Module]:
@@ -108,6 +143,9 @@ def _timm(name: str, **options: Any) -> Callable[[Any], nn.Module]:
 
 
 VIT = {"img_size": 16, "patch_size": 4, "embed_dim": 16, "depth": 2, "num_heads": 2}
+
+
+SWIN = {"img_size": 32, "window_size": 4, "embed_dim": 8, "depths": (1, 2), "num_heads": (2, 2)}
 
 
 def _lora(p: Any) -> nn.Module:
@@ -134,6 +172,7 @@ def _torch(kind: str) -> Callable[[Any], nn.Module]:
     return lambda _: made[kind]()
 
 
+CROSS = {"num_cross_attention_heads": 2, "cross_attention_head_dim": 8}
 MODELS = {
     "torch TransformerEncoder": Model("torch", _torch("encoder"), plain, TOKENS, quick=True),
     "torch TransformerDecoder": Model("torch", _torch("decoder"), lambda m, x: m(x, x.sin()), TOKENS),
@@ -153,12 +192,32 @@ MODELS = {
     "UNet2DModel": Model("diffusers", _unet, denoised, IMAGES),
     "DiT": Model("diffusers", _dit, _classed, IMAGES),
     "Flux": Model("diffusers", _flux, _with_a_text, (2, 7, 4)),
+    "SD3": Model("diffusers", _sd3, _of_a_text, (2, 4, 8, 6)),
+    "PixArt": Model(
+        "diffusers",
+        _attending("PixArtTransformer2DModel", cross_attention_dim=16, caption_channels=12, norm_num_groups=4),
+        _at_a_time,
+        (2, 4, 8, 8),
+    ),
+    "Sana": Model(
+        "diffusers",
+        _attending("SanaTransformer2DModel", out_channels=4, cross_attention_dim=16, caption_channels=12, **CROSS),
+        _at_a_time,
+        (2, 4, 8, 8),
+    ),
     "timm ViT": Model("timm", _timm("vit_tiny_patch16_224", **VIT), plain, IMAGES),
     "timm BEiT": Model("timm", _timm("beit_base_patch16_224", **VIT, use_rel_pos_bias=True), plain, IMAGES),
     "timm ResNet": Model("timm", _timm("resnet10t"), plain, (2, 3, 32, 32)),
     "timm ConvNeXt": Model(
         "timm", _timm("convnext_atto", depths=(1, 1, 1, 1), dims=(8, 8, 16, 16)), plain, (2, 3, 32, 32)
     ),
+    "timm Swin": Model("timm", _timm("swin_tiny_patch4_window7_224", **SWIN), plain, (2, 3, 32, 32)),
+    "timm Swin v2": Model("timm", _timm("swinv2_tiny_window8_256", **SWIN), plain, (2, 3, 32, 32)),
+    "timm EVA-02": Model("timm", _timm("eva02_tiny_patch14_224", **VIT), plain, IMAGES),
+    "timm XCiT": Model(
+        "timm", _timm("xcit_nano_12_p16_224", img_size=32, depth=2, embed_dim=16, num_heads=2), plain, (2, 3, 32, 32)
+    ),
+    "timm RegNet": Model("timm", _timm("regnety_002"), plain, (2, 3, 32, 32)),
     "LoRA of Llama": Model("peft", _lora, embedded, TOKENS),
 }
 
