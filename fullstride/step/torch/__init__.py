@@ -6,6 +6,8 @@ It knows nothing of a workload: a loss is any function of a module and a batch.
 import sys
 
 from fullstride.renamed import add_old_names
+from fullstride.step.torch.accumulation import Accumulation
+from fullstride.step.torch.clipping import Clip
 from fullstride.step.torch.distributed.join import join_processes
 from fullstride.step.torch.distributed.processes import SINGLE, Processes
 from fullstride.step.torch.distributed.shards import Shards
@@ -19,7 +21,9 @@ from fullstride.step.torch.transfer.to_host import HostCopy, LateMetrics, to_hos
 __all__ = [
     "BACKENDS",
     "SINGLE",
+    "Accumulation",
     "Averages",
+    "Clip",
     "HostCopy",
     "LateMetrics",
     "Processes",

@@ -13,7 +13,6 @@ from fullstride.step.torch.distributed.buckets import Bucket, filled
 from fullstride.step.torch.distributed.early_gradients import listening
 from fullstride.step.torch.distributed.processes import Processes
 from fullstride.step.torch.distributed.shards import Shard, Shards
-from fullstride.step.torch.metrics import stacked, unstacked
 
 
 class BackwardPass:
@@ -185,12 +184,6 @@ class Reducer:
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
-
-    def metrics(self, own: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Means over the processes, of metrics that are the same on each by name."""
-        values = stacked(own)
-        self.processes.transfer.start_average(values)()
-        return unstacked(values, {name: value.dtype for name, value in own.items()})
 
     def means(self, own: Callable[[Tensor], Tensor | None]) -> dict[nn.Parameter, Tensor]:
         """Means over the processes, of gradients made without this, by what they belong to; collective."""

@@ -19,31 +19,43 @@ from fullstride.assets.fetch import cache_folder
 from fullstride.device.triton_compile import start_processes
 from fullstride.errors import ConfigError, one_of
 from fullstride.runs.atomic_files import note
-from fullstride.step.torch.body import Body, Loss, Metrics, Runner
+from fullstride.step.torch.body import Body, Loss
+from fullstride.step.torch.metrics import Metrics
+from fullstride.step.torch.optimizers import check_skips, members
+from fullstride.step.torch.passes import ONE, passes_of
 from fullstride.step.torch.runners.graph import WARM, GraphRunner
+from fullstride.step.torch.runners.runner import Runner
 
 BACKENDS = ("eager", "graph", "compile", "compile+graph")
 # Steps of a candidate before those that count: those before a record, the record itself, its first replays.
 UNCOUNTED, COUNTED = WARM + 3, 8
 
 
-def check_backend(name: str, device: torch.device, optimizer: torch.optim.Optimizer) -> None:
-    """Check that the backend can run here.
+def check_backend(name: str, device: torch.device, optimizer: torch.optim.Optimizer, scaled: bool = False) -> None:
+    """Check that the backend can run here; with a `scaled` loss, whose steps may be skipped.
 
     Raises:
         ConfigError: if it cannot, with the reason and the remedy.
 
     """
     one_of("backend", name, BACKENDS)
+    if name != "eager" and (passes := passes_of(optimizer)) != ONE:
+        raise ConfigError(
+            f"backend={name}: {type(optimizer).__name__} steps by {passes}, which the host evaluates; use backend=eager"
+        )
     if "graph" not in name:
         return
     if device.type != "cuda":
         raise ConfigError(f"backend={name}: CUDA graphs are CUDA's, the device is {device.type}; use eager or compile")
-    if any("capturable" not in group for group in optimizer.param_groups):
+    for each in members(optimizer):
+        if all("capturable" in group for group in each.param_groups):
+            continue
         raise ConfigError(
-            f"backend={name}: {type(optimizer).__name__} cannot be captured, as its state is on the host; use one with "
+            f"backend={name}: {type(each).__name__} cannot be captured, as its state is on the host; use one with "
             "capturable=True, as AdamW, or backend=eager or compile"
         )
+    if scaled:
+        check_skips(optimizer, f"backend={name} with a scaler")
 
 
 def start_compiler(backend: str, device: torch.device) -> None:
@@ -53,13 +65,16 @@ def start_compiler(backend: str, device: torch.device) -> None:
 
 
 def compiled(body: Body) -> Body:
-    """Return the body with its loss as one compiled graph, the derivative and the gradient included."""
+    """Return the body with its loss compiled, the derivative and the gradient included."""
     on_cpu = all(p.device.type == "cpu" for p in body.trained.values())
-    return replace(body, loss=compiled_loss(body.loss, telling=body.reducer is not None, on_cpu=on_cpu))
+    # Of several graphs each numbers its own gradients: they are sent when they arrive.
+    telling = body.reducer is not None and body.fullgraph
+    loss = compiled_loss(body.loss, telling=telling, on_cpu=on_cpu, fullgraph=body.fullgraph)
+    return replace(body, loss=loss)
 
 
-def compiled_loss(loss: Loss, *, telling: bool = False, on_cpu: bool = False) -> Loss:
-    """Compile a loss as one graph.
+def compiled_loss(loss: Loss, *, telling: bool = False, on_cpu: bool = False, fullgraph: bool = True) -> Loss:
+    """Compile a loss.
 
     Random numbers inside it, as dropout's, are eager's. What is compiled is kept in fullstride's cache, and not among
     temporary files: the same run starts faster the next time.
@@ -69,6 +84,7 @@ def compiled_loss(loss: Loss, *, telling: bool = False, on_cpu: bool = False) ->
         telling: announce each gradient of the backward pass as soon as it exists; see `early_gradients`.
         on_cpu: whether the module is. Then images keep the memory order that they have in eager code: random numbers
             are drawn in it, and the order that the compiler likes would have dropout leave out other elements.
+        fullgraph: whether it has to be one graph; otherwise what cannot be traced runs eagerly between several.
 
     """
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_folder() / "inductor"))
@@ -79,7 +95,7 @@ def compiled_loss(loss: Loss, *, telling: bool = False, on_cpu: bool = False) ->
         from fullstride.step.torch.distributed.inductor_pass import MarkReady  # the compiler is a long import
 
         options["post_grad_custom_post_pass"] = MarkReady()
-    compiled = torch.compile(with_own_code(loss), fullgraph=True, dynamic=False, options=options)
+    compiled = torch.compile(with_own_code(loss), fullgraph=fullgraph, dynamic=False, options=options)
     return _or_eager(compiled, loss)
 
 
@@ -122,7 +138,9 @@ def with_own_code(function: Callable) -> Callable:
 
 def make_runner(name: str, body: Body, compiled_body: Callable[[], Body]) -> Runner:
     """Make the runner of a backend that was checked."""
-    whole = compiled_body() if "compile" in name else body
+    if name != "eager" or body.reducer is not None:
+        body = replace(body, dense=True)
+    whole = replace(compiled_body(), dense=True) if "compile" in name else body
     return (GraphRunner if "graph" in name else Runner)(name, whole, body)
 
 

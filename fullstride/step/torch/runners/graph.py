@@ -9,9 +9,10 @@ from torch import Tensor, nn
 
 from fullstride.device.cuda_graph import CudaGraph, copy_into, on_stream, static_input, without_gaps
 from fullstride.runs.atomic_files import note
-from fullstride.step.torch.body import Body, Gradients, Look, Loss, Runner
+from fullstride.step.torch.body import Body, Gradients, Look, Loss
+from fullstride.step.torch.errors import StepError
 from fullstride.step.torch.metrics import Metrics, stacked, unstacked
-from fullstride.step.torch.runners.comparison import StepError
+from fullstride.step.torch.runners.runner import Runner
 
 # Real steps that are made before one is captured: libraries choose their algorithms and optimizers their state.
 WARM = 3
@@ -140,9 +141,14 @@ class GraphRunner(Runner):
         return metrics
 
     def _gradients(self, norm: Tensor) -> Gradients | None:
-        """The last replay's before they were clipped or divided, by their norm; None if the optimizer changed them."""
+        """The last replay's before they were clipped or divided, by their norm; None if the optimizer changed them.
+
+        Clipped by value they stay as they are: that cannot be undone.
+        """
         if self._altered:
             return None
+        if self.body.clip is not None and self.body.clip.value is not None:
+            return self._recorded
         stepped = {id(p) for group in self.body.optimizer.param_groups for p in group["params"]}
         given = list(zip(self.body.trained.values(), self._recorded, strict=True))
         found = torch.nn.utils.get_total_norm([x for p, x in given if x is not None and id(p) in stepped])
@@ -198,8 +204,9 @@ class GraphRunner(Runner):
 
         metrics = replace(self.body, loss=_recordable(self.body.loss))(self._inputs, self._made, look)
         groups, left = self.body.optimizer.param_groups, {id(p.grad) for p in self.body.trained.values()}
-        # Clipping writes them once, and once a fused optimizer, which divides them.
-        known = (self.body.clip is not None) + any(group.get("fused") is True for group in groups)
+        # Clipping writes them, and once a fused optimizer, which divides them.
+        known = 0 if self.body.clip is None else self.body.clip.writes
+        known += any(group.get("fused") is True for group in groups)
         self._altered = any(id(x) not in left or x._version - version > known for x, version in before)
         self._made.add_(1)
         self._dtypes = {name: value.dtype for name, value in metrics.items()}
