@@ -5,12 +5,13 @@ import torch
 from fullstride.device.precision import PRECISIONS, check_precision
 from fullstride.errors import ConfigError, one_of
 from fullstride.step.torch.body import Body
+from fullstride.step.torch.distributed.wrappers import groups_of
 from fullstride.step.torch.optimizers import Optimizers, check_skips
 from fullstride.step.torch.passes import ONE
 
 
-def check_body(body: Body) -> None:
-    """Check that the parts of a step fit together.
+def check_body(body: Body, backend: str) -> None:
+    """Check that the parts of a step fit together, and to its backend.
 
     Raises:
         ConfigError: for a precision that cannot run here, for a guard whose optimizer would not skip a step, and for
@@ -32,6 +33,19 @@ def check_body(body: Body) -> None:
         raise ConfigError("shards: a list of optimizers, expected the one whose state is sharded")
     if body.scaler is not None:
         _check_scaler(body)
+    if groups_of(body.model):
+        _check_wrapped(body, backend)
+
+
+def _check_wrapped(body: Body, backend: str) -> None:
+    name = type(body.model).__name__
+    if body.processes.size > 1 or body.shards is not None:
+        raise ConfigError(f"processes: {name} averages gradients already, expected a model without a wrapper")
+    if "graph" in backend:
+        raise ConfigError(
+            f"backend={backend}: {name} meets other processes from the host, expected a model without a wrapper and "
+            "processes=, or backend=eager or compile"
+        )
 
 
 def _check_scaler(body: Body) -> None:

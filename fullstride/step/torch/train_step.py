@@ -20,6 +20,7 @@ from fullstride.step.torch.clipping import Clip
 from fullstride.step.torch.distributed.processes import SINGLE, Processes
 from fullstride.step.torch.distributed.reducer import Reducer
 from fullstride.step.torch.distributed.shards import Shards
+from fullstride.step.torch.distributed.wrappers import groups_of
 from fullstride.step.torch.ema.averages import Averages
 from fullstride.step.torch.errors import StepError
 from fullstride.step.torch.metrics import Metrics
@@ -150,7 +151,7 @@ class TrainStep:
             passes=passes_of(optimizer),
             fullgraph=fullgraph,
         )
-        check_body(body)
+        check_body(body, backend)
         if self.scaler is not None and randomize_zeros is not None:
             raise ConfigError("randomize_zeros: gradients of its comparison have no scale, expected precision=bf16")
         if schedule is not None:
@@ -203,7 +204,8 @@ class TrainStep:
             self._runner = make_runner(backend, self.body, compiled_body)
             return
         candidates = {}
-        for name in BACKENDS:
+        # Processes that a wrapper joins cannot agree on another one.
+        for name in BACKENDS[:1] if groups_of(self.body.model) else BACKENDS:
             try:
                 check_backend(name, self.body.device, self.body.optimizer, self.scaler is not None)
             except ConfigError:

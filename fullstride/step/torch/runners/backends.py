@@ -17,9 +17,10 @@ from torch import nn
 
 from fullstride.assets.fetch import cache_folder
 from fullstride.device.triton_compile import start_processes
-from fullstride.errors import ConfigError, one_of
+from fullstride.errors import MOST_SHOWN, ConfigError, one_line, one_of, shortened
 from fullstride.runs.atomic_files import note
 from fullstride.step.torch.body import Body, Loss
+from fullstride.step.torch.errors import StepError
 from fullstride.step.torch.metrics import Metrics
 from fullstride.step.torch.optimizers import check_skips, members
 from fullstride.step.torch.passes import ONE, passes_of
@@ -111,7 +112,13 @@ def _or_eager(compiled: Loss, loss: Loss) -> Loss:
         try:
             return compiled(model, batch)
         except Exception as error:
-            if type(error).__name__ != "FailOnRecompileLimitHit":  # whose module is a long import
+            kind = type(error).__name__  # whose module is a long import
+            if kind == "Unsupported":
+                raise StepError(
+                    f"backend=compile: the loss is not one graph ({shortened(one_line(error), MOST_SHOWN)}); expected "
+                    "what torch.compile(fullgraph=True) traces: use fullgraph=False, or backend=eager or graph"
+                ) from error
+            if kind != "FailOnRecompileLimitHit":
                 raise
         refused = True
         note(
