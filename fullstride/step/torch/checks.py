@@ -6,7 +6,7 @@ from fullstride.device.precision import PRECISIONS, check_precision
 from fullstride.errors import ConfigError, one_of
 from fullstride.step.torch.body import Body
 from fullstride.step.torch.distributed.wrappers import groups_of
-from fullstride.step.torch.optimizers import Optimizers, check_skips
+from fullstride.step.torch.optimizers import Optimizers, check_skips, members
 from fullstride.step.torch.passes import ONE
 
 
@@ -27,6 +27,12 @@ def check_body(body: Body, backend: str) -> None:
     name = type(body.optimizer).__name__
     if body.passes != ONE and (given := "guard" if body.guard else "scaler" if body.scaler else ""):
         raise ConfigError(f"{given}: {name} steps by {body.passes}, which cannot be skipped; leave {given} out")
+    for each in members(body.optimizer):
+        if getattr(each, "scaler", None) is not None:
+            raise ConfigError(
+                f"{type(each).__name__} scales the loss by a scaler of its own, expected the optimizer that it wraps, and "
+                "its scaler as scaler="
+            )
     if body.guard is not None:
         check_skips(body.optimizer, "guard")
     if body.shards is not None and isinstance(body.optimizer, Optimizers):

@@ -82,7 +82,8 @@ def check_skips(optimizer: torch.optim.Optimizer, why: str) -> None:
 
     """
     for each in members(optimizer):
-        if not getattr(each, "_step_supports_amp_scaling", False):
+        # Of itself: a wrapper that hands on the name of what it wraps does not hand on the flag.
+        if not vars(each).get("_step_supports_amp_scaling", getattr(type(each), "_step_supports_amp_scaling", False)):
             raise ConfigError(
                 f"{why}: {type(each).__name__} does not skip steps on the device, expected a fused optimizer, such as "
                 "torch.optim.AdamW(..., fused=True)"
