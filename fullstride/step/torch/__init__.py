@@ -12,6 +12,7 @@ from fullstride.step.torch.distributed.join import join_processes
 from fullstride.step.torch.distributed.processes import SINGLE, Processes
 from fullstride.step.torch.distributed.shards import Shards
 from fullstride.step.torch.ema.averages import Averages
+from fullstride.step.torch.explanation import Compilation, Explanation
 from fullstride.step.torch.runners.backends import BACKENDS
 from fullstride.step.torch.schedules import constant, cosine, cosine_of, warmed_up
 from fullstride.step.torch.train_step import TrainStep
@@ -24,6 +25,8 @@ __all__ = [
     "Accumulation",
     "Averages",
     "Clip",
+    "Compilation",
+    "Explanation",
     "HostCopy",
     "LateMetrics",
     "Processes",

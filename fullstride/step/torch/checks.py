@@ -30,8 +30,8 @@ def check_body(body: Body, backend: str) -> None:
     for each in members(body.optimizer):
         if getattr(each, "scaler", None) is not None:
             raise ConfigError(
-                f"{type(each).__name__} scales the loss by a scaler of its own, expected the optimizer that it wraps, and "
-                "its scaler as scaler="
+                f"{type(each).__name__} scales the loss by a scaler of its own, expected the optimizer that it wraps, "
+                "and its scaler as scaler="
             )
     if body.guard is not None:
         check_skips(body.optimizer, "guard")

@@ -23,6 +23,7 @@ from fullstride.step.torch.distributed.shards import Shards
 from fullstride.step.torch.distributed.wrappers import groups_of
 from fullstride.step.torch.ema.averages import Averages
 from fullstride.step.torch.errors import StepError
+from fullstride.step.torch.explanation import Explanation, bytes_of, compilations
 from fullstride.step.torch.metrics import Metrics
 from fullstride.step.torch.optimizers import as_one, call_when_loaded, set_initial_rates
 from fullstride.step.torch.passes import passes_of
@@ -34,15 +35,17 @@ from fullstride.step.torch.runners.backends import (
     make_runner,
     start_compiler,
 )
-from fullstride.step.torch.runners.comparison import rehearsed
+from fullstride.step.torch.runners.comparison import TOLERANCE, rehearsed
 from fullstride.step.torch.runners.expected_shapes import NEVER, Observation, PythonNumbers, ShapeTracker
 from fullstride.step.torch.runners.first_step import FirstSteps
 from fullstride.step.torch.runners.isolated import Snapshot
 from fullstride.step.torch.runners.runner import Runner
+from fullstride.step.torch.runners.step_times import StepTimes
 from fullstride.step.torch.schedules import Schedule
 from fullstride.step.torch.update import Guard
 
 NAMES = ("auto", *BACKENDS)
+MOST_NOTES = 20
 
 
 @accepts(TRAIN_STEP, deprecated=True)
@@ -158,7 +161,7 @@ class TrainStep:
             set_initial_rates(optimizer)
         self.body = replace(body, reducer=self._reducer(model, processes, shards))
         self.made = 0
-        self._say = log
+        self._say, self._said = log, list[str]()
         self._processes = processes
         self._guarded = tuple(guard_state)
         roots = loss_fn, model, draw, self.body.accumulate.weight
@@ -199,6 +202,9 @@ class TrainStep:
         compiled_body = functools.cache(lambda: compiled(self.body))
         self._auto: AutoRunner | None = None
         self._runner: Runner
+        self._times = StepTimes(self.body.device)
+        self._make = self._timed
+        self._why = "named"
         if backend != "auto":
             check_backend(backend, self.body.device, self.body.optimizer, self.scaler is not None)
             self._runner = make_runner(backend, self.body, compiled_body)
@@ -214,6 +220,7 @@ class TrainStep:
         # A step waits for all processes: they must agree on the fastest backend.
         self._auto = AutoRunner(candidates, self.body.device, lambda ms: max(self._processes.gather(ms)))
         self._runner = self._auto.runner
+        self._make = self._measure
 
     def _loaded(self) -> None:
         """Start over: loaded state lies elsewhere in memory."""
@@ -245,9 +252,24 @@ class TrainStep:
 
         """
         expected = self._observe(batch)
-        metrics = self._step(batch, expected) if self._auto is None else self._measure(self._auto, batch, expected)
+        metrics = self._make(batch, expected)
         self.made += 1
         return metrics
+
+    def explain(self) -> Explanation:
+        """Return what the step runs and what it costs, as far as its first steps have shown; waits for the device."""
+        body = self._runner.body
+        return Explanation(
+            backend=self.backend,
+            why=self._why if self._auto is None else f"auto still measures: {self._auto.said}",
+            errors=dict(self.errors),
+            allowed=TOLERANCE[body.precision],
+            compilations=compilations(getattr(body.loss, "__name__", "")) if self._runner.compiles else (),
+            host_ms=self._times.host_ms(),
+            device_ms=self._times.device_ms(),
+            bytes=bytes_of(body),
+            notes=tuple(self._said),
+        )
 
     def _observe(self, batch: Any) -> bool:
         """Return whether steps are specialised to this batch."""
@@ -293,16 +315,28 @@ class TrainStep:
 
     def _log(self, line: str) -> None:
         """Write a line on one of the processes."""
+        self._said = [*self._said[-MOST_NOTES:], line]
         if self._processes.leads:
             self._say(line)
+
+    def _timed(self, batch: Any, expected: bool) -> Metrics:
+        """One of the first steps, which are timed once they are as all later ones."""
+        if not expected:
+            return self._step(batch, expected)
+        metrics = self._times.timed(functools.partial(self._step, batch, expected))
+        if self._times.complete:
+            self._make = self._step
+        return metrics
 
     def _step(self, batch: Any, expected: bool) -> Metrics:
         if self._runner.form(expected) in self._first.made:
             return self._runner(batch, self.made, expected=expected)
         return self._first.make(self._runner, batch, self.made, expected=expected)
 
-    def _measure(self, auto: AutoRunner, batch: Any, expected: bool) -> Metrics:
+    def _measure(self, batch: Any, expected: bool) -> Metrics:
         """A step of the candidate whose turn it is; one that cannot make it leaves no trace."""
+        auto = self._auto
+        assert auto is not None
         while True:
             self._runner = auto.runner
             known = self._runner.form(expected) in self._first.made
@@ -322,7 +356,7 @@ class TrainStep:
                 break
         self._runner = auto.runner
         if auto.chosen:
-            self._auto = None
+            self._auto, self._make, self._why = None, self._timed, f"the fastest of auto: {auto.said}"
             self._log(str(auto))
         return metrics
 

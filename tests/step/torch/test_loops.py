@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from fullstride.errors import ConfigError
-from fullstride.step.torch import Accumulation, Clip, TrainStep
+from fullstride.step.torch import Accumulation, Averages, Clip, TrainStep
 from fullstride.step.torch import train_step as train_step_module
 from fullstride.step.torch.runners import backends as backends_module
 from fullstride.step.torch.runners.backends import check_backend
@@ -59,6 +59,9 @@ def test_compiled_steps_are_those_of_the_loop_to_rounding(name, seed):
     found, step = by_step(LOOPS[name], seed, backend="compile")
     torch.testing.assert_close(found, by_hand(LOOPS[name], seed), rtol=1e-4, atol=1e-5)
     assert step.errors
+    [once] = step.explain().compilations
+    assert (once.seconds > 0, once.cause) == (True, "")
+    assert "compiled: " in str(step.explain())
 
 
 @pytest.mark.parametrize("name", [name for name, loop in LOOPS.items() if not loop.compiled])
@@ -207,3 +210,36 @@ def test_a_wrong_gradient_shows_though_it_is_clipped_by_value(monkeypatch, seed)
     monkeypatch.setattr(OnHost, "_replay", wrong)
     with pytest.raises(StepError, match=r"the gradients differ most at 0\.weight"):
         step(batch)
+
+
+def test_a_step_explains_itself_once_it_is_timed(seed):
+    training = made(LOOPS["clip by value"], seed)
+    averages = Averages(training.model, [0.9])
+    step = step_of(training, backend="eager", precision="bf16", ema=averages)
+    early = step.explain()
+    assert (early.backend, early.why, early.errors, early.host_ms) == ("eager", "named", {}, None)
+    for batch in training.batches * 2:
+        step(batch)
+    found, size = step.explain(), 4 * sum(p.numel() for p in training.model.parameters())
+    assert found.errors == step.errors
+    assert 0 < found.errors["backend=eager, usual shapes"] < found.allowed
+    assert found.host_ms is not None
+    assert found.host_ms > 0
+    assert found.device_ms is None
+    counts = 4 * len(list(training.model.parameters()))  # AdamW's steps
+    assert dict(found.bytes) == {"weights": size, "optimizer": 2 * size + counts, "averages": size}
+    assert step._make == step._step  # nothing is timed any longer
+
+
+def test_auto_explains_its_choice(seed):
+    training = made(LOOPS["sparse SGD"], seed)
+    step = step_of(training, log=lambda _: None)
+    step(training.batches[0])
+    assert step.explain().why.startswith("auto still measures")
+    for batch in training.batches * 5:
+        step(batch)
+    found = step.explain()
+    assert found.why.startswith("the fastest of auto: eager ")
+    assert "compile: StepError: 0.weight has a sparse gradient" in found.why
+    assert found.notes[-1].startswith("backend=auto: eager (")
+    assert str(found).splitlines()[0] == f"backend: eager ({found.why})"

@@ -4,6 +4,7 @@
 """
 
 import functools
+import itertools
 import os
 import statistics
 import time
@@ -24,12 +25,12 @@ from fullstride.step.torch.errors import StepError
 from fullstride.step.torch.metrics import Metrics
 from fullstride.step.torch.optimizers import check_skips, members
 from fullstride.step.torch.passes import ONE, passes_of
-from fullstride.step.torch.runners.graph import WARM, GraphRunner
+from fullstride.step.torch.runners.graph import GraphRunner
 from fullstride.step.torch.runners.runner import Runner
+from fullstride.step.torch.runners.step_times import COUNTED, UNCOUNTED
 
 BACKENDS = ("eager", "graph", "compile", "compile+graph")
-# Steps of a candidate before those that count: those before a record, the record itself, its first replays.
-UNCOUNTED, COUNTED = WARM + 3, 8
+_NUMBERS = itertools.count()
 
 
 def check_backend(name: str, device: torch.device, optimizer: torch.optim.Optimizer, scaled: bool = False) -> None:
@@ -96,8 +97,11 @@ def compiled_loss(loss: Loss, *, telling: bool = False, on_cpu: bool = False, fu
         from fullstride.step.torch.distributed.inductor_pass import MarkReady  # the compiler is a long import
 
         options["post_grad_custom_post_pass"] = MarkReady()
-    compiled = torch.compile(with_own_code(loss), fullgraph=fullgraph, dynamic=False, options=options)
-    return _or_eager(compiled, loss)
+    own = with_own_code(loss)
+    compiled = torch.compile(own, fullgraph=fullgraph, dynamic=False, options=options)
+    call = _or_eager(compiled, loss)
+    call.__name__ = own.__name__
+    return call
 
 
 def _or_eager(compiled: Loss, loss: Loss) -> Loss:
@@ -131,7 +135,7 @@ def _or_eager(compiled: Loss, loss: Loss) -> Loss:
 
 
 def with_own_code(function: Callable) -> Callable:
-    """Return a function that calls this one, with a code object of its own.
+    """Return a function that calls this one, with a code object of its own, whose name no other has.
 
     The compiler keeps what it has compiled with the code, counts it there, and beyond eight (its `recompile_limit`)
     refuses: of trainings one after another in a process, whose losses share their code, the last would not begin.
@@ -140,7 +144,8 @@ def with_own_code(function: Callable) -> Callable:
     def call(*args: Any, **kwargs: Any) -> Any:
         return function(*args, **kwargs)
 
-    return FunctionType(call.__code__.replace(), call.__globals__, call.__name__, None, call.__closure__)
+    name = f"loss_{next(_NUMBERS)}"
+    return FunctionType(call.__code__.replace(co_name=name), call.__globals__, name, None, call.__closure__)
 
 
 def make_runner(name: str, body: Body, compiled_body: Callable[[], Body]) -> Runner:
@@ -176,9 +181,13 @@ class AutoRunner:
         self._begin(self._waiting.pop(0))
 
     def __str__(self) -> str:
+        return f"backend=auto: {self.runner.backend} ({self.said})"
+
+    @property
+    def said(self) -> str:
+        """Times of those measured, the fastest first, and why others were refused."""
         times = ", ".join(f"{name} {ms:.2f} ms" for name, ms in sorted(self.milliseconds.items(), key=lambda x: x[1]))
-        told = "; ".join([times, *(f"{name}: {why}" for name, why in self.refused.items())])
-        return f"backend=auto: {self.runner.backend} ({told})"
+        return "; ".join([times, *(f"{name}: {why}" for name, why in self.refused.items())])
 
     def _begin(self, name: str) -> None:
         self.runner = self._candidates[name]()
