@@ -50,7 +50,9 @@ class Accumulation:
 
         """
         assert callable(self.weight)
-        weight = torch.as_tensor(self.weight(part), device=device)
+        weight = self.weight(part)
+        if not isinstance(weight, Tensor):
+            weight = torch.full((), float(weight), device=device)
         if weight.shape or weight.is_complex():
             raise ValueError(
                 f"accumulate: a weight of shape {tuple(weight.shape)} and {weight.dtype}, expected a real scalar for "
@@ -78,12 +80,12 @@ def times(value: Tensor, weight: Tensor | float) -> Tensor:
     """Return a value times its weight; 0 for a weight of 0, even if the value is NaN, as the mean of nothing is."""
     if not isinstance(weight, Tensor):
         return value * weight
-    return torch.where(weight != 0, value * weight, 0)
+    return (value * weight).masked_fill(weight == 0, 0)
 
 
 def or_one(total: Tensor) -> Tensor:
     """Return a sum of weights, or 1 if it is 0, to divide by: a gradient of nothing is 0."""
-    return torch.where(total != 0, total, 1)
+    return total.masked_fill(total == 0, 1)
 
 
 class WeightedSums:

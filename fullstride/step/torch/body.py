@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from fullstride.device.precision import autocast
 from fullstride.device.tensor_trees import micro_batches
 from fullstride.step.torch.accumulation import Accumulation, WeightedSums, or_one, times
-from fullstride.step.torch.clipping import Clip, refuse_sparse, total_norm
+from fullstride.step.torch.clipping import Clip, of_values, refuse_sparse, total_norm
 from fullstride.step.torch.distributed.processes import SINGLE, Processes
 from fullstride.step.torch.distributed.reducer import Reducer
 from fullstride.step.torch.distributed.shards import Shards
@@ -188,8 +188,6 @@ class Body:
                 with nullcontext() if reducer is None else reducer.averaging():
                     self._scaled(times(loss, weight)).backward()
             sums.add({"loss": loss, **metrics}, weight)
-        if self.dense:
-            refuse_sparse(self.trained)
         if not self._weighs(len(parts)):
             return sums.means() if self.reducer is None else self.processes.mean(sums.means())
         metrics, total = sums.weighted_means(self._mean)
@@ -225,9 +223,19 @@ class Body:
         return loss, checked_metrics(metrics, loss)
 
     def clipped(self) -> Tensor:
-        """Return the gradient's norm; a gradient beyond the clip's limit is brought within it."""
+        """Return the gradient's norm; a gradient beyond the clip's limit is brought within it.
+
+        Raises:
+            StepError: for a sparse gradient, if they have to be dense.
+
+        """
         parameters = [p for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
-        norm = total_norm([p.grad for p in parameters if p.grad is not None])
+        try:
+            norm = total_norm([p.grad for p in parameters if p.grad is not None])
+        except NotImplementedError:  # which looking at each gradient would cost every step
+            if self.dense:
+                refuse_sparse(self.trained)
+            norm = total_norm([of_values(p.grad) for p in parameters if p.grad is not None])
         if self.shards is not None:
             norm = self.shards.processes.transfer.total(norm.square()).sqrt()
         if self.clip is not None:

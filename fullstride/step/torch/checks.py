@@ -1,6 +1,7 @@
 """Requirements on the parts of a step together."""
 
 import torch
+import torch.distributed as dist
 
 from fullstride.device.precision import PRECISIONS, check_precision
 from fullstride.errors import ConfigError, one_of
@@ -66,6 +67,18 @@ def _check_scaler(body: Body) -> None:
                 f"scaler: {name} is not in the optimizer and its gradient would stay scaled; expected all that are "
                 "trained: give a list of optimizers, or requires_grad_(False)"
             )
+
+
+def unaveraged(body: Body) -> str:
+    """Return a warning if there are several processes, and nothing that is seen here averages their gradients."""
+    alone = body.processes.size == 1 and body.shards is None and not groups_of(body.model)
+    count = dist.get_world_size() if alone and dist.is_available() and dist.is_initialized() else 1
+    if count == 1:
+        return ""
+    return (
+        f"torch.distributed has {count} processes, but neither processes= nor a wrapper of the "
+        f"{type(body.model).__name__} averages their gradients: each trains alone"
+    )
 
 
 def default_scaler(precision: str, device: torch.device) -> torch.amp.GradScaler | None:

@@ -53,9 +53,19 @@ class Clip:
 
 
 def total_norm(gradients: Sequence[Tensor]) -> Tensor:
-    """Return the 2-norm of all gradients together; a sparse one counts by its values, a sharded one as a whole."""
-    norm: Any = torch.nn.utils.get_total_norm([g.coalesce().values() if g.is_sparse else g for g in gradients])
+    """Return the 2-norm of all gradients together, of sharded ones as wholes.
+
+    Raises:
+        NotImplementedError: for sparse ones; see `of_values`.
+
+    """
+    norm: Any = torch.nn.utils.get_total_norm(gradients)
     return norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+
+
+def of_values(gradient: Tensor) -> Tensor:
+    """Return the numbers of a sparse gradient, each once, or a dense one."""
+    return gradient.coalesce().values() if gradient.is_sparse else gradient
 
 
 def refuse_sparse(parameters: Mapping[str, nn.Parameter]) -> None:

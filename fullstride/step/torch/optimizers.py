@@ -66,7 +66,9 @@ class Optimizers(torch.optim.Optimizer):
 
 def as_one(given: torch.optim.Optimizer | Sequence[torch.optim.Optimizer]) -> torch.optim.Optimizer:
     """Return an optimizer, or several as one."""
-    return Optimizers(given) if isinstance(given, Sequence) else given
+    if not isinstance(given, Sequence):
+        return given
+    return given[0] if len(given) == 1 else Optimizers(given)
 
 
 def members(optimizer: torch.optim.Optimizer) -> list[torch.optim.Optimizer]:

@@ -15,7 +15,7 @@ from fullstride.renamed import TRAIN_STEP, accepts
 from fullstride.runs.atomic_files import note
 from fullstride.step.torch.accumulation import Accumulation
 from fullstride.step.torch.body import Body, Draw, Loss
-from fullstride.step.torch.checks import check_body, default_scaler
+from fullstride.step.torch.checks import check_body, default_scaler, unaveraged
 from fullstride.step.torch.clipping import Clip
 from fullstride.step.torch.distributed.processes import SINGLE, Processes
 from fullstride.step.torch.distributed.reducer import Reducer
@@ -173,6 +173,8 @@ class TrainStep:
         self._choose(backend)
         if clip is not None:
             self._tell_unclipped(optimizer)
+        if warning := unaveraged(self.body):
+            self._log(warning)
         start_compiler(backend, self.body.device)
         call_when_loaded(optimizer, lambda _: self._loaded())
         processes.call_at_end(self.end)

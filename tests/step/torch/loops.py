@@ -169,6 +169,16 @@ def step_clipped_sparse(training: Training, batch: Batch) -> None:
         gradient.mul_((0.2 / (norm + 1e-6)).clamp(max=1))
 
 
+def step_clipped_sparse_by_value(training: Training, batch: Batch) -> bool:
+    """By dense gradients."""
+    squared(training.model, batch).backward()
+    with torch.no_grad():
+        for p in training.model.parameters():
+            assert p.grad is not None
+            p.sub_(0.1 * p.grad.to_dense().clamp(-0.01, 0.01))
+    return True
+
+
 def step_plainly(training: Training, batch: Batch) -> None:
     training.loss(training.model, batch).backward()
 
@@ -269,6 +279,13 @@ LOOPS = {
     "SparseAdam": Loop(lambda device: sparse(device, sparse_adam), step_plainly, captured=False, compiled=False),
     "sparse SGD": Loop(
         lambda device: sparse(device, plain_sgd, clip=0.2), step_clipped_sparse, captured=False, compiled=False
+    ),
+    "sparse SGD by value": Loop(
+        lambda device: sparse(device, plain_sgd, clip=Clip(value=0.01)),
+        step_clipped_sparse_by_value,
+        captured=False,
+        compiled=False,
+        exact=False,
     ),
     "SAM": Loop(
         lambda device: regression(device, lambda model: [SAM(model.parameters())], clip=0.2, draw=noisy),

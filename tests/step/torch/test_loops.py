@@ -11,8 +11,9 @@ from torch import nn
 from fullstride.errors import ConfigError
 from fullstride.step.torch import Accumulation, Averages, Clip, TrainStep
 from fullstride.step.torch import train_step as train_step_module
+from fullstride.step.torch.explanation import compilations
 from fullstride.step.torch.runners import backends as backends_module
-from fullstride.step.torch.runners.backends import check_backend
+from fullstride.step.torch.runners.backends import check_backend, with_own_code
 from fullstride.step.torch.runners.comparison import StepError
 from tests.step.torch.loops import (
     LOOPS,
@@ -243,3 +244,14 @@ def test_auto_explains_its_choice(seed):
     assert "compile: StepError: 0.weight has a sparse gradient" in found.why
     assert found.notes[-1].startswith("backend=auto: eager (")
     assert str(found).splitlines()[0] == f"backend: eager ({found.why})"
+
+
+def test_each_compilation_has_its_cause():
+    function = with_own_code(lambda x, n: (x * n).sum())
+    compiled = torch.compile(function, backend="eager", dynamic=False)
+    for size, factor in ((3, 2), (4, 2), (4, 3)):
+        compiled(torch.ones(size), factor)
+    causes = [each.cause for each in compilations(function.__name__)]
+    assert causes[0] == ""
+    assert "expected 3, actual 4" in causes[1]
+    assert "== 2" in causes[2]

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 from torch import Tensor, nn
 
+from fullstride.step.torch.clipping import refuse_sparse
 from fullstride.step.torch.distributed.buckets import Bucket, filled
 from fullstride.step.torch.distributed.early_gradients import listening
 from fullstride.step.torch.distributed.processes import Processes
@@ -161,6 +162,7 @@ class Reducer:
         first.
         """
         given = [p for p in reversed(self._names) if p.grad is not None]
+        refuse_sparse({self._names[p]: p for p in given})
         self._check_same(given)
         self._buckets = [Bucket(parameters, self.processes) for parameters in filled(given)]
         first = self._begun()
@@ -187,7 +189,7 @@ class Reducer:
 
     def means(self, own: Callable[[Tensor], Tensor | None]) -> dict[nn.Parameter, Tensor]:
         """Means over the processes, of gradients made without this, by what they belong to; collective."""
-        found = {p: gradient.contiguous() for p in self._names if (gradient := own(p)) is not None}
+        found = {p: gradient.to_dense().contiguous() for p in self._names if (gradient := own(p)) is not None}
         self._check_same(list(found))
         for gradient in found.values():
             self.processes.transfer.start_average(gradient)()

@@ -35,9 +35,12 @@ def prepared(optimizer: torch.optim.Optimizer, device: torch.device) -> list[Ten
     return [group["lr"] for group in optimizer.param_groups]
 
 
-def settings(optimizer: torch.optim.Optimizer) -> list[Any]:
-    """Return the optimizer settings that a captured graph has fixed; it reads learning rates anew. Nothing waits."""
+def settings(optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler | None = None) -> list[Any]:
+    """Return the settings that a captured graph has fixed; it reads rates and the scale anew. Nothing waits."""
     told = lambda value: id(value) if isinstance(value, Tensor) else value  # noqa: E731
+    if scaler is not None:
+        factors = scaler.get_growth_factor(), scaler.get_backoff_factor(), scaler.get_growth_interval()
+        return [factors, *settings(optimizer)]
     return [
         (
             {k: told(v) for k, v in group.items() if k not in ("lr", "params")},
@@ -88,7 +91,7 @@ class GraphRunner(Runner):
     def forget(self) -> None:
         """Capture anew, as after a checkpoint was loaded."""
         self._rates = prepared(self.body.optimizer, self._made.device)
-        self._groups = settings(self.body.optimizer)
+        self._groups = settings(self.body.optimizer, self.body.scaler)
         self._warm = 0
         self._inputs: Any = None
         self._step = self._behind = None
@@ -108,7 +111,7 @@ class GraphRunner(Runner):
 
     def _look_at_groups(self) -> None:
         """Begin anew if anything but a rate was changed in them since the last step, and hand rates to the record."""
-        if self._groups != settings(self.body.optimizer):
+        if self._groups != settings(self.body.optimizer, self.body.scaler):
             if self._warm and self._step is None and not self._told:
                 note(
                     "a captured step: the optimizer's groups changed again before it could be captured; as long as "
@@ -178,7 +181,8 @@ class GraphRunner(Runner):
             metrics = body(batch, self._made, look)
             if body.ema.due(made + 1):
                 body.ema.follow(self._made + 1)
-        self._groups = settings(self.body.optimizer)  # the schedule notes the first rate of a group that is new
+        # The schedule notes the first rate of a group that is new.
+        self._groups = settings(self.body.optimizer, self.body.scaler)
         return metrics
 
     def _capture(self, batch: Any) -> None:

@@ -15,7 +15,19 @@ from fullstride.errors import ConfigError
 from fullstride.step.torch import Accumulation, TrainStep
 from fullstride.step.torch.distributed.join import of_ranks
 from fullstride.step.torch.distributed.processes import SINGLE
-from tests.step.torch.loops import Words, adamw, mean_of_tokens, network, regression, squared, tokens_of, words
+from fullstride.step.torch.errors import StepError
+from tests.step.torch.loops import (
+    Words,
+    adamw,
+    mean_of_tokens,
+    network,
+    plain_sgd,
+    regression,
+    sparse,
+    squared,
+    tokens_of,
+    words,
+)
 
 
 def wrapped(kind: str, model: Any) -> nn.Module:
@@ -100,6 +112,14 @@ def refusals() -> None:
     ):
         with pytest.raises(ConfigError, match=told):
             TrainStep(squared, model, optimizer, **options)
+    training = sparse("cpu", plain_sgd)
+    step = TrainStep(squared, training.model, training.optimizers, processes=of_ranks(range(2), "cpu"), backend="eager")
+    with pytest.raises(StepError, match=r"0\.weight has a sparse gradient, .* or use backend=eager in one process"):
+        step(training.batches[0])
+    said = list[str]()
+    plain = network("cpu")
+    TrainStep(squared, plain, adamw(plain.parameters()), log=said.append, backend="eager")
+    assert "has 2 processes, but neither processes= nor a wrapper of the Sequential averages" in said[0]
 
 
 def main(rank: int, store: str) -> None:
