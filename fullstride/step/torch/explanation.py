@@ -66,7 +66,7 @@ class Explanation:
             "compared": near or ["with nothing"],
             "compiled": made or ["nothing"],
             "a step": [f"{name} {ms:.3f} ms" for name, ms in times.items() if ms is not None] or ["not timed yet"],
-            "memory": [f"{name} {size / 1e6:,.1f} MB" for name, size in self.bytes.items()],
+            "memory": [f"{name} {size / 1e6:,.1f} MB" for name, size in self.bytes.items() if size],
             "notes": self.notes,
         }
         return "\n".join(f"{name}: {'; '.join(said)}" for name, said in lines.items() if said)

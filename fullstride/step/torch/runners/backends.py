@@ -117,7 +117,8 @@ def _or_eager(compiled: Loss, loss: Loss) -> Loss:
             return compiled(model, batch)
         except Exception as error:
             kind = type(error).__name__  # whose module is a long import
-            if kind == "Unsupported":
+            raised = type(error.__cause__).__name__.startswith("Observed")  # by the loss itself
+            if kind == "Unsupported" and not raised:
                 raise StepError(
                     f"backend=compile: the loss is not one graph ({shortened(one_line(error), MOST_SHOWN)}); expected "
                     "what torch.compile(fullgraph=True) traces: use fullgraph=False, or backend=eager or graph"

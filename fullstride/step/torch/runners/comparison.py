@@ -52,7 +52,7 @@ def rehearsed(body: Body, batch: Any) -> str:
         isolated = IsolatedBody(body, batch, alone=True)
         with isolated.entered():
             isolated.body.gradients(isolated.batch)
-    except (CannotCopyError, RuntimeError) as error:
+    except (CannotCopyError, RuntimeError, StepError) as error:
         return f"{type(error).__name__}: {error}"
     return ""
 
