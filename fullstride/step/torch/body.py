@@ -1,6 +1,6 @@
 """One optimizer step in plain PyTorch: what every backend runs, compiled or captured or as it is."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -27,7 +27,7 @@ Loss = Callable[[nn.Module, Any], Tensor | tuple[Tensor, Mapping[str, Tensor | f
 Draw = Callable[[Any, torch.Generator | None], Any]
 Gradients = list[Tensor | None]
 Look = Callable[[Tensor, Gradients | None], None]
-Parts = list[tuple[Any, Tensor | float]]  # micro-batches, and the share of each in the means
+Parts = Sequence[tuple[Any, Tensor | float]]  # micro-batches, and the share of each in the means
 
 
 @contextmanager

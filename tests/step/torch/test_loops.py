@@ -41,8 +41,8 @@ def recorded(monkeypatch):
 @pytest.mark.parametrize("name", LOOPS)
 def test_eager_steps_are_those_of_the_loop_to_the_last_bit(name, seed):
     found, _ = by_step(LOOPS[name], seed, backend="eager")
-    allowed = {"rtol": 0.0, "atol": 0.0} if LOOPS[name].exact else {"rtol": 1e-5, "atol": 1e-6}
-    torch.testing.assert_close(found, by_hand(LOOPS[name], seed), **allowed)
+    rtol, atol = (0, 0) if LOOPS[name].exact else (1e-5, 1e-6)
+    torch.testing.assert_close(found, by_hand(LOOPS[name], seed), rtol=rtol, atol=atol)
 
 
 @pytest.mark.usefixtures("recorded")
@@ -135,17 +135,19 @@ def test_a_scale_is_halved_until_gradients_are_finite_and_grows_after_that(seed)
     training = made(LOOPS["fp16"], seed)
     step, scales, moved = step_of(training, backend="eager"), [2.0**20], list[bool]()
     for batch in training.batches:
-        before = training.model[0].weight.clone()
+        before = training.model.get_parameter("0.weight").clone()
         step(batch)
-        moved.append(not torch.equal(before, training.model[0].weight))
+        moved.append(not torch.equal(before, training.model.get_parameter("0.weight")))
         scales.append(training.options["scaler"].get_scale())
     assert not moved[0]
     factors = [b / a for a, b in itertools.pairwise(scales)]
     assert all(moves == (factor >= 1) for moves, factor in zip(moved, factors, strict=True))
     assert (factors[0], max(factors)) == (0.5, 2)
     assert list(step.errors) == ["backend=eager, usual shapes"]  # compared once a step was finite
+    assert step.scaler is not None
     kept = step.scaler.state_dict()
     other = step_of(made(LOOPS["fp16"], seed), scaler=None, backend="eager")
+    assert other.scaler is not None
     other.scaler.load_state_dict(kept)
     assert other.scaler.state_dict() == kept
 
@@ -157,9 +159,9 @@ def test_a_scale_goes_on_within_a_captured_step(seed):
     for batch in training.batches:
         step(batch)
     scaler.load_state_dict(scaler.state_dict() | {"scale": 2.0**30})
-    before = training.model[0].weight.clone()
+    before = training.model.get_parameter("0.weight").clone()
     step(training.batches[0])
-    torch.testing.assert_close(training.model[0].weight, before, rtol=0, atol=0)
+    torch.testing.assert_close(training.model.get_parameter("0.weight"), before, rtol=0, atol=0)
     assert scaler.get_scale() == 2.0**29
 
 
