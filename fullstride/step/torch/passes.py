@@ -49,7 +49,7 @@ def _by_closure(body: "Body", parts: "Parts", look: "Look | None") -> Metrics:
 
 
 def _by_two(body: "Body", parts: "Parts", look: "Look | None") -> Metrics:
-    """Take the gradient at the weights that the first one leads to; that is what is clipped and whose norm is told."""
+    """Take the gradient at the weights that the first one leads to; that one is clipped, and its norm reported."""
     metrics = body.gradients_of(parts)
     if look is not None:
         look(metrics["loss"], [p.grad for p in body.trained.values()])

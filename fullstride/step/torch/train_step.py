@@ -144,7 +144,7 @@ class TrainStep:
             draw=draw,
             schedule=schedule,
             accumulate=accumulate if isinstance(accumulate, Accumulation) else Accumulation(accumulate),
-            clip=Clip(norm=clip) if isinstance(clip, (int, float)) else clip,
+            clip=clip if clip is None or isinstance(clip, Clip) else Clip(norm=clip),
             guard=guard,
             precision=precision,
             scaler=self.scaler,

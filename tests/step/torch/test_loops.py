@@ -257,3 +257,38 @@ def test_each_compilation_has_its_cause():
     assert causes[0] == ""
     assert "expected 3, actual 4" in causes[1]
     assert "== 2" in causes[2]
+
+
+@pytest.mark.usefixtures("recorded")
+def test_a_state_that_one_of_two_optimizers_loads_is_captured_anew(seed):
+    training = made(LOOPS["two optimizers"], seed)
+    step = step_of(training, backend="graph")
+    for batch in training.batches:
+        step(batch)
+    assert Rerun.recorded == 1
+    last = training.optimizers[1]
+    last.load_state_dict(copy.deepcopy(last.state_dict()))
+    for batch in training.batches:
+        step(batch)
+    assert Rerun.recorded == 2
+
+
+class Forwarding(torch.optim.Optimizer):
+    """A wrapper that has what it wraps by name, and not what is set on it."""
+
+    def __init__(self, inner: torch.optim.Optimizer):  # as many do, without torch's
+        self.inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def step(self, closure: Any = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        self.inner.step()
+
+
+def test_a_wrapper_that_would_not_hand_on_a_guards_verdict_is_refused(seed):
+    torch.manual_seed(seed)
+    model = network("cpu")
+    optimizer = Forwarding(torch.optim.AdamW(model.parameters(), fused=True))
+    with pytest.raises(ConfigError, match="guard: Forwarding does not skip steps on the device"):
+        TrainStep(squared, model, optimizer, guard=lambda loss, _: loss.isnan())
