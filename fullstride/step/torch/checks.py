@@ -69,6 +69,18 @@ def _check_scaler(body: Body) -> None:
             )
 
 
+def unclipped(body: Body) -> str:
+    """Return which gradients another optimizer has to clip, if there are any."""
+    if body.clip is None or body.shards is not None:
+        return ""
+    own = {id(p) for group in body.optimizer.param_groups for p in group["params"]}
+    others = [name for name, p in body.model.named_parameters() if p.requires_grad and id(p) not in own]
+    if not others:
+        return ""
+    more = f" and {len(others) - 1} more are" if len(others) > 1 else " is"
+    return f"clip: {others[0]}{more} not in the optimizer: they are neither clipped nor in grad_norm"
+
+
 def unaveraged(body: Body) -> str:
     """Return a warning if there are several processes, and nothing that is seen here averages their gradients."""
     alone = body.processes.size == 1 and body.shards is None and not groups_of(body.model)

@@ -15,7 +15,7 @@ from fullstride.renamed import TRAIN_STEP, accepts
 from fullstride.runs.atomic_files import note
 from fullstride.step.torch.accumulation import Accumulation
 from fullstride.step.torch.body import Body, Draw, Loss
-from fullstride.step.torch.checks import check_body, default_scaler, unaveraged
+from fullstride.step.torch.checks import check_body, default_scaler, unaveraged, unclipped
 from fullstride.step.torch.clipping import Clip
 from fullstride.step.torch.distributed.processes import SINGLE, Processes
 from fullstride.step.torch.distributed.reducer import Reducer
@@ -171,10 +171,9 @@ class TrainStep:
         )
         self._asked = backend
         self._choose(backend)
-        if clip is not None:
-            self._tell_unclipped(optimizer)
-        if warning := unaveraged(self.body):
-            self._log(warning)
+        for warning in (unclipped(self.body), unaveraged(self.body)):
+            if warning:
+                self._log(warning)
         start_compiler(backend, self.body.device)
         call_when_loaded(optimizer, lambda _: self._loaded())
         processes.call_at_end(self.end)
@@ -306,14 +305,6 @@ class TrainStep:
                 "nor captured, and auto measures none: pass them as tensors, such as in the batch"
             )
         self._log(f"backend={self._asked}: {told}")
-
-    def _tell_unclipped(self, optimizer: torch.optim.Optimizer) -> None:
-        """Log which gradients another optimizer has to clip."""
-        own = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        named = () if self.body.shards is not None else self.body.model.named_parameters()
-        if others := [name for name, p in named if p.requires_grad and id(p) not in own]:
-            more = f" and {len(others) - 1} more are" if len(others) > 1 else " is"
-            self._log(f"clip: {others[0]}{more} not in the optimizer: they are neither clipped nor in grad_norm")
 
     def _log(self, line: str) -> None:
         """Write a line on one of the processes."""
