@@ -92,8 +92,9 @@ def autocast(name: str, device: "torch.device") -> contextlib.AbstractContextMan
     """
     import torch
 
-    if name == "bf16":
-        return torch.autocast(device.type, torch.bfloat16, cache_enabled=False)
+    formats = {"bf16": torch.bfloat16, "fp16": torch.float16}
+    if name in formats:
+        return torch.autocast(device.type, formats[name], cache_enabled=False)
     return contextlib.nullcontext()
 
 

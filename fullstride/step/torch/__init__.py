@@ -6,10 +6,13 @@ It knows nothing of a workload: a loss is any function of a module and a batch.
 import sys
 
 from fullstride.renamed import add_old_names
+from fullstride.step.torch.accumulation import Accumulation
+from fullstride.step.torch.clipping import Clip
 from fullstride.step.torch.distributed.join import join_processes
 from fullstride.step.torch.distributed.processes import SINGLE, Processes
 from fullstride.step.torch.distributed.shards import Shards
 from fullstride.step.torch.ema.averages import Averages
+from fullstride.step.torch.explanation import Compilation, Explanation
 from fullstride.step.torch.runners.backends import BACKENDS
 from fullstride.step.torch.schedules import constant, cosine, cosine_of, warmed_up
 from fullstride.step.torch.train_step import TrainStep
@@ -19,7 +22,11 @@ from fullstride.step.torch.transfer.to_host import HostCopy, LateMetrics, to_hos
 __all__ = [
     "BACKENDS",
     "SINGLE",
+    "Accumulation",
     "Averages",
+    "Clip",
+    "Compilation",
+    "Explanation",
     "HostCopy",
     "LateMetrics",
     "Processes",

@@ -1,8 +1,8 @@
 """One optimizer step in plain PyTorch: what every backend runs, compiled or captured or as it is."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -10,18 +10,24 @@ from torch import Tensor, nn
 
 from fullstride.device.precision import autocast
 from fullstride.device.tensor_trees import micro_batches
+from fullstride.step.torch.accumulation import Accumulation, WeightedSums, or_one, times
+from fullstride.step.torch.clipping import Clip, of_values, refuse_sparse, total_norm
+from fullstride.step.torch.distributed.processes import SINGLE, Processes
 from fullstride.step.torch.distributed.reducer import Reducer
 from fullstride.step.torch.distributed.shards import Shards
+from fullstride.step.torch.distributed.wrappers import groups_of, mean_over, unsynchronised
 from fullstride.step.torch.ema.averages import Averages
-from fullstride.step.torch.metrics import Metrics, check_loss, checked_metrics, reported
-from fullstride.step.torch.optimizers import set_initial_rates
+from fullstride.step.torch.metrics import Metrics, check_loss, checked_metrics
+from fullstride.step.torch.optimizers import set_rates
+from fullstride.step.torch.passes import ONE, PASSES
 from fullstride.step.torch.schedules import Schedule
+from fullstride.step.torch.update import Guard, guarded, scaled, unscale
 
 Loss = Callable[[nn.Module, Any], Tensor | tuple[Tensor, Mapping[str, Tensor | float]]]
 Draw = Callable[[Any, torch.Generator | None], Any]
-Guard = Callable[[Tensor, Tensor], Tensor | tuple[Tensor, Tensor]]
 Gradients = list[Tensor | None]
 Look = Callable[[Tensor, Gradients | None], None]
+Parts = Sequence[tuple[Any, Tensor | float]]  # micro-batches, and the share of each in the means
 
 
 @contextmanager
@@ -47,14 +53,19 @@ class Body:
         ema: averages of the weights; the runner updates them after a step.
         draw: random part between a micro-batch and the loss; it stays eager if the loss is compiled.
         schedule: factor of each group's first learning rate.
-        accumulate: number of micro-batches per step.
-        clip: longest gradient norm; longer gradients are scaled to it.
+        accumulate: micro-batches of a step, and what weighs them.
+        clip: limit of the gradients.
         guard: whether a step with that loss and gradient norm is to be skipped, or that and what its gradient is to be
             divided by, on the device.
-        precision: precision of the loss's matrix products: fp32, tf32 or bf16.
+        precision: precision of the loss's matrix products: fp32, tf32, bf16 or fp16.
+        scaler: scale of the loss, by which fp16 gradients do not underflow.
         generator: random generator.
-        reducer: averages gradients and metrics over processes; None for a single process.
+        processes: processes that make each step together.
+        reducer: averages gradients and metrics over them; None for a single process.
         shards: sharded state; None if each process keeps all of it.
+        passes: how the optimizer has the loss evaluated, one of `passes.PASSES`.
+        fullgraph: whether a compiled loss has to be one graph.
+        dense: whether a sparse gradient is refused, as by all that is compiled or captured.
 
     """
 
@@ -64,47 +75,44 @@ class Body:
     ema: Averages
     draw: Draw | None = None
     schedule: Schedule | None = None
-    accumulate: int = 1
-    clip: float | None = None
+    accumulate: Accumulation = field(default_factory=Accumulation)
+    clip: Clip | None = None
     guard: Guard | None = None
     precision: str = "fp32"
+    scaler: torch.amp.GradScaler | None = None
     generator: torch.Generator | None = None
+    processes: Processes = SINGLE
     reducer: Reducer | None = None
     shards: Shards | None = None
+    passes: str = ONE
+    fullgraph: bool = True
+    dense: bool = False
 
     def __call__(self, batch: Any, made: Tensor, look: Look | None = None) -> Metrics:
         """Make one step after `made` others and return its metrics: means over the samples, on the device.
 
-        `look` is shown the loss and the gradients of `trained` before they are clipped and used.
+        `look` is shown the loss and the gradients of `trained` before they are clipped and used; of several passes,
+        those of the first one.
         """
-        self._set_rates(made)
-        metrics = self.gradients(batch)
-        if look is not None:
-            look(metrics["loss"], [p.grad for p in self.trained.values()])
-        metrics["grad_norm"] = norm = self.clipped()
-        if self.guard is None:
-            self.optimizer.step()
+        set_rates(self.optimizer, self.schedule, made)
+        if self.passes == ONE:
+            metrics = self.finished(self.gradients(batch), look)
+            self._update(metrics)
         else:
-            self._step_guarded(self.guard, metrics["loss"], norm)
+            # All passes see the same noise and augmentation, as they do in a loop that draws before them.
+            parts = [(self._drawn(part), share) for part, share in self.parts(batch)]
+            metrics = PASSES[self.passes](replace(self, draw=None), parts, look)
         if self.shards is not None:
             self.shards.gather()
         return metrics
 
-    def _step_guarded(self, guard: Guard, loss: Tensor, norm: Tensor) -> None:
-        """Tell the fused optimizer what to do on the device, as a gradient scaler does, for this step alone."""
-        verdict = guard(loss, norm)
-        harmful, shrink = verdict if isinstance(verdict, tuple) else (verdict, None)
-        listening: Any = self.optimizer
-        listening.found_inf = harmful.float()
-        if shrink is not None:
-            if self.clip is not None:  # which has made it shorter already
-                shrink = (shrink * (self.clip / norm).clamp(max=1)).clamp(min=1)
-            listening.grad_scale = shrink.float()
-        try:
+    def _update(self, metrics: Metrics) -> None:
+        if self.guard is not None:
+            guarded(self.optimizer, self.guard(metrics["loss"], metrics["grad_norm"]), self.clip, metrics["grad_norm"])
+        elif self.scaler is not None:
+            scaled(self.optimizer, self.scaler)
+        else:
             self.optimizer.step()
-        finally:
-            for name in ("found_inf", "grad_scale"):
-                vars(listening).pop(name, None)
 
     @property
     def device(self) -> torch.device:
@@ -131,26 +139,74 @@ class Body:
         else:
             self.model.zero_grad(set_to_none=True)
 
-    def gradients(self, batch: Any) -> Metrics:
-        """Leave the gradient of the mean loss in the parameters; returns the mean metrics.
+    def parts(self, batch: Any) -> Parts:
+        """Cut a batch into micro-batches, with their shares in the step's means."""
+        given = self.accumulate
+        parts = [(batch, 1.0)] if given.parts == 1 else micro_batches(batch, given.parts)
+        if not callable(given.weight) or not self._weighs(len(parts)):
+            return parts
+        weights = [given.weight_of(part, self.device) for part, _ in parts]
+        total = self._mean({"weight": torch.stack(weights).sum()})["weight"]
+        return [(part, weight / or_one(total)) for (part, _), weight in zip(parts, weights, strict=True)]
 
-        A metric that some micro-batches have not is the mean over the samples of those that have it.
+    def _weighs(self, parts: int) -> bool:
+        """Return whether weights make a difference."""
+        return self.accumulate.weight is not None and (
+            parts > 1 or self.processes.size > 1 or bool(groups_of(self.model))
+        )
+
+    def _mean(self, values: Metrics) -> Metrics:
+        """Return means over all processes, those of a wrapper around the model too."""
+        return mean_over(groups_of(self.model), self.processes.mean(values))
+
+    def finished(self, metrics: Metrics, look: Look | None) -> Metrics:
+        """Unscale and clip the gradients; returns the metrics with their norm."""
+        if self.scaler is not None:
+            unscale(self.optimizer, self.scaler)
+        if look is not None:
+            look(metrics["loss"], [p.grad for p in self.trained.values()])
+        return metrics | {"grad_norm": self.clipped()}
+
+    def gradients(self, batch: Any) -> Metrics:
+        """Leave the gradient of the mean loss, times the scaler's scale, in the parameters; returns the mean metrics.
+
+        A metric that some micro-batches have not is the mean over those that have it.
         """
+        return self.gradients_of(self.parts(batch))
+
+    def gradients_of(self, parts: Parts) -> Metrics:
+        """`gradients` of micro-batches with their shares."""
         self.clear()
-        parts = [(batch, 1.0)] if self.accumulate == 1 else micro_batches(batch, self.accumulate)
-        total, samples = dict[str, Any](), dict[str, float]()
+        sums = WeightedSums()
+        named = isinstance(self.accumulate.weight, str) and self._weighs(len(parts))
         for number, (part, share) in enumerate(parts, 1):
-            reducer = self.reducer if number == len(parts) else None  # the last pass completes the gradients
-            with searched_convolutions():
+            last = number == len(parts)  # its pass completes the gradients
+            reducer = self.reducer if last else None
+            with searched_convolutions(), nullcontext() if last else unsynchronised(self.model):
                 loss, metrics = self.forward(part)
+                weight = self.accumulate.pop(metrics) if named else share
                 with nullcontext() if reducer is None else reducer.averaging():
-                    (loss * share).backward()
-            for key, value in {"loss": loss, **metrics}.items():
-                total[key] = total.get(key, 0) + reported(value) * share
-                samples[key] = samples.get(key, 0) + share
-        if len(parts) > 1:
-            total |= {key: total[key] / share for key, share in samples.items() if share < samples["loss"]}
-        return total if self.reducer is None else self.reducer.metrics(total)
+                    self._scaled(times(loss, weight)).backward()
+            sums.add({"loss": loss, **metrics}, weight)
+        if not self._weighs(len(parts)):
+            return sums.means() if self.reducer is None else self.processes.mean(sums.means())
+        metrics, total = sums.weighted_means(self._mean)
+        return metrics | self._divided(total) if named else metrics
+
+    def _divided(self, total: Tensor) -> Metrics:
+        """Divide the gradients by the mean weight of a process; returns the weight of all, by its metric's name."""
+        torch._foreach_div_([p.grad for p in self.trained.values() if p.grad is not None], or_one(total))
+        assert isinstance(self.accumulate.weight, str)
+        count = self.processes.size
+        for group in groups_of(self.model):
+            count *= group.size()
+        return {self.accumulate.weight: total * count}
+
+    def _scaled(self, loss: Tensor) -> Tensor:
+        return loss if self.scaler is None else self.scaler.scale(loss)
+
+    def _drawn(self, part: Any) -> Any:
+        return part if self.draw is None else self.draw(part, self.generator)
 
     def forward(self, part: Any) -> tuple[Tensor, Metrics]:
         """Compute the loss of a micro-batch with fresh random numbers, and its metrics.
@@ -159,87 +215,29 @@ class Body:
             ValueError: if `check_loss` or `check_metrics` refuses them.
 
         """
-        if self.draw is not None:
-            part = self.draw(part, self.generator)
+        part = self._drawn(part)
         with nullcontext() if self.precision == "fp32" else autocast(self.precision, self.device):
             result = self.loss(self.model, part)
         loss, metrics = result if isinstance(result, tuple) and len(result) == 2 else (result, {})
         check_loss(loss)
         return loss, checked_metrics(metrics, loss)
 
-    def _set_rates(self, made: Tensor) -> None:
-        if self.schedule is None:
-            return
-        factor = self.schedule(made)
-        for group in self.optimizer.param_groups:
-            if "initial_lr" not in group:  # one that was added, or loaded from elsewhere
-                set_initial_rates(self.optimizer)
-            rate = group["initial_lr"] * factor
-            if not isinstance(group["lr"], Tensor):
-                group["lr"] = float(rate)
-            elif rate.device == group["lr"].device:
-                group["lr"].copy_(rate)
-            else:
-                group["lr"].fill_(float(rate))  # a copy from the host would wait for the device
-
     def clipped(self) -> Tensor:
-        """Return the gradient's norm; a longer gradient than the clip length is scaled down to it.
+        """Return the gradient's norm; a gradient beyond the clip's limit is brought within it.
 
         Raises:
-            ValueError: for a sparse gradient.
+            StepError: for a sparse gradient, if they have to be dense.
 
         """
         parameters = [p for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
         try:
-            norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
-        except NotImplementedError as error:
-            sparse = [n for n, p in self.trained.items() if p.grad is not None and p.grad.is_sparse]
-            if not sparse:
-                raise
-            raise ValueError(
-                f"{sparse[0]} has a sparse gradient, expected dense ones: build it with sparse=False"
-            ) from error
+            norm = total_norm([p.grad for p in parameters if p.grad is not None])
+        except NotImplementedError:  # which looking at each gradient would cost every step
+            if self.dense:
+                refuse_sparse(self.trained)
+            norm = total_norm([of_values(p.grad) for p in parameters if p.grad is not None])
         if self.shards is not None:
             norm = self.shards.processes.transfer.total(norm.square()).sqrt()
         if self.clip is not None:
-            torch.nn.utils.clip_grads_with_norm_(parameters, self.clip, norm)
+            self.clip(parameters, norm)
         return norm
-
-
-@dataclass(eq=False)
-class Runner:
-    """Runner of steps by an eager body; one compiled for the expected shapes leaves other batches to the eager one.
-
-    Attributes:
-        backend: its name.
-        body: by which it makes them, compiled if it compiles.
-        eager: by which it makes those of other batches.
-
-    """
-
-    backend: str
-    body: Body
-    eager: Body
-
-    @property
-    def compiles(self) -> bool:
-        """Return whether steps of the expected shapes are compiled."""
-        return self.body is not self.eager
-
-    def form(self, expected: bool) -> str:
-        """Name of the form in which the next step runs; each form is checked separately."""
-        return f"backend={self.backend}, {'usual' if expected else 'other'} shapes"
-
-    def __call__(self, batch: Any, made: int, *, expected: bool, look: Look | None = None) -> Metrics:
-        """Make one step after `made` others, and update the averages; `look` is given loss and gradients first."""
-        body = self.body if expected else self.eager
-        metrics = body(batch, torch.tensor(made), look)
-        if body.ema.due(made + 1):
-            body.ema.follow(torch.tensor(made + 1))
-        return metrics
-
-    def forget(self) -> None:
-        """Start over, as after a checkpoint was loaded."""
-
-    def end(self) -> None:
-        """Release captured graphs."""

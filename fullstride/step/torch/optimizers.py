@@ -1,39 +1,103 @@
-"""Requirements of a step on its optimizer, torch's or another."""
+"""Optimizers of a step, torch's or others: several as one, what a step requires of them, and their rates."""
 
-import inspect
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fullstride.errors import ConfigError
+from fullstride.step.torch.passes import ONE, passes_of
+from fullstride.step.torch.schedules import Schedule
 
 
-def check_optimizer(optimizer: torch.optim.Optimizer, *, guarded: bool) -> None:
-    """Check that a step can use an optimizer.
+class Optimizers(torch.optim.Optimizer):
+    """Several optimizers over disjoint parameters as one: their groups and state in order, and one step of each.
 
-    Raises:
-        ConfigError: for one that evaluates the loss itself, as L-BFGS does, by a closure: a step has done so once; and
-            for a guard, for one that honours no skip flag on the device: it would ignore the flag silently.
+    Attributes:
+        members: the optimizers.
 
     """
-    closure = inspect.signature(optimizer.step).parameters.get("closure")
-    if closure is not None and closure.default is closure.empty:
-        raise ConfigError(
-            f"{type(optimizer).__name__} evaluates the loss itself, by a closure, which a step does not provide; "
-            "expected an optimizer that steps by gradients, such as torch.optim.AdamW"
-        )
-    if guarded and not getattr(optimizer, "_step_supports_amp_scaling", False):
-        raise ConfigError(
-            f"guard: {type(optimizer).__name__} does not skip steps on the device, expected a fused optimizer, such as "
-            "torch.optim.AdamW(..., fused=True)"
-        )
+
+    def __init__(self, members: Sequence[torch.optim.Optimizer]):  # not torch's, which would make state of its own
+        """Take optimizers.
+
+        Raises:
+            ConfigError: for none, for a parameter that two of them have, and for one of several passes.
+
+        """
+        self.members = list(members)
+        known: dict[int, str] = {}
+        for each in self.members:
+            name = type(each).__name__
+            if (passes := passes_of(each)) != ONE:
+                raise ConfigError(
+                    f"{name} steps by {passes} and is one of {len(members)} optimizers, expected it alone"
+                )
+            own = {id(p): name for group in each.param_groups for p in group["params"]}
+            if both := known.keys() & own.keys():
+                raise ConfigError(
+                    f"{known[min(both)]} and {name} share {len(both)} parameters, expected each in one optimizer"
+                )
+            known |= own
+        if not self.members:
+            raise ConfigError("an empty list of optimizers, expected at least one")
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """All groups, as they are now."""
+        return [group for each in self.members for group in each.param_groups]
+
+    @property
+    def state(self) -> dict[Any, Any]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The state of each parameter, as it is now."""
+        return {p: own for each in self.members for p, own in each.state.items()}
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Release the gradients of all."""
+        for each in self.members:
+            each.zero_grad(set_to_none)
+
+    def step(self, closure: Any = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Step by each in order."""
+        for each in self.members:
+            each.step()
+
+
+def as_one(given: torch.optim.Optimizer | Sequence[torch.optim.Optimizer]) -> torch.optim.Optimizer:
+    """Return an optimizer, or several as one."""
+    if not isinstance(given, Sequence):
+        return given
+    return given[0] if len(given) == 1 else Optimizers(given)
+
+
+def members(optimizer: torch.optim.Optimizer) -> list[torch.optim.Optimizer]:
+    """Return the optimizers that step: several, or one alone."""
+    return optimizer.members if isinstance(optimizer, Optimizers) else [optimizer]
+
+
+def check_skips(optimizer: torch.optim.Optimizer, why: str) -> None:
+    """Check that an optimizer skips steps by a flag on the device; others would ignore the flag silently.
+
+    Raises:
+        ConfigError: if it does not, naming the setting `why`.
+
+    """
+    for each in members(optimizer):
+        # Of itself: a wrapper that hands on the name of what it wraps does not hand on the flag.
+        if not vars(each).get("_step_supports_amp_scaling", getattr(type(each), "_step_supports_amp_scaling", False)):
+            raise ConfigError(
+                f"{why}: {type(each).__name__} does not skip steps on the device, expected a fused optimizer, such as "
+                "torch.optim.AdamW(..., fused=True)"
+            )
 
 
 def layers(optimizer: torch.optim.Optimizer) -> list[torch.optim.Optimizer]:
     """Return an optimizer and those that it wraps, the innermost last."""
     found = [optimizer]
-    while inner := [x for x in vars(found[-1]).values() if isinstance(x, torch.optim.Optimizer) and x not in found]:
-        found.append(inner[0])
+    for each in found:  # which grows
+        held = members(each) if isinstance(each, Optimizers) else vars(each).values()
+        found += [x for x in held if isinstance(x, torch.optim.Optimizer) and x not in found]
     return found
 
 
@@ -44,12 +108,14 @@ def call_when_loaded(optimizer: torch.optim.Optimizer, act: Any) -> None:
         ConfigError: for an optimizer without hooks.
 
     """
-    if not (hooked := [each for each in layers(optimizer) if hasattr(each, "_optimizer_load_state_dict_post_hooks")]):
-        raise ConfigError(
-            f"{type(optimizer).__name__} has no hooks of torch.optim.Optimizer, expected one whose __init__ calls "
-            "torch.optim.Optimizer.__init__, or a wrapper around one"
-        )
-    hooked[-1].register_load_state_dict_post_hook(act)
+    for one in members(optimizer):
+        hooked = [each for each in layers(one) if hasattr(each, "_optimizer_load_state_dict_post_hooks")]
+        if not hooked:
+            raise ConfigError(
+                f"{type(one).__name__} has no hooks of torch.optim.Optimizer, expected one whose __init__ calls "
+                "torch.optim.Optimizer.__init__, or a wrapper around one"
+            )
+        hooked[-1].register_load_state_dict_post_hook(act)
 
 
 def set_initial_rates(optimizer: torch.optim.Optimizer) -> None:
@@ -66,3 +132,20 @@ def set_initial_rates(optimizer: torch.optim.Optimizer) -> None:
                 "leave schedule out, or set lr"
             )
         group.setdefault("initial_lr", float(group["lr"]))
+
+
+def set_rates(optimizer: torch.optim.Optimizer, schedule: Schedule | None, made: Tensor) -> None:
+    """Set each group's rate to its first one times the schedule's factor after `made` steps."""
+    if schedule is None:
+        return
+    factor = schedule(made)
+    for group in optimizer.param_groups:
+        if "initial_lr" not in group:  # one that was added, or loaded from elsewhere
+            set_initial_rates(optimizer)
+        rate = group["initial_lr"] * factor
+        if not isinstance(group["lr"], Tensor):
+            group["lr"] = float(rate)
+        elif rate.device == group["lr"].device:
+            group["lr"].copy_(rate)
+        else:
+            group["lr"].fill_(float(rate))  # a copy from the host would wait for the device

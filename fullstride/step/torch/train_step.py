@@ -1,24 +1,32 @@
 """`TrainStep`: one optimizer step of any loss, by the backend that is named or that is fastest."""
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fullstride.device.precision import check_precision
 from fullstride.device.tensor_trees import micro_batches
 from fullstride.errors import ConfigError, one_of
 from fullstride.process.gc_paused import gc_paused
 from fullstride.renamed import TRAIN_STEP, accepts
 from fullstride.runs.atomic_files import note
-from fullstride.step.torch.body import Body, Draw, Guard, Loss, Metrics, Runner
+from fullstride.step.torch.accumulation import Accumulation
+from fullstride.step.torch.body import Body, Draw, Loss
+from fullstride.step.torch.checks import check_body, default_scaler, unaveraged, unclipped
+from fullstride.step.torch.clipping import Clip
 from fullstride.step.torch.distributed.processes import SINGLE, Processes
 from fullstride.step.torch.distributed.reducer import Reducer
 from fullstride.step.torch.distributed.shards import Shards
+from fullstride.step.torch.distributed.wrappers import groups_of
 from fullstride.step.torch.ema.averages import Averages
-from fullstride.step.torch.optimizers import call_when_loaded, check_optimizer, set_initial_rates
+from fullstride.step.torch.errors import StepError
+from fullstride.step.torch.explanation import Explanation, bytes_of, compilations
+from fullstride.step.torch.metrics import Metrics
+from fullstride.step.torch.optimizers import as_one, call_when_loaded, set_initial_rates
+from fullstride.step.torch.passes import passes_of
 from fullstride.step.torch.runners.backends import (
     BACKENDS,
     AutoRunner,
@@ -27,13 +35,17 @@ from fullstride.step.torch.runners.backends import (
     make_runner,
     start_compiler,
 )
-from fullstride.step.torch.runners.comparison import StepError, rehearsed
+from fullstride.step.torch.runners.comparison import TOLERANCE, rehearsed
 from fullstride.step.torch.runners.expected_shapes import NEVER, Observation, PythonNumbers, ShapeTracker
 from fullstride.step.torch.runners.first_step import FirstSteps
 from fullstride.step.torch.runners.isolated import Snapshot
+from fullstride.step.torch.runners.runner import Runner
+from fullstride.step.torch.runners.step_times import StepTimes
 from fullstride.step.torch.schedules import Schedule
+from fullstride.step.torch.update import Guard
 
 NAMES = ("auto", *BACKENDS)
+MOST_NOTES = 20
 
 
 @accepts(TRAIN_STEP, deprecated=True)
@@ -47,6 +59,7 @@ class TrainStep:
 
     Attributes:
         made: steps made so far; set it when a run goes on, as schedules and averages count from it.
+        scaler: scale of the loss, if it has one.
         backend: name of the backend of the next step.
         errors: relative error of the gradients in each form that was compared with eager fp32.
 
@@ -56,17 +69,19 @@ class TrainStep:
         self,
         loss_fn: Loss,
         model: nn.Module,
-        optimizer: torch.optim.Optimizer,
+        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
         *,
         draw: Draw | None = None,
         ema: Averages | None = None,
         schedule: Schedule | None = None,
-        accumulate: int = 1,
-        clip: float | None = None,
+        accumulate: int | Accumulation = 1,
+        clip: float | Clip | None = None,
         guard: Guard | None = None,
         guard_state: Iterable[Tensor] = (),
         precision: str = "fp32",
+        scaler: torch.amp.GradScaler | None = None,
         backend: str = "auto",
+        fullgraph: bool = True,
         generator: torch.Generator | None = None,
         check_first_step: bool = True,
         randomize_zeros: Callable[[nn.Module], object] | None = None,
@@ -81,20 +96,25 @@ class TrainStep:
                 function of its arguments without host synchronisation.
             model: module to train.
             optimizer: over its parameters; for `graph` one that can be captured, as `torch.optim.AdamW(fused=True)`.
-                Parameters that it does not own keep their gradient for another optimizer.
+                Several over disjoint parameters step one after the other, with one gradient and one clip. Parameters
+                that none owns keep their gradient for another optimizer. With `eager` also one that steps by a
+                closure, as LBFGS, or by `first_step` and `second_step`, as SAM; metrics are those of the first pass.
             draw: (batch, generator) -> batch: random numbers, times, augmentation; eager if the loss is compiled.
             ema: averages that follow the weights.
             schedule: factor of the learning rate as a function of the steps made, of tensors; see `schedules`.
             accumulate: micro-batches that a batch is cut into along its first dimension; gradients are of the mean
-                over all samples.
-            clip: longest gradient norm of the optimizer's parameters; a longer gradient is scaled to it.
-                Parameters of another optimizer are not clipped.
+                over all samples, or over what an `Accumulation` weighs them by, such as tokens.
+            clip: longest gradient norm of the optimizers' parameters, to which a longer gradient is scaled, or a
+                `Clip`. Parameters of another optimizer are not clipped.
             guard: (loss, gradient norm) -> whether to skip the step, or that and what to divide its gradient by, which
                 costs writing the gradients once more; tensors on the device. Needs a fused optimizer.
             guard_state: tensors that the guard writes, which a step that `auto` undoes leaves as they were, too.
-            precision: fp32, tf32 or bf16 (autocast); tf32 also needs `fullstride.device.precision.set_precision`.
+            precision: fp32, tf32, bf16 or fp16 (autocast); tf32 also needs `fullstride.device.precision.set_precision`.
+            scaler: dynamic scale of the loss, by which steps whose gradients overflow are skipped; of fp16 a new
+                `torch.amp.GradScaler` if None. Save its state_dict. `graph` needs fused optimizers with it.
             backend: eager, graph, compile, compile+graph, or auto: measures those that run here during the first
                 steps and stays with the fastest.
+            fullgraph: whether a compiled loss has to be one graph; False lets what cannot be traced run eagerly.
             generator: random generator for `draw`.
             check_first_step: compare loss and gradients with eager fp32 on the first batch, in each form that the
                 backend runs in.
@@ -106,49 +126,54 @@ class TrainStep:
             log: function that receives log lines, such as the choice of `auto`.
 
         Raises:
-            ConfigError: for a backend, precision or optimizer that cannot run here, or a guard whose optimizer would
-                not skip a step, with the reason.
+            ConfigError: for a backend, precision or optimizer that cannot run here, or options that exclude each other,
+                with the reason.
             ValueError: for micro-batches or a clip below what there is, or a model without parameters.
 
         """
         one_of("backend", backend, NAMES)
-        check_optimizer(optimizer, guarded=guard is not None)
-        if next(model.parameters(), None) is None:
-            raise ValueError(f"a {type(model).__name__} without parameters, expected a model that can be trained")
-        check_precision(precision, next(model.parameters()).device)
-        if accumulate < 1 or (clip is not None and clip <= 0):
-            raise ValueError(f"accumulate is {accumulate} and clip {clip}, expected at least 1, and above 0 or None")
-        if schedule is not None:
-            set_initial_rates(optimizer)
+        optimizer = as_one(optimizer)
+        device = next(iter(model.parameters()), torch.empty(0)).device
         self.ema = ema or Averages(model, ())
-        self.body = Body(
+        self.scaler = scaler or default_scaler(precision, device)
+        body = Body(
             loss=loss_fn,
             model=model,
             optimizer=optimizer,
             ema=self.ema,
             draw=draw,
             schedule=schedule,
-            accumulate=accumulate,
-            clip=clip,
+            accumulate=accumulate if isinstance(accumulate, Accumulation) else Accumulation(accumulate),
+            clip=clip if clip is None or isinstance(clip, Clip) else Clip(norm=clip),
             guard=guard,
             precision=precision,
+            scaler=self.scaler,
             generator=generator,
-            reducer=self._reducer(model, processes, shards),
+            processes=processes,
             shards=shards,
+            passes=passes_of(optimizer),
+            fullgraph=fullgraph,
         )
+        check_body(body, backend)
+        if self.scaler is not None and randomize_zeros is not None:
+            raise ConfigError("randomize_zeros: gradients of its comparison have no scale, expected precision=bf16")
+        if schedule is not None:
+            set_initial_rates(optimizer)
+        self.body = replace(body, reducer=self._reducer(model, processes, shards))
         self.made = 0
-        self._say = log
+        self._say, self._said = log, list[str]()
         self._processes = processes
         self._guarded = tuple(guard_state)
-        roots = loss_fn, model, draw
+        roots = loss_fn, model, draw, self.body.accumulate.weight
         self._tracker = ShapeTracker(None if backend == "eager" else functools.partial(PythonNumbers, roots))
         self._first = FirstSteps(
             self._tracker, check_first_step, randomize_zeros, announce=backend == "auto", say=self._log
         )
         self._asked = backend
         self._choose(backend)
-        if clip is not None:
-            self._tell_unclipped(optimizer)
+        for warning in (unclipped(self.body), unaveraged(self.body)):
+            if warning:
+                self._log(warning)
         start_compiler(backend, self.body.device)
         call_when_loaded(optimizer, lambda _: self._loaded())
         processes.call_at_end(self.end)
@@ -178,20 +203,25 @@ class TrainStep:
         compiled_body = functools.cache(lambda: compiled(self.body))
         self._auto: AutoRunner | None = None
         self._runner: Runner
+        self._times = StepTimes(self.body.device)
+        self._make = self._timed
+        self._why = "named"
         if backend != "auto":
-            check_backend(backend, self.body.device, self.body.optimizer)
+            check_backend(backend, self.body.device, self.body.optimizer, self.scaler is not None)
             self._runner = make_runner(backend, self.body, compiled_body)
             return
         candidates = {}
-        for name in BACKENDS:
+        # Processes that a wrapper joins cannot agree on another one.
+        for name in BACKENDS[:1] if groups_of(self.body.model) else BACKENDS:
             try:
-                check_backend(name, self.body.device, self.body.optimizer)
+                check_backend(name, self.body.device, self.body.optimizer, self.scaler is not None)
             except ConfigError:
                 continue
             candidates[name] = functools.partial(make_runner, name, self.body, compiled_body)
         # A step waits for all processes: they must agree on the fastest backend.
         self._auto = AutoRunner(candidates, self.body.device, lambda ms: max(self._processes.gather(ms)))
         self._runner = self._auto.runner
+        self._make = self._measure
 
     def _loaded(self) -> None:
         """Start over: loaded state lies elsewhere in memory."""
@@ -219,13 +249,28 @@ class TrainStep:
             StepError: if the first step, in any form, disagrees with eager fp32.
             ValueError: for a batch without samples, or whose tensors have different first dimensions, for a loss that
                 is no floating scalar, for a metric of the loss's own that is no real scalar or has a name of the
-                step's, and for a sparse gradient.
+                step's, and for a sparse gradient in a step that is compiled, captured or made by several processes.
 
         """
         expected = self._observe(batch)
-        metrics = self._step(batch, expected) if self._auto is None else self._measure(self._auto, batch, expected)
+        metrics = self._make(batch, expected)
         self.made += 1
         return metrics
+
+    def explain(self) -> Explanation:
+        """Return what the step runs and what it costs, as far as its first steps have shown; waits for the device."""
+        body = self._runner.body
+        return Explanation(
+            backend=self.backend,
+            why=self._why if self._auto is None else f"auto still measures: {self._auto.said}",
+            errors=dict(self.errors),
+            allowed=TOLERANCE[body.precision],
+            compilations=compilations(getattr(body.loss, "__name__", "")) if self._runner.compiles else (),
+            host_ms=self._times.host_ms(),
+            device_ms=self._times.device_ms(),
+            bytes=bytes_of(body),
+            notes=tuple(self._said),
+        )
 
     def _observe(self, batch: Any) -> bool:
         """Return whether steps are specialised to this batch."""
@@ -238,7 +283,7 @@ class TrainStep:
                 return True
             case Observation.LOST if self._asked != "eager":
                 self._tell_lost()
-        micro_batches(batch, self.body.accumulate)  # which raises for one without samples
+        micro_batches(batch, self.body.accumulate.parts)  # which raises for one without samples
         return observation is Observation.FIRST
 
     def _begin_for_others(self) -> None:
@@ -261,26 +306,30 @@ class TrainStep:
             )
         self._log(f"backend={self._asked}: {told}")
 
-    def _tell_unclipped(self, optimizer: torch.optim.Optimizer) -> None:
-        """Log which gradients another optimizer has to clip."""
-        own = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        named = () if self.body.shards is not None else self.body.model.named_parameters()
-        if others := [name for name, p in named if p.requires_grad and id(p) not in own]:
-            more = f" and {len(others) - 1} more are" if len(others) > 1 else " is"
-            self._log(f"clip: {others[0]}{more} not in the optimizer: they are neither clipped nor in grad_norm")
-
     def _log(self, line: str) -> None:
         """Write a line on one of the processes."""
+        self._said = [*self._said[-MOST_NOTES:], line]
         if self._processes.leads:
             self._say(line)
+
+    def _timed(self, batch: Any, expected: bool) -> Metrics:
+        """One of the first steps, which are timed once they are as all later ones."""
+        if not expected:
+            return self._step(batch, expected)
+        metrics = self._times.timed(functools.partial(self._step, batch, expected))
+        if self._times.complete:
+            self._make = self._step
+        return metrics
 
     def _step(self, batch: Any, expected: bool) -> Metrics:
         if self._runner.form(expected) in self._first.made:
             return self._runner(batch, self.made, expected=expected)
         return self._first.make(self._runner, batch, self.made, expected=expected)
 
-    def _measure(self, auto: AutoRunner, batch: Any, expected: bool) -> Metrics:
+    def _measure(self, batch: Any, expected: bool) -> Metrics:
         """A step of the candidate whose turn it is; one that cannot make it leaves no trace."""
+        auto = self._auto
+        assert auto is not None
         while True:
             self._runner = auto.runner
             known = self._runner.form(expected) in self._first.made
@@ -300,7 +349,7 @@ class TrainStep:
                 break
         self._runner = auto.runner
         if auto.chosen:
-            self._auto = None
+            self._auto, self._make, self._why = None, self._timed, f"the fastest of auto: {auto.said}"
             self._log(str(auto))
         return metrics
 

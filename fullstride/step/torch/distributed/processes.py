@@ -12,6 +12,7 @@ from torch import Tensor
 from fullstride.errors import PeerError
 from fullstride.step.torch.distributed.peer_copies import PeerCopies
 from fullstride.step.torch.distributed.transfer import EngineCopies, Transfer, with_peers
+from fullstride.step.torch.metrics import Metrics, stacked, unstacked
 
 T = TypeVar("T")
 
@@ -118,6 +119,14 @@ class Processes:
             if reason is not None:
                 raise PeerError(f"process {rank}: {reason}")
         return result  # pyright: ignore[reportReturnType]
+
+    def mean(self, values: Metrics) -> Metrics:
+        """Return the means over the processes, of scalars that are the same on each by name; collective."""
+        if self._group is None:
+            return values
+        means = stacked(values)
+        self.transfer.start_average(means)()
+        return unstacked(means, {name: value.dtype for name, value in values.items()})
 
     def part(self, count: int) -> range:
         """Return this process's run of `count` things, as long as the others' or one longer."""

@@ -9,11 +9,11 @@ from contextlib import contextmanager
 
 from torch import Tensor, nn
 
+from fullstride.step.torch.clipping import refuse_sparse
 from fullstride.step.torch.distributed.buckets import Bucket, filled
 from fullstride.step.torch.distributed.early_gradients import listening
 from fullstride.step.torch.distributed.processes import Processes
 from fullstride.step.torch.distributed.shards import Shard, Shards
-from fullstride.step.torch.metrics import stacked, unstacked
 
 
 class BackwardPass:
@@ -162,6 +162,7 @@ class Reducer:
         first.
         """
         given = [p for p in reversed(self._names) if p.grad is not None]
+        refuse_sparse({self._names[p]: p for p in given})
         self._check_same(given)
         self._buckets = [Bucket(parameters, self.processes) for parameters in filled(given)]
         first = self._begun()
@@ -186,15 +187,9 @@ class Reducer:
             hook.remove()
         self._hooks = []
 
-    def metrics(self, own: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Means over the processes, of metrics that are the same on each by name."""
-        values = stacked(own)
-        self.processes.transfer.start_average(values)()
-        return unstacked(values, {name: value.dtype for name, value in own.items()})
-
     def means(self, own: Callable[[Tensor], Tensor | None]) -> dict[nn.Parameter, Tensor]:
         """Means over the processes, of gradients made without this, by what they belong to; collective."""
-        found = {p: gradient.contiguous() for p in self._names if (gradient := own(p)) is not None}
+        found = {p: gradient.to_dense().contiguous() for p in self._names if (gradient := own(p)) is not None}
         self._check_same(list(found))
         for gradient in found.values():
             self.processes.transfer.start_average(gradient)()

@@ -4,6 +4,7 @@
 """
 
 import functools
+import itertools
 import os
 import statistics
 import time
@@ -17,33 +18,46 @@ from torch import nn
 
 from fullstride.assets.fetch import cache_folder
 from fullstride.device.triton_compile import start_processes
-from fullstride.errors import ConfigError, one_of
+from fullstride.errors import MOST_SHOWN, ConfigError, one_line, one_of, shortened
 from fullstride.runs.atomic_files import note
-from fullstride.step.torch.body import Body, Loss, Metrics, Runner
-from fullstride.step.torch.runners.graph import WARM, GraphRunner
+from fullstride.step.torch.body import Body, Loss
+from fullstride.step.torch.errors import StepError
+from fullstride.step.torch.metrics import Metrics
+from fullstride.step.torch.optimizers import check_skips, members
+from fullstride.step.torch.passes import ONE, passes_of
+from fullstride.step.torch.runners.graph import GraphRunner
+from fullstride.step.torch.runners.runner import Runner
+from fullstride.step.torch.runners.step_times import COUNTED, UNCOUNTED
 
 BACKENDS = ("eager", "graph", "compile", "compile+graph")
-# Steps of a candidate before those that count: those before a record, the record itself, its first replays.
-UNCOUNTED, COUNTED = WARM + 3, 8
+_NUMBERS = itertools.count()
 
 
-def check_backend(name: str, device: torch.device, optimizer: torch.optim.Optimizer) -> None:
-    """Check that the backend can run here.
+def check_backend(name: str, device: torch.device, optimizer: torch.optim.Optimizer, scaled: bool = False) -> None:
+    """Check that the backend can run here; with a `scaled` loss, whose steps may be skipped.
 
     Raises:
         ConfigError: if it cannot, with the reason and the remedy.
 
     """
     one_of("backend", name, BACKENDS)
+    if name != "eager" and (passes := passes_of(optimizer)) != ONE:
+        raise ConfigError(
+            f"backend={name}: {type(optimizer).__name__} steps by {passes}, which the host evaluates; use backend=eager"
+        )
     if "graph" not in name:
         return
     if device.type != "cuda":
         raise ConfigError(f"backend={name}: CUDA graphs are CUDA's, the device is {device.type}; use eager or compile")
-    if any("capturable" not in group for group in optimizer.param_groups):
+    for each in members(optimizer):
+        if all("capturable" in group for group in each.param_groups):
+            continue
         raise ConfigError(
-            f"backend={name}: {type(optimizer).__name__} cannot be captured, as its state is on the host; use one with "
+            f"backend={name}: {type(each).__name__} cannot be captured, as its state is on the host; use one with "
             "capturable=True, as AdamW, or backend=eager or compile"
         )
+    if scaled:
+        check_skips(optimizer, f"backend={name} with a scaler")
 
 
 def start_compiler(backend: str, device: torch.device) -> None:
@@ -53,13 +67,16 @@ def start_compiler(backend: str, device: torch.device) -> None:
 
 
 def compiled(body: Body) -> Body:
-    """Return the body with its loss as one compiled graph, the derivative and the gradient included."""
+    """Return the body with its loss compiled, the derivative and the gradient included."""
     on_cpu = all(p.device.type == "cpu" for p in body.trained.values())
-    return replace(body, loss=compiled_loss(body.loss, telling=body.reducer is not None, on_cpu=on_cpu))
+    # Of several graphs each numbers its own gradients: they are sent when they arrive.
+    telling = body.reducer is not None and body.fullgraph
+    loss = compiled_loss(body.loss, telling=telling, on_cpu=on_cpu, fullgraph=body.fullgraph)
+    return replace(body, loss=loss)
 
 
-def compiled_loss(loss: Loss, *, telling: bool = False, on_cpu: bool = False) -> Loss:
-    """Compile a loss as one graph.
+def compiled_loss(loss: Loss, *, telling: bool = False, on_cpu: bool = False, fullgraph: bool = True) -> Loss:
+    """Compile a loss.
 
     Random numbers inside it, as dropout's, are eager's. What is compiled is kept in fullstride's cache, and not among
     temporary files: the same run starts faster the next time.
@@ -69,6 +86,7 @@ def compiled_loss(loss: Loss, *, telling: bool = False, on_cpu: bool = False) ->
         telling: announce each gradient of the backward pass as soon as it exists; see `early_gradients`.
         on_cpu: whether the module is. Then images keep the memory order that they have in eager code: random numbers
             are drawn in it, and the order that the compiler likes would have dropout leave out other elements.
+        fullgraph: whether it has to be one graph; otherwise what cannot be traced runs eagerly between several.
 
     """
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_folder() / "inductor"))
@@ -79,8 +97,11 @@ def compiled_loss(loss: Loss, *, telling: bool = False, on_cpu: bool = False) ->
         from fullstride.step.torch.distributed.inductor_pass import MarkReady  # the compiler is a long import
 
         options["post_grad_custom_post_pass"] = MarkReady()
-    compiled = torch.compile(with_own_code(loss), fullgraph=True, dynamic=False, options=options)
-    return _or_eager(compiled, loss)
+    own = with_own_code(loss)
+    compiled = torch.compile(own, fullgraph=fullgraph, dynamic=False, options=options)
+    call = _or_eager(compiled, loss)
+    call.__name__ = own.__name__
+    return call
 
 
 def _or_eager(compiled: Loss, loss: Loss) -> Loss:
@@ -95,7 +116,14 @@ def _or_eager(compiled: Loss, loss: Loss) -> Loss:
         try:
             return compiled(model, batch)
         except Exception as error:
-            if type(error).__name__ != "FailOnRecompileLimitHit":  # whose module is a long import
+            kind = type(error).__name__  # whose module is a long import
+            raised = type(error.__cause__).__name__.startswith("Observed")  # by the loss itself
+            if kind == "Unsupported" and not raised:
+                raise StepError(
+                    f"backend=compile: the loss is not one graph ({shortened(one_line(error), MOST_SHOWN)}); expected "
+                    "what torch.compile(fullgraph=True) traces: use fullgraph=False, or backend=eager or graph"
+                ) from error
+            if kind != "FailOnRecompileLimitHit":
                 raise
         refused = True
         note(
@@ -108,7 +136,7 @@ def _or_eager(compiled: Loss, loss: Loss) -> Loss:
 
 
 def with_own_code(function: Callable) -> Callable:
-    """Return a function that calls this one, with a code object of its own.
+    """Return a function that calls this one, with a code object of its own, whose name no other has.
 
     The compiler keeps what it has compiled with the code, counts it there, and beyond eight (its `recompile_limit`)
     refuses: of trainings one after another in a process, whose losses share their code, the last would not begin.
@@ -117,12 +145,15 @@ def with_own_code(function: Callable) -> Callable:
     def call(*args: Any, **kwargs: Any) -> Any:
         return function(*args, **kwargs)
 
-    return FunctionType(call.__code__.replace(), call.__globals__, call.__name__, None, call.__closure__)
+    name = f"loss_{next(_NUMBERS)}"
+    return FunctionType(call.__code__.replace(co_name=name), call.__globals__, name, None, call.__closure__)
 
 
 def make_runner(name: str, body: Body, compiled_body: Callable[[], Body]) -> Runner:
     """Make the runner of a backend that was checked."""
-    whole = compiled_body() if "compile" in name else body
+    if name != "eager" or body.reducer is not None:
+        body = replace(body, dense=True)
+    whole = replace(compiled_body(), dense=True) if "compile" in name else body
     return (GraphRunner if "graph" in name else Runner)(name, whole, body)
 
 
@@ -151,9 +182,13 @@ class AutoRunner:
         self._begin(self._waiting.pop(0))
 
     def __str__(self) -> str:
+        return f"backend=auto: {self.runner.backend} ({self.said})"
+
+    @property
+    def said(self) -> str:
+        """Times of those measured, the fastest first, and why others were refused."""
         times = ", ".join(f"{name} {ms:.2f} ms" for name, ms in sorted(self.milliseconds.items(), key=lambda x: x[1]))
-        told = "; ".join([times, *(f"{name}: {why}" for name, why in self.refused.items())])
-        return f"backend=auto: {self.runner.backend} ({told})"
+        return "; ".join([times, *(f"{name}: {why}" for name, why in self.refused.items())])
 
     def _begin(self, name: str) -> None:
         self.runner = self._candidates[name]()

@@ -4,6 +4,7 @@ import contextlib
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -12,19 +13,17 @@ from torch import Tensor, nn
 from fullstride.device.precision import exact_fp32, unsearched_convolutions
 from fullstride.device.triton_compile import compile_only, compiles
 from fullstride.step.torch.body import Body, Gradients
+from fullstride.step.torch.clipping import total_norm
+from fullstride.step.torch.errors import StepError
 from fullstride.step.torch.runners.isolated import CannotCopyError, IsolatedBody
 
 Change = Callable[[nn.Module], object]
 
 # Half the digits of the products' format: errors add up in a deep network, a missing or wrong term is off by more.
-TOLERANCE = {"fp32": 2.0**-11.5, "tf32": 2.0**-5, "bf16": 2.0**-3.5}
+TOLERANCE = {"fp32": 2.0**-11.5, "tf32": 2.0**-5, "bf16": 2.0**-3.5, "fp16": 2.0**-5}
 # Of a loss that rounds by itself, as within an autocast of its own; fp16 and TF32 have the same digits.
 OWN_TOLERANCE = {torch.bfloat16: TOLERANCE["bf16"], torch.float16: TOLERANCE["tf32"]}
 WORST_OVER_ALL = 8.0  # a single parameter's error may exceed that of all together
-
-
-class StepError(ValueError):
-    """Wrong step; the message names the deviating value and by how much it is off."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +41,7 @@ def compile_kernels(body: Body, batch: Any) -> None:
     if not compiles(device):
         return
     with contextlib.suppress(CannotCopyError):
-        isolated = IsolatedBody(body, batch)
+        isolated = IsolatedBody(body, batch, alone=True)
         with isolated.entered(), compile_only(device):
             isolated.body.gradients(isolated.batch)
 
@@ -50,10 +49,10 @@ def compile_kernels(body: Body, batch: Any) -> None:
 def rehearsed(body: Body, batch: Any) -> str:
     """Return why this process cannot compute its own gradients, or ""; leaves no trace and waits for no other."""
     try:
-        isolated = IsolatedBody(body, batch)
+        isolated = IsolatedBody(body, batch, alone=True)
         with isolated.entered():
             isolated.body.gradients(isolated.batch)
-    except (CannotCopyError, RuntimeError) as error:
+    except (CannotCopyError, RuntimeError, StepError) as error:
         return f"{type(error).__name__}: {error}"
     return ""
 
@@ -95,13 +94,13 @@ def on_copies(body: Body, batch: Any, change: Change | None = None) -> Reference
             change(isolated.body.model)
         loss = replace(isolated.body, loss=seen).gradients(isolated.batch)["loss"]
     if body.reducer is not None:
-        loss = body.reducer.metrics({"loss": loss})["loss"]
+        loss = body.processes.mean({"loss": loss})["loss"]
     means = {} if body.reducer is None else body.reducer.means(isolated.gradient)
     # A further hook is somebody else's who sees the gradient first, such as an optimizer's that takes it at once.
     own = int(body.reducer is not None)
     taken = {p for p in body.trained.values() if len(p._post_accumulate_grad_hooks or ()) > own}
     visible = {n: p for n, p in body.trained.items() if p in means or (isolated.has(p) and p not in taken)}
-    gradients = {name: means.get(p, isolated.gradient(p)) for name, p in visible.items()}
+    gradients = {name: dense(means.get(p, isolated.gradient(p))) for name, p in visible.items()}
     return ReferenceStep(loss, gradients, max((OWN_TOLERANCE.get(x, 0.0) for x in formats), default=0.0))
 
 
@@ -127,6 +126,27 @@ def _all_isolated(body: Body, batch: Any) -> IsolatedBody:
         raise CannotCopyError(why)
     assert isolated is not None
     return isolated
+
+
+def dense(gradient: Any) -> Any:
+    """Convert a sparse gradient to a dense one."""
+    return gradient.to_dense() if gradient is not None and gradient.is_sparse else gradient
+
+
+def clipped(body: Body, step: ReferenceStep) -> ReferenceStep:
+    """Return a step whose gradients are clipped as the body's."""
+    assert body.clip is not None
+    stepped = {id(p) for group in body.optimizer.param_groups for p in group["params"]}
+    own = {n: g.clone() for n, g in step.gradients.items() if g is not None and id(body.trained[n]) in stepped}
+    body.clip([SimpleNamespace(grad=g) for g in own.values()], total_norm(list(own.values())))
+    return replace(step, gradients=step.gradients | own)
+
+
+def overflows(body: Body, loss: Tensor, gradients: Gradients | None) -> bool:
+    """Return whether the scale of a finite loss is too large yet: the step is skipped, and says nothing."""
+    if body.scaler is None or not bool(loss.isfinite()):
+        return False
+    return not all(bool(dense(g).isfinite().all()) for g in gradients or () if g is not None)
 
 
 def _exact(tensor: Tensor) -> Tensor:
@@ -157,7 +177,8 @@ def compare(body: Body, expected: ReferenceStep, loss: Tensor, gradients: Gradie
         _require(told, abs(found_loss - wanted_loss), max(abs(wanted_loss), _sensitivity(body, expected)), allowed)
     if gradients is None:
         return abs(found_loss - wanted_loss) / abs(wanted_loss) if wanted_loss else 0.0
-    pairs = [(n, found, wanted_of[n]) for n, found in zip(body.trained, gradients, strict=True) if n in wanted_of]
+    given = zip(body.trained, map(dense, gradients), strict=True)
+    pairs = [(name, found, wanted_of[name]) for name, found in given if name in wanted_of]
     for name, found, wanted in pairs:
         if (found is None) != (wanted is None):
             raise StepError(f"{what}: {name} has {'no' if found is None else 'a'} gradient, other than in eager fp32")

@@ -7,18 +7,22 @@ from typing import Any
 from torch import Tensor
 
 from fullstride.process.gc_paused import gc_paused
-from fullstride.step.torch.body import Body, Gradients, Metrics, Runner
+from fullstride.step.torch.body import Body, Gradients
+from fullstride.step.torch.metrics import Metrics
 from fullstride.step.torch.runners.comparison import (
     Change,
+    clipped,
     compare,
     compile_kernels,
     on_copies,
+    overflows,
     plain,
     reference,
 )
 from fullstride.step.torch.runners.expected_shapes import ShapeTracker
 from fullstride.step.torch.runners.graph import RECORDED
 from fullstride.step.torch.runners.isolated import CannotCopyError
+from fullstride.step.torch.runners.runner import Runner
 
 
 class FirstSteps:
@@ -53,6 +57,7 @@ class FirstSteps:
         self._announce = announce
         self._say = say
         self._known = list[Any]()
+        self._postponed = False
 
     def make(self, runner: Runner, batch: Any, made: int, *, expected: bool) -> Metrics:
         """Make the first step of a form: compile and capture, and compare.
@@ -61,7 +66,7 @@ class FirstSteps:
             StepError: if it disagrees with eager fp32; a captured step was made by then, any other was not.
 
         """
-        form = runner.form(expected)
+        form, self._postponed = runner.form(expected), False
         compiles = runner.compiles and expected
         step = functools.partial(runner, batch, made, expected=expected)
         # The compiler's graphs are many objects that live until its end: looking for dead ones again and again took a
@@ -75,7 +80,8 @@ class FirstSteps:
             metrics = self._compared(form, runner, batch, step, compiles) if compared else None
             if metrics is None:
                 metrics = step()
-        self.made.add(form)
+        if not self._postponed:
+            self.made.add(form)
         return metrics
 
     def _compared(
@@ -95,7 +101,13 @@ class FirstSteps:
             self._say(f"{form}: not compared with eager fp32: {why}")
             return None
 
+        if RECORDED in form and runner.eager.clip is not None and runner.eager.clip.value is not None:
+            expected = clipped(runner.eager, expected)
+
         def look(loss: Tensor, gradients: Gradients | None) -> None:
+            if overflows(runner.eager, loss, gradients):
+                self._postponed = True
+                return
             self.errors[form] = compare(runner.eager, expected, loss, gradients, form)
 
         return step(look=look)

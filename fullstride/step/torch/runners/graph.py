@@ -9,9 +9,10 @@ from torch import Tensor, nn
 
 from fullstride.device.cuda_graph import CudaGraph, copy_into, on_stream, static_input, without_gaps
 from fullstride.runs.atomic_files import note
-from fullstride.step.torch.body import Body, Gradients, Look, Loss, Runner
+from fullstride.step.torch.body import Body, Gradients, Look, Loss
+from fullstride.step.torch.errors import StepError
 from fullstride.step.torch.metrics import Metrics, stacked, unstacked
-from fullstride.step.torch.runners.comparison import StepError
+from fullstride.step.torch.runners.runner import Runner
 
 # Real steps that are made before one is captured: libraries choose their algorithms and optimizers their state.
 WARM = 3
@@ -34,9 +35,12 @@ def prepared(optimizer: torch.optim.Optimizer, device: torch.device) -> list[Ten
     return [group["lr"] for group in optimizer.param_groups]
 
 
-def settings(optimizer: torch.optim.Optimizer) -> list[Any]:
-    """Return the optimizer settings that a captured graph has fixed; it reads learning rates anew. Nothing waits."""
+def settings(optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler | None = None) -> list[Any]:
+    """Return the settings that a captured graph has fixed; it reads rates and the scale anew. Nothing waits."""
     told = lambda value: id(value) if isinstance(value, Tensor) else value  # noqa: E731
+    if scaler is not None:
+        factors = scaler.get_growth_factor(), scaler.get_backoff_factor(), scaler.get_growth_interval()
+        return [factors, *settings(optimizer)]
     return [
         (
             {k: told(v) for k, v in group.items() if k not in ("lr", "params")},
@@ -87,7 +91,7 @@ class GraphRunner(Runner):
     def forget(self) -> None:
         """Capture anew, as after a checkpoint was loaded."""
         self._rates = prepared(self.body.optimizer, self._made.device)
-        self._groups = settings(self.body.optimizer)
+        self._groups = settings(self.body.optimizer, self.body.scaler)
         self._warm = 0
         self._inputs: Any = None
         self._step = self._behind = None
@@ -107,7 +111,7 @@ class GraphRunner(Runner):
 
     def _look_at_groups(self) -> None:
         """Begin anew if anything but a rate was changed in them since the last step, and hand rates to the record."""
-        if self._groups != settings(self.body.optimizer):
+        if self._groups != settings(self.body.optimizer, self.body.scaler):
             if self._warm and self._step is None and not self._told:
                 note(
                     "a captured step: the optimizer's groups changed again before it could be captured; as long as "
@@ -140,9 +144,14 @@ class GraphRunner(Runner):
         return metrics
 
     def _gradients(self, norm: Tensor) -> Gradients | None:
-        """The last replay's before they were clipped or divided, by their norm; None if the optimizer changed them."""
+        """The last replay's before they were clipped or divided, by their norm; None if the optimizer changed them.
+
+        Clipped by value they stay as they are: that cannot be undone.
+        """
         if self._altered:
             return None
+        if self.body.clip is not None and self.body.clip.value is not None:
+            return self._recorded
         stepped = {id(p) for group in self.body.optimizer.param_groups for p in group["params"]}
         given = list(zip(self.body.trained.values(), self._recorded, strict=True))
         found = torch.nn.utils.get_total_norm([x for p, x in given if x is not None and id(p) in stepped])
@@ -172,7 +181,8 @@ class GraphRunner(Runner):
             metrics = body(batch, self._made, look)
             if body.ema.due(made + 1):
                 body.ema.follow(self._made + 1)
-        self._groups = settings(self.body.optimizer)  # the schedule notes the first rate of a group that is new
+        # The schedule notes the first rate of a group that is new.
+        self._groups = settings(self.body.optimizer, self.body.scaler)
         return metrics
 
     def _capture(self, batch: Any) -> None:
@@ -198,8 +208,9 @@ class GraphRunner(Runner):
 
         metrics = replace(self.body, loss=_recordable(self.body.loss))(self._inputs, self._made, look)
         groups, left = self.body.optimizer.param_groups, {id(p.grad) for p in self.body.trained.values()}
-        # Clipping writes them once, and once a fused optimizer, which divides them.
-        known = (self.body.clip is not None) + any(group.get("fused") is True for group in groups)
+        # Clipping writes them, and once a fused optimizer, which divides them.
+        known = 0 if self.body.clip is None else self.body.clip.writes
+        known += any(group.get("fused") is True for group in groups)
         self._altered = any(id(x) not in left or x._version - version > known for x, version in before)
         self._made.add_(1)
         self._dtypes = {name: value.dtype for name, value in metrics.items()}

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from fullstride.step.torch.body import Body
+from fullstride.step.torch.distributed.processes import SINGLE
 from fullstride.step.torch.optimizers import layers
 from fullstride.step.torch.runners.reached_state import ReachableState, ReadVariable
 
@@ -29,13 +30,18 @@ class IsolatedBody:
 
     Attributes:
         body: with copies of the model, its generator, and the loss and `draw` where these are objects; its gradients
-            are this process's own.
+            are this process's own, of the loss without a scale.
         batch: a copy.
 
     """
 
-    def __init__(self, body: Body, batch: Any):
+    def __init__(self, body: Body, batch: Any, *, alone: bool = False):
         """Copy everything that they lead to.
+
+        Args:
+            body: of a step.
+            batch: of a step.
+            alone: whether not to meet other processes even for the sum of the micro-batches' weights.
 
         Raises:
             CannotCopyError: for state that cannot be copied.
@@ -55,7 +61,8 @@ class IsolatedBody:
         for x in reached.tensors:
             for hook in (x._backward_hooks or {}).values() if x.is_leaf else ():
                 self._memo[id(x)].register_hook(hook)
-        self.body = replace(body, reducer=None, shards=None, **parts)
+        processes = SINGLE if alone else body.processes
+        self.body = replace(body, processes=processes, reducer=None, shards=None, scaler=None, **parts)
 
     def _copied(self, x: Any, name: str) -> Any:
         try:
@@ -116,6 +123,7 @@ class Snapshot:
         self._host = torch.get_rng_state()
         self._device = torch.cuda.get_rng_state() if torch.cuda.is_available() else None
         self._generator = None if body.generator is None else body.generator.get_state()
+        self._scale = None if body.scaler is None else body.scaler.state_dict()
 
     def _live(self) -> list[Tensor]:
         model, averages, groups = self._body.model, self._body.ema, self._body.optimizer.param_groups
@@ -145,3 +153,5 @@ class Snapshot:
             torch.cuda.set_rng_state(self._device)
         if self._body.generator is not None and self._generator is not None:
             self._body.generator.set_state(self._generator)
+        if self._body.scaler is not None and self._scale:
+            self._body.scaler.load_state_dict(self._scale)
