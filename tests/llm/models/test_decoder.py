@@ -43,7 +43,9 @@ def require_transformers_logits(folder: Path, count: int) -> None:
     ids = np.random.default_rng().integers(3, 320, count).tolist()
 
     def theirs(dtype: torch.dtype) -> np.ndarray:
-        model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, experts_implementation="eager").eval()
+        model = transformers.AutoModelForCausalLM.from_pretrained(
+            folder, dtype=dtype, experts_implementation="eager"
+        ).eval()
         with torch.no_grad():
             return model(torch.tensor([ids])).logits[0].double().numpy()
 
