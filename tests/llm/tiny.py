@@ -44,7 +44,69 @@ YARN: dict[str, Any] = {
         "original_max_position_embeddings": 96,
     },
 }
-CONFIGS = {"qwen3": transformers.Qwen3Config, "llama": transformers.LlamaConfig, "qwen2": transformers.Qwen2Config}
+CONFIGS = {
+    "llama": transformers.LlamaConfig,
+    "qwen2": transformers.Qwen2Config,
+    "qwen3": transformers.Qwen3Config,
+    "mistral": transformers.MistralConfig,
+    "smollm3": transformers.SmolLM3Config,
+    "granite": transformers.GraniteConfig,
+    "phi3": transformers.Phi3Config,
+    "olmo2": transformers.Olmo2Config,
+    "gemma2": transformers.Gemma2Config,
+    "gemma3_text": transformers.Gemma3TextConfig,
+    "qwen3_moe": transformers.Qwen3MoeConfig,
+    "mixtral": transformers.MixtralConfig,
+}
+# Of each family what its layers have of their own; windows are shorter than the texts of tests.
+LONGROPE: dict[str, Any] = {
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "partial_rotary_factor": 0.75,
+    "short_factor": [1.0, 1.3, 2.9],
+    "long_factor": [4.0, 5.0, 6.0],
+}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "mistral": {"sliding_window": 37, "head_dim": 14},
+    "smollm3": {"num_hidden_layers": 3, "no_rope_layers": [1, 0, 1], "tie_word_embeddings": True},
+    "granite": {
+        "embedding_multiplier": 2.7,
+        "residual_multiplier": 0.22,
+        "attention_multiplier": 0.3,
+        "logits_scaling": 3.3,
+    },
+    "phi3": {"original_max_position_embeddings": 144, "rope_parameters": LONGROPE, "sliding_window": 51},
+    "olmo2": {},
+    "gemma2": {
+        "num_hidden_layers": 3,
+        "head_dim": 14,
+        "sliding_window": 29,
+        "query_pre_attn_scalar": 9,
+        "attn_logit_softcapping": 2.5,
+        "final_logit_softcapping": 4.0,
+        "tie_word_embeddings": True,
+    },
+    "gemma3_text": {
+        "num_hidden_layers": 3,
+        "head_dim": 14,
+        "sliding_window": 29,
+        "sliding_window_pattern": 3,
+        "query_pre_attn_scalar": 9,
+        "tie_word_embeddings": True,
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+            "full_attention": {"rope_type": "linear", "factor": 3.0, "rope_theta": 1e5},
+        },
+    },
+    "qwen3_moe": {
+        "head_dim": 14,
+        "num_experts": 7,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 24,
+        "norm_topk_prob": True,
+    },
+    "mixtral": {"num_local_experts": 5, "num_experts_per_tok": 2, "intermediate_size": 24, "sliding_window": 37},
+}
 TEXTS = (
     "The quick brown fox jumps over the lazy dog; the dog sleeps on, as dogs do in the sun.",
     "What is the capital of France? The capital of France is Paris. What is it of Spain? It is Madrid.",

@@ -4,7 +4,6 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
@@ -42,8 +41,6 @@ class Programs:
     def __init__(self, model: ModelConfig, kernels: Kernels, sizes: CompiledShapes):
         """Nothing is traced yet."""
         self.model, self.kernels, self.sizes = model, kernels, sizes
-        self.frequencies: Float[np.ndarray, " half"] = rope.frequencies(model)
-        self.magnitude = rope.magnitude(model)
 
     def decode(
         self, weights: Weights, state: EngineState, packed: Int[Array, " words"], rows: int
@@ -131,8 +128,7 @@ class Programs:
         return self._batch(tokens, where, to, batch.rows, tables)
 
     def _batch(self, tokens: Array, positions: Array, slots: Array, rows: Array, tiles: Array) -> StepBatch:
-        angles = rope.angles(positions, self.frequencies, self.magnitude)
-        return StepBatch(tokens, positions, slots, rows, tiles, *angles)
+        return StepBatch(tokens, positions, slots, rows, tiles, *rope.step_angles(self.model, positions))
 
     def _forward(self, weights: Weights, state: EngineState, batch: StepBatch) -> tuple[Array, EngineState]:
         hidden, pool = hidden_states(self.model, self.kernels, weights, state.pool, batch, self.sizes.block)

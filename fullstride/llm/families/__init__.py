@@ -3,11 +3,37 @@
 from pathlib import Path
 
 from fullstride.errors import ConfigError
-from fullstride.llm.families import llama, qwen2, qwen3
+from fullstride.llm.families import (
+    gemma2,
+    gemma3,
+    granite,
+    llama,
+    mistral,
+    mixtral,
+    olmo2,
+    phi3,
+    qwen2,
+    qwen3,
+    qwen3_moe,
+    smollm3,
+)
 from fullstride.llm.families.family import Family, PreTokenizer
 
-__all__ = ["FAMILIES", "Family", "PreTokenizer", "family_of"]
-FAMILIES: dict[str, Family] = {"llama": llama.FAMILY, "qwen2": qwen2.FAMILY, "qwen3": qwen3.FAMILY}
+__all__ = ["FAMILIES", "Family", "PreTokenizer", "family_of", "gguf_family"]
+FAMILIES: dict[str, Family] = {
+    "llama": llama.FAMILY,
+    "qwen2": qwen2.FAMILY,
+    "qwen3": qwen3.FAMILY,
+    "mistral": mistral.FAMILY,
+    "smollm3": smollm3.FAMILY,
+    "granite": granite.FAMILY,
+    "phi3": phi3.FAMILY,
+    "olmo2": olmo2.FAMILY,
+    "gemma2": gemma2.FAMILY,
+    "gemma3_text": gemma3.FAMILY,
+    "qwen3_moe": qwen3_moe.FAMILY,
+    "mixtral": mixtral.FAMILY,
+}
 
 
 def family_of(file: Path, key: str, name: object) -> Family:
@@ -20,3 +46,16 @@ def family_of(file: Path, key: str, name: object) -> Family:
     if not isinstance(name, str) or name not in FAMILIES:
         raise ConfigError(f"{file}: {key}={name}: expected one of {', '.join(FAMILIES)}")
     return FAMILIES[name]
+
+
+def gguf_family(file: Path, name: object) -> tuple[str, Family]:
+    """Return the model family of a GGUF file's architecture, and its own name.
+
+    Raises:
+        ConfigError: if there is none, or GGUF files of it are not read.
+
+    """
+    names = {family.gguf: ours for ours, family in FAMILIES.items() if family.gguf}
+    if not isinstance(name, str) or name not in names:
+        raise ConfigError(f"{file}: general.architecture={name}: expected one of {', '.join(names)}")
+    return names[name], FAMILIES[names[name]]

@@ -1,8 +1,27 @@
-"""Description of a model family; all are pre-norm, RMSNorm, SwiGLU, RoPE, GQA decoders."""
+"""Description of a model family; all are decoders of RMSNorm, gated MLPs, RoPE and GQA."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+from fullstride.errors import ConfigError, shortened
+
+# Of a model; its layers are listed one by one.
+MOST_LAYERS = 4096
+SLIDING, FULL = "sliding_attention", "full_attention"
+
+
+@runtime_checkable
+class FileSettings(Protocol):
+    """Values of a file's configuration, as `fullstride.llm.weights.settings.CheckedSettings` has them."""
+
+    file: Path
+    raw: dict[str, Any]
+
+    def size(self, key: str, default: int | None = None) -> int: ...
+    def decimal(self, key: str, default: float | None = None) -> float: ...
+    def inner(self, key: str) -> "FileSettings": ...
 
 
 class PreTokenizer(NamedTuple):
@@ -24,18 +43,31 @@ class PreTokenizer(NamedTuple):
     composed: bool = False
 
 
+def _unchanged(raw: dict[str, Any]) -> dict[str, Any]:
+    return raw
+
+
+def _nothing(settings: FileSettings) -> dict[str, Any]:
+    return {}
+
+
 @dataclass(frozen=True)
 class Family:
-    """Model family: a row of `FAMILIES`, under the name in config.json and GGUF files.
+    """Model family: a row of `FAMILIES`, under the name in config.json.
 
     Attributes:
-        qk_norm: whether queries and keys are normalized over head_dim before RoPE.
+        qk_norm: whether queries and keys are normalized before RoPE.
         qkv_bias: whether the three projections have biases.
         interleaved: whether a GGUF interleaves the two halves of a head's rows of q and k, as llama.cpp does.
         fixed: keys of config.json that would change the arithmetic, and what they may be if they are there, beside
-            those of `fullstride/llm/weights/hf_folder.py`.
+            those of `fullstride/llm/weights/hf_folder.py`, before which they go.
+        defaults: values of keys that a config.json lacks, if transformers takes others than it does for Llama.
+        rewritten: config.json in the words of Llama's.
+        layers: further fields of a `ModelConfig`, from config.json; `windows` may be all None.
         tensors: our names of a layer's tensors by those of Hugging Face, in addition to the common ones.
+        expert_tensors: our names of an expert's matrices by those of Hugging Face, with {} for the expert's number.
         gguf_tensors: our names of a layer's tensors by those of llama.cpp.
+        gguf: its name in GGUF files; empty if those are not read.
         words: pre-tokenizers of its tokenizers, by llama.cpp's names.
         ends: special tokens that end an answer.
 
@@ -45,7 +77,53 @@ class Family:
     qkv_bias: bool = False
     interleaved: bool = False
     fixed: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    rewritten: Callable[[dict[str, Any]], dict[str, Any]] = _unchanged
+    layers: Callable[[FileSettings], dict[str, Any]] = _nothing
     tensors: Mapping[str, str] = field(default_factory=dict)
+    expert_tensors: Mapping[str, str] = field(default_factory=dict)
     gguf_tensors: Mapping[str, str] = field(default_factory=dict)
+    gguf: str = ""
     words: Mapping[str, PreTokenizer] = field(default_factory=dict)
     ends: tuple[str, ...] = ()
+
+
+def layer_count(settings: FileSettings) -> int:
+    """Return the number of layers.
+
+    Raises:
+        ConfigError: if there are more than can be listed.
+
+    """
+    count = settings.size("num_hidden_layers")
+    if count > MOST_LAYERS:
+        raise ConfigError(f"{settings.file}: num_hidden_layers={count}: expected at most {MOST_LAYERS}")
+    return count
+
+
+def all_windows(settings: FileSettings) -> tuple[int | None, ...]:
+    """Return the window of each layer if all have that of `sliding_window`."""
+    window = settings.size("sliding_window") if settings.raw.get("sliding_window") is not None else None
+    return (window,) * layer_count(settings)
+
+
+def mixed_windows(settings: FileSettings, period: int) -> tuple[int | None, ...]:
+    """Return the window of each layer by `layer_types`; without them, the last of each `period` layers has none.
+
+    Raises:
+        ConfigError: if `layer_types` is not one of two words for each layer.
+
+    """
+    count = layer_count(settings)
+    types = settings.raw.get("layer_types")
+    if types is None:
+        types = [SLIDING if (i + 1) % period else FULL for i in range(count)]
+    if not isinstance(types, list) or len(types) != count or any(kind not in (SLIDING, FULL) for kind in types):
+        expected = f"{SLIDING} or {FULL} for each of {count} layers"
+        raise ConfigError(f"{settings.file}: layer_types={shortened(str(types), 80)}: expected {expected}")
+    return tuple(settings.size("sliding_window") if kind == SLIDING else None for kind in types)
+
+
+def optional(settings: FileSettings, key: str) -> float | None:
+    """Return a positive number, or None if the file has null."""
+    return None if settings.raw.get(key) is None else settings.decimal(key)

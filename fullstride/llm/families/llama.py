@@ -5,6 +5,7 @@ from fullstride.llm.families.family import Family, PreTokenizer
 LLAMA3 = PreTokenizer(digits="{1,3}", ignore_merges=True, begins=True)
 
 FAMILY = Family(
+    gguf="llama",
     interleaved=True,
     words={"smollm": PreTokenizer(single_digits=True), **dict.fromkeys(("llama-bpe", "llama3", "llama-v3"), LLAMA3)},
     ends=("<|eot_id|>", "<|eom_id|>", "<|end_of_text|>"),

@@ -3,6 +3,7 @@
 from fullstride.llm.families.family import Family, PreTokenizer
 
 FAMILY = Family(
+    gguf="qwen2",
     qkv_bias=True,
     tensors={f"self_attn.{name}_proj.bias": f"{name}_bias" for name in "qkv"},
     gguf_tensors={f"attn_{name}.bias": f"{name}_bias" for name in "qkv"},

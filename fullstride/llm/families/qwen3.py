@@ -3,6 +3,7 @@
 from fullstride.llm.families.family import Family
 
 FAMILY = Family(
+    gguf="qwen3",
     qk_norm=True,
     tensors={f"self_attn.{name}_norm.weight": f"{name}_norm" for name in "qk"},
     gguf_tensors={f"attn_{name}_norm.weight": f"{name}_norm" for name in "qk"},

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import Any
 
 from fullstride.errors import ConfigError, one_of
@@ -20,6 +21,25 @@ ALONE = {
     "token": "its single launch reads all weights of a step on one GPU",
     "chained": "its single operation computes all layers of a step on one GPU",
 }
+# Fields of a model beyond those that every set computes; a model is refused by a set that lacks one that it needs.
+IN_DECODER = frozenset((
+    "unrotated", "wide_qk_norm", "pre_norm", "post_norm", "exact_norm", "norm_offset", "activation", "embedding_scale",
+    "rounded_scale", "residual_scale", "logit_divisor", "attention_scale", "logit_cap", "experts", "experts_per_token",
+    "shared_weights",
+))  # fmt: skip
+IN_ATTENTION = frozenset(("windows", "window_theta", "attention_cap"))
+COMPUTED: dict[str, frozenset[str]] = {
+    "token": frozenset(),
+    "chained": frozenset(),
+    "paged": IN_DECODER,
+    "plain": IN_DECODER | IN_ATTENTION,
+}
+# What every set computes: those of Llama, Qwen2 and Qwen3.
+COMMON = frozenset((
+    "architecture", "vocab_size", "hidden_size", "intermediate_size", "layers", "heads", "kv_heads", "head_dim",
+    "max_position", "rope_theta", "rope_scaling", "rms_eps", "tied", "qk_norm", "qkv_bias", "eos", "bos", "dtype",
+    "rotary_dim",
+))  # fmt: skip
 # Sets whose attention reads keys and values in the weights' dtype alone.
 UNROUNDED = ("token",)
 
@@ -51,12 +71,23 @@ def choose(
     for candidate in SETS if name == "auto" else (name,):
         if name == "auto" and weights > MOST_WEIGHTS.get(candidate, weights):
             continue
-        found = _barred(candidate, devices, pool) or _made(candidate, model, dtype, block, device)
+        found = (
+            lacking(candidate, model)
+            or _barred(candidate, devices, pool)
+            or _made(candidate, model, dtype, block, device)
+        )
         if not isinstance(found, str):
             return found if devices == 1 else found._replace(axis=AXIS)
         logger.info("kernels=%s was chosen; %s cannot be used: %s", name, candidate, found)
     # The plain set runs everything, so one that was named is what cannot.
     raise ConfigError(f"kernels={name}: {found}; take kernels=auto")
+
+
+def lacking(name: str, model: ModelConfig) -> str:
+    """Return why a set cannot compute a model's layers; empty if it can."""
+    needed = [each.name for each in fields(model) if getattr(model, each.name) != each.default]
+    missing = [field for field in needed if field not in COMMON | COMPUTED[name]]
+    return f"its kernels do not compute {', '.join(missing)}, which the {model.architecture} model has" * bool(missing)
 
 
 def _made(name: str, model: ModelConfig, dtype: str, block: int, device: Any) -> Kernels | str:

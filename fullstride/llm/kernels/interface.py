@@ -16,6 +16,8 @@ class AttentionShape(NamedTuple):
         block: tokens of a block.
         scale: factor of the scores.
         eps: epsilon of the norms of queries and keys.
+        window: tokens that a token sees, itself included; None for all.
+        cap: c of c tanh(score / c); None for no cap.
 
     """
 
@@ -25,6 +27,8 @@ class AttentionShape(NamedTuple):
     block: int
     scale: float
     eps: float
+    window: int | None = None
+    cap: float | None = None
 
 
 class QKNorm(NamedTuple):
@@ -45,6 +49,8 @@ class StepBatch(NamedTuple):
         tiles: block table of each of the N tiles.
         cos: cosines of the rotary angles.
         sin: sines of the rotary angles.
+        window_cos: cosines of layers with a window, if those have angles of their own.
+        window_sin: their sines.
 
     """
 
@@ -55,6 +61,8 @@ class StepBatch(NamedTuple):
     tiles: Int[Array, "N W"]
     cos: Float[Array, "T half"]
     sin: Float[Array, "T half"]
+    window_cos: Float[Array, "T half"] | None = None
+    window_sin: Float[Array, "T half"] | None = None
 
 
 class Sampler(NamedTuple):

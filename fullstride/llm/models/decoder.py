@@ -1,4 +1,6 @@
-"""The forward pass of Llama, Qwen2 and Qwen3: pre-norm, grouped-query attention, SwiGLU; layers are unrolled."""
+"""The forward pass of all families: norms, grouped-query attention and gated MLPs; layers are unrolled."""
+
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +10,8 @@ from jaxtyping import Array, Float, Int, Num
 
 from fullstride.llm.config import ModelConfig
 from fullstride.llm.kernels.interface import AttentionShape, Kernels, QKNorm, StepBatch
+from fullstride.llm.models.experts import routed
+from fullstride.llm.models.layer_parts import gate, norm, normalized_heads, scaled
 from fullstride.llm.models.parameters import Layer, Weights
 
 Pool = Num[Array, "layers 2 slots kv_heads head_dim"]
@@ -32,8 +36,12 @@ def hidden_states(
     """
     devices = 1 if kernels.axis is None else lax.axis_size(kernels.axis)
     heads, kv_heads = config.heads // devices, config.kv_heads // devices
-    shape = AttentionShape(heads, kv_heads, config.head_dim, block, config.head_dim**-0.5, config.rms_eps)
+    scale = config.head_dim**-0.5 if config.attention_scale is None else config.attention_scale
+    shape = AttentionShape(
+        heads, kv_heads, config.head_dim, block, scale=scale, eps=config.rms_eps, cap=config.attention_cap
+    )
     x = _look_up(weights.embed, batch.tokens, kernels.axis)
+    x = scaled(x, config.embedding_scale, rounded=config.rounded_scale)
     if (
         kernels.fused_layers is not None
         and not batch.tiles.shape[0]
@@ -41,13 +49,14 @@ def hidden_states(
     ):
         return kernels.fused_layers.run(weights, x, pool, batch, block)
 
-    # Traced once for all layers, though XLA sees every one with its number as a constant.
-    @jax.jit
-    def step(layer, index, x, pool, batch):
-        return _layer(config, kernels, layer, index, x, pool, batch, shape)
+    # Traced once for all layers of a kind, though XLA sees every one with its number as a constant.
+    @partial(jax.jit, static_argnames=("shape", "rotated"))
+    def step(layer, index, x, pool, batch, shape, rotated):
+        return _layer(config, kernels, layer, index, x, pool, batch if rotated else _unrotated(batch), shape)
 
     for index, layer in enumerate(weights.layers):
-        x, pool = step(layer, jnp.int32(index), x, pool, batch)
+        own = shape._replace(window=config.window(index))
+        x, pool = step(layer, jnp.int32(index), x, pool, batch, own, index not in config.unrotated)
     # XLA might move an axis of one head, which costs it a copy of the pool at each end of a program or loop.
     return x, _in_place(pool) if pool.shape[3] == 1 else pool
 
@@ -56,6 +65,11 @@ def hidden_states(
 @jax.jit
 def _in_place(pool: Pool) -> Pool:
     return with_layout_constraint(pool, Layout(tuple(range(pool.ndim))))
+
+
+def _unrotated(batch: StepBatch) -> StepBatch:
+    """Angles of zero, which leave queries and keys as they are, bit for bit."""
+    return batch._replace(cos=jnp.ones_like(batch.cos), sin=jnp.zeros_like(batch.sin))
 
 
 def _layer(
@@ -68,20 +82,52 @@ def _layer(
     batch: StepBatch,
     shape: AttentionShape,
 ) -> tuple[Array, Pool]:
-    qkv = kernels.project(x, layer.qkv, norm=(layer.attn_norm, config.rms_eps), bias=layer.qkv_bias)
+    if shape.window is not None and batch.window_cos is not None and batch.window_sin is not None:
+        batch = batch._replace(cos=batch.window_cos, sin=batch.window_sin)
+    batch = batch._replace(window_cos=None, window_sin=None)
+    qkv = _read(config, kernels, x, layer.attn_norm, layer.qkv, layer.qkv_bias)
     norms = None if layer.q_norm is None or layer.k_norm is None else QKNorm(layer.q_norm, layer.k_norm)
+    if norms is not None and (config.wide_qk_norm or config.exact_norm):
+        qkv, norms = normalized_heads(config, qkv, norms, shape), None
     mixed, pool = kernels.attention(qkv, pool, index, batch, norms, shape)
-    x = _add(kernels, mixed, layer.o, x)
-    wide = kernels.project(x, layer.gate_up, norm=(layer.mlp_norm, config.rms_eps))
-    return _add(kernels, wide, layer.down, x, gated=True), pool
+    x = _add(config, kernels, mixed, layer.o, x, layer.attn_post_norm)
+    if layer.router is not None:
+        return routed(config, kernels, layer, x), pool
+    wide = _read(config, kernels, x, layer.mlp_norm, layer.gate_up)
+    if config.activation == "silu":
+        return _add(config, kernels, wide, layer.down, x, layer.mlp_post_norm, gated=True), pool
+    return _add(config, kernels, gate(config, wide), layer.down, x, layer.mlp_post_norm), pool
 
 
-def _add(kernels: Kernels, x: Array, weight: Array, residual: Array, gated: bool = False) -> Array:
+def _read(
+    config: ModelConfig, kernels: Kernels, x: Array, weight: Array | None, matrix: Array, bias: Array | None = None
+) -> Array:
+    """Project the residual stream, through a norm if there is one; kernel sets know the one that rounds first."""
+    if weight is None:
+        return kernels.project(x, matrix, bias=bias)
+    if config.exact_norm:
+        return kernels.project(norm(config, x, weight), matrix, bias=bias)
+    return kernels.project(x, matrix, norm=(weight, config.rms_eps), bias=bias)
+
+
+def _add(
+    config: ModelConfig,
+    kernels: Kernels,
+    x: Array,
+    matrix: Array,
+    residual: Array,
+    weight: Array | None = None,
+    gated: bool = False,
+) -> Array:
     """Add a projection to the residual stream; each of several devices has a part of its inputs."""
-    if kernels.axis is None:
-        return kernels.project(x, weight, gated=gated, residual=residual)
-    part = kernels.project(x, weight, gated=gated)
-    return residual + (lax.psum(part, kernels.axis) if kernels.all_reduce is None else kernels.all_reduce(part))
+    if kernels.axis is None and weight is None and config.residual_scale == 1:
+        return kernels.project(x, matrix, gated=gated, residual=residual)
+    part = kernels.project(x, matrix, gated=gated)
+    if kernels.axis is not None:
+        part = lax.psum(part, kernels.axis) if kernels.all_reduce is None else kernels.all_reduce(part)
+    if weight is not None:
+        part = norm(config, part, weight)
+    return residual + scaled(part, config.residual_scale)
 
 
 def _look_up(
@@ -100,7 +146,14 @@ def logits(
 ) -> Float[Array, "D vocab"]:
     """Return the logits of all tokens, fp32; gathered over devices, so that all have bitwise equal values."""
     head = weights.embed if weights.head is None else weights.head
-    scores = kernels.project(hidden, head, norm=(weights.norm, config.rms_eps), exact=True)
+    if config.exact_norm:
+        scores = kernels.project(norm(config, hidden, weights.norm), head, exact=True)
+    else:
+        scores = kernels.project(hidden, head, norm=(weights.norm, config.rms_eps), exact=True)
+    if config.logit_divisor != 1:
+        scores = scores / config.logit_divisor
+    if config.logit_cap is not None:
+        scores = jnp.tanh(scores / config.logit_cap) * config.logit_cap
     if kernels.axis is None:
         return scores
     # Whatever the last sums differ by, what a loop's end depends on must not.

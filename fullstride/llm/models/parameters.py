@@ -6,23 +6,26 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Array, Float
 
-from fullstride.llm.config import ModelConfig
+from fullstride.llm.config import ModelConfig, expert_names
 from fullstride.llm.models.tensor_parallel import ShardReader
 from fullstride.llm.progress import OnProgress
 
 
 class Layer(NamedTuple):
-    """Parameters of one layer; all matrices are (out, in)."""
+    """Parameters of one layer; all matrices are (out, in), and with a router those of the MLP one for each expert."""
 
-    attn_norm: Float[Array, " hidden"]
+    attn_norm: Float[Array, " hidden"] | None
     qkv: Float[Array, "wide hidden"]
     o: Float[Array, "hidden heads"]
-    mlp_norm: Float[Array, " hidden"]
-    gate_up: Float[Array, "double hidden"]
-    down: Float[Array, "hidden inner"]
+    mlp_norm: Float[Array, " hidden"] | None
+    gate_up: Float[Array, "*experts double hidden"]
+    down: Float[Array, "*experts hidden inner"]
     qkv_bias: Float[Array, " wide"] | None = None
-    q_norm: Float[Array, " head_dim"] | None = None
-    k_norm: Float[Array, " head_dim"] | None = None
+    q_norm: Float[Array, " q_width"] | None = None
+    k_norm: Float[Array, " k_width"] | None = None
+    attn_post_norm: Float[Array, " hidden"] | None = None
+    mlp_post_norm: Float[Array, " hidden"] | None = None
+    router: Float[Array, "experts hidden"] | None = None
 
 
 class Weights(NamedTuple):
@@ -60,13 +63,29 @@ def put(
 
     """
     place = ShardReader(config, parameters, dtype, devices).place
-    names = ["attn_norm", "qkv", "o", "mlp_norm", "gate_up", "down"]
-    names += ["qkv_bias"] * config.qkv_bias + ["q_norm", "k_norm"] * config.qk_norm
+    names = _layer_names(config)
     layers = []
     for i in range(config.layers):
-        parts = {name: [f"layers.{i}.{part}" for part in FUSED.get(name, (name,))] for name in names}
-        layers.append(Layer(**{name: place(*own) for name, own in parts.items()}))
+        parts = {name: [f"layers.{i}.{part}" for part in of] for name, of in names.items()}
+        made = {name: place(*own) for name, own in parts.items()}
+        layers.append(Layer(**dict.fromkeys(("attn_norm", "mlp_norm")) | _by_expert(config, made)))
         if loading is not None:
             loading(i + 1, config.layers)
     head = None if config.tied else place("head")
     return Weights(place("embed"), place("norm"), tuple(layers), head)
+
+
+def _layer_names(config: ModelConfig) -> dict[str, list[str]]:
+    """Return a layer's arrays, and the parameters that each concatenates."""
+    names = ["attn_norm"] * config.pre_norm + ["qkv", "o"] + ["mlp_norm"] * config.pre_norm
+    names += ["qkv_bias"] * config.qkv_bias + ["q_norm", "k_norm"] * config.qk_norm
+    names += ["attn_post_norm", "mlp_post_norm"] * config.post_norm + ["router"] * (config.experts > 0)
+    mlp = {name: expert_names(config, *FUSED.get(name, (name,))) for name in ("gate_up", "down")}
+    return {name: list(FUSED.get(name, (name,))) for name in names} | mlp
+
+
+def _by_expert(config: ModelConfig, made: dict[str, Any]) -> dict[str, Any]:
+    """Give the matrices of the MLP an axis of experts."""
+    if not config.experts:
+        return made
+    return made | {name: made[name].reshape(config.experts, -1, made[name].shape[1]) for name in ("gate_up", "down")}

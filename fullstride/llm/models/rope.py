@@ -6,12 +6,16 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from fullstride.llm.config import LinearRope, Llama3Rope, ModelConfig, YarnRope
+from fullstride.llm.config import LinearRope, Llama3Rope, LongRope, ModelConfig, YarnRope
 
 
 def frequencies(config: ModelConfig) -> Float[np.ndarray, " half"]:
-    """Return the radians per position of each pair of a head's elements: theta^(-2i / head_dim), scaled."""
-    base = config.rope_theta ** -(np.arange(0, config.head_dim, 2) / config.head_dim)
+    """Return the radians per position of each pair of a head's elements: theta^(-2i / width), scaled.
+
+    The width is that of what RoPE rotates; pairs after it turn by nothing.
+    """
+    width = config.rotary_dim or config.head_dim
+    base = _plain(config.rope_theta, width)
     match config.rope_scaling:
         case Llama3Rope() as scaling:
             base = _llama3(base, scaling)
@@ -19,13 +23,33 @@ def frequencies(config: ModelConfig) -> Float[np.ndarray, " half"]:
             base = _yarn(base, scaling, config.rope_theta)
         case LinearRope(factor):
             base = base / factor
-    return base.astype(np.float32)
+        case LongRope(factors):
+            base = base / np.asarray(factors)
+    return _padded(base, config.head_dim // 2, 0.0)
 
 
-def magnitude(config: ModelConfig) -> float:
-    """Return the factor of cosines and sines."""
+def window_frequencies(config: ModelConfig) -> Float[np.ndarray, " half"] | None:
+    """Return those of layers with a window if they have a base of their own."""
+    if config.window_theta is None:
+        return None
+    return _padded(_plain(config.window_theta, config.rotary_dim or config.head_dim), config.head_dim // 2, 0.0)
+
+
+def magnitude(config: ModelConfig) -> float | Float[np.ndarray, " half"]:
+    """Return the factor of cosines and sines: one for all pairs, or one each if RoPE leaves some as they are."""
     scaling = config.rope_scaling
-    return scaling.magnitude if isinstance(scaling, YarnRope) else 1.0
+    found = scaling.magnitude if isinstance(scaling, YarnRope | LongRope) else 1.0
+    if found == 1 or config.rotary_dim in (None, config.head_dim):
+        return found
+    return _padded(np.full(config.rotary_dim // 2, found), config.head_dim // 2, 1.0)
+
+
+def _plain(theta: float, width: int) -> np.ndarray:
+    return theta ** -(np.arange(0, width, 2) / width)
+
+
+def _padded(values: np.ndarray, pairs: int, rest: float) -> np.ndarray:
+    return np.pad(values, (0, pairs - len(values)), constant_values=rest).astype(np.float32)
 
 
 def _llama3(base: np.ndarray, scaling: Llama3Rope) -> np.ndarray:
@@ -53,9 +77,18 @@ def _yarn(base: np.ndarray, scaling: YarnRope, theta: float) -> np.ndarray:
 
 
 def angles(
-    positions: Int[Array, " T"], frequencies: Float[np.ndarray, " half"], magnitude: float = 1.0
+    positions: Int[Array, " T"],
+    frequencies: Float[np.ndarray, " half"],
+    magnitude: float | Float[np.ndarray, " half"] = 1.0,
 ) -> tuple[Float[Array, "T half"], Float[Array, "T half"]]:
     """Cosines and sines, fp32, times `magnitude`."""
     turned = positions[:, None].astype(jnp.float32) * frequencies
     cos, sin = jnp.cos(turned), jnp.sin(turned)
-    return (cos, sin) if magnitude == 1 else (cos * magnitude, sin * magnitude)
+    return (cos, sin) if np.all(magnitude == 1) else (cos * magnitude, sin * magnitude)
+
+
+def step_angles(config: ModelConfig, positions: Int[Array, " T"]) -> tuple[Float[Array, "T half"], ...]:
+    """Cosines and sines of a step, as the last fields of a `StepBatch`."""
+    found = angles(positions, frequencies(config), magnitude(config))
+    windowed = window_frequencies(config)
+    return found if windowed is None else (*found, *angles(positions, windowed))

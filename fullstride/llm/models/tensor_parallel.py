@@ -19,6 +19,12 @@ INPUTS = frozenset(("o", "down"))
 # Of keys and values: each device has its own heads.
 POOL = PartitionSpec(None, None, None, AXIS)
 
+# What is not split over devices.
+UNDIVIDED = {
+    "experts": "a model with a mixture of experts cannot be split",
+    "wide_qk_norm": "a model whose queries and keys are normalized over all heads cannot be split",
+}
+
 
 @runtime_checkable
 class ShardedReading(Protocol):
@@ -35,7 +41,9 @@ class MadeOnDevice(Protocol):
 
 
 def refusal(config: ModelConfig, devices: int) -> str | None:
-    """Return why `count` devices cannot share a model, or None if they can."""
+    """Return why `devices` devices cannot share a model, or None if they can."""
+    if devices > 1 and (kind := "experts" if config.experts else "wide_qk_norm" if config.wide_qk_norm else None):
+        return f"{UNDIVIDED[kind]}: set it to 1"
     sizes = {"query heads": config.heads, "key heads": config.kv_heads, "inner width": config.intermediate_size}
     odd = [f"{size} {name}" if "heads" in name else f"{name} {size}" for name, size in sizes.items() if size % devices]
     if not odd:

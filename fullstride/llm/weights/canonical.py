@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from fullstride.errors import ConfigError
-from fullstride.llm.config import FAR, ModelConfig, parameter_shapes
+from fullstride.llm.config import FAR, LongRope, ModelConfig, parameter_shapes
 from fullstride.llm.weights.parameters import StoredParameter
 
 SHOWN = 5
@@ -32,8 +32,6 @@ def in_order(path: Path, config: ModelConfig, found: Mapping[str, StoredParamete
         ConfigError: listing what is missing, unexpected or of another shape.
 
     """
-    if config.layers > len(found):
-        raise ConfigError(f"{path}: {config.layers} layers are configured, but the file has only {len(found)} tensors")
     shapes = parameter_shapes(config)
     wrong = {
         "missing": [name for name in shapes if name not in found],
@@ -48,6 +46,20 @@ def in_order(path: Path, config: ModelConfig, found: Mapping[str, StoredParamete
         kinds = "; ".join(f"{kind}: {listed(names)}" for kind, names in wrong.items() if names)
         raise ConfigError(f"{path}: these parameters are not a {config.architecture} model's as configured: {kinds}")
     return {name: found[name] for name in shapes}
+
+
+def check_count(path: Path, config: ModelConfig, count: int, stacked: bool = False) -> None:
+    """Check that a file has a tensor for each layer, and for each expert if they are not `stacked` in one.
+
+    Raises:
+        ConfigError: if it does not, before all names are listed.
+
+    """
+    if config.layers > count:
+        raise ConfigError(f"{path}: {config.layers} layers are configured, but the file has only {count} tensors")
+    if not stacked and config.layers * config.experts > count:
+        experts = f"{config.layers} layers of {config.experts} experts"
+        raise ConfigError(f"{path}: {experts} are configured, but the file has only {count} tensors")
 
 
 def listed(names: list[str]) -> str:
@@ -69,3 +81,9 @@ def check_heads(path: Path, config: ModelConfig) -> None:
         raise ConfigError(f"{path}: its context, scaled, has {config.max_position} tokens or more: expected below 2^31")
     if config.head_dim % 2:
         raise ConfigError(f"{path}: head_dim is {config.head_dim}, expected an even number for RoPE")
+    rotated, scaling = config.rotary_dim or config.head_dim, config.rope_scaling
+    if rotated % 2 or rotated > config.head_dim:
+        most = f"an even number, at most head_dim, which is {config.head_dim}"
+        raise ConfigError(f"{path}: {rotated} elements of a head are rotated: expected {most}")
+    if isinstance(scaling, LongRope) and len(scaling.factors) != rotated // 2:
+        raise ConfigError(f"{path}: short_factor has {len(scaling.factors)} numbers: expected {rotated // 2}")

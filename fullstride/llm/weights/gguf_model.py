@@ -17,13 +17,14 @@ from fullstride.llm.config import (
     longest_position,
     yarn_magnitude,
 )
-from fullstride.llm.families import family_of
+from fullstride.llm.families import FAMILIES, gguf_family
 from fullstride.llm.text.gguf_tokenizer import read_tokenizer
 from fullstride.llm.text.tokenizer import Tokenizer
-from fullstride.llm.weights.canonical import canonical, check_heads, in_order
+from fullstride.llm.weights.canonical import canonical, check_count, check_heads, in_order
 from fullstride.llm.weights.dequantize import dequantize
 from fullstride.llm.weights.gguf_file import GgufFile, PackedTensor, open_gguf
 from fullstride.llm.weights.parameters import PLAIN, StoredParameter, Values
+from fullstride.llm.weights.rows import arranged
 from fullstride.llm.weights.settings import CheckedSettings, gguf_sampling, shortened, shortest
 
 FREQUENCIES = "rope_freqs.weight"
@@ -89,7 +90,8 @@ def load_gguf(path: Path) -> tuple[ModelConfig, dict[str, StoredParameter], Toke
     try:
         file = open_gguf(path)
         config = read_config(file)
-        family = family_of(path, "general.architecture", config.architecture)
+        family = FAMILIES[config.architecture]
+        check_count(path, config, len(file.tensors))
         inner = {**INNER, **family.gguf_tensors}
         found: dict[str, StoredParameter] = {}
         for name, packed in file.tensors.items():
@@ -97,7 +99,7 @@ def load_gguf(path: Path) -> tuple[ModelConfig, dict[str, StoredParameter], Toke
             order = _order(ours, packed.shape, config.head_dim) if family.interleaved else None
             if name != FREQUENCIES:
                 found[ours] = PackedRows(packed, order)
-        stored, tokenizer = in_order(path, config, found), read_tokenizer(path, file.metadata)
+        stored, tokenizer = in_order(path, config, arranged(config, found)), read_tokenizer(path, file.metadata)
         return config, stored, tokenizer, gguf_sampling(path, file.metadata)
     except ConfigError as error:
         # Names and values are the file's own, and may have line ends.
@@ -130,7 +132,7 @@ def read_config(file: GgufFile) -> ModelConfig:
     first = file.tensors.get("blk.0.attn_q.weight")
     scaling, length = _scaling(file, sizes, theta, head_dim), sizes.size("context_length")
     config = ModelConfig(
-        architecture=sizes.architecture,
+        architecture=sizes.ours,
         vocab_size=file.tensors[EMBEDDING].shape[0],
         hidden_size=hidden,
         intermediate_size=sizes.size("feed_forward_length"),
@@ -156,7 +158,7 @@ class _Sizes(CheckedSettings):
 
     def __init__(self, file: GgufFile):
         name = file.metadata.get("general.architecture", "")
-        self.family = family_of(file.path, "general.architecture", name)
+        self.ours, self.family = gguf_family(file.path, name)
         # A joined file has a count of 0.
         parts = file.metadata.get("split.count", 0)
         if not isinstance(parts, int) or isinstance(parts, bool):

@@ -1,5 +1,6 @@
 """Model folders in Hugging Face's layout: config.json, tokenizer.json, one or several safetensors files."""
 
+import math
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,6 +12,7 @@ from fullstride.llm.config import (
     DTYPES,
     LinearRope,
     Llama3Rope,
+    LongRope,
     ModelConfig,
     RopeScaling,
     YarnRope,
@@ -18,10 +20,12 @@ from fullstride.llm.config import (
     yarn_magnitude,
 )
 from fullstride.llm.families import FAMILIES, family_of
+from fullstride.llm.families.family import FULL, SLIDING
 from fullstride.llm.text.tokenizer import Tokenizer
 from fullstride.llm.text.tokenizer_folder import read_folder, read_json
-from fullstride.llm.weights.canonical import canonical, check_heads, in_order, listed
+from fullstride.llm.weights.canonical import canonical, check_count, check_heads, in_order, listed
 from fullstride.llm.weights.parameters import PLAIN, StoredParameter
+from fullstride.llm.weights.rows import arranged
 from fullstride.llm.weights.safetensors_file import open_safetensors
 from fullstride.llm.weights.settings import CheckedSettings, checked_sampling, shortened
 
@@ -63,16 +67,29 @@ def load_folder(folder: Path) -> tuple[ModelConfig, dict[str, StoredParameter], 
 
     """
     config = read_config(folder)
-    inner = {**INNER, **FAMILIES[config.architecture].tensors}
-    found: dict[str, StoredParameter] = {}
-    for file in _files(folder):
-        for name, tensor in open_safetensors(file).items():
-            if not (name.endswith(DERIVED) or (config.tied and name == "lm_head.weight")):
-                found[canonical(name, LAYERS, inner, OUTER)] = tensor
-    stored = in_order(folder, config, found)
+    tensors = {name: tensor for file in _files(folder) for name, tensor in open_safetensors(file).items()}
+    check_count(folder, config, len(tensors))
+    inner = _inner(config)
+    found: dict[str, StoredParameter] = {
+        canonical(name, LAYERS, inner, OUTER): tensor
+        for name, tensor in tensors.items()
+        if not (name.endswith(DERIVED) or (config.tied and name == "lm_head.weight"))
+    }
+    stored = in_order(folder, config, arranged(config, found))
     config = replace(config, dtype=config.dtype or PLAIN[stored["embed"].kind])
     ends = folder / "generation_config.json"
     return config, stored, read_folder(folder), checked_sampling(ends, read_json(ends))
+
+
+def _inner(config: ModelConfig) -> dict[str, str]:
+    """Return our names of a layer's tensors."""
+    family = FAMILIES[config.architecture]
+    experts = {
+        theirs.format(i): f"experts.{i}.{ours}"
+        for theirs, ours in family.expert_tensors.items()
+        for i in range(config.experts)
+    }
+    return {**INNER, **family.tensors, **experts}
 
 
 def _files(folder: Path) -> list[Path]:
@@ -108,9 +125,10 @@ def read_config(folder: Path) -> ModelConfig:
 
     """
     file, ends = folder / "config.json", folder / "generation_config.json"
-    settings = CheckedSettings(file, read_json(file))
-    raw = settings.raw
+    raw = read_json(file)
     family = family_of(file, "model_type", raw.get("model_type"))
+    raw = family.rewritten({**family.defaults, **raw})
+    settings = CheckedSettings(file, raw)
     for key, allowed in {**FIXED, **family.fixed}.items():
         if raw.get(key, allowed[0]) not in allowed:
             found = shortened(raw[key])
@@ -118,35 +136,56 @@ def read_config(folder: Path) -> ModelConfig:
     theta, scaling = _rope(settings)
     heads, hidden = settings.size("num_attention_heads"), settings.size("hidden_size")
     bos = settings.ids("bos_token_id")
-    config = ModelConfig(
-        architecture=raw["model_type"],
-        vocab_size=settings.size("vocab_size"),
-        hidden_size=hidden,
-        intermediate_size=settings.size("intermediate_size"),
-        layers=settings.size("num_hidden_layers"),
-        heads=heads,
-        kv_heads=settings.size("num_key_value_heads", heads),
-        head_dim=settings.size("head_dim", hidden // heads),
-        max_position=longest_position(settings.size("max_position_embeddings"), scaling),
-        rope_theta=theta,
-        rope_scaling=scaling,
-        rms_eps=settings.decimal("rms_norm_eps", 1e-6),
-        tied=bool(raw.get("tie_word_embeddings", False)),
-        qk_norm=family.qk_norm,
-        qkv_bias=family.qkv_bias,
-        eos=CheckedSettings(ends, read_json(ends)).ids("eos_token_id") or settings.ids("eos_token_id"),
-        bos=bos[0] if bos else None,
-        dtype=str(raw.get("dtype") or raw.get("torch_dtype") or ""),
-    )
+    fields = {
+        "architecture": raw["model_type"],
+        "vocab_size": settings.size("vocab_size"),
+        "hidden_size": hidden,
+        "intermediate_size": settings.size("intermediate_size"),
+        "layers": settings.size("num_hidden_layers"),
+        "heads": heads,
+        "kv_heads": settings.size("num_key_value_heads", heads),
+        "head_dim": settings.size("head_dim", hidden // heads),
+        "max_position": longest_position(settings.size("max_position_embeddings"), scaling),
+        "rope_theta": theta,
+        "rope_scaling": scaling,
+        "rms_eps": settings.decimal("rms_norm_eps", 1e-6),
+        "tied": bool(raw.get("tie_word_embeddings", False)),
+        "qk_norm": family.qk_norm,
+        "qkv_bias": family.qkv_bias,
+        "eos": CheckedSettings(ends, read_json(ends)).ids("eos_token_id") or settings.ids("eos_token_id"),
+        "bos": bos[0] if bos else None,
+        "dtype": str(raw.get("dtype") or raw.get("torch_dtype") or ""),
+    }
+    config = ModelConfig(**{**fields, **family.layers(settings)})
+    if not any(config.windows):
+        config = replace(config, windows=(), window_theta=None)
+    _check_types(settings, config)
     check_heads(file, config)
     if config.dtype:
         one_of(f"{file}: dtype", config.dtype, DTYPES)
     return config
 
 
+def _check_types(settings: CheckedSettings, config: ModelConfig) -> None:
+    """Check that `layer_types`, where a file has them, say what the family's layers are."""
+    found = settings.raw.get("layer_types")
+    if found is None:
+        return
+    if not isinstance(found, list) or len(found) != config.layers:
+        raise ConfigError(
+            f"{settings.file}: layer_types={shortened(found)}: expected one for each of {config.layers} layers"
+        )
+    expected = [FULL if config.window(i) is None else SLIDING for i in range(config.layers)]
+    if wrong := [i for i in range(config.layers) if found[i] != expected[i]]:
+        i = wrong[0]
+        raise ConfigError(f"{settings.file}: layer_types[{i}]={shortened(found[i])}: expected {expected[i]}")
+
+
 def _rope(settings: CheckedSettings) -> tuple[float, RopeScaling | None]:
     """Read the base theta and the RoPE scaling."""
     new, old = settings.inner("rope_parameters"), settings.inner("rope_scaling")
+    if nested := [key for key, value in new.raw.items() if isinstance(value, dict)]:
+        raise ConfigError(f"{settings.file}: rope_parameters.{nested[0]}: expected one RoPE for all layers")
     length = settings.size("max_position_embeddings")
     theta = new.decimal("rope_theta", old.decimal("rope_theta", settings.decimal("rope_theta", 10_000.0)))
     scaling = _scaling(new if new.raw else old, length)
@@ -193,9 +232,20 @@ def _yarn(rope: CheckedSettings, length: int) -> YarnRope:
     )
 
 
+def _longrope(rope: CheckedSettings, length: int) -> LongRope:
+    original = rope.size("original_max_position_embeddings", length)
+    factors = rope.raw.get("short_factor")
+    if not isinstance(factors, list) or not all(type(each) in (int, float) and 0 < each < math.inf for each in factors):
+        raise ConfigError(f"{rope.file}: short_factor={shortened(factors)}: expected a list of positive numbers")
+    factor = rope.decimal("factor", length / original)
+    magnitude = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+    return LongRope(tuple(map(float, factors)), original, rope.decimal("attention_factor", magnitude))
+
+
 ROPES: dict[str, Callable[[CheckedSettings, int], RopeScaling | None]] = {
     "default": lambda rope, length: None,
     "linear": lambda rope, length: LinearRope(rope.decimal("factor")),
     "llama3": _llama3,
     "yarn": _yarn,
+    "longrope": _longrope,
 }

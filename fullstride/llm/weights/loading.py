@@ -1,6 +1,5 @@
 """Loading of a model from a name, a folder in Hugging Face's layout, or a GGUF file."""
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,14 +10,13 @@ from fullstride.llm.config import DTYPES, ModelConfig
 from fullstride.llm.text.tokenizer import Tokenizer
 from fullstride.llm.weights.gguf_model import load_gguf
 from fullstride.llm.weights.hf_folder import load_folder
+from fullstride.llm.weights.hub import hub_folder, is_name
 from fullstride.llm.weights.parameters import Parameters
 
 # Models that are known by a name: the asset that each is.
 MODELS = {"smollm2": "smollm2/gguf"}
 # Characters; several names of tensors fit.
 MOST_OF_AN_ERROR = 1200
-# What Hugging Face's hub calls its models: NAME or OWNER/NAME.
-HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 
 
 @dataclass(frozen=True)
@@ -46,7 +44,8 @@ def load(source: str | Path, *, dtype: str | None = None) -> LoadedModel:
 
     Args:
         source: a folder with config.json, tokenizer.json and safetensors; a GGUF file, or a folder that holds one;
-            or a name of `MODELS`, which is fetched once and cached.
+            a name of `MODELS`, or of Hugging Face's hub, OWNER/NAME or OWNER/NAME@REVISION: both are fetched once and
+            cached.
         dtype: float32, bfloat16 or float16; by default the dtype of the folder or file, and bfloat16 for
             quantized weights.
 
@@ -74,8 +73,7 @@ def find(source: str | Path) -> Path:
     """The folder or GGUF file that is meant; a name's file is fetched.
 
     Raises:
-        ConfigError: if there is none; for what could be a name of Hugging Face's hub, which is not fetched, the message
-            says how to get its folder.
+        ConfigError: if there is none, or what could be a name of Hugging Face's hub cannot be fetched.
 
     """
     if str(source) in MODELS:
@@ -86,11 +84,9 @@ def find(source: str | Path) -> Path:
     if path.is_dir():
         return _in_folder(path)
     if not path.is_file():
-        on_hub = HUB_NAME.fullmatch(str(source)) and not str(source).endswith(".gguf")
-        get = f"run hf download {source} --local-dir DIR, then give DIR"
-        advice = f"; names of Hugging Face's hub are not fetched: if this is one, {get}" if on_hub else ""
-        missing = f"model={source}: no such file or folder, nor one of the names {', '.join(MODELS)}"
-        raise ConfigError(f"{missing}{advice}")
+        if is_name(str(source)):
+            return hub_folder(str(source))
+        raise ConfigError(f"model={source}: no such file or folder, nor one of the names {', '.join(MODELS)}")
     return path
 
 

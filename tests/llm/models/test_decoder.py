@@ -29,7 +29,7 @@ def all_logits(loaded, ids: list[int]) -> np.ndarray:
     table = 1 + np.random.default_rng(0).permutation(-(-count // BLOCK))
     positions = jnp.arange(count, dtype=jnp.int32)
     slots = jnp.asarray(table[np.arange(count) // BLOCK] * BLOCK + np.arange(count) % BLOCK, jnp.int32)
-    angles = rope.angles(positions, rope.frequencies(config), rope.magnitude(config))
+    angles = rope.step_angles(config, positions)
     none = jnp.zeros((0, len(table)), jnp.int32)
     batch = StepBatch(jnp.asarray(ids, jnp.int32), positions, slots, none, jnp.asarray(table[None], jnp.int32), *angles)
     pool = jnp.zeros((config.layers, 2, (len(table) + 1) * BLOCK, config.kv_heads, config.head_dim))
@@ -43,7 +43,9 @@ def require_transformers_logits(folder: Path, count: int) -> None:
     ids = np.random.default_rng().integers(3, 320, count).tolist()
 
     def theirs(dtype: torch.dtype) -> np.ndarray:
-        model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
+        model = transformers.AutoModelForCausalLM.from_pretrained(
+            folder, dtype=dtype, experts_implementation="eager"
+        ).eval()
         with torch.no_grad():
             return model(torch.tensor([ids])).logits[0].double().numpy()
 

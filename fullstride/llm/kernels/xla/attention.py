@@ -25,6 +25,15 @@ def rms_norm(x: Float[Array, "*rows width"], weight: Float[Array, " width"], eps
     return weight * normal.astype(x.dtype)
 
 
+def exact_rms_norm(
+    x: Float[Array, "*rows width"], weight: Float[Array, " width"], eps: float, offset: float
+) -> Float[Array, "*rows width"]:
+    """x / rms(x) * (offset + weight), all in fp32 and rounded at the end, as in OLMo 2 and Gemma."""
+    wide = x.astype(jnp.float32)
+    normal = wide * lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + eps)
+    return (normal * (offset + weight.astype(jnp.float32))).astype(x.dtype)
+
+
 def rotate(
     x: Float[Array, "T heads head_dim"], cos: Float[Array, "T half"], sin: Float[Array, "T half"]
 ) -> Float[Array, "T heads head_dim"]:
@@ -106,7 +115,10 @@ def attend(
     shape: AttentionShape,
     dynamic: bool,
 ) -> Float[Array, "N Q heads head_dim"]:
-    """Softmax(q k^T scale) v over what each token may see: its own sequence up to itself; nothing gives zeros."""
+    """Softmax(q k^T scale) v over what each token may see: its own sequence up to itself; nothing gives zeros.
+
+    With a window, what is before it is not seen, and the walk begins with the first piece that some token sees.
+    """
     n, queries, _, width = q.shape
     walk = max(1, min(WALK // shape.block, tables.shape[1]))
     tables = jnp.pad(tables, ((0, 0), (0, -tables.shape[1] % walk)))
@@ -114,18 +126,27 @@ def attend(
     chunks = tables.shape[1] // walk
     if dynamic:
         chunks = jnp.max(positions) // (walk * shape.block) + 1
+    first = 0 if shape.window is None else _first(positions, shape.window) // (walk * shape.block)
     zeros = jnp.zeros((n, shape.kv_heads, grouped.shape[3], queries), jnp.float32)
     carry = (zeros - jnp.inf, zeros, jnp.zeros((*zeros.shape, width), jnp.float32))
 
     def step(i, carry):
         blocks = lax.dynamic_slice_in_dim(tables, i * walk, walk, 1)
-        seen = i * walk * shape.block + jnp.arange(walk * shape.block) <= positions[..., None]
+        places = i * walk * shape.block + jnp.arange(walk * shape.block)
+        seen = places <= positions[..., None]
+        if shape.window is not None:
+            seen &= places > positions[..., None] - shape.window
         k, v = (from_cache_dtype(x, q.dtype) for x in _gather(pool, layer, blocks, shape.block))
-        return _softmax_step(carry, grouped, k, v, seen, shape.scale)
+        return _softmax_step(carry, grouped, k, v, seen, shape)
 
-    _, total, weighted = lax.fori_loop(0, chunks, step, carry) if dynamic or chunks > 1 else step(0, carry)
+    _, total, weighted = lax.fori_loop(first, chunks, step, carry) if dynamic or chunks > 1 else step(0, carry)
     out = weighted / jnp.where(total == 0, 1, total)[..., None]
     return out.transpose(0, 3, 1, 2, 4).reshape(q.shape).astype(q.dtype)
+
+
+def _first(positions: Int[Array, "N Q"], window: int) -> Int[Array, ""]:
+    """Return the first place that some token sees; padding sees none."""
+    return jnp.maximum(jnp.min(jnp.where(positions < 0, jnp.iinfo(jnp.int32).max, positions)) - window + 1, 0)
 
 
 def _gather(pool: Pool, layer: Int[Array, ""], blocks: Int[Array, "N C"], size: int) -> tuple[Array, Array]:
@@ -138,12 +159,14 @@ def _gather(pool: Pool, layer: Int[Array, ""], blocks: Int[Array, "N C"], size: 
     return k, v
 
 
-def _softmax_step(carry, q, k, v, seen, scale):
+def _softmax_step(carry, q, k, v, seen, shape):
     """Take one more piece of context into the running maximum, sum and weighted values."""
     largest, total, weighted = carry
     precision = lax.Precision.HIGHEST if q.dtype == jnp.float32 else None
     kind = {"precision": precision, "preferred_element_type": jnp.float32}
-    scores = jnp.einsum("nqkgd,nskd->nkgqs", q, k, **kind) * scale
+    scores = jnp.einsum("nqkgd,nskd->nkgqs", q, k, **kind) * shape.scale
+    if shape.cap is not None:
+        scores = jnp.tanh(scores / shape.cap) * shape.cap
     scores = jnp.where(seen[:, None, None], scores, -jnp.inf)
     # What nobody sees may hold anything, as what a request left in its blocks: 0 times that need not be 0.
     v = jnp.where(seen.any(1)[..., None, None], v, 0)

@@ -1,0 +1,42 @@
+"""Gemma 3's language model: Gemma 2's layers with QK-norm, and two RoPEs instead of caps."""
+
+from typing import Any
+
+from fullstride.errors import ConfigError
+from fullstride.llm.families.family import FULL, SLIDING, Family, FileSettings, mixed_windows
+from fullstride.llm.families.gemma2 import DEFAULTS, FIXED, TENSORS, common
+
+
+def rewritten(raw: dict[str, Any]) -> dict[str, Any]:
+    """Take apart the two RoPEs that files of transformers 5 have in one object."""
+    ropes = raw.get("rope_parameters")
+    if not isinstance(ropes, dict) or not ropes.keys() & {FULL, SLIDING}:
+        return raw
+    return {**raw, "rope_parameters": ropes.get(FULL), "window_rope": ropes.get(SLIDING)}
+
+
+def layers(settings: FileSettings) -> dict[str, Any]:
+    """Return also the windows, and the base of the RoPE of layers that have one."""
+    rope = settings.inner("window_rope")
+    kind = rope.raw.get("rope_type") or rope.raw.get("type") or "default"
+    if kind != "default":
+        raise ConfigError(f"{settings.file}: rope_parameters.{SLIDING}.rope_type={kind}: expected default")
+    theta = rope.decimal("rope_theta", settings.decimal("rope_local_base_freq"))
+    windows = mixed_windows(settings, settings.size("sliding_window_pattern"))
+    return {**common(settings), "windows": windows, "window_theta": theta}
+
+
+FAMILY = Family(
+    qk_norm=True,
+    layers=layers,
+    rewritten=rewritten,
+    fixed={**FIXED, "attn_logit_softcapping": (None,)},
+    defaults={
+        **DEFAULTS,
+        "rope_theta": 1_000_000.0,
+        "rope_local_base_freq": 10_000.0,
+        "sliding_window_pattern": 6,
+    },
+    tensors={**TENSORS, **{f"self_attn.{name}_norm.weight": f"{name}_norm" for name in "qk"}},
+    ends=("<end_of_turn>", "<eos>"),
+)

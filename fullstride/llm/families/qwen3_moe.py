@@ -1,0 +1,31 @@
+"""Qwen3 with a mixture of experts in every layer."""
+
+from typing import Any
+
+from fullstride.errors import ConfigError
+from fullstride.llm.families.family import Family, FileSettings
+
+
+def layers(settings: FileSettings) -> dict[str, Any]:
+    """Return the experts; transformers also knows their number as `num_local_experts`."""
+    experts = settings.size("num_experts" if "num_experts" in settings.raw else "num_local_experts")
+    taken = settings.size("num_experts_per_tok")
+    if taken > experts:
+        raise ConfigError(f"{settings.file}: num_experts_per_tok={taken}: expected at most {experts}, the experts")
+    return {
+        "experts": experts,
+        "experts_per_token": taken,
+        "shared_weights": bool(settings.raw.get("norm_topk_prob")),
+        "intermediate_size": settings.size("moe_intermediate_size"),
+    }
+
+
+FAMILY = Family(
+    qk_norm=True,
+    layers=layers,
+    fixed={"decoder_sparse_step": (1,), "mlp_only_layers": ([], None)},
+    defaults={"num_experts_per_tok": 8, "num_key_value_heads": 4},
+    tensors={**{f"self_attn.{name}_norm.weight": f"{name}_norm" for name in "qk"}, "mlp.gate.weight": "router"},
+    expert_tensors={f"mlp.experts.{{}}.{name}_proj.weight": name for name in ("gate", "up", "down")},
+    ends=("<|im_end|>", "<|endoftext|>"),
+)

@@ -1,0 +1,53 @@
+"""Logits and greedy tokens of every family beside transformers' own, on random models of odd sizes."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import transformers
+
+from fullstride.llm.engine import Engine, EngineConfig
+from fullstride.llm.weights import load
+from tests.llm import tiny
+from tests.llm.engine.conftest import run
+from tests.llm.engine.test_engine import continued, greedy
+from tests.llm.models.test_decoder import require_transformers_logits
+
+OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "mistral without a window": ("mistral", {"sliding_window": None}),
+    "smollm3 by its interval": ("smollm3", {"num_hidden_layers": 4}),
+    "phi3 whose whole heads turn": ("phi3", {"tie_word_embeddings": True}),
+    "gemma2 without caps": (
+        "gemma2",
+        tiny.FAMILIES["gemma2"] | {"attn_logit_softcapping": None, "final_logit_softcapping": None},
+    ),
+    "gemma3 with a cap of logits": ("gemma3_text", {"head_dim": 8, "final_logit_softcapping": 4.0}),
+    "qwen3_moe of probabilities over all": ("qwen3_moe", tiny.FAMILIES["qwen3_moe"] | {"norm_topk_prob": False}),
+}
+SMALL = EngineConfig(
+    max_sequences=1, max_tokens_per_step=32, block_size=4, kv_blocks=40, max_length=144, steps_per_dispatch=2
+)
+
+
+@pytest.mark.parametrize("name", tiny.FAMILIES)
+def test_logits_are_those_of_transformers(tiny_model, name):
+    require_transformers_logits(tiny_model(name, **tiny.FAMILIES[name]), 131)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_logits_of_other_settings(tiny_model, name):
+    kind, settings = OTHERS[name]
+    require_transformers_logits(tiny_model(kind, **settings), 67)
+
+
+# Every kind of layer that a step of single tokens computes in another way than one of a whole prompt.
+@pytest.mark.parametrize("name", ["mistral", "phi3", "gemma3_text", "qwen3_moe"])
+@pytest.mark.usefixtures("compiled_soon")
+def test_greedy_tokens_are_those_of_transformers(tiny_model, name, seed):
+    """A prompt of several chunks, and another; decoding goes past the window, and starts past it."""
+    rng, folder = np.random.default_rng(seed), tiny_model(name, **tiny.FAMILIES[name])
+    engine = Engine(load(folder), SMALL)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+    prompts = [rng.integers(3, 320, count).tolist() for count in (25, 75)]
+    found = run(engine, *((ids, greedy(15)) for ids in prompts))
+    assert [completion.tokens for completion in found] == [continued(theirs, ids, 15) for ids in prompts]
