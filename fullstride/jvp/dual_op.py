@@ -17,6 +17,7 @@ from torch._functorch.utils import unwrap_dead_wrappers
 from torch.autograd import forward_ad
 
 from fullstride.device.launch_replay import Replayed
+from fullstride.device.tensor_trees import in_memory
 from fullstride.jvp.state import refuse_checkpoint, without_own_modes
 
 Tensors = Sequence[Tensor | None]
@@ -24,7 +25,8 @@ Tensors = Sequence[Tensor | None]
 
 def _undisturbed(run: Callable[..., Any]) -> Callable[..., Any]:
     """A method without autocast, which would cast what the op computes in a precision of its own choice, and out of
-    sight of modes, which would find no tangent in there and take their time at each call; on the tensors' GPU.
+    sight of modes, which would find no tangent in there and take their time at each call; on the tensors' GPU, and of
+    tensors whose memory holds their values.
     """
 
     @wraps(run)
@@ -40,7 +42,7 @@ def _undisturbed(run: Callable[..., Any]) -> Callable[..., Any]:
             with torch.cuda.device(device):  # kernels are launched on the current one
                 return called(op, first, *args)
         with torch._C.DisableTorchFunction():
-            return run(op, first, *args)
+            return run(op, *map(in_memory, (first, *args)))
 
     return called
 

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from fullstride.assets.fetch import cache_folder
+from fullstride.device.tensor_trees import in_memory, mapped
 from fullstride.device.triton_compile import start_processes
 from fullstride.errors import ConfigError, one_of
 from fullstride.runs.atomic_files import note
@@ -93,7 +94,7 @@ def _or_eager(compiled: Loss, loss: Loss) -> Loss:
         if refused:
             return loss(model, batch)
         try:
-            return compiled(model, batch)
+            return compiled(model, mapped(in_memory, batch))
         except Exception as error:
             if type(error).__name__ != "FailOnRecompileLimitHit":  # whose module is a long import
                 raise
