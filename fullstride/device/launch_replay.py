@@ -209,7 +209,7 @@ class Replayed:
             return self._run(*args)
         kind, inputs = [state], list[Tensor]()
         for x in args:
-            if type(x) in _PLAIN and not x.is_neg():
+            if type(x) in _PLAIN and not x.is_neg() and not x._is_zerotensor():
                 kind += x.shape, x.stride(), x.dtype, x.device, x.data_ptr() % ALIGNMENT
                 inputs.append(x)
             elif isinstance(x, Tensor):

@@ -53,6 +53,14 @@ def mapped(change: Callable[[Any], Any], tree: Any, is_leaf: Callable[[Any], boo
     return pytree.tree_map(each, tree, is_leaf=is_leaf)
 
 
+def in_memory(x: Any) -> Any:
+    """Return a leaf, or a copy of a tensor that PyTorch negates or conjugates when read, or of zeros without memory.
+
+    Kernels and Inductor's code read memory as it is (pytorch#145093).
+    """
+    return x.clone() if isinstance(x, Tensor) and (x.is_neg() or x.is_conj() or x._is_zerotensor()) else x
+
+
 def batch_size(batch: Any) -> int:
     """Return the number of samples of a batch: the first dimension of its tensors and arrays, apart from scalars.
 

@@ -17,6 +17,7 @@ from torch._functorch.utils import unwrap_dead_wrappers
 from torch.autograd import forward_ad
 
 from fullstride.device.launch_replay import Replayed
+from fullstride.device.tensor_trees import in_memory
 from fullstride.jvp.state import refuse_checkpoint, without_own_modes
 
 Tensors = Sequence[Tensor | None]
@@ -139,7 +140,7 @@ class DualOp:
         return Replayed(self._gradients)
 
     def _forward(self, *args: Any) -> Tensors:
-        primals, tangents, _, settings = self.split(_as_in_memory(args))
+        primals, tangents, _, settings = self.split([*map(in_memory, args)])
         return self.forward(primals, tangents, settings)
 
     def empty(self, *args: Any) -> Tensors:
@@ -155,7 +156,7 @@ class DualOp:
         return self._replayed_backward(gradient, of_tangent, *args, state=self.state())
 
     def _gradients(self, *args: Any) -> Tensors:
-        args = _as_in_memory(args)
+        args = tuple(map(in_memory, args))
         given = *args[:2], *self.split(args[2:-1])
         found = list(self.backward(*given))
         if self.seldom is not None and args[-1]:
@@ -170,11 +171,6 @@ class DualOp:
         full = tangent_grad and any(t is not None for t in tangents)
         first = [output, tangent if full else None] if self.keeps_output else [None, None]
         return [*primals, *(tangents if full else [None] * len(tangents)), *first, *rows]
-
-
-def _as_in_memory(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Negate what PyTorch negates lazily (the imaginary part of a conjugate), because kernels read memory."""
-    return tuple([x.resolve_neg() if isinstance(x, Tensor) and x.is_neg() else x for x in args])
 
 
 class _Function(torch.autograd.Function):

@@ -34,7 +34,7 @@ class MixedBatch(_Like):
         """Run a function of torch by its rule.
 
         Raises:
-            ValueError: for one that has none.
+            ValueError: for one that has none, and for a compiled operator that writes in place.
 
         """
         name = func.__name__
@@ -42,6 +42,10 @@ class MixedBatch(_Like):
             raise ValueError(
                 f"torch's {name} has no rule for a batch in which only some samples carry a tangent; {REMEDY}"
             )
+        if torch.compiler.is_compiling() and name in OPERATORS and not isinstance(args[0], MixedBatch):
+            from fullstride.jvp.mixed_compiled import refuse_in_place  # the compiler is a long import
+
+            refuse_in_place()
         return RULES[name](*args, **(kwargs or {}))
 
     def __getattr__(self, name: str) -> NoReturn:
@@ -83,6 +87,8 @@ class MixedBatch(_Like):
 Batch = Tensor | MixedBatch
 Rule = Callable[..., Any]
 RULES: dict[str, Rule] = {}  # by the names of torch's functions, as not all of them are keys to the compiler
+# What the compiler makes of `batch += tensor` and the like.
+OPERATORS = frozenset({"add", "mul", "matmul", "__rsub__", "__rdiv__", "__rpow__"})
 
 
 def rule(*names: str) -> Callable[[Rule], Rule]:

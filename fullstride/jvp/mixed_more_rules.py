@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fullstride.jvp.mixed_batch import REMEDY, RULES, MixedBatch, rule
-from fullstride.jvp.mixed_rules import _beside, _head, _primal
+from fullstride.jvp.mixed_rules import _beside, _head, _primal, _reversed
 
 POINTWISE = (
     "abs", "addcdiv", "addcmul", "asinh", "atan", "atan2", "celu", "clamp", "clamp_max", "clamp_min", "clip", "cosh",
@@ -184,6 +184,8 @@ def split(tensor: MixedBatch, split_size_or_sections: Any, dim: int = 0) -> tupl
 @rule("matmul", "bmm", "__matmul__")
 def matmul(input: Any, other: Any) -> MixedBatch:  # noqa: A002
     """Rows of samples by a matrix, or a product for each sample."""
+    if torch.compiler.is_compiling() and not isinstance(input, MixedBatch):
+        input, other = _in_order(input, other)  # noqa: A001
     primal = torch.matmul(_primal(input), _primal(other))
     moving = [x for x in (input, other) if isinstance(x, MixedBatch)]
     rows = (
@@ -200,6 +202,22 @@ def matmul(input: Any, other: Any) -> MixedBatch:  # noqa: A002
     n = len(moving[0].tangent)
     heads = [x if rows and not isinstance(x, MixedBatch) else _head(x, n, primal) for x in (input, other)]
     return _beside(primal, _moved(torch.matmul, [input, other], heads), *([] if rows else moving))
+
+
+def _in_order(tensor: Tensor, batch: MixedBatch) -> tuple[Any, Any]:
+    """Order a tensor and a batch, which the compiler gives in this order for `batch @ tensor`, too."""
+    if not _chains(batch.primal, tensor):
+        return tensor, batch
+    if not _chains(tensor, batch.primal):
+        return batch, tensor
+    from fullstride.jvp.mixed_compiled import refuse_operator  # the compiler is a long import
+
+    refuse_operator()
+    return tensor, batch
+
+
+def _chains(first: Tensor, second: Tensor) -> bool:
+    return first.shape[-1] == second.shape[max(-2, -second.ndim)]
 
 
 @rule("einsum")
@@ -256,6 +274,8 @@ def _register() -> None:
             setattr(MixedBatch, name, RULES[name])
     for name in ("reshape", "view", "expand", "squeeze", "split", "matmul", "bmm"):
         setattr(MixedBatch, name, RULES[name])
+    rule("__rpow__")(_reversed(RULES["pow"]))
+    MixedBatch.__rpow__ = RULES["__rpow__"]  # pyright: ignore[reportAttributeAccessIssue]
     MixedBatch.__pow__, MixedBatch.__matmul__ = RULES["pow"], RULES["matmul"]  # pyright: ignore[reportAttributeAccessIssue]
     MixedBatch.__rmatmul__ = lambda self, other: RULES["matmul"](other, self)  # pyright: ignore[reportAttributeAccessIssue]
     for name in COMPARED:

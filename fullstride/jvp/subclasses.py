@@ -1,4 +1,4 @@
-"""Tensor subclasses among an op's arguments, whose memory need not hold their values."""
+"""Tensor subclasses and layouts among an op's arguments, whose memory need not hold their values."""
 
 from typing import Any
 
@@ -21,10 +21,12 @@ def materialized(name: str, x: Tensor) -> Tensor:
         x: a tensor, of a subclass or not.
 
     Raises:
-        ValueError: for a subclass that cannot be turned into a plain tensor here.
+        ValueError: for a sparse tensor, and for a subclass that cannot be turned into a plain tensor here.
 
     """
     kind = type(x)
+    if x.layout not in (torch.strided, torch.jagged):
+        raise ValueError(f"{name} is a {x.layout} tensor, expected a dense one: convert it first, by x.to_dense()")
     if kind in PLAIN:
         return x
     if isinstance(x, CausalBias):

@@ -1,4 +1,4 @@
-"""Fake results have the strides of real ones, for any layout of the arguments: PyTorch operations and kernels."""
+"""Any layout of the arguments: fake results have the strides of real ones, and kernels read values, not memory."""
 
 import random
 from typing import Any
@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fullstride.jvp.attention.register import ATTENTION
+from fullstride.jvp.attention.register import ATTENTION, VARLEN
 from fullstride.jvp.dual_op import DualOp
 from fullstride.jvp.norms.register import ADA_LAYER_NORM, GROUP_NORM, LAYER_NORM, RMS_NORM
 
@@ -71,3 +71,32 @@ def test_shapes_have_the_strides_of_the_results(name, layout, implementation):
     of_outputs = [laid(tuple(x.shape), draw.choice(LAYOUTS), draw).to(x.dtype) for x in found[:2] if x is not None]
     gradients = op.gradients(*of_outputs, *op.kept(tensors, found, True), *options, op.seldom is not None)
     assert list(map(strides, gradients)) == [strides(op.gradient_like(primals[0], x)) for x in tensors]
+
+
+def read_lazily(shape: tuple[int, ...], draw: random.Random) -> Tensor:
+    """Draw numbers that memory does not hold as they are, or not one after the other."""
+    kind = draw.choice(["negated", "zeros", "expanded", "sliced"])
+    if kind == "negated":
+        return torch.randn(*shape, dtype=torch.complex64).conj().imag
+    return torch._efficientzerotensor(shape) if kind == "zeros" else laid(shape, kind, draw)
+
+
+@pytest.mark.parametrize("name", [*CASES, "packed attention"])
+def test_kernels_read_values_and_not_memory(name, seed):
+    draw = random.Random(f"{name} {seed}")
+    torch.manual_seed(draw.randrange(1000))
+    op, shapes, (*settings, _) = CASES.get(name, (VARLEN, [(5, 2, 16)] * 3, (3, 3, 0.3, False, -1, -1, "")))
+    settings.append("" if op in (ATTENTION, VARLEN) else None)  # the format
+    primals, tangents = ([read_lazily(shape, draw) for shape in shapes] for _ in range(2))
+    if op is VARLEN:
+        primals += [torch.tensor([[0, 9], [2, 9], [5, 9]], dtype=torch.int32)[:, 0]] * 2
+    tensors = [*primals, *tangents[: len(op.tangents)]]
+    exact = [x.to(torch.float64, copy=True) if x.is_floating_point() else x for x in tensors]
+    found, wanted = op.run(*tensors, *settings, "triton"), op.run(*exact, *settings, "plain")
+    given = [read_lazily(tuple(x.shape), draw) for x in wanted[:2] if x is not None]
+    of_outputs = [x.to(torch.float64, copy=True) for x in given]
+    more = op.seldom is not None
+    gradients = op.gradients(*given, *op.kept(tensors, found, True), *settings, "triton", more)
+    expected = op.gradients(*of_outputs, *op.kept(exact, wanted, True), *settings, "plain", more)
+    for got, want in zip([*found[:2], *gradients], [*wanted[:2], *expected], strict=True):
+        assert got is None if want is None else torch.allclose(got.double(), want, rtol=1e-4, atol=1e-4)

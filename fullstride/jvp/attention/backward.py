@@ -104,7 +104,7 @@ def backward_varlen(
     Additional arguments: max_seqlen_q and max_seqlen_k, rows of the longest sequence; more is harmless, less leaves
     gradients at zero, as they are behind the last sequence.
     """
-    packed = cu_seqlens_q, cu_seqlens_k
+    packed = cu_seqlens_q.contiguous(), cu_seqlens_k.contiguous()
     sizes = cu_seqlens_q.shape[0] - 1, (q.shape[1], k.shape[1]), (max_seqlen_q, max_seqlen_k)
     options = scale, band(causal, window, max_seqlen_q + max_seqlen_k), precision
     return _gradients((q, k, v, tq, tk, tv), (go, gto, o, to, lse, mu), None, packed, sizes, options, config)

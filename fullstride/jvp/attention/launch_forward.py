@@ -102,7 +102,7 @@ def forward_varlen(
     mu = torch.empty_like(lse) if tangents else None
     sequences = cu_seqlens_q.shape[0] - 1
     sizes = (sequences * heads, heads, heads // max(1, k.shape[1]), total, max_seqlen_k, max_seqlen_q)
-    packed = (cu_seqlens_q, cu_seqlens_k)
+    packed = (cu_seqlens_q.contiguous(), cu_seqlens_k.contiguous())
     launch((q, k, v, tq, tk, tv), None, (o, to, lse, mu), packed, sizes, scale, causal, window, precision, config)
     return o, to, lse, mu
 

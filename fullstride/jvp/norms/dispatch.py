@@ -166,7 +166,7 @@ group_norm = Norm(
 
 
 def _materialized(names: tuple[str, ...], tensors: Given) -> Given:
-    if all(x is None or type(x) in PLAIN for x in tensors):
+    if all(x is None or (type(x) in PLAIN and x.layout is torch.strided) for x in tensors):
         return tensors
     return materialized_all(**dict(zip(names, tensors, strict=True)))
 

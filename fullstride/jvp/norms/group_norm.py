@@ -17,7 +17,7 @@ from fullstride.jvp.norms.group_split import apply_kernel, gradients_kernel, mom
 from fullstride.jvp.norms.group_tiles import GroupTile
 from fullstride.jvp.norms.group_twopass_backward import backward_kernel
 from fullstride.jvp.norms.group_twopass_forward import forward_kernel
-from fullstride.jvp.norms.launch import ceil_div, launch, overlaps, padded
+from fullstride.jvp.norms.launch import ceil_div, contiguous, launch, overlaps, padded
 from fullstride.jvp.norms.layout import format_of, images_like
 from fullstride.jvp.norms.reduce_params import partial_sums, summed
 from fullstride.jvp.norms.shapes import First, Gradients, GroupMoment, Image, Moments
@@ -92,7 +92,7 @@ def group_norm(
     """See `naive.group_norm`; a tx of fewer samples than x is that of the first ones, which alone have a ty then."""
     if x.numel() == 0:
         return naive.group_norm(x, tx, groups, affine, eps, act, dtype)
-    silu, layout = _silu(act), format_of(x)
+    silu, layout, affine = _silu(act), format_of(x), Affine(*map(contiguous, affine))
     x, tx = _laid(x, layout), _maybe_laid(tx, layout)
     plan = _plan("forward", x, groups, silu, config)
     moving = None if tx is None or len(tx) == len(x) else len(tx)
@@ -130,7 +130,7 @@ def group_norm_backward(
         tx, affine = None, Affine(affine.weight, affine.bias)
     if x.numel() == 0:
         return naive.group_norm_backward(gy, gty, x, tx, groups, affine, moments, act)
-    silu, layout = _silu(act), format_of(x)
+    silu, layout, affine = _silu(act), format_of(x), Affine(*map(contiguous, affine))
     gy, gty, x, tx = _laid(gy, layout), _maybe_laid(gty, layout), _laid(x, layout), _maybe_laid(tx, layout)
     plan = _plan("detached" if gty is None else "full", x, groups, silu, config)
     dx, dtx = images_like(x), None if tx is None else images_like(x)

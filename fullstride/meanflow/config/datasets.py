@@ -87,6 +87,11 @@ CONFLICTS = (
         lambda c: c.data.skip_damaged > 0 and not _row(c).one_by_one,
         f"data={_FILES}, which reads pictures one by one",
     ),
+    Conflict(
+        "data.max_megapixels data",
+        lambda c: _changed(c, "max_megapixels") and not _row(c).one_by_one,
+        f"data={_FILES}, which reads pictures one by one",
+    ),
     Conflict("data.check", lambda c: c.data.check and not _row(c).folder, f"data={_FOLDERS}"),
     Conflict(
         "data.augment data",

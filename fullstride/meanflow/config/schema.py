@@ -34,6 +34,7 @@ from fullstride.settings.fields import (
 
 Precision = Annotated[str, AllowedNames(PRECISIONS)]
 NeverOrAboveOne = Annotated[float, Rule("0 (never), or a finite number above 1", lambda x: x == 0 or 1 < x < math.inf)]
+Megapixels = Annotated[int, Rule("1 to 178, as PIL decodes no larger picture", lambda x: 1 <= x <= 178)]
 FEATURES = ("classifier", "efficientnet_lite0", "inception")
 Features = Annotated[
     list[str],
@@ -61,6 +62,8 @@ class DataConfig:
     workers: Natural = 2  # processes that decode what does not live on the device
     # most damaged pictures of a folder for which the next of their class stands in
     skip_damaged: Annotated[Natural, LATER] = 0
+    # largest picture of a folder that is decoded, in million pixels
+    max_megapixels: Annotated[Megapixels, LATER] = 90
     check: Annotated[bool, LATER] = False  # read all records of a folder once before the first step
     # resume a run on image_folder with files that were added, removed or replaced
     allow_changed: Annotated[bool, LATER] = False

@@ -66,9 +66,9 @@ def _prefix(rank: int) -> str:
 # What may differ between a run and its continuation, besides what may in every workload: how long, how a step runs;
 # never what is learned, but for rounding and the units that dropout takes.
 FREE_KEYS = FREE | {
-    "backend", "channels_last", "data.allow_changed", "data.check", "data.skip_damaged", "data.workers", "distributed",
-    "epochs", "guard.check_step", "guard.check_tangents", "guard.max_rollbacks", "guard.stall_seconds",
-    "model.recompute", "preset", "project", "track", "transfers", "watch",
+    "backend", "channels_last", "data.allow_changed", "data.check", "data.max_megapixels", "data.skip_damaged",
+    "data.workers", "distributed", "epochs", "guard.check_step", "guard.check_tangents", "guard.max_rollbacks",
+    "guard.stall_seconds", "model.recompute", "preset", "project", "track", "transfers", "watch",
 }  # fmt: skip
 
 

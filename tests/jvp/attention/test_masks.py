@@ -102,6 +102,8 @@ def test_other_subclasses_are_refused_with_the_remedy(seed):
         jvp(lambda q: attention(q, q, q, attn_mask=draw(5, 5).as_subclass(Doubled)), (q,), (q,))
     with pytest.raises(ValueError, match="tweight is a Doubled"):
         layer_norm_dual(q, q[0, 0, 0], tweight=q[0, 0, 0].as_subclass(Doubled))
+    with pytest.raises(ValueError, match=r"weight is a torch.sparse_coo tensor, expected a dense one: .*to_dense"):
+        layer_norm_dual(q, q[0, 0, 0].to_sparse(), tx=q)
     mask = masked_tensor(draw(5, 5), torch.ones(5, 5, dtype=torch.bool))
     with pytest.raises(RuntimeError, match=r"MaskedTensor.to_tensor\(\)"):
         jvp(lambda q: attention(q, q, q, attn_mask=mask), (q,), (q,))

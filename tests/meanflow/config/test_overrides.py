@@ -93,7 +93,7 @@ def test_every_number_flag_and_list_can_be_set():
             del keys["data.augment"]  # excluded by the network
         if model == "dit_b2":
             del keys["channels_last"]  # it has no convolutions
-            del keys["data.allow_changed"], keys["data.skip_damaged"]  # of folders of pictures
+            del keys["data.allow_changed"], keys["data.skip_damaged"], keys["data.max_megapixels"]  # of pictures
         else:
             del keys["data.num_classes"]  # of latents
         choices = [f"model={model}", f"data={data}", "data.path=folder", "loss.time_law=v1"]

@@ -114,6 +114,7 @@ BAD = {
     "data.workers": [-1],
     "data.num_classes": [-1],
     "data.skip_damaged": [-1],
+    "data.max_megapixels": [0, 179],
     "data.fit": ["stretch"],
     "guard.spike": [0.5, 1.0, -1.0, math.inf],
     "guard.max_skips": [0],

@@ -2,6 +2,7 @@
 
 import os
 import re
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from PIL import ExifTags, Image, ImageFile, ImageOps
 from torch import Tensor
 
 from fullstride.errors import ConfigError, Damaged, one_line
-from fullstride.meanflow.data.sources.interface import Member, Source
+from fullstride.meanflow.data.sources.interface import LARGEST, Member, Source
 from fullstride.runs.atomic_files import note
 
 GREY_MODES = ("1", "L", "LA")
@@ -26,6 +27,8 @@ WHITE = 255
 # EXIF orientations (JEITA CP-3451): 1 is upright, 5 to 8 swap width and height.
 UPRIGHT, TURNED, ON_ITS_SIDE = 1, range(2, 9), range(5, 9)
 HOWS = ("crop", "stretch")
+# Millions of pixels: above the first PIL warns, above the second it refuses to decode.
+MEGAPIXELS, MOST_MEGAPIXELS = 90, 178
 
 
 @dataclass(frozen=True)
@@ -36,20 +39,32 @@ class ImageForm:
         grey: one channel, else red, green and blue.
         size: (width, height).
         how: how a picture of another size gets there, `crop` or `stretch`; None if it must not be of another.
+        megapixels: most million pixels of a picture that is decoded, which takes up to 16 bytes for each of them.
 
     """
 
     grey: bool
     size: tuple[int, int]
     how: str | None
+    megapixels: int = MEGAPIXELS
 
 
 @contextmanager
-def _opened(file: Path | Member) -> Iterator[ImageFile.ImageFile]:
-    """PIL's picture; what PIL finds wrong with the file is an error in one line."""
+def _opened(file: Path | Member, megapixels: int) -> Iterator[ImageFile.ImageFile]:
+    """PIL's picture; what PIL finds wrong with the file is an error in one line, as is a size beyond the limits."""
     try:
-        with file.open("rb") as opened, Image.open(opened) as image:
-            yield image
+        with warnings.catch_warnings(), file.open("rb") as opened:
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # of what is refused below, or allowed
+            if (size := opened.seek(0, os.SEEK_END)) > LARGEST:  # some formats' readers take all of it into memory
+                raise ConfigError(f"{file}: {size:,} bytes, expected at most {LARGEST:,}; resize it, or remove it")
+            opened.seek(0)
+            with Image.open(opened) as image:
+                _check_pixels(file, image, megapixels)
+                yield image
+    except Image.DecompressionBombError:
+        raise ConfigError(
+            f"{file}: more than {MOST_MEGAPIXELS} million pixels, which PIL does not decode; resize it, or remove it"
+        ) from None
     # A damaged file leads PIL's readers into any exception.
     except Exception as error:
         # What the operating system says of it has a number, and is let be, as is what a file of many says of it.
@@ -58,15 +73,24 @@ def _opened(file: Path | Member) -> Iterator[ImageFile.ImageFile]:
         raise Damaged(f"{file}: PIL cannot read it ({one_line(error)}); replace or delete the file") from None
 
 
-def read_header(file: Path | Member) -> tuple[str, tuple[int, int]]:
+def _check_pixels(file: Path | Member, image: ImageFile.ImageFile, megapixels: int) -> None:
+    width, height = image.size
+    if width * height > megapixels * 1_000_000:
+        raise ConfigError(
+            f"{file}: {width}x{height} pixels, expected at most data.max_megapixels={megapixels} million; resize it, "
+            f"remove it, or raise the setting, up to {MOST_MEGAPIXELS}"
+        )
+
+
+def read_header(file: Path | Member, megapixels: int = MEGAPIXELS) -> tuple[str, tuple[int, int]]:
     """PIL's mode and a picture's size (width, height) as it is to be looked at, without decoding it.
 
     Raises:
-        ConfigError: if PIL does not know the file.
+        ConfigError: if PIL does not know the file, or it is too large.
         OSError: if it cannot be read at all.
 
     """
-    with _opened(file) as image:
+    with _opened(file, megapixels) as image:
         width, height = image.size
         # Turned by a right angle when it is decoded; of TIFF, PIL has turned the size.
         lies = image.format != "TIFF" and image.getexif().get(ExifTags.Base.Orientation, 1) in ON_ITS_SIDE
@@ -78,10 +102,10 @@ def read_picture(file: Path | Member, form: ImageForm) -> UInt8[Tensor, "c h w"]
 
     Raises:
         OSError: if the file cannot be read at all.
-        ConfigError: if it is damaged, deeper than 8 bits, coloured in a grey set, or of another size.
+        ConfigError: if it is damaged, too large, deeper than 8 bits, coloured in a grey set, or of another size.
 
     """
-    with _opened(file) as image:
+    with _opened(file, form.megapixels) as image:
         deep = _deep(image)  # which decoding forgets
         image.load()
         _turn(image, file)

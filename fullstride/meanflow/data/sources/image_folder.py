@@ -14,7 +14,14 @@ from fullstride.meanflow.data.dataset import fingerprint as content
 from fullstride.meanflow.data.reading import SkippedRecords, read_again
 from fullstride.meanflow.data.sources.folders import fingerprint, hold_out
 from fullstride.meanflow.data.sources.hugging_face import SavedRows, is_saved
-from fullstride.meanflow.data.sources.image_files import GREY_MODES, HOWS, ImageFiles, ImageForm, read_header
+from fullstride.meanflow.data.sources.image_files import (
+    GREY_MODES,
+    HOWS,
+    MEGAPIXELS,
+    ImageFiles,
+    ImageForm,
+    read_header,
+)
 from fullstride.meanflow.data.sources.interface import LABELS, SUFFIXES, Folder, Source
 from fullstride.meanflow.data.sources.known_files import KnownFiles
 from fullstride.meanflow.data.sources.webdataset import WebDatasetShards, are_shards
@@ -32,6 +39,7 @@ def image_folder(
     holdout: float = 0.1,
     known: KnownFiles | None = None,
     leave_damaged: bool = False,
+    max_megapixels: int = MEGAPIXELS,
 ) -> Dataset:
     """A set of pictures in files, 3 x h x w or 1 x h x w, decoded in the loader's workers.
 
@@ -55,6 +63,7 @@ def image_folder(
         holdout: the share held out of every class where there is no `test/` or `val/`.
         known: the files that a run was begun with, whose held-out ones stay so; files that are new are trained on.
         leave_damaged: leave it to who reads the pictures to refuse damaged ones, as far as the set's form allows.
+        max_megapixels: most million pixels of a picture; a larger one is refused, before it takes any memory.
 
     Returns:
         The data set; its fingerprint covers names and sizes of files, not their bytes.
@@ -82,7 +91,7 @@ def image_folder(
         tested = _pictures(source, other)
         parts = [(half, names, labels), (other, tested, _labelled(source, other, tested, classes)[0])]
     files = [f"{half}/{name}" for half, found, _ in parts for name in found]
-    form = _form(source, files, image_size, how, leave_damaged=leave_damaged)
+    form = _form(source, files, image_size, how, leave_damaged=leave_damaged, megapixels=max_megapixels)
     train, test = (
         Split(ImageFiles(source, [f"{half}/{name}" for name in found], form), torch.from_numpy(y))
         for half, found, y in parts
@@ -118,6 +127,7 @@ def load(config: DataConfig, known: KnownFiles | None = None) -> Dataset:
         holdout=config.holdout,
         known=known,
         leave_damaged=config.check or config.skip_damaged > 0,
+        max_megapixels=config.max_megapixels,
     )
     skips = SkippedRecords(config.skip_damaged) if config.skip_damaged else None
     return replace(data, train=replace(data.train, skips=skips), test=replace(data.test, skips=skips))
@@ -210,12 +220,14 @@ def _labels(folder: Path, names: list[str], classes: list[str]) -> np.ndarray:
     return np.array([places[name] for name in own], dtype=np.int64)
 
 
-def _form(root: Source, files: list[str], image_size: int | None, how: str, *, leave_damaged: bool) -> ImageForm:
+def _form(
+    root: Source, files: list[str], image_size: int | None, how: str, *, leave_damaged: bool, megapixels: int
+) -> ImageForm:
     looked_at = files[:: -(-len(files) // LOOKED_AT)]
     headers = []
     for file in (root / name for name in looked_at):
         try:
-            headers.append(read_again(partial(read_header, file), file.__str__))
+            headers.append(read_again(partial(read_header, file, megapixels), file.__str__))
         except Damaged:
             if not leave_damaged:
                 raise
@@ -224,6 +236,6 @@ def _form(root: Source, files: list[str], image_size: int | None, how: str, *, l
             f"{root.path}: none of {len(looked_at)} pictures can be read, such as {looked_at[0]}; copy them again"
         )
     grey = all(mode in GREY_MODES for mode, _ in headers)
-    return (
-        ImageForm(grey, headers[0][1], None) if image_size is None else ImageForm(grey, (image_size, image_size), how)
-    )
+    if image_size is None:
+        return ImageForm(grey, headers[0][1], None, megapixels)
+    return ImageForm(grey, (image_size, image_size), how, megapixels)

@@ -17,7 +17,7 @@ from fullstride.meanflow.data.sources.folders import file_sizes, halves, list_fi
 from fullstride.runs.atomic_files import note
 
 SUFFIXES = (".avif", ".bmp", ".gif", ".jfif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
-# Bytes of the largest picture that PIL decodes, which is of twice as many pixels as it warns of, in RGB.
+# Bytes of the largest file of a picture: of as many pixels as PIL decodes, twice what it warns of, in RGB.
 LARGEST = 2 * 3 * 89_478_485
 
 
@@ -203,7 +203,7 @@ def _parsed(file: str, content: bytes) -> dict[str, int] | None:
         if pairs is None:
             return None
         found = {str(name).replace("\\", "/"): label for name, label in pairs}
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         raise ConfigError(f"{file}: expected {form}; repair it, or rename it if it is something else") from None
     wrong = [name for name, label in found.items() if type(label) is not int or label < 0]
     if wrong or not found:

@@ -8,14 +8,14 @@ import tarfile
 from collections import defaultdict
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any, NamedTuple, cast
 
 import numpy as np
 
 from fullstride.errors import MOST_SHOWN, ConfigError, Damaged, one_line, shortened
 from fullstride.meanflow.data.reading import read_again
 from fullstride.meanflow.data.sources.folders import list_files, top_folders
-from fullstride.meanflow.data.sources.interface import SUFFIXES, Archive, check_inside, hidden
+from fullstride.meanflow.data.sources.interface import LARGEST, SUFFIXES, Archive, check_inside, hidden
 from fullstride.runs.atomic_files import note
 
 # As webdataset groups members: all with the same name up to the first dot after its last slash are one sample.
@@ -24,6 +24,8 @@ LABEL, METADATA = ".cls", ".json"
 LABEL_KEYS = ("cls", "label")
 # More classes than any set has; NumPy counts no further than 2**63.
 MOST_CLASSES = 2**31
+# Bytes of a class or of metadata, and of a header's long name: read into memory, whatever a shard says.
+LONGEST_TEXT = 16 << 20
 # A tar ends with two blocks of zeros, filled up with zeros to a whole record.
 BLOCK, LONGEST_END = tarfile.BLOCKSIZE, 2 * tarfile.BLOCKSIZE + tarfile.RECORDSIZE
 
@@ -66,10 +68,23 @@ def bytes_at(opened: IO[bytes], offset: int, size: int) -> bytes:
     return opened.read(size)
 
 
+class _Bounded:
+    """A file that the library reads headers from, whose long names and attributes may claim any length."""
+
+    def __init__(self, opened: IO[bytes]):
+        self._opened, self.seek, self.tell = opened, opened.seek, opened.tell
+
+    def read(self, size: int) -> bytes:
+        """Read so many bytes."""
+        if size > LONGEST_TEXT:
+            raise ValueError(f"a header of {size:,} bytes")
+        return self._opened.read(size)
+
+
 def _members(file: Path, opened: IO[bytes]) -> list[tarfile.TarInfo]:
     """List a tar; one that is damaged or cut short is never taken for a smaller one."""
     try:
-        with tarfile.open(fileobj=opened, mode="r:") as archive:
+        with tarfile.open(fileobj=cast("IO[bytes]", _Bounded(opened)), mode="r:") as archive:
             found, end = archive.getmembers(), archive.offset
     except OSError:
         raise
@@ -93,6 +108,7 @@ def _picture(file: Path, opened: IO[bytes], parts: list[TarMember]) -> tuple[Tar
     """The picture of a sample and its class; None for a sample of something else."""
     picture, label = _only(file, parts, SUFFIXES), _only(file, parts, (LABEL,))
     if picture:
+        _check_size(file, picture, LARGEST)
         return picture, _label(file, opened, label or _only(file, parts, (METADATA,)))
     if label:
         raise ConfigError(
@@ -100,6 +116,14 @@ def _picture(file: Path, opened: IO[bytes], parts: list[TarMember]) -> tuple[Tar
             f"{' '.join(SUFFIXES)}; add it, or leave the class out"
         )
     return None
+
+
+def _check_size(file: Path, part: TarMember, most: int) -> None:
+    if part.size > most:
+        raise ConfigError(
+            f"{file}: {shortened(part.name, MOST_SHOWN)} is of {part.size:,} bytes, expected at most {most:,}; pack it "
+            "again without it"
+        )
 
 
 def _only(file: Path, parts: list[TarMember], suffixes: tuple[str, ...]) -> TarMember | None:
@@ -117,12 +141,13 @@ def _label(file: Path, opened: IO[bytes], part: TarMember | None) -> int | None:
     """The class that a member says."""
     if part is None:
         return None
+    _check_size(file, part, LONGEST_TEXT)
     content = bytes_at(opened, part.offset, part.size)
     try:
         found = {LABEL_KEYS[0]: int(content)} if part.name.lower().endswith(LABEL) else json.loads(content)
         values = [found[key] for key in LABEL_KEYS if key in found] if isinstance(found, dict) else []
         value = values[0] if values else None
-    except ValueError:
+    except (ValueError, RecursionError):
         value = content.decode(errors="replace")
     if value is None or (type(value) is int and 0 <= value < MOST_CLASSES):
         return value

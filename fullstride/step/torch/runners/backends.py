@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from fullstride.assets.fetch import cache_folder
+from fullstride.device.tensor_trees import in_memory, mapped
 from fullstride.device.triton_compile import start_processes
 from fullstride.errors import MOST_SHOWN, ConfigError, one_line, one_of, shortened
 from fullstride.runs.atomic_files import note
@@ -114,7 +115,7 @@ def _or_eager(compiled: Loss, loss: Loss) -> Loss:
         if refused:
             return loss(model, batch)
         try:
-            return compiled(model, batch)
+            return compiled(model, mapped(in_memory, batch))
         except Exception as error:
             kind = type(error).__name__  # whose module is a long import
             raised = type(error.__cause__).__name__.startswith("Observed")  # by the loss itself

@@ -1,3 +1,4 @@
+import os
 import pickle
 import struct
 import zlib
@@ -8,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 
-from fullstride.errors import ConfigError
+from fullstride.errors import ConfigError, Damaged
 from fullstride.meanflow.data.sources.image_files import ImageFiles, ImageForm, read_header, read_picture
 from tests.meanflow.data.pictures import pixels, write_picture
 
@@ -120,11 +121,28 @@ def test_a_damaged_file_is_refused_in_one_line(tmp_path, kind):
             read_header(file)
 
 
-def test_a_picture_too_large_to_decode_is_refused(tmp_path, monkeypatch):
-    write_picture(tmp_path / "bomb.png", np.random.default_rng(0), (30, 30))
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
-    with pytest.raises(ConfigError, match="decompression bomb"):
-        read_picture(tmp_path / "bomb.png", AS_THEY_ARE)
+def chunk(kind: bytes, content: bytes) -> bytes:
+    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+
+def test_too_large_a_picture_is_refused_and_not_called_damaged(tmp_path, recwarn):
+    """By its header, before it takes memory: also one that PIL alone would decode with a warning."""
+    write_picture(allowed := tmp_path / "0.png", np.random.default_rng(0), size=(1000, 1001))
+    assert read_header(allowed, megapixels=2) == ("RGB", (1000, 1001))
+    with pytest.raises(ConfigError, match=r"1000x1001 pixels, expected at most data.max_megapixels=1 million"):
+        read_picture(allowed, ImageForm(False, (7, 5), "crop", megapixels=1))
+    file, said = tmp_path / "1.png", r"1.png: 10000x9001 pixels, expected .*=90 million; .*up to 178"
+    for size, message in [((10000, 9001), said), ((20000, 20000), "1.png: more than 178 million pixels")]:
+        header = chunk(b"IHDR", struct.pack(">IIBBBBB", *size, 8, 0, 0, 0, 0))
+        file.write_bytes(b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", b"") + chunk(b"IEND", b""))
+        with pytest.raises(ConfigError, match=message) as caught:
+            read_header(file)
+        assert not isinstance(caught.value, Damaged)
+        assert "\n" not in str(caught.value)
+    os.truncate(file, 1 << 30)
+    with pytest.raises(ConfigError, match=r"1.png: 1,073,741,824 bytes, expected at most"):
+        read_header(file)
+    assert not [warning for warning in recwarn if issubclass(warning.category, Image.DecompressionBombWarning)]
 
 
 @pytest.mark.parametrize("dtype", [np.uint16, np.int32, np.float32])

@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import pickle
 import random
 import string
@@ -190,6 +191,7 @@ PLAIN = b"not looked at"
         (sample("0", PLAIN, 2**64), r"0\.cls says '18446744073709551616'"),
         ([("0.png", PLAIN), ("0.json", b'{"label": "cat"}')], r"0\.json says 'cat'"),
         ([("0.png", PLAIN), ("0.json", b"{")], r"0\.json says '\{'"),
+        ([("0.png", PLAIN), ("0.json", b"[" * 100_000)], r"0\.json says '\[+\.\.\.\[+', expected the number"),
         ([*sample("0", PLAIN, 1), ("1.cls", b"1"), ("1.npy", PLAIN)], r"1\.cls without a picture"),
         ([*sample("0", PLAIN, 1), link("1.png")], r"1\.png is a link, a device"),
         ([*sample("0", PLAIN, 1), link("1.png", tarfile.LNKTYPE)], r"1\.png is a link, a device"),
@@ -204,6 +206,26 @@ def test_what_cannot_be_is_one_line(tmp_path, members, said):
     with pytest.raises(ConfigError, match=said) as caught:
         image_folder(pack(tmp_path / "a.tar", members))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "said"),
+    [
+        ("0.png", tarfile.REGTYPE, r"0\.png is of 1,073,741,824 bytes, expected at most 536,870,910"),
+        ("0.cls", tarfile.REGTYPE, r"0\.cls is of 1,073,741,824 bytes, expected at most 16,777,216"),
+        ("pax", tarfile.XHDTYPE, r"not a complete tar .*a header of 1,073,741,824 bytes"),
+        ("long", tarfile.GNUTYPE_LONGNAME, r"not a complete tar .*a header of 1,073,741,824 bytes"),
+    ],
+)
+def test_what_would_fill_the_memory_is_refused_by_its_size(tmp_path, name, kind, said):
+    info = tarfile.TarInfo(name)
+    info.type, info.size = kind, 1 << 30
+    with (file := tmp_path / "a.tar").open("wb") as opened:  # a sparse file
+        opened.write(info.tobuf())
+        opened.seek(info.size, os.SEEK_CUR)
+        opened.write(tarfile.TarInfo("1.png" if name == "0.png" else "0.png").tobuf() + bytes(2 * tarfile.BLOCKSIZE))
+    with pytest.raises(ConfigError, match=said):
+        read_shard(file)
 
 
 def test_which_shards_are_meant_must_be_clear(tmp_path):

@@ -44,3 +44,9 @@ def test_dropout_between_convolutions_leaves_out_what_eagers_does(seed, order):
         torch.manual_seed(seed)
         gradients.append(torch.autograd.grad(loss(model, batch)[0], list(model.parameters())))
     torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-3)
+
+
+def test_the_compiled_loss_of_a_lazily_negated_batch_is_eagers(seed):
+    model, batch = nn.Linear(3, 2), torch.randn(5, 3, dtype=torch.complex64).conj().imag
+    loss = _Scaled(2.0)
+    torch.testing.assert_close(compiled_loss(loss)(model, batch), loss(model, batch))
