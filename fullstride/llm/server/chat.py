@@ -1,7 +1,7 @@
 """POST /v1/chat/completions."""
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import anyio.to_thread
@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from fullstride.llm.outputs import Delta
-from fullstride.llm.sampling_params import SamplingParams
+from fullstride.llm.sampling_params import SamplingParams, Structured
 from fullstride.llm.server.bodies import OffLoopRoute
 from fullstride.llm.server.context import Responder, ServerState, server_of
 from fullstride.llm.server.errors import BadRequestError
@@ -20,6 +20,7 @@ from fullstride.llm.server.sampling import at_most, check_limits, sampling_param
 from fullstride.llm.server.schemas.chat import ChatCompletion, ChatRequest
 from fullstride.llm.server.served_model import ServedModel
 from fullstride.llm.server.streaming import GENERATING, merge
+from fullstride.llm.server.tools.conformance import CallSchemas
 from fullstride.llm.server.tools.parsers import ToolParser, thinks
 from fullstride.llm.server.tools.plan import ToolPlan
 from fullstride.llm.server.tools.shapes import structured
@@ -32,29 +33,40 @@ async def chat_completions(body: ChatRequest, request: Request) -> Response:
     """Answer a chat."""
     server = server_of(request)
     model = server.served.name(body.model)
-    asked, param, prompt, text = await anyio.to_thread.run_sync(_read, body, server)
-    check = await server.compile(request, param, prompt.params.structured_outputs, asked.schemas)
-    answer = ChatAnswer(server.served, body, lambda: asked.reader(thinks(text)))
-    return await Responder(server, body, answer, model, "chatcmpl", check).send(request, [prompt])
+    read = await anyio.to_thread.run_sync(_read, body, server)
+    check = await server.compile(request, read.param, read.shape, read.prompt.params.structured_outputs, read.calls)
+    answer = ChatAnswer(server.served, body, read.calls.reader if read.calls else ToolParser)
+    return await Responder(server, body, answer, model, "chatcmpl", check).send(request, [read.prompt])
 
 
-def _read(body: ChatRequest, server: ServerState) -> tuple[ToolPlan, str, EnginePrompt, str]:
-    """Return the chat's tools and shape, the parameter of the shape, the engine's prompt, and the prompt's text."""
+@dataclass(frozen=True)
+class _Read:
+    """A request as read: the engine's prompt, the shape of a text without calls and its parameter, and the calls."""
+
+    prompt: EnginePrompt
+    param: str
+    shape: Structured | None
+    calls: CallSchemas | None
+
+
+def _read(body: ChatRequest, server: ServerState) -> _Read:
     asked = ToolPlan.of(body, server.limits)
-    param, params = _params(body, server, asked)
-    text = chat_prompt(body, server.served, server.limits, asked.shown, forced=asked.shape is not None)
+    param, shape, params = _params(body, server, asked)
+    text = chat_prompt(body, server.served, server.limits, asked.shown, forced=asked.forced is not None)
     ids = server.served.encode(text, "messages", special=False)
     ids = server.served.fitting(ids, "messages", params.max_tokens or 1)
-    return asked, param, EnginePrompt(ids, params), text
+    constraint, calls = asked.for_prompt(thinks(text), shape)
+    return _Read(EnginePrompt(ids, replace(params, structured_outputs=constraint)), param, shape, calls)
 
 
-def _params(body: ChatRequest, server: ServerState, asked: ToolPlan) -> tuple[str, SamplingParams]:
+def _params(body: ChatRequest, server: ServerState, asked: ToolPlan) -> tuple[str, Structured | None, SamplingParams]:
+    """Return the parameter of the shape, the shape of a text without calls, and the engine's parameters without one."""
     check_limits(body, server.limits)
     at_most("top_logprobs", body.top_logprobs, server.limits.logprobs)
     if body.top_logprobs and not body.logprobs:
         raise BadRequestError("'top_logprobs' needs 'logprobs' to be true.", param="top_logprobs")
     param, shape = structured(body, server.limits.schema_bytes)
-    if shape is not None and asked.shape is not None:
+    if shape is not None and asked.forced is not None:
         raise BadRequestError(
             "A forced tool call already constrains the text; send no other constraint.", param="tool_choice"
         )
@@ -62,13 +74,13 @@ def _params(body: ChatRequest, server: ServerState, asked: ToolPlan) -> tuple[st
     if len(most) > 1:
         message = "max_tokens and max_completion_tokens differ; send the latter only."
         raise BadRequestError(message, param="max_completion_tokens")
-    return param or "tools", sampling_params(
+    params = sampling_params(
         body,
         server.served,
         max_tokens=max(1, most.pop()) if most else None,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-        shape=shape or asked.shape,
     )
+    return param or "tools", shape, params
 
 
 class ChatAnswer:

@@ -29,7 +29,8 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
     server = server_of(request)
     model = server.served.name(body.model)
     param, prompts = await anyio.to_thread.run_sync(_read, body, server)
-    check = await server.compile(request, param, prompts[0].params.structured_outputs)
+    shape = prompts[0].params.structured_outputs
+    check = await server.compile(request, param, shape, shape)
     answer = CompletionAnswer(server.served, body, prompts)
     return await Responder(server, body, answer, model, "cmpl", check).send(request, prompts)
 

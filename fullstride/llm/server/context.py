@@ -1,6 +1,6 @@
 """Context that all routes share."""
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from time import time
 from typing import Any, Protocol, runtime_checkable
@@ -21,8 +21,8 @@ from fullstride.llm.server.request_manager import RequestManager
 from fullstride.llm.server.schemas.base import SamplingRequest, StreamOptions
 from fullstride.llm.server.served_model import ServedModel
 from fullstride.llm.server.streaming import EventStream, event, json_response, merge, while_connected
-from fullstride.llm.server.tools.conformance import Check, check_of, refused
-from fullstride.llm.server.tools.shapes import SchemaCompiler
+from fullstride.llm.server.tools.conformance import CallSchemas, Check, check_of, refused
+from fullstride.llm.server.tools.shapes import SchemaCompiler, schema_of
 
 
 @dataclass
@@ -37,6 +37,7 @@ class ServerState:
         shapes: compiles what texts are to be like; None if the engine has to.
         reading: long bodies, one at a time: two would be read no sooner, since reading holds Python's lock for most of
             its time, and all others would wait for both.
+        checking: texts against schemas, one at a time: threads that wait must not be those that encode prompts.
 
     """
 
@@ -46,17 +47,24 @@ class ServerState:
     metrics: Metrics
     shapes: SchemaCompiler | None = None
     reading: anyio.CapacityLimiter = field(default_factory=lambda: anyio.CapacityLimiter(1))
+    checking: anyio.CapacityLimiter = field(default_factory=lambda: anyio.CapacityLimiter(1))
 
     async def compile(
-        self, request: Request, param: str, shape: Structured | None, tools: Mapping[str, Any] | None = None
+        self,
+        request: Request,
+        param: str,
+        shape: Structured | None,
+        constraint: Structured | None,
+        calls: CallSchemas | None = None,
     ) -> Check | None:
         """Compile the grammar of a request, if it has one, off the event loop and off the engine's thread.
 
         Args:
             request: is waited for, and no longer than its client waits.
             param: that asks for the shape.
-            shape: of the text.
-            tools: schemas of arguments by the functions' names, if the text is a call.
+            shape: of a text without calls.
+            constraint: of all texts: the shape, or one with calls.
+            calls: that the text may have.
 
         Returns:
             What has to be checked when a text is whole, if a grammar does not hold all of its schema.
@@ -67,15 +75,14 @@ class ServerState:
             ClientGoneError: if the client did not wait.
 
         """
-        if shape is None:
-            return None
         try:
-            if self.shapes is not None:
-                await while_connected(request, self.shapes.compile(shape))
-            return await anyio.to_thread.run_sync(check_of, shape, tools or {})
+            if constraint is not None and self.shapes is not None:
+                await while_connected(request, self.shapes.compile(constraint))
+            return await anyio.to_thread.run_sync(check_of, shape, calls, limiter=self.checking)
         except ConfigError as error:
             tried = self.shapes.tried if self.shapes is not None else lambda shape: None
-            raise await anyio.to_thread.run_sync(refused, error, param, shape, tools or {}, tried) from error
+            schemas = {"": schema_of(shape), **(calls.schemas if calls else {})}
+            raise await anyio.to_thread.run_sync(refused, error, param, constraint, schemas, tried) from error
 
 
 def server_of(request: Request) -> ServerState:
@@ -138,10 +145,10 @@ class Responder:
         if self.check is None:
             return choices
         text = self._texts[which, delta.index] = self._texts.get((which, delta.index), "") + delta.text
-        # A text that was cut off is not whole, and its reason says so.
-        whole = delta.finish_reason is not None and choices[-1]["finish_reason"] != "length"
-        if whole and (errors := await anyio.to_thread.run_sync(self.check, text)):
-            choices[-1]["schema_errors"] = errors
+        if delta.finish_reason is not None:
+            whole = choices[-1]["finish_reason"] != "length"
+            if errors := await anyio.to_thread.run_sync(self.check, text, whole, limiter=self.server.checking):
+                choices[-1]["schema_errors"] = errors
         return choices
 
     async def _whole(self, job: EngineJob) -> Response:

@@ -14,7 +14,9 @@ class Function(Body):
     name: str = Field(min_length=1, max_length=256)
     description: str | None = None
     parameters: dict[str, Any] | None = None
-    strict: bool | None = None
+    strict: bool | None = Field(
+        None, description="Constrain the arguments by the schema; else a violation is only in schema_errors."
+    )
 
 
 class Tool(Body):
@@ -147,7 +149,7 @@ class ChatChoice(BaseModel):
     finish_reason: Literal["stop", "length", "tool_calls"]
     stop_reason: str | int | None = Field(description="Stop text or token id that ended the completion.")
     schema_errors: list[str] | None = Field(
-        None, description="Violation of the schema that the grammar cannot enforce; absent if there is none."
+        None, description="Violations of the schemas by the text, or by its tool calls; absent if there are none."
     )
 
 

@@ -57,7 +57,7 @@ class CompletionChoice(BaseModel):
     finish_reason: Literal["stop", "length"] | None
     stop_reason: str | int | None = Field(description="Stop text or token id that ended the completion.")
     schema_errors: list[str] | None = Field(
-        None, description="Violation of the schema that the grammar cannot enforce; absent if there is none."
+        None, description="Violations of the schema by the text; absent if there are none."
     )
 
 

@@ -232,3 +232,18 @@ class HermesTools(ToolParser):
                 self._spaces = text
                 return []
         return [{"content": text}] if text else []
+
+
+class CallsOrContent(HermesTools):
+    """Parser of a text that is calls if it begins with one, and else content, whatever tags it has."""
+
+    def _beginning(self, last: bool) -> Pieces | None:
+        text = self._held.lstrip()
+        if not last and OPEN.startswith(text) and text != OPEN:
+            return None
+        self._state = self._prose if text.startswith(OPEN) else self._rest
+        return []
+
+    def _rest(self, last: bool) -> Pieces | None:
+        text, self._held = self._held, ""
+        return self._content(text) or None
