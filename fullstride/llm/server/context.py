@@ -75,6 +75,8 @@ class ServerState:
             ClientGoneError: if the client did not wait.
 
         """
+        if constraint is None and calls is None:
+            return None
         try:
             if constraint is not None and self.shapes is not None:
                 await while_connected(request, self.shapes.compile(constraint))

@@ -22,7 +22,7 @@ MOST_PATH = 100
 # For finding the part of a schema that is refused: how many are compiled, and when to stop.
 ATTEMPTS, SECONDS = 64, 2.0
 # Schemas that people write take milliseconds.
-_violations = IsolatedFunction("fullstride.llm.server.tools.validation:validator", seconds=1.0, memory=256 << 20)
+_violations = IsolatedFunction("fullstride.llm.server.tools.validation:validator", seconds=0.25, memory=256 << 20)
 
 
 @dataclass(frozen=True)

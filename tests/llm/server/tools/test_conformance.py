@@ -123,7 +123,7 @@ def test_an_exponential_check_ends():
     schema = {"type": "object", "not": {"$ref": "#/$defs/d0"}, "$defs": doubled}
     check = check_of(Structured("json_schema", json.dumps(schema)), None)
     assert check is not None
-    said = "the whole: it cannot be checked: too costly: more than 1 s of computing"
+    said = "the whole: it cannot be checked: too costly: more than 0.25 s of computing"
     assert check("{}", True) == check("[]", True) == [said]
 
 
