@@ -21,7 +21,7 @@ from fullstride.llm.server.schemas.chat import ChatCompletion, ChatRequest
 from fullstride.llm.server.served_model import ServedModel
 from fullstride.llm.server.streaming import GENERATING, merge
 from fullstride.llm.server.tools.conformance import CallSchemas
-from fullstride.llm.server.tools.parsers import ToolParser, thinks
+from fullstride.llm.server.tools.parsers import ToolParser, thinks, thinks_on
 from fullstride.llm.server.tools.plan import ToolPlan
 from fullstride.llm.server.tools.shapes import structured
 
@@ -36,6 +36,8 @@ async def chat_completions(body: ChatRequest, request: Request) -> Response:
     read = await anyio.to_thread.run_sync(_read, body, server)
     check = await server.compile(request, read.param, read.shape, read.prompt.params.structured_outputs, read.calls)
     answer = ChatAnswer(server.served, body, read.calls.reader if read.calls else ToolParser)
+    if body.return_token_ids:
+        answer.once["prompt_token_ids"] = list(read.prompt.token_ids)
     return await Responder(server, body, answer, model, "chatcmpl", check).send(request, [read.prompt])
 
 
@@ -54,8 +56,9 @@ def _read(body: ChatRequest, server: ServerState) -> _Read:
     param, shape, params = _params(body, server, asked)
     text = chat_prompt(body, server.served, server.limits, asked.shown, forced=asked.forced is not None)
     ids = server.served.encode(text, "messages", special=False)
-    ids = server.served.fitting(ids, "messages", params.max_tokens or 1)
-    constraint, calls = asked.for_prompt(thinks(text), shape)
+    ids = server.served.fitting(ids, "messages", params.max_tokens or 1, body.truncate_prompt_tokens)
+    thinking = thinks(text) or (body.continue_final_message and thinks_on(str(body.messages[-1].content)))
+    constraint, calls = asked.for_prompt(thinking, shape)
     return _Read(EnginePrompt(ids, replace(params, structured_outputs=constraint)), param, shape, calls)
 
 
@@ -91,6 +94,8 @@ class ChatAnswer:
     def __init__(self, served: ServedModel, body: ChatRequest, reader: Callable[[], ToolParser]):
         """Write the choices, each parsed by its own reader."""
         self._served = served
+        self.once: dict[str, Any] = {}
+        self._wants_ids = bool(body.return_token_ids)
         self._wants_logprobs, self._no_tokens = bool(body.logprobs), body.no_tokens
         self._readers: list[ToolParser] = [reader() for _ in range(body.n or 1)]
         self._begun: set[int] = set()
@@ -99,7 +104,7 @@ class ChatAnswer:
         """Return the role first, then new text, then the finish reason, in the order of OpenAI's events."""
         if self._no_tokens:
             reason = "length" if delta.finish_reason is not None else None
-            delta = replace(delta, text="", logprobs=None, finish_reason=reason, stop_reason=None)
+            delta = replace(delta, text="", token_ids=(), logprobs=None, finish_reason=reason, stop_reason=None)
         reader = self._readers[delta.index]
         pieces = reader.read(delta.text, last=delta.finish_reason is not None)
         logprobs = chat_logprobs(delta.logprobs, self._served.tokenizer.token_bytes) if self._wants_logprobs else None
@@ -107,7 +112,7 @@ class ChatAnswer:
         if delta.index not in self._begun:
             self._begun.add(delta.index)
             made.append(_choice(delta.index, {"role": "assistant", "content": "", "refusal": None}))
-        if logprobs and not pieces:
+        if (logprobs or self._wants_ids) and not pieces:
             pieces = [{"content": ""}]
         for piece in pieces:
             made.append(_choice(delta.index, piece, logprobs))
@@ -115,6 +120,8 @@ class ChatAnswer:
         if delta.finish_reason is not None:
             reason = reader.finish_reason(delta.finish_reason)
             made.append(_choice(delta.index, {}) | {"finish_reason": reason, "stop_reason": delta.stop_reason})
+        if self._wants_ids:
+            made[0]["token_ids"] = list(delta.token_ids)
         return made
 
     def whole(self, choice: dict[str, Any]) -> dict[str, Any]:

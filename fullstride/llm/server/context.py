@@ -1,6 +1,6 @@
 """Context that all routes share."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import time
 from typing import Any, Protocol, runtime_checkable
@@ -94,10 +94,16 @@ def server_of(request: Request) -> ServerState:
 
 @runtime_checkable
 class ResponseFormat(Protocol):
-    """Writer of deltas in one API's format: choices of a stream's events, and of a merged response."""
+    """Writer of deltas in one API's format: choices of a stream's events, and of a merged response.
+
+    `once` are further fields of the response, or of a stream's first event.
+    """
 
     kind: str
     chunk_kind: str
+
+    @property
+    def once(self) -> Mapping[str, Any]: ...
 
     def chunks(self, which: int, delta: Delta) -> list[dict[str, Any]]: ...
     def whole(self, choice: dict[str, Any]) -> dict[str, Any]: ...
@@ -159,18 +165,20 @@ class Responder:
             for choice in await self._written(which, delta):
                 merged[choice["index"]] = merge(merged.get(choice["index"]), choice)
         choices = [self.answer.whole(merged[index]) for index in sorted(merged)]
-        whole = {**self._head(self.answer.kind), "choices": choices, "usage": self._usage(job)}
+        whole = {**self._head(self.answer.kind), "choices": choices, "usage": self._usage(job), **self.answer.once}
         return await anyio.to_thread.run_sync(json_response, whole)
 
     async def _events(self, job: EngineJob) -> AsyncIterator[bytes]:
         head = self._head(self.answer.chunk_kind)
         options = self.body.stream_options or StreamOptions()
         counts: dict[str, Any] = {"usage": None} if options.include_usage else {}
+        once = self.answer.once
         async for which, delta in job:
             if options.continuous_usage_stats:
                 counts = {"usage": self._usage(job)}
             for choice in await self._written(which, delta):
-                yield event({**head, "choices": [choice], **counts})
+                yield event({**head, "choices": [choice], **counts, **once})
+                once = {}
         if options.include_usage:
             yield event({**head, "choices": [], "usage": self._usage(job)})
 

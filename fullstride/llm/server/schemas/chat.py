@@ -39,6 +39,20 @@ class NamedTool(Body):
     function: FunctionName
 
 
+class AllowedSet(Body):
+    """Tools that may be called; `required` forces a call of one of them."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedTool], Field(fail_fast=True, min_length=1)]
+
+
+class AllowedTools(Body):
+    """Some of the tools, of which the model still sees all, so that the prompt stays cached."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedSet
+
+
 class TextFormat(Body):
     """Any text."""
 
@@ -79,12 +93,19 @@ class ChatRequest(SamplingRequest):
     top_logprobs: int | None = Field(None, ge=0)
     response_format: ResponseFormat | None = None
     tools: Listed[Tool] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedTools | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = Field(
         None, description="Variables passed to the model's chat template."
     )
     add_generation_prompt: bool = True
+    continue_final_message: bool = Field(
+        default=False,
+        description="Continue the last message, of the assistant; add_generation_prompt has to be false.",
+    )
+    reasoning_effort: str | None = Field(
+        None, max_length=64, description="Passed to the model's chat template; refused if that does not read it."
+    )
     metadata: Keyed[str] | None = Field(None, description="Accepted without effect.")
     safety_identifier: str | None = Field(None, description="Accepted without effect.")
     prompt_cache_key: str | None = Field(None, description="Accepted without effect: every prefix is cached.")
@@ -148,6 +169,7 @@ class ChatChoice(BaseModel):
     logprobs: ChatLogprobs | None
     finish_reason: Literal["stop", "length", "tool_calls"]
     stop_reason: str | int | None = Field(description="Stop text or token id that ended the completion.")
+    token_ids: list[int] | None = Field(None, description="With return_token_ids.")
     schema_errors: list[str] | None = Field(
         None, description="Violations of the schemas by the text, or by its tool calls; absent if there are none."
     )
@@ -162,3 +184,4 @@ class ChatCompletion(BaseModel):
     model: str
     choices: list[ChatChoice]
     usage: Usage
+    prompt_token_ids: list[int] | None = Field(None, description="With return_token_ids; in a stream's first event.")

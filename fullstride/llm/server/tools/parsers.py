@@ -98,6 +98,11 @@ def thinks(prompt: str) -> bool:
     return prompt.rstrip().endswith(THINK)
 
 
+def thinks_on(answer: str) -> bool:
+    """Return whether an answer that is to be continued stops within reasoning."""
+    return answer.rfind(THINK) > answer.rfind(THOUGHT)
+
+
 class NoJsonError(ValueError):
     """Error of a text that does not begin with a JSON object or list of objects."""
 

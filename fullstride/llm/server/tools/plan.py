@@ -15,7 +15,7 @@ from fullstride.llm.sampling_params import Structured
 from fullstride.llm.server.errors import BadRequestError
 from fullstride.llm.server.limits import ServerLimits
 from fullstride.llm.server.sampling import at_most
-from fullstride.llm.server.schemas.chat import ChatRequest, NamedTool, Tool
+from fullstride.llm.server.schemas.chat import AllowedTools, ChatRequest, NamedTool, Tool
 from fullstride.llm.server.tools.call_grammar import calls_in_text, calls_or_json, one_call
 from fullstride.llm.server.tools.conformance import CallSchemas
 from fullstride.llm.server.tools.parsers import CallsOrContent, ForcedTool, HermesTools, RequiredTool, ToolParser
@@ -55,17 +55,18 @@ class ToolPlan:
         _check(body, tools, limits)
         if not tools or body.tool_choice == "none":
             return cls([], None, lambda _: ToolParser())
-        schemas = {tool.function.name: _schema(tool) for tool in tools}
+        schemas, choice = {tool.function.name: _schema(tool) for tool in tools}, body.tool_choice
+        if isinstance(choice, AllowedTools):
+            allowed, choice = _known(choice.allowed_tools.tools, schemas), choice.allowed_tools.mode
+            schemas = {name: schema for name, schema in schemas.items() if name in allowed}
         names = frozenset(schemas)
-        if isinstance(body.tool_choice, NamedTool):
-            name = body.tool_choice.function.name
-            if name not in schemas:
-                raise BadRequestError(f"Tool '{name}' is not in 'tools'.", param="tool_choice")
+        if isinstance(choice, NamedTool):
+            (name,) = _known([choice], schemas)
             return cls(tools, json_schema(schemas[name]), lambda _: ForcedTool(name), {name: schemas[name]}, names)
-        if body.tool_choice == "required":
+        if choice == "required":
             return cls(tools, one_call(schemas), lambda _: RequiredTool(names), schemas, names)
         single = body.parallel_tool_calls is False
-        strict = frozenset(tool.function.name for tool in tools if tool.function.strict)
+        strict = names & {tool.function.name for tool in tools if tool.function.strict}
         reader = partial(HermesTools, names, 1 if single else None)
         return cls(tools, None, reader, schemas, strict, single)
 
@@ -99,6 +100,13 @@ def _check(body: ChatRequest, tools: list[Tool], limits: ServerLimits) -> None:
         raise BadRequestError(f"Two of 'tools' have the name '{twice}'; give each a unique name.", param="tools")
     if body.tool_choice not in (None, "none") and not tools:
         raise BadRequestError("'tool_choice' is only allowed when 'tools' are given.", param="tool_choice")
+
+
+def _known(chosen: list[NamedTool], schemas: Mapping[str, Any]) -> set[str]:
+    names = {tool.function.name for tool in chosen}
+    if unknown := names - schemas.keys():
+        raise BadRequestError(f"Tool '{min(unknown)}' is not in 'tools'.", param="tool_choice")
+    return names
 
 
 def _schema(tool: Tool) -> dict[str, Any]:
