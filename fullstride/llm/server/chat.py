@@ -21,8 +21,9 @@ from fullstride.llm.server.schemas.chat import ChatCompletion, ChatRequest
 from fullstride.llm.server.served_model import ServedModel
 from fullstride.llm.server.streaming import GENERATING, merge
 from fullstride.llm.server.tools.conformance import CallSchemas
-from fullstride.llm.server.tools.parsers import ToolParser, thinks, thinks_on
+from fullstride.llm.server.tools.parsers import THOUGHT, ToolParser, thinks, thinks_on
 from fullstride.llm.server.tools.plan import ToolPlan
+from fullstride.llm.server.tools.reasoning import ReasoningParser
 from fullstride.llm.server.tools.shapes import structured
 
 router = APIRouter(route_class=OffLoopRoute)
@@ -35,7 +36,7 @@ async def chat_completions(body: ChatRequest, request: Request) -> Response:
     model = server.served.name(body.model)
     read = await anyio.to_thread.run_sync(_read, body, server)
     check = await server.compile(request, read.param, read.shape, read.prompt.params.structured_outputs, read.calls)
-    answer = ChatAnswer(server.served, body, read.calls.reader if read.calls else ToolParser)
+    answer = ChatAnswer(server.served, body, read.reader)
     if body.return_token_ids:
         answer.once["prompt_token_ids"] = list(read.prompt.token_ids)
     return await Responder(server, body, answer, model, "chatcmpl", check).send(request, [read.prompt])
@@ -43,8 +44,18 @@ async def chat_completions(body: ChatRequest, request: Request) -> Response:
 
 @dataclass(frozen=True)
 class _Read:
-    """A request as read: the engine's prompt, the shape of a text without calls and its parameter, and the calls."""
+    """A request as it was read.
 
+    Attributes:
+        reader: makes a parser of one answer.
+        prompt: of the engine.
+        param: that asks for the shape.
+        shape: of a text without calls.
+        calls: that the text may have.
+
+    """
+
+    reader: Callable[[], ToolParser]
     prompt: EnginePrompt
     param: str
     shape: Structured | None
@@ -59,7 +70,16 @@ def _read(body: ChatRequest, server: ServerState) -> _Read:
     ids = server.served.fitting(ids, "messages", params.max_tokens or 1, body.truncate_prompt_tokens)
     thinking = thinks(text) or (body.continue_final_message and thinks_on(str(body.messages[-1].content)))
     constraint, calls = asked.for_prompt(thinking, shape)
-    return _Read(EnginePrompt(ids, replace(params, structured_outputs=constraint)), param, shape, calls)
+    reader = calls.reader if calls else ToolParser
+    if shape is None and asked.forced is None and _separates(body, server.served):
+        reader = lambda: ReasoningParser(asked.reader(None), thinking)  # noqa: E731
+    return _Read(reader, EnginePrompt(ids, replace(params, structured_outputs=constraint)), param, shape, calls)
+
+
+def _separates(body: ChatRequest, served: ServedModel) -> bool:
+    if body.separate_reasoning is not None:
+        return body.separate_reasoning
+    return served.tokenizer.template is not None and served.tokenizer.template.reads(THOUGHT)
 
 
 def _params(body: ChatRequest, server: ServerState, asked: ToolPlan) -> tuple[str, Structured | None, SamplingParams]:

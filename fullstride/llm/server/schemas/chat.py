@@ -103,6 +103,11 @@ class ChatRequest(SamplingRequest):
         default=False,
         description="Continue the last message, of the assistant; add_generation_prompt has to be false.",
     )
+    separate_reasoning: bool | None = Field(
+        None,
+        description="Return what is in <think> tags at the beginning as reasoning_content, not as content. "
+        "Default: true if the model's chat template has these tags.",
+    )
     reasoning_effort: str | None = Field(
         None, max_length=64, description="Passed to the model's chat template; refused if that does not read it."
     )
@@ -157,6 +162,7 @@ class AnswerMessage(BaseModel):
 
     role: Literal["assistant"]
     content: str | None
+    reasoning_content: str | None = Field(None, description="What the model thought first, if it is separated.")
     refusal: None = None
     tool_calls: list[ToolCallMade] | None = None
 

@@ -29,7 +29,7 @@ class ToolPlan:
     Attributes:
         shown: to the model's template.
         forced: shape of a text that must be a call.
-        reader: makes a reader for one answer, from whether the prompt ends within reasoning.
+        reader: makes a reader for one answer, from whether the prompt ends within reasoning; None if that is separated.
         schemas: of the arguments that a call may have, by the functions' names.
         strict: names of the functions whose calls are to be constrained.
         single: whether one call is all that is wanted.
@@ -38,7 +38,7 @@ class ToolPlan:
 
     shown: list[Tool]
     forced: Structured | None
-    reader: Callable[[bool], ToolParser]
+    reader: Callable[[bool | None], ToolParser]
     schemas: Mapping[str, Any] = field(default_factory=dict)
     strict: frozenset[str] = frozenset()
     single: bool = False
