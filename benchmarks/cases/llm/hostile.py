@@ -1,8 +1,8 @@
 """`python -m benchmarks llm --workload hostile`: how long others wait while the HTTP server gets the worst requests.
 
-The idle server has a row, and so has each attack: some clients repeat the attack, while two others request one token
-and /health, one request after the other. All clients are in separate processes, and the server is as
-`fullstride llm serve` starts it.
+The idle server has a row, and so has each attack: some clients repeat the attack, while others request one token of a
+prompt, one token of a chat, and /health, one request after the other. All clients are in separate processes, and the
+server is as `fullstride llm serve` starts it.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.cases.llm.gate import gate
-from benchmarks.cases.llm.hostile_clients import ATTACKS, CUT_OFF, attack, waited
+from benchmarks.cases.llm.hostile_clients import ATTACKS, CUT_OFF, KINDS, attack, waited
 from benchmarks.cases.llm.shared import LlmBench, shown, timing_of
 from benchmarks.cases.llm.sweep import prompt_operations, weight_bytes
 from benchmarks.cases.step_jax.ceilings import jax_ceilings
@@ -33,7 +33,7 @@ IDLE, NAME = "idle", "model"
 
 
 def run(bench: LlmBench) -> Path:
-    """Time small completions and /health, idle and by attack, a row each, written as it is found; see `case.run`.
+    """Time small requests and /health, idle and by attack, a row each, written as it is found; see `case.run`.
 
     ConfigError for a model without a tokenizer, an end of texts or a chat template. GateError if a small request is
     refused, or an attack is answered otherwise than it should be; or see `gate.gate`.
@@ -88,8 +88,8 @@ def _row(name: str, asked: dict[str, Any], least: RooflineBound) -> Row:
         with attack({"url": asked["url"], "attack": name, "size": SIZE, "clients": ATTACKERS}) as found:
             times = waited(asked)
         extra = _answered(name, **found)
-    extra |= {f"{kind}_ms": spread(times[kind][1:]) for kind in ("request", "health")}
-    for kind in ("request", "health"):
+    extra |= {f"{kind}_ms": spread(times[kind][1:]) for kind in KINDS}
+    for kind in KINDS:
         say(f"{name}: {kind} " + ", ".join(f"{key} {value:.4g}" for key, value in extra[f"{kind}_ms"].items()))
     return Row(name, timing_of(times["request"]), least, extra)
 
@@ -106,6 +106,6 @@ def _answered(name: str, answers: dict[str, int], seconds: float) -> dict[str, A
 
 
 def spread(times: list[float]) -> dict[str, float]:
-    """Return the count, median, 99th percentile and maximum, in milliseconds."""
-    median, high = (float(np.quantile(times, q)) for q in (0.5, 0.99))
-    return {"count": float(len(times)), "median": median, "p99": high, "max": max(times)}
+    """Return the count, median, 95th and 99th percentile and maximum, in milliseconds."""
+    median, high, higher = (float(np.quantile(times, q)) for q in (0.5, 0.95, 0.99))
+    return {"count": float(len(times)), "median": median, "p95": high, "p99": higher, "max": max(times)}

@@ -32,10 +32,13 @@ CUT_OFF = "cut off"
 MESSAGES, LISTS = 2048, 65_536
 NESTED = LISTS - 16
 COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
+# What ordinary clients request.
+KINDS = ("request", "chat", "health")
+STOPS, DOUBLED = 10_000, 60
 
 
 def waited(asked: dict[str, Any]) -> dict[str, list[float]]:
-    """Return milliseconds of each small completion, `request`, and each `health`; the first of each connects.
+    """Return milliseconds of each small completion, `request`, each small `chat` and each `health`; the first connects.
 
     Asked are `url`, `model`, its `vocab`, tokens of a `prompt`, and the `seconds` of sending requests. GateError
     with the server's message if a request was refused or not answered.
@@ -84,11 +87,17 @@ async def _wait(asked: dict[str, Any]) -> dict[str, list[float]]:
         prompt = [draw.randrange(3, asked["vocab"]) for _ in range(asked["prompt"])]
         return {"model": asked["model"], "prompt": prompt, "max_tokens": 1, "temperature": 0, "ignore_eos": True}
 
+    def chat() -> dict[str, Any]:
+        messages = [{"role": "user", "content": f"{draw.randrange(10_000)}"}]
+        return {"model": asked["model"], "messages": messages, "max_tokens": 1, "temperature": 0}
+
     async with httpx.AsyncClient(base_url=asked["url"], timeout=LONGEST, trust_env=False) as client:
-        request, health = await asyncio.gather(
-            repeat(lambda: client.post("/v1/completions", json=small())), repeat(lambda: client.get("/health"))
+        times = await asyncio.gather(
+            repeat(lambda: client.post(COMPLETIONS, json=small())),
+            repeat(lambda: client.post(CHATS, json=chat())),
+            repeat(lambda: client.get("/health")),
         )
-    return {"request": request, "health": health}
+    return dict(zip(KINDS, times, strict=True))
 
 
 def _bodies(web: httpx.Client, path: str, bodies: list[bytes], stop: Event) -> Iterator[str]:
@@ -163,6 +172,28 @@ def _schemas(size: int) -> list[str]:
     return [json.dumps({"prompt": "x", "max_tokens": 1, "structured_outputs": {"json": schema}}) for schema in costly]
 
 
+def _checks(size: int) -> list[str]:
+    """Build a schema whose grammar is small, and whose check takes 2^60 steps."""
+    doubled = {f"d{i}": {"allOf": [{"$ref": f"#/$defs/d{i + 1}"}] * 2} for i in range(DOUBLED)} | {f"d{DOUBLED}": {}}
+    schema = {"type": "object", "properties": {}, "additionalProperties": False, "not": {"$ref": "#/$defs/d0"}}
+    shape = {"json": schema | {"$defs": doubled}}
+    return [json.dumps({"prompt": "x", "max_tokens": 40, "temperature": 0, "structured_outputs": shape})]
+
+
+def _stops(size: int) -> list[str]:
+    width = size // STOPS - len('"", ')
+    return [json.dumps({"prompt": "x", "max_tokens": 1, "stop": [f"{i:0{width}}" for i in range(STOPS)]})]
+
+
+def _biases(size: int) -> list[str]:
+    count = size // len('"100000": 1, ')
+    return [json.dumps({"prompt": "x", "max_tokens": 1, "logit_bias": {f"{100_000 + i}": 1 for i in range(count)}})]
+
+
+def _completions(size: int) -> list[str]:
+    return [json.dumps({"prompt": "x", "n": 16, "max_tokens": 16, "ignore_eos": True})]
+
+
 def _brackets(size: int) -> list[str]:
     """Build schemas of lists: too many, the deepest allowed nesting, and many siblings with a long text."""
     nested, flat = "[" * NESTED + "]" * NESTED, ",".join(["[]"] * NESTED)
@@ -178,6 +209,10 @@ ATTACKS: Mapping[str, Attack] = {
     "a long text to tokenize": Attack(200, "/tokenize", _text),
     "a long chat": Attack(400, CHATS, _chat),
     "a costly schema": Attack(400, COMPLETIONS, _schemas),
+    "a costly check": Attack(200, COMPLETIONS, _checks),
+    "stop texts": Attack(400, COMPLETIONS, _stops),
+    "logit biases": Attack(400, COMPLETIONS, _biases),
+    "16 completions": Attack(200, COMPLETIONS, _completions),
     "a header without end": Attack(431, "/health"),
     "brackets": Attack(400, COMPLETIONS, _brackets),
     "numbers": Attack(400, COMPLETIONS, _numbers),

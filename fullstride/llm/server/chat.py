@@ -1,7 +1,7 @@
 """POST /v1/chat/completions."""
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import anyio.to_thread
@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from fullstride.llm.outputs import Delta
-from fullstride.llm.sampling_params import SamplingParams
+from fullstride.llm.sampling_params import SamplingParams, Structured
 from fullstride.llm.server.bodies import OffLoopRoute
 from fullstride.llm.server.context import Responder, ServerState, server_of
 from fullstride.llm.server.errors import BadRequestError
@@ -20,8 +20,10 @@ from fullstride.llm.server.sampling import at_most, check_limits, sampling_param
 from fullstride.llm.server.schemas.chat import ChatCompletion, ChatRequest
 from fullstride.llm.server.served_model import ServedModel
 from fullstride.llm.server.streaming import GENERATING, merge
-from fullstride.llm.server.tools.parsers import ToolParser, thinks
+from fullstride.llm.server.tools.conformance import CallSchemas
+from fullstride.llm.server.tools.parsers import THOUGHT, ToolParser, thinks, thinks_on
 from fullstride.llm.server.tools.plan import ToolPlan
+from fullstride.llm.server.tools.reasoning import ReasoningParser
 from fullstride.llm.server.tools.shapes import structured
 
 router = APIRouter(route_class=OffLoopRoute)
@@ -32,29 +34,62 @@ async def chat_completions(body: ChatRequest, request: Request) -> Response:
     """Answer a chat."""
     server = server_of(request)
     model = server.served.name(body.model)
-    asked, param, prompt, text = await anyio.to_thread.run_sync(_read, body, server)
-    check = await server.compile(request, param, prompt.params.structured_outputs, asked.schemas)
-    answer = ChatAnswer(server.served, body, lambda: asked.reader(thinks(text)))
-    return await Responder(server, body, answer, model, "chatcmpl", check).send(request, [prompt])
+    read = await anyio.to_thread.run_sync(_read, body, server)
+    check = await server.compile(request, read.param, read.shape, read.prompt.params.structured_outputs, read.calls)
+    answer = ChatAnswer(server.served, body, read.reader)
+    if body.return_token_ids:
+        answer.once["prompt_token_ids"] = list(read.prompt.token_ids)
+    return await Responder(server, body, answer, model, "chatcmpl", check).send(request, [read.prompt])
 
 
-def _read(body: ChatRequest, server: ServerState) -> tuple[ToolPlan, str, EnginePrompt, str]:
-    """Return the chat's tools and shape, the parameter of the shape, the engine's prompt, and the prompt's text."""
+@dataclass(frozen=True)
+class _Read:
+    """A request as it was read.
+
+    Attributes:
+        reader: makes a parser of one answer.
+        prompt: of the engine.
+        param: that asks for the shape.
+        shape: of a text without calls.
+        calls: that the text may have.
+
+    """
+
+    reader: Callable[[], ToolParser]
+    prompt: EnginePrompt
+    param: str
+    shape: Structured | None
+    calls: CallSchemas | None
+
+
+def _read(body: ChatRequest, server: ServerState) -> _Read:
     asked = ToolPlan.of(body, server.limits)
-    param, params = _params(body, server, asked)
-    text = chat_prompt(body, server.served, server.limits, asked.shown, forced=asked.shape is not None)
+    param, shape, params = _params(body, server, asked)
+    text = chat_prompt(body, server.served, server.limits, asked.shown, forced=asked.forced is not None)
     ids = server.served.encode(text, "messages", special=False)
-    ids = server.served.fitting(ids, "messages", params.max_tokens or 1)
-    return asked, param, EnginePrompt(ids, params), text
+    ids = server.served.fitting(ids, "messages", params.max_tokens or 1, body.truncate_prompt_tokens)
+    thinking = thinks(text) or (body.continue_final_message and thinks_on(str(body.messages[-1].content)))
+    constraint, calls = asked.for_prompt(thinking, shape)
+    reader = calls.reader if calls else ToolParser
+    if shape is None and asked.forced is None and _separates(body, server.served):
+        reader = lambda: ReasoningParser(asked.reader(None), thinking)  # noqa: E731
+    return _Read(reader, EnginePrompt(ids, replace(params, structured_outputs=constraint)), param, shape, calls)
 
 
-def _params(body: ChatRequest, server: ServerState, asked: ToolPlan) -> tuple[str, SamplingParams]:
+def _separates(body: ChatRequest, served: ServedModel) -> bool:
+    if body.separate_reasoning is not None:
+        return body.separate_reasoning
+    return served.tokenizer.template is not None and served.tokenizer.template.reads(THOUGHT)
+
+
+def _params(body: ChatRequest, server: ServerState, asked: ToolPlan) -> tuple[str, Structured | None, SamplingParams]:
+    """Return the parameter of the shape, the shape of a text without calls, and the engine's parameters without one."""
     check_limits(body, server.limits)
     at_most("top_logprobs", body.top_logprobs, server.limits.logprobs)
     if body.top_logprobs and not body.logprobs:
         raise BadRequestError("'top_logprobs' needs 'logprobs' to be true.", param="top_logprobs")
     param, shape = structured(body, server.limits.schema_bytes)
-    if shape is not None and asked.shape is not None:
+    if shape is not None and asked.forced is not None:
         raise BadRequestError(
             "A forced tool call already constrains the text; send no other constraint.", param="tool_choice"
         )
@@ -62,13 +97,13 @@ def _params(body: ChatRequest, server: ServerState, asked: ToolPlan) -> tuple[st
     if len(most) > 1:
         message = "max_tokens and max_completion_tokens differ; send the latter only."
         raise BadRequestError(message, param="max_completion_tokens")
-    return param or "tools", sampling_params(
+    params = sampling_params(
         body,
         server.served,
         max_tokens=max(1, most.pop()) if most else None,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-        shape=shape or asked.shape,
     )
+    return param or "tools", shape, params
 
 
 class ChatAnswer:
@@ -79,6 +114,8 @@ class ChatAnswer:
     def __init__(self, served: ServedModel, body: ChatRequest, reader: Callable[[], ToolParser]):
         """Write the choices, each parsed by its own reader."""
         self._served = served
+        self.once: dict[str, Any] = {}
+        self._wants_ids = bool(body.return_token_ids)
         self._wants_logprobs, self._no_tokens = bool(body.logprobs), body.no_tokens
         self._readers: list[ToolParser] = [reader() for _ in range(body.n or 1)]
         self._begun: set[int] = set()
@@ -87,7 +124,7 @@ class ChatAnswer:
         """Return the role first, then new text, then the finish reason, in the order of OpenAI's events."""
         if self._no_tokens:
             reason = "length" if delta.finish_reason is not None else None
-            delta = replace(delta, text="", logprobs=None, finish_reason=reason, stop_reason=None)
+            delta = replace(delta, text="", token_ids=(), logprobs=None, finish_reason=reason, stop_reason=None)
         reader = self._readers[delta.index]
         pieces = reader.read(delta.text, last=delta.finish_reason is not None)
         logprobs = chat_logprobs(delta.logprobs, self._served.tokenizer.token_bytes) if self._wants_logprobs else None
@@ -95,7 +132,7 @@ class ChatAnswer:
         if delta.index not in self._begun:
             self._begun.add(delta.index)
             made.append(_choice(delta.index, {"role": "assistant", "content": "", "refusal": None}))
-        if logprobs and not pieces:
+        if (logprobs or self._wants_ids) and not pieces:
             pieces = [{"content": ""}]
         for piece in pieces:
             made.append(_choice(delta.index, piece, logprobs))
@@ -103,6 +140,8 @@ class ChatAnswer:
         if delta.finish_reason is not None:
             reason = reader.finish_reason(delta.finish_reason)
             made.append(_choice(delta.index, {}) | {"finish_reason": reason, "stop_reason": delta.stop_reason})
+        if self._wants_ids:
+            made[0]["token_ids"] = list(delta.token_ids)
         return made
 
     def whole(self, choice: dict[str, Any]) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """POST /v1/completions."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import anyio.to_thread
@@ -29,7 +30,8 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
     server = server_of(request)
     model = server.served.name(body.model)
     param, prompts = await anyio.to_thread.run_sync(_read, body, server)
-    check = await server.compile(request, param, prompts[0].params.structured_outputs)
+    shape = prompts[0].params.structured_outputs
+    check = await server.compile(request, param, shape, shape)
     answer = CompletionAnswer(server.served, body, prompts)
     return await Responder(server, body, answer, model, "cmpl", check).send(request, prompts)
 
@@ -57,7 +59,8 @@ def _read(body: CompletionRequest, server: ServerState) -> tuple[str, list[Engin
             ids = served.encode(each, "prompt", special=body.add_special_tokens)
         else:
             ids = served.known(each, "prompt")
-        prompts.append(EnginePrompt(served.fitting(ids, "prompt", params.max_tokens or 1), params))
+        ids = served.fitting(ids, "prompt", params.max_tokens or 1, body.truncate_prompt_tokens)
+        prompts.append(EnginePrompt(ids, params))
     return param, prompts
 
 
@@ -71,6 +74,7 @@ class CompletionAnswer:
     """Choices of all prompts in one list: prompt p's completion i is number p * n + i."""
 
     kind = chunk_kind = "text_completion"
+    once: Mapping[str, Any] = {}
 
     def __init__(self, served: ServedModel, body: CompletionRequest, prompts: list[EnginePrompt]):
         """Write the completions of these prompts."""
@@ -110,15 +114,26 @@ class CompletionAnswer:
         if self._body.echo and number not in self._begun:
             echo = self._echo(which, delta)
             places = (*self._prompt_logprobs[which], *places) if wanted else ()
+        ids: dict[str, Any] = {}
+        if self._body.return_token_ids:
+            prompt = None if number in self._begun else list(self._prompts[which].token_ids)
+            ids = {"prompt_token_ids": prompt, "token_ids": [] if self._body.no_tokens else list(delta.token_ids)}
         self._begun.add(number)
         text, first = echo + text, self._prompts[which].token_ids[0]
         logprobs = self._writers[number].write(places, first, echo) if wanted else None
-        if not (text or logprobs or delta.finish_reason):
+        if not (text or logprobs or ids or delta.finish_reason):
             return None
-        return {"index": number, "text": text, "logprobs": logprobs, "finish_reason": reason, "stop_reason": stop}
+        return {
+            "index": number,
+            "text": text,
+            "logprobs": logprobs,
+            "finish_reason": reason,
+            "stop_reason": stop,
+            **ids,
+        }
 
     def _echo(self, which: int, delta: Delta) -> str:
-        if isinstance(given := _given(self._body)[which], str):
+        if isinstance(given := _given(self._body)[which], str) and self._body.truncate_prompt_tokens is None:
             return given
         tokenizer, ids = self._served.tokenizer, self._prompts[which].token_ids
         text = tokenizer.decode(ids, False)

@@ -21,8 +21,8 @@ from fullstride.llm.server.request_manager import RequestManager
 from fullstride.llm.server.schemas.base import SamplingRequest, StreamOptions
 from fullstride.llm.server.served_model import ServedModel
 from fullstride.llm.server.streaming import EventStream, event, json_response, merge, while_connected
-from fullstride.llm.server.tools.conformance import Check, check_of, refused
-from fullstride.llm.server.tools.shapes import SchemaCompiler
+from fullstride.llm.server.tools.conformance import CallSchemas, Check, check_of, refused
+from fullstride.llm.server.tools.shapes import SchemaCompiler, schema_of
 
 
 @dataclass
@@ -37,6 +37,7 @@ class ServerState:
         shapes: compiles what texts are to be like; None if the engine has to.
         reading: long bodies, one at a time: two would be read no sooner, since reading holds Python's lock for most of
             its time, and all others would wait for both.
+        checking: texts against schemas, one at a time: threads that wait must not be those that encode prompts.
 
     """
 
@@ -46,17 +47,24 @@ class ServerState:
     metrics: Metrics
     shapes: SchemaCompiler | None = None
     reading: anyio.CapacityLimiter = field(default_factory=lambda: anyio.CapacityLimiter(1))
+    checking: anyio.CapacityLimiter = field(default_factory=lambda: anyio.CapacityLimiter(1))
 
     async def compile(
-        self, request: Request, param: str, shape: Structured | None, tools: Mapping[str, Any] | None = None
+        self,
+        request: Request,
+        param: str,
+        shape: Structured | None,
+        constraint: Structured | None,
+        calls: CallSchemas | None = None,
     ) -> Check | None:
         """Compile the grammar of a request, if it has one, off the event loop and off the engine's thread.
 
         Args:
             request: is waited for, and no longer than its client waits.
             param: that asks for the shape.
-            shape: of the text.
-            tools: schemas of arguments by the functions' names, if the text is a call.
+            shape: of a text without calls.
+            constraint: of all texts: the shape, or one with calls.
+            calls: that the text may have.
 
         Returns:
             What has to be checked when a text is whole, if a grammar does not hold all of its schema.
@@ -67,15 +75,16 @@ class ServerState:
             ClientGoneError: if the client did not wait.
 
         """
-        if shape is None:
+        if constraint is None and calls is None:
             return None
         try:
-            if self.shapes is not None:
-                await while_connected(request, self.shapes.compile(shape))
-            return await anyio.to_thread.run_sync(check_of, shape, tools or {})
+            if constraint is not None and self.shapes is not None:
+                await while_connected(request, self.shapes.compile(constraint))
+            return await anyio.to_thread.run_sync(check_of, shape, calls, limiter=self.checking)
         except ConfigError as error:
             tried = self.shapes.tried if self.shapes is not None else lambda shape: None
-            raise await anyio.to_thread.run_sync(refused, error, param, shape, tools or {}, tried) from error
+            schemas = {"": schema_of(shape), **(calls.schemas if calls else {})}
+            raise await anyio.to_thread.run_sync(refused, error, param, constraint, schemas, tried) from error
 
 
 def server_of(request: Request) -> ServerState:
@@ -85,10 +94,16 @@ def server_of(request: Request) -> ServerState:
 
 @runtime_checkable
 class ResponseFormat(Protocol):
-    """Writer of deltas in one API's format: choices of a stream's events, and of a merged response."""
+    """Writer of deltas in one API's format: choices of a stream's events, and of a merged response.
+
+    `once` are further fields of the response, or of a stream's first event.
+    """
 
     kind: str
     chunk_kind: str
+
+    @property
+    def once(self) -> Mapping[str, Any]: ...
 
     def chunks(self, which: int, delta: Delta) -> list[dict[str, Any]]: ...
     def whole(self, choice: dict[str, Any]) -> dict[str, Any]: ...
@@ -138,10 +153,10 @@ class Responder:
         if self.check is None:
             return choices
         text = self._texts[which, delta.index] = self._texts.get((which, delta.index), "") + delta.text
-        # A text that was cut off is not whole, and its reason says so.
-        whole = delta.finish_reason is not None and choices[-1]["finish_reason"] != "length"
-        if whole and (errors := await anyio.to_thread.run_sync(self.check, text)):
-            choices[-1]["schema_errors"] = errors
+        if delta.finish_reason is not None:
+            whole = choices[-1]["finish_reason"] != "length"
+            if errors := await anyio.to_thread.run_sync(self.check, text, whole, limiter=self.server.checking):
+                choices[-1]["schema_errors"] = errors
         return choices
 
     async def _whole(self, job: EngineJob) -> Response:
@@ -150,18 +165,20 @@ class Responder:
             for choice in await self._written(which, delta):
                 merged[choice["index"]] = merge(merged.get(choice["index"]), choice)
         choices = [self.answer.whole(merged[index]) for index in sorted(merged)]
-        whole = {**self._head(self.answer.kind), "choices": choices, "usage": self._usage(job)}
+        whole = {**self._head(self.answer.kind), "choices": choices, "usage": self._usage(job), **self.answer.once}
         return await anyio.to_thread.run_sync(json_response, whole)
 
     async def _events(self, job: EngineJob) -> AsyncIterator[bytes]:
         head = self._head(self.answer.chunk_kind)
         options = self.body.stream_options or StreamOptions()
         counts: dict[str, Any] = {"usage": None} if options.include_usage else {}
+        once = self.answer.once
         async for which, delta in job:
             if options.continuous_usage_stats:
                 counts = {"usage": self._usage(job)}
             for choice in await self._written(which, delta):
-                yield event({**head, "choices": [choice], **counts})
+                yield event({**head, "choices": [choice], **counts, **once})
+                once = {}
         if options.include_usage:
             yield event({**head, "choices": [], "usage": self._usage(job)})
 

@@ -1,6 +1,7 @@
 """Prompts of chats, made from messages by the model's template."""
 
 import json
+import secrets
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,11 +11,14 @@ from fullstride.llm.server.errors import BadRequestError, refusing
 from fullstride.llm.server.limits import ServerLimits
 from fullstride.llm.server.sampling import at_most
 from fullstride.llm.server.schemas.chat import ChatRequest, Tool
-from fullstride.llm.server.schemas.messages import Message
+from fullstride.llm.server.schemas.messages import AssistantMessage, Message
 from fullstride.llm.server.schemas.routes import TokenizeRequest
 from fullstride.llm.server.served_model import ServedModel
 from fullstride.llm.text.chat_template import NoPlaceForToolsError
 from fullstride.llm.text.messages import plain_messages
+
+# Cuts a prompt behind a message that is to be continued; no client can know it.
+END_OF_MESSAGE = f"[{secrets.token_hex(16)}]"
 
 
 def template_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
@@ -53,19 +57,58 @@ def chat_prompt(
     """
     at_most("messages", len(body.messages or ()), limits.messages, " messages")
     kwargs = body.chat_template_kwargs or {}
+    if isinstance(body, ChatRequest) and body.reasoning_effort is not None:
+        kwargs = {"reasoning_effort": _effort(body.reasoning_effort, served), **kwargs}
     _check_arguments(kwargs, limits)
     made = template_messages(body.messages or ())
     shown = [tool.model_dump(exclude_none=True) for tool in tools] or None
+    going_on = False
+    if isinstance(body, ChatRequest) and body.continue_final_message:
+        going_on = True
+        made[-1] = {**made[-1], "content": _to_continue(body) + END_OF_MESSAGE}
     try:
         try:
-            return served.tokenizer.chat(made, shown, body.add_generation_prompt, **kwargs)
+            text = served.tokenizer.chat(made, shown, body.add_generation_prompt, **kwargs)
         except NoPlaceForToolsError:
             if not forced:
                 raise
-            return served.tokenizer.chat(made, None, body.add_generation_prompt, **kwargs)
+            text = served.tokenizer.chat(made, None, body.add_generation_prompt, **kwargs)
     except ConfigError as error:
         param = "tools" if isinstance(error, NoPlaceForToolsError) else "messages"
         raise refusing(error, param) from error
+    if going_on and END_OF_MESSAGE not in text:
+        message = "continue_final_message: this model's chat template leaves out the final message."
+        raise BadRequestError(message, param="continue_final_message")
+    return text.rpartition(END_OF_MESSAGE)[0] if going_on else text
+
+
+def _to_continue(body: ChatRequest) -> str:
+    """Return the text of the final message.
+
+    Raises:
+        BadRequestError: if it is not the assistant's, or has no text, or a new answer is to begin.
+
+    """
+    last = body.messages[-1]
+    if body.add_generation_prompt:
+        expected = "expected add_generation_prompt to be false"
+    elif not isinstance(last, AssistantMessage) or last.tool_calls or not last.content:
+        expected = "expected the final message to be the assistant's, with a text and without tool calls"
+    else:
+        return template_messages([last])[0]["content"]
+    raise BadRequestError(f"continue_final_message: {expected}.", param="continue_final_message")
+
+
+def _effort(asked: str, served: ServedModel) -> str:
+    template = served.tokenizer.template
+    if template is None or not template.reads("reasoning_effort"):
+        message = "this model's chat template does not read it; its own variables, such as enable_thinking, go into"
+        raise BadRequestError(
+            f"Unsupported parameter: 'reasoning_effort': {message} chat_template_kwargs.",
+            param="reasoning_effort",
+            code="unsupported_parameter",
+        )
+    return asked
 
 
 def _check_arguments(kwargs: dict[str, Any], limits: ServerLimits) -> None:

@@ -50,12 +50,12 @@ class ServedModel:
         """Encode a prompt; do not call it on the event loop, since its time grows with the text.
 
         Raises:
-            BadRequestError: if it is empty or longer than the model can take; a far too long one is not even encoded.
+            BadRequestError: if it is far longer than the model can take: it is not even encoded.
 
         """
         if len(text) > self.max_length * self.longest_token:
             raise self._too_long(f"more than {len(text) // self.longest_token}", param)
-        return self.fitting(self.tokenizer.encode(text, special), param)
+        return self.tokenizer.encode(text, special)
 
     def known(self, ids: list[int], param: str) -> list[int]:
         """Return `ids` unchanged if the model has all of them.
@@ -69,13 +69,22 @@ class ServedModel:
             raise BadRequestError(message, param=param)
         return ids
 
-    def fitting(self, ids: list[int], param: str, completion: int = 1) -> list[int]:
-        """Return `ids` unchanged if a completion fits after them.
+    def fitting(self, ids: list[int], param: str, completion: int = 1, keep: int | None = None) -> list[int]:
+        """Return `ids` if a completion fits after them, or the last ones.
+
+        Args:
+            ids: tokens of a prompt.
+            param: that they come from.
+            completion: tokens of the completion.
+            keep: how many of the last ids to return, at most; -1 for as many as fit.
 
         Raises:
             BadRequestError: if there are none, or too many for a completion of so many tokens to follow.
 
         """
+        most = self.max_length - completion if keep == -1 else keep
+        if most is not None:
+            ids = ids[max(0, len(ids) - most) :]
         if not ids:
             raise BadRequestError(f"'{param}' has no tokens; send at least one.", param=param)
         if len(ids) + completion > self.max_length:

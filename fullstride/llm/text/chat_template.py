@@ -68,6 +68,10 @@ class ChatTemplate:
             bool(tools): CallForm.of(lambda each, t=tools: self._text(each, t, False)) for tools in (None, TOOLS)
         }
 
+    def reads(self, name: str) -> bool:
+        """Return whether a variable is named in the template: others have no effect."""
+        return name in self.text or name in self._with_tools
+
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],

@@ -17,6 +17,7 @@ class FakeTokenizer(Tokenizer):
 
     vocab_size = 259
     eos = (END,)
+    template = None
     # What the template writes where the assistant is to speak.
     ending = ""
 

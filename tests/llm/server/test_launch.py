@@ -107,7 +107,7 @@ def test_tools_that_must_be_called(ask, dense):
 def test_the_whitespace_of_a_forced_call_has_an_end(real):
     tools = [{"type": "function", "function": {"name": "f", "parameters": Animal.model_json_schema()}}]
     body = ChatRequest.model_validate({"messages": HELLO, "tools": tools, "tool_choice": "required"})
-    matcher = real.engine.grammars.matcher(ToolPlan.of(body, ServerLimits()).shape)
+    matcher = real.engine.grammars.matcher(ToolPlan.of(body, ServerLimits()).forced)
     encode = real.engine.tokenizer.encode
     assert all(map(matcher.advance, encode('{"name": "f", "arguments": {')))
     assert sum(map(matcher.advance, encode(" ") * 100)) == 24
@@ -122,7 +122,7 @@ def test_what_the_server_makes_of_schemas_and_choices_has_rows_as_wide_as_a_sche
         ({"structured_outputs": {"choice": choices}}, "option 2499"),
     ):
         body = ChatRequest.model_validate({"messages": HELLO, **asked})
-        shape = ToolPlan.of(body, ServerLimits()).shape or structured(body, ServerLimits().schema_bytes)[1]
+        shape = ToolPlan.of(body, ServerLimits()).forced or structured(body, ServerLimits().schema_bytes)[1]
         matcher = real.engine.grammars.matcher(shape)
         assert all(map(matcher.advance, real.engine.tokenizer.encode(text)))
         assert matcher.done
@@ -136,7 +136,7 @@ def test_arguments_are_an_object_whatever_their_schema_leaves_open(real, choice,
     asked, encode = ToolPlan.of(body, ServerLimits()), real.engine.tokenizer.encode
     before = '{"name": "f", "arguments": ' if choice == "required" else ""
     for arguments, fine in (("{}", True), ("5", False), ("null", False), ("[1]", False)):
-        matcher = real.engine.grammars.matcher(asked.shape)
+        matcher = real.engine.grammars.matcher(asked.forced)
         assert all(map(matcher.advance, encode(before + arguments))) is fine
 
 

@@ -32,7 +32,7 @@ def test_texts_that_no_tokens_could_shorten_enough_are_not_encoded():
         served.encode("x" * (10 * served.longest_token + 1), "prompt", special=False)
     assert tokenizer.encoded == []
     with pytest.raises(BadRequestError, match="10 \\+ 1"):
-        served.encode("x" * 10, "prompt", special=False)
+        served.fitting(served.encode("x" * 10, "prompt", special=False), "prompt")
 
 
 def test_names():

@@ -159,6 +159,10 @@ class SamplingRequest(Request):
     regex: str | None = Field(None, description="Regular expression that the text must match.")
     grammar: str | None = Field(None, description="Lark grammar that the text must conform to.")
     structured_outputs: StructuredOutputs | None = None
+    truncate_prompt_tokens: int | None = Field(
+        None, ge=-1, le=INT32, description="Keep at most so many tokens of the prompt, the last ones; -1: all that fit."
+    )
+    return_token_ids: bool | None = Field(None, description="Return the ids of prompt and completion.")
 
     @field_validator("stream_options")
     @classmethod

@@ -14,7 +14,9 @@ class Function(Body):
     name: str = Field(min_length=1, max_length=256)
     description: str | None = None
     parameters: dict[str, Any] | None = None
-    strict: bool | None = None
+    strict: bool | None = Field(
+        None, description="Constrain the arguments by the schema; else a violation is only in schema_errors."
+    )
 
 
 class Tool(Body):
@@ -35,6 +37,20 @@ class NamedTool(Body):
 
     type: Literal["function"]
     function: FunctionName
+
+
+class AllowedSet(Body):
+    """Tools that may be called; `required` forces a call of one of them."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedTool], Field(fail_fast=True, min_length=1)]
+
+
+class AllowedTools(Body):
+    """Some of the tools, of which the model still sees all, so that the prompt stays cached."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedSet
 
 
 class TextFormat(Body):
@@ -77,12 +93,24 @@ class ChatRequest(SamplingRequest):
     top_logprobs: int | None = Field(None, ge=0)
     response_format: ResponseFormat | None = None
     tools: Listed[Tool] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedTools | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = Field(
         None, description="Variables passed to the model's chat template."
     )
     add_generation_prompt: bool = True
+    continue_final_message: bool = Field(
+        default=False,
+        description="Continue the last message, of the assistant; add_generation_prompt has to be false.",
+    )
+    separate_reasoning: bool | None = Field(
+        None,
+        description="Return what is in <think> tags at the beginning as reasoning_content, not as content. "
+        "Default: true if the model's chat template has these tags.",
+    )
+    reasoning_effort: str | None = Field(
+        None, max_length=64, description="Passed to the model's chat template; refused if that does not read it."
+    )
     metadata: Keyed[str] | None = Field(None, description="Accepted without effect.")
     safety_identifier: str | None = Field(None, description="Accepted without effect.")
     prompt_cache_key: str | None = Field(None, description="Accepted without effect: every prefix is cached.")
@@ -134,6 +162,7 @@ class AnswerMessage(BaseModel):
 
     role: Literal["assistant"]
     content: str | None
+    reasoning_content: str | None = Field(None, description="What the model thought first, if it is separated.")
     refusal: None = None
     tool_calls: list[ToolCallMade] | None = None
 
@@ -146,8 +175,9 @@ class ChatChoice(BaseModel):
     logprobs: ChatLogprobs | None
     finish_reason: Literal["stop", "length", "tool_calls"]
     stop_reason: str | int | None = Field(description="Stop text or token id that ended the completion.")
+    token_ids: list[int] | None = Field(None, description="With return_token_ids.")
     schema_errors: list[str] | None = Field(
-        None, description="Violation of the schema that the grammar cannot enforce; absent if there is none."
+        None, description="Violations of the schemas by the text, or by its tool calls; absent if there are none."
     )
 
 
@@ -160,3 +190,4 @@ class ChatCompletion(BaseModel):
     model: str
     choices: list[ChatChoice]
     usage: Usage
+    prompt_token_ids: list[int] | None = Field(None, description="With return_token_ids; in a stream's first event.")

@@ -56,8 +56,10 @@ class CompletionChoice(BaseModel):
     logprobs: CompletionLogprobs | None
     finish_reason: Literal["stop", "length"] | None
     stop_reason: str | int | None = Field(description="Stop text or token id that ended the completion.")
+    prompt_token_ids: list[int] | None = Field(None, description="With return_token_ids; in a stream's first event.")
+    token_ids: list[int] | None = Field(None, description="With return_token_ids.")
     schema_errors: list[str] | None = Field(
-        None, description="Violation of the schema that the grammar cannot enforce; absent if there is none."
+        None, description="Violations of the schema by the text; absent if there are none."
     )
 
 

@@ -98,6 +98,16 @@ def thinks(prompt: str) -> bool:
     return prompt.rstrip().endswith(THINK)
 
 
+def thinks_on(answer: str) -> bool:
+    """Return whether an answer that is to be continued stops within reasoning."""
+    return answer.rfind(THINK) > answer.rfind(THOUGHT)
+
+
+def begun(text: str, tag: str) -> int:
+    """Return how many of a text's last characters may be the beginning of a tag."""
+    return next((n for n in range(len(tag) - 1, 0, -1) if text.endswith(tag[:n])), 0)
+
+
 class NoJsonError(ValueError):
     """Error of a text that does not begin with a JSON object or list of objects."""
 
@@ -146,13 +156,22 @@ class HermesTools(ToolParser):
     of a tag, and a tag with what may be the beginning of a call.
     """
 
-    def __init__(self, names: Collection[str], most: int | None, thinking: bool = False):
-        """Read calls of these functions, at most so many; `thinking` if the prompt ends within reasoning."""
+    def __init__(self, names: Collection[str], most: int | None, thinking: bool | None = False):
+        """Read calls of these functions, at most so many.
+
+        Args:
+            names: of the functions.
+            most: calls.
+            thinking: whether the prompt ends within reasoning; None if the text has none.
+
+        """
         self._names = names
         self._most = most
         self._made = 0
         self._held = ""
         self._state: Callable[[bool], Pieces | None] = self._thinking if thinking else self._beginning
+        if thinking is None:
+            self._state = self._prose
         self._scanner = JsonScanner()
         # Of the text after the latest call, as long as it is but spaces.
         self._spaces: str | None = None
@@ -193,9 +212,7 @@ class HermesTools(ToolParser):
             before, _, self._held = self._held.partition(tag)
             self._state, self._scanner = then, JsonScanner()
             return self._content(before + kept)
-        # How many of the last characters may be the beginning of the tag.
-        begun = next((n for n in range(len(tag) - 1, 0, -1) if self._held.endswith(tag[:n])), 0)
-        certain = len(self._held) - (0 if last else begun)
+        certain = len(self._held) - (0 if last else begun(self._held, tag))
         text, self._held = self._held[:certain], self._held[certain:]
         return self._content(text) or None
 
@@ -232,3 +249,18 @@ class HermesTools(ToolParser):
                 self._spaces = text
                 return []
         return [{"content": text}] if text else []
+
+
+class CallsOrContent(HermesTools):
+    """Parser of a text that is calls if it begins with one, and else content, whatever tags it has."""
+
+    def _beginning(self, last: bool) -> Pieces | None:
+        text = self._held.lstrip()
+        if not last and OPEN.startswith(text) and text != OPEN:
+            return None
+        self._state = self._prose if text.startswith(OPEN) else self._rest
+        return []
+
+    def _rest(self, last: bool) -> Pieces | None:
+        text, self._held = self._held, ""
+        return self._content(text) or None

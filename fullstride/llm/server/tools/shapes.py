@@ -3,6 +3,7 @@ first, few at a time, and only while the request waits.
 """
 
 import asyncio
+import contextlib
 import json
 from threading import Event
 from typing import Any
@@ -105,6 +106,16 @@ def _of_format(request: ChatRequest) -> Structured | None:
 def json_schema(schema: Any) -> Structured:
     """Text that conforms to a schema."""
     return Structured("json_schema", schema if isinstance(schema, str) else json.dumps(schema, ensure_ascii=False))
+
+
+def schema_of(shape: Structured | None) -> dict[str, Any] | None:
+    """Return the schema of a shape of JSON; None if it is of another kind, or no object."""
+    if shape is not None and shape.kind == "json_object":
+        return {"type": "object"}
+    with contextlib.suppress(ValueError, RecursionError):
+        schema = json.loads(shape.value) if shape is not None and shape.kind == "json_schema" else None
+        return schema if isinstance(schema, dict) else None
+    return None
 
 
 def _of_vllm(asked: StructuredOutputs) -> Structured:

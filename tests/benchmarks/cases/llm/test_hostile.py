@@ -26,6 +26,10 @@ STATUSES = {
     "a long text to tokenize": "200",
     "a long chat": "400",
     "a costly schema": "400",
+    "a costly check": "200",
+    "stop texts": "400",
+    "logit biases": "400",
+    "16 completions": "200",
     "a header without end": "431",
     "brackets": "400",
     "numbers": "400",
@@ -39,6 +43,8 @@ def _attack(url, name, size=300_000):
 def test_others_are_timed_beside_an_idle_server_and_by_attack(tiny_qwen3, tmp_path, monkeypatch):
     monkeypatch.setattr(bench_hostile, "SECONDS", 0.2)
     monkeypatch.setattr(bench_hostile, "SIZE", 250_000)
+    chosen = ("a long chat", "a costly schema", "a costly check", "a header without end")
+    monkeypatch.setattr(bench_hostile, "ATTACKS", {name: ATTACKS[name] for name in chosen})
     ceilings = Ceilings(1e12, 1e11, "a product", 1, [1.0], [1.0])
     monkeypatch.setattr(bench_hostile, "jax_ceilings", lambda *_: ceilings)
     monkeypatch.setattr(bench_shared, "EngineConfig", partial(EngineConfig, max_length=64, max_sequences=2))
@@ -48,12 +54,12 @@ def test_others_are_timed_beside_an_idle_server_and_by_attack(tiny_qwen3, tmp_pa
     assert result.exit_code == 0, result.output
     (file,) = tmp_path.glob("llm-hostile--*--plain--*.json")
     found = json.loads(file.read_text())
-    assert [row["name"] for row in found["rows"]] == [IDLE, *STATUSES]
+    assert [row["name"] for row in found["rows"]] == [IDLE, *chosen]
     assert found["conditions"]["bytes of an attack's request"] == 250_000
     for row in found["rows"]:
         extra = row["extra"]
-        for kind in ("request_ms", "health_ms"):
-            assert 0 < extra[kind]["median"] <= extra[kind]["p99"] <= extra[kind]["max"]
+        for kind in ("request_ms", "chat_ms", "health_ms"):
+            assert 0 < extra[kind]["median"] <= extra[kind]["p95"] <= extra[kind]["p99"] <= extra[kind]["max"]
         assert extra["request_ms"]["count"] == len(row["timing"]["samples_ms"])
         assert row["timing"]["median_ms"] == pytest.approx(extra["request_ms"]["median"])
     idle, *attacked = found["rows"]
@@ -81,6 +87,7 @@ def test_every_attack_comes_to_the_server_while_others_are_answered():
 def test_bodies_are_as_long_as_they_should_be_and_those_of_a_schema_differ():
     bodies = {name: of.bodies(300_000) for name, of in ATTACKS.items() if of.bodies}
     schemas = bodies.pop("a costly schema")
+    assert max(len(bodies.pop(name)[0]) for name in ("a costly check", "16 completions")) < 6000
     assert max(map(len, schemas)) < 300
     assert len(set(schemas)) == 100
     for name, made in bodies.items():
@@ -122,4 +129,4 @@ def test_a_model_without_a_tokenizer_is_refused(tmp_path, monkeypatch):
 
 def test_a_spread_is_of_all_times():
     times = [float(n) for n in range(1, 102)]
-    assert spread(times[::-1]) == {"count": 101.0, "median": 51.0, "p99": 100.0, "max": 101.0}
+    assert spread(times[::-1]) == {"count": 101.0, "median": 51.0, "p95": 96.0, "p99": 100.0, "max": 101.0}

@@ -7,6 +7,7 @@ import pytest
 from fullstride.errors import ConfigError
 from fullstride.llm.sampling_params import Structured
 from fullstride.llm.server.tools.conformance import check_of, refused
+from fullstride.llm.server.tools.shapes import schema_of
 from fullstride.llm.text.grammar import Compiler
 from tests.llm.server.conftest import connected
 from tests.llm.server.fake_engine import FakeEngine
@@ -62,7 +63,8 @@ def test_arguments_of_a_forced_call_are_checked(says, choice):
     text = BAD if choice != "required" else f'{{"name": "tag", "arguments": {BAD}}}'
     with says(text) as live:
         for answer in _asked(live, tools=tools, tool_choice=choice):
-            assert answer.model_extra["schema_errors"] == ["/tags: [7,7] has non-unique elements"]
+            said = ["tool_calls.0.function.arguments/tags: [7,7] has non-unique elements"]
+            assert answer.model_extra["schema_errors"] == said
 
 
 def test_a_text_that_was_cut_off_is_not_checked(says):
@@ -88,9 +90,9 @@ def test_a_text_that_was_cut_off_is_not_checked(says):
     ],
 )
 def test_checks(schema, text, right):
-    check = check_of(Structured("json_schema", json.dumps(schema)), {})
+    check = check_of(Structured("json_schema", json.dumps(schema)), None)
     assert check is not None
-    assert (check(text) == []) is right
+    assert (check(text, True) == []) is right
 
 
 @pytest.mark.parametrize(
@@ -106,13 +108,23 @@ def test_checks(schema, text, right):
 )
 def test_what_cannot_be_checked_is_refused_before(schema, why):
     with pytest.raises(ConfigError, match=f"it is not a JSON schema: .*{why}"):
-        check_of(Structured("json_schema", json.dumps(schema)), {})
+        check_of(Structured("json_schema", json.dumps(schema)), None)
 
 
 def test_a_regular_expression_ends():
-    check = check_of(Structured("json_schema", json.dumps(_object(a={"pattern": "^(?=(a+)+$)(a|a)*b\\\\1$"}))), {})
+    check = check_of(Structured("json_schema", json.dumps(_object(a={"pattern": "^(?=(a+)+$)(a|a)*b\\\\1$"}))), None)
     assert check is not None
-    assert check(json.dumps({"a": "a" * 5000})) != []
+    assert check(json.dumps({"a": "a" * 5000}), True) != []
+
+
+def test_an_exponential_check_ends():
+    # Each of 60 definitions refers to the next one twice.
+    doubled = {f"d{i}": {"allOf": [{"$ref": f"#/$defs/d{i + 1}"}] * 2} for i in range(60)} | {"d60": {}}
+    schema = {"type": "object", "not": {"$ref": "#/$defs/d0"}, "$defs": doubled}
+    check = check_of(Structured("json_schema", json.dumps(schema)), None)
+    assert check is not None
+    said = "the whole: it cannot be checked: too costly: more than 0.25 s of computing"
+    assert check("{}", True) == check("[]", True) == [said]
 
 
 TOOLS = {
@@ -123,10 +135,10 @@ TOOLS = {
 
 def test_a_refusal_names_the_part():
     compiler, schema = Compiler(TOKENIZER), TOOLS["write"]
-    for tools in ({}, {"read": TOOLS["read"], "write": schema}):
+    for tools in ({"": schema}, {"": None, "read": TOOLS["read"], "write": schema}):
         shape = Structured("json_schema", json.dumps(schema))
         message = refused(ConfigError("start: grammar"), "p", shape, tools, compiler.matcher).message
-        where = "tool 'write' at " * bool(tools) + "/properties/inner/properties/a~1b"
+        where = "tool 'write' at " * ("write" in tools) + "/properties/inner/properties/a~1b"
         assert message.startswith(f"Invalid 'p': {where}: Unsatisfiable schema")
 
 
@@ -142,7 +154,7 @@ def test_what_is_no_schema_is_refused_in_a_line(text):
     compiler = Compiler(TOKENIZER)
     with pytest.raises(ConfigError) as caught:
         compiler.matcher(shape)
-    message = refused(caught.value, "p", shape, {}, compiler.matcher).message
+    message = refused(caught.value, "p", shape, {"": schema_of(shape)}, compiler.matcher).message
     assert len(message) < 300
     assert "\n" not in message
 
@@ -169,3 +181,53 @@ def test_a_servers_refusal_names_the_tool_and_the_field():
             model="fake", messages=HELLO, tools=tools[:1], tool_choice="required", max_tokens=5
         )
         assert ok.usage.completion_tokens == 5
+
+
+CALLED = 'so <tool_call>{"name": "look", "arguments": {"code": 1}}</tool_call>' + (
+    f'<tool_call>{{"name": "tag", "arguments": {BAD}}}</tool_call>'
+)
+
+
+def _tools(strict: bool | None = None) -> list[dict[str, Any]]:
+    both = (("tag", UNIQUE), ("look", LOOKING))
+    return [
+        {"type": "function", "function": {"name": name, "parameters": each, "strict": strict}} for name, each in both
+    ]
+
+
+def test_arguments_of_free_calls_are_checked(says):
+    said = ['/code: 1 is not of type "string"', "/tags: [7,7] has non-unique elements"]
+    with says(CALLED) as live:
+        for limit in (None, len(CALLED)):  # the calls are whole, though the text was cut off
+            for choice in _asked(live, tools=_tools(), max_tokens=limit):
+                found = choice.model_extra["schema_errors"]
+                assert found == [f"tool_calls.{i}.function.arguments{each}" for i, each in enumerate(said)]
+        for choice in _asked(live, tools=_tools(), tool_choice="none"):
+            assert "schema_errors" not in choice.model_extra
+        assert live.engine.params[-1].structured_outputs is None
+    with says(CALLED.replace(BAD, GOOD).replace('"code": 1', '"code": "1"')) as live:
+        for choice in _asked(live, tools=_tools()):
+            assert "schema_errors" not in choice.model_extra
+
+
+def test_a_strict_tool_is_constrained_and_what_is_left_is_checked(says):
+    with says(CALLED) as live:
+        for choice in _asked(live, tools=_tools(strict=True)):
+            assert choice.model_extra["schema_errors"][1].endswith("/tags: [7,7] has non-unique elements")
+        assert live.engine.params[-1].structured_outputs.kind == "grammar"
+
+
+def test_a_format_holds_of_texts_without_calls(says):
+    for text, said in ((BAD, ["/tags: [7,7] has non-unique elements"]), (CALLED.removeprefix("so "), 2)):
+        with says(text) as live:
+            for choice in _asked(live, response_format=_format(UNIQUE), tools=_tools()):
+                found = choice.model_extra["schema_errors"]
+                assert found == said or len(found) == said
+            assert live.engine.params[-1].structured_outputs.kind == "grammar"
+
+
+def test_a_tool_whose_schema_is_none_is_refused(client):
+    tools: Any = [{"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": {"type": "any"}}}}}]
+    with pytest.raises(openai.BadRequestError, match="tool 'f': it is not a JSON schema") as caught:
+        client.chat.completions.create(model="fake", messages=HELLO, tools=tools)
+    assert caught.value.param == "tools"

@@ -138,6 +138,23 @@ def test_a_required_call_has_the_shape_of_one_of_them(says):
     assert "weather" in seen[0].structured_outputs.value
 
 
+@pytest.mark.parametrize("mode", ["auto", "required"])
+def test_some_tools_are_allowed_and_all_are_shown(says, mode):
+    allowed = [{"type": "function", "function": {"name": "time"}}]
+    choice = {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": allowed}}
+    call = '{"name": "weather", "arguments": {}}' if mode == "required" else WEATHER
+    with says(call) as live, connected(live) as client:
+        asked: Any = {"model": "fake", "messages": HELLO, "tools": TOOLS, "tool_choice": choice}
+        (answer,) = client.chat.completions.create(**asked).choices
+        assert (answer.message.content, answer.message.tool_calls) == (call, None)
+        assert _prompt(live).startswith("[tools weather,time]")
+        shape = live.engine.params[-1].structured_outputs
+        assert shape is None if mode == "auto" else ("time" in shape.value and "weather" not in shape.value)
+        allowed[0]["function"] = {"name": "other"}
+        with pytest.raises(openai.BadRequestError, match="Tool 'other' is not in 'tools'"):
+            client.chat.completions.create(**asked)
+
+
 def test_a_required_call_that_was_cut_off_is_content(says):
     with says('{"name": "time", "argum') as live:
         for choice in _asked(live, tool_choice="required"):
