@@ -33,7 +33,7 @@ def greedy(count: int) -> SamplingParams:
     return SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True)
 
 
-def answers(monkeypatch, kernels, requests, model=MODEL, **settings):
+def answers(monkeypatch, kernels, requests, model=MODEL, **settings: Any):
     """Greedy tokens of an engine with these kernels, whose steps are few and small."""
     monkeypatch.setattr(parts, "choose", lambda *_: kernels)
     loaded: Any = SimpleNamespace(config=model, parameters=RandomParameters(model, "bfloat16"), tokenizer=None)
@@ -53,7 +53,8 @@ def test_tokens_are_the_plain_sets(monkeypatch):
 
 
 def test_tokens_are_the_plain_sets_with_a_pool_of_fp8(monkeypatch):
-    requests, kept = [([5, 6, 7], greedy(4)), (list(range(40, 53)), greedy(3))], {"kv_cache_dtype": "fp8"}
+    requests = [([5, 6, 7], greedy(4)), (list(range(40, 53)), greedy(3))]
+    kept: dict[str, Any] = {"kv_cache_dtype": "fp8"}
     expected = answers(monkeypatch, choose("plain", MODEL, "bfloat16", 8, jax.devices()[0]), requests, **kept)
     assert answers(monkeypatch, made("chained", MODEL, None), requests, **kept) == expected
 
