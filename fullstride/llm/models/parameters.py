@@ -63,12 +63,12 @@ def put(
 
     """
     place = ShardReader(config, parameters, dtype, devices).place
-    names = _layer_names(config)
-    layers = []
+    names, layers = _layer_names(config), []
+    absent: dict[str, Any] = {} if config.pre_norm else {"attn_norm": None, "mlp_norm": None}
     for i in range(config.layers):
         parts = {name: [f"layers.{i}.{part}" for part in of] for name, of in names.items()}
         made = {name: place(*own) for name, own in parts.items()}
-        layers.append(Layer(**dict.fromkeys(("attn_norm", "mlp_norm")) | _by_expert(config, made)))
+        layers.append(Layer(**{**absent, **_by_expert(config, made)}))
         if loading is not None:
             loading(i + 1, config.layers)
     head = None if config.tied else place("head")

@@ -167,18 +167,16 @@ def read_config(folder: Path) -> ModelConfig:
 
 
 def _check_types(settings: CheckedSettings, config: ModelConfig) -> None:
-    """Check that `layer_types`, where a file has them, say what the family's layers are."""
+    """Check that `layer_types`, if a file has them, say what the family's layers are."""
     found = settings.raw.get("layer_types")
     if found is None:
         return
-    if not isinstance(found, list) or len(found) != config.layers:
-        raise ConfigError(
-            f"{settings.file}: layer_types={shortened(found)}: expected one for each of {config.layers} layers"
-        )
-    expected = [FULL if config.window(i) is None else SLIDING for i in range(config.layers)]
-    if wrong := [i for i in range(config.layers) if found[i] != expected[i]]:
-        i = wrong[0]
-        raise ConfigError(f"{settings.file}: layer_types[{i}]={shortened(found[i])}: expected {expected[i]}")
+    if not isinstance(found, list):
+        raise ConfigError(f"{settings.file}: layer_types={shortened(found)}: expected a list")
+    for i, kind in enumerate(found[: config.layers]):
+        expected = FULL if config.window(i) is None else SLIDING
+        if kind != expected:
+            raise ConfigError(f"{settings.file}: layer_types[{i}]={shortened(kind)}: expected {expected}")
 
 
 def _rope(settings: CheckedSettings) -> tuple[float, RopeScaling | None]:

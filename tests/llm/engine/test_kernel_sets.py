@@ -1,7 +1,7 @@
 """Engines whose kernels are CUDA's, run by the emulator."""
 
 import random
-from dataclasses import replace
+from dataclasses import fields, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +15,7 @@ from fullstride.llm.config import ModelConfig
 from fullstride.llm.engine import Engine, EngineConfig
 from fullstride.llm.engine import build as parts
 from fullstride.llm.engine.runner import Runner
-from fullstride.llm.kernels import choose
+from fullstride.llm.kernels import COMMON, COMPUTED, choose
 from fullstride.llm.kernels.cuda.sets import made
 from fullstride.llm.kernels.interface import FP8_POOL
 from fullstride.llm.sampling_params import SamplingParams
@@ -33,10 +33,10 @@ def greedy(count: int) -> SamplingParams:
     return SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True)
 
 
-def answers(monkeypatch, kernels, requests, **settings):
+def answers(monkeypatch, kernels, requests, model=MODEL, **settings: Any):
     """Greedy tokens of an engine with these kernels, whose steps are few and small."""
     monkeypatch.setattr(parts, "choose", lambda *_: kernels)
-    loaded: Any = SimpleNamespace(config=MODEL, parameters=RandomParameters(MODEL, "bfloat16"), tokenizer=None)
+    loaded: Any = SimpleNamespace(config=model, parameters=RandomParameters(model, "bfloat16"), tokenizer=None)
     config = EngineConfig(
         dtype="bfloat16", kv_blocks=40, max_sequences=2, max_tokens_per_step=16, max_length=64, block_size=8,
         steps_per_dispatch=2, compile_cache=False, **settings,
@@ -53,9 +53,35 @@ def test_tokens_are_the_plain_sets(monkeypatch):
 
 
 def test_tokens_are_the_plain_sets_with_a_pool_of_fp8(monkeypatch):
-    requests, kept = [([5, 6, 7], greedy(4)), (list(range(40, 53)), greedy(3))], {"kv_cache_dtype": "fp8"}
+    requests = [([5, 6, 7], greedy(4)), (list(range(40, 53)), greedy(3))]
+    kept: dict[str, Any] = {"kv_cache_dtype": "fp8"}
     expected = answers(monkeypatch, choose("plain", MODEL, "bfloat16", 8, jax.devices()[0]), requests, **kept)
     assert answers(monkeypatch, made("chained", MODEL, None), requests, **kept) == expected
+
+
+def test_layers_of_other_families_are_the_plain_sets_with_paged_attention(monkeypatch):
+    model = replace(MODEL, residual_scale=0.3, attention_scale=0.2, logit_cap=5.0, post_norm=True, exact_norm=True)
+    model = replace(model, activation="gelu_tanh", unrotated=(0,))
+    requests = [([5, 6, 7], greedy(4)), (list(range(40, 53)), greedy(3))]
+    expected = answers(monkeypatch, choose("plain", model, "bfloat16", 8, jax.devices()[0]), requests, model)
+    assert answers(monkeypatch, made("paged", model, None), requests, model) == expected
+
+
+def test_a_set_that_lacks_what_a_model_needs_is_refused_and_not_chosen():
+    windowed, scaled = replace(MODEL, windows=(64,), attention_cap=30.0), replace(MODEL, residual_scale=0.5)
+    with pytest.raises(
+        ConfigError, match="kernels=paged: its kernels do not compute windows, attention_cap, which the"
+    ):
+        choose("paged", windowed, "bfloat16", 16, HOPPER)
+    with pytest.raises(ConfigError, match="kernels=token: its kernels do not compute residual_scale, which the qwen3"):
+        choose("token", scaled, "bfloat16", 16, HOPPER)
+    names = [choose("auto", model, "bfloat16", 16, HOPPER).name for model in (MODEL, scaled, windowed)]
+    assert names == ["token", "paged", "plain"]
+
+
+def test_every_field_of_a_model_is_known_to_the_plain_set_alone_or_to_all():
+    assert {each.name for each in fields(ModelConfig)} == COMMON | COMPUTED["plain"]
+    assert not COMMON & COMPUTED["plain"]
 
 
 @pytest.mark.parametrize(

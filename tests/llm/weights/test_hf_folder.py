@@ -85,7 +85,7 @@ def test_a_long_list_is_cut_short(folder):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"model_type": "gemma3"}, "model_type=gemma3: expected one of llama, qwen2, qwen3"),
+        ({"model_type": "bloom"}, "model_type=bloom: expected one of llama, qwen2, qwen3"),
         ({"model_type": None}, "model_type=None: expected one of"),
         ({"hidden_act": "gelu"}, "hidden_act=gelu: models with it are not supported, only silu"),
         ({"use_sliding_window": True}, "use_sliding_window=True"),
@@ -95,7 +95,15 @@ def test_a_long_list_is_cut_short(folder):
             {"rope_parameters": {"rope_type": "dynamic", "factor": 4.0}},
             "rope_type=dynamic: expected one of default, lin",
         ),
-        ({"rope_parameters": None, "rope_scaling": {"type": "longrope"}}, "rope_type=longrope: expected one of"),
+        ({"rope_parameters": None, "rope_scaling": {"type": "longrope"}}, "short_factor=None: expected a list"),
+        (
+            {"layer_types": ["full_attention", "sliding_attention"]},
+            r"layer_types\[1\]=sliding_attention: expected full",
+        ),
+        (
+            {"rope_parameters": {"full_attention": {"rope_theta": 5.0}}},
+            "rope_parameters.full_attention: expected one RoPE",
+        ),
         ({"rope_parameters": {"rope_type": [1]}}, r"rope_type=\[1\]: expected one of"),
         ({"rope_parameters": 3}, "rope_parameters=3: expected an object"),
         ({"rope_parameters": {"rope_type": "yarn"}}, "rope_parameters.factor=None: expected a positive number"),

@@ -58,9 +58,11 @@ def run(
     rows = x.shape[0]
     mixed = config.heads * config.head_dim
     wide = mixed + 2 * config.kv_heads * config.head_dim
+    first = weights.layers[0].attn_norm
+    assert first is not None, "a set that has this is refused for a model without norms before its layers"
     squares: Float[Array, "D parts"] = jnp.square(x.astype(jnp.float32)).reshape(rows, -1, SQUARES).sum(-1)
     # What the links write; those that stand here with an operand begin as that.
-    written = {"x": x, "pool": pool, "scaled": arranged(x * weights.layers[0].attn_norm), "squares": squares}
+    written = {"x": x, "pool": pool, "scaled": arranged(x * first), "squares": squares}
     high = slabs(rows) * 64
     between = {"qkv": (rows, wide), "mixed": (high, mixed), "inner": (high, config.intermediate_size)}
     results = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in written.values()]
