@@ -157,6 +157,7 @@ def is_sorted(values):
 def sort("""
 
 
+@pytest.mark.thorough
 def test_smollm2_says_the_same_however_it_is_run(real):
     rng, engine, encode = np.random.default_rng(), real.engine, real.loaded.tokenizer.encode
     # Of 55 tokens or more: any two outgrow the pool, in whichever order they come.

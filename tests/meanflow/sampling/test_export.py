@@ -27,7 +27,7 @@ def run(tmp_path_factory):
     return train(config(tmp_path_factory.mktemp("runs"), epochs=1, model=model))
 
 
-@pytest.mark.parametrize(("steps", "ema"), [(1, None), (2, 0.5)])
+@pytest.mark.parametrize(("steps", "ema"), [pytest.param(1, None, marks=pytest.mark.thorough), (2, 0.5)])
 def test_the_file_gives_the_networks_images_for_any_number(run, tmp_path, steps, ema, capsys):
     file = tmp_path / "new" / "sampler.pt2"
     export_command(run, ExportOptions(out=file, steps=steps, ema=ema, device="cpu"))
@@ -57,7 +57,7 @@ def test_a_file_does_not_depend_on_the_memory_order_of_the_run(tmp_path, recwarn
     torch.testing.assert_close(program.module()(noise, label), expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", [pytest.param("unet", marks=pytest.mark.thorough), "song_unet", "dit"])
 def test_every_network_is_loaded_without_this_package(tmp_path, name):
     write_latents(tmp_path / "data", torch.randn(40, 8, 8, 8), torch.arange(40) % 3)
     data = DataConfig("latents", str(tmp_path / "data"), batch_size=9, workers=0, latent_scale=0.5)
