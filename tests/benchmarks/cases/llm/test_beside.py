@@ -83,6 +83,7 @@ def test_vllm_runs_by_its_own_interpreter_on_the_same_weights(workload, one_laye
     assert "left_out" not in found["conditions"]
 
 
+@pytest.mark.thorough
 def test_vllm_that_answers_with_too_few_tokens_is_an_error(tiny_qwen3, vllm, capfd):
     peers = Peers()
     with pytest.raises(ConfigError, match="it ended with exit code 1"):

@@ -175,6 +175,7 @@ def test_a_sweep_that_is_cut_short_has_written_its_rows(one_layer, tmp_path, mon
     assert found["conditions"]["left_out"] == ["batch 3, context 20"]
 
 
+@pytest.mark.thorough
 def test_the_sweep_with_a_pool_of_fp8_reads_a_quarter_of_its_keys(one_layer, tmp_path, monkeypatch):
     monkeypatch.setitem(bench_sweep.GRIDS, "cpu", ((2,), (20,)))
     monkeypatch.setattr(bench_sweep, "REPEATS", 1)
@@ -196,6 +197,7 @@ def test_the_sweep_with_a_pool_of_fp8_reads_a_quarter_of_its_keys(one_layer, tmp
     assert "expected one of" in refused.stderr
 
 
+@pytest.mark.thorough
 def test_latency_is_the_start_and_a_first_token(one_layer, tmp_path, monkeypatch):
     monkeypatch.setattr(bench_latency, "STARTS", 1)
     monkeypatch.setattr(bench_latency, "REPEATS", 3)
@@ -244,6 +246,7 @@ def test_a_setting_that_a_workload_does_not_have_is_refused(given, message, tmp_
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.thorough
 def test_serving_times_what_clients_get_beside_the_engine_alone(one_layer, tmp_path, monkeypatch):
     # On a busy machine several tokens come in one part, of which an answer must have two.
     monkeypatch.setitem(bench_serve.LENGTHS, "cpu", (20, 24))

@@ -8,6 +8,7 @@ from benchmarks.harness.process_pool import Worker
 from tests.benchmarks.cases.meanflow.quick_bench import bench
 
 
+@pytest.mark.thorough
 def test_cases_are_run_in_processes_of_their_own_which_take_turns(capfd):
     jobs = [StepJob("ratios", name, None, ("eager",), True) for name in ("FM MSE", "no such case", "MeanFlow 100%")]
     own = bench(batch_size=4)
