@@ -1,5 +1,7 @@
 import time
 
+import pytest
+
 from benchmarks.cases.meanflow import step as bench_step_workers
 from benchmarks.cases.meanflow.step import StepJob, run_jobs
 from benchmarks.harness import process_pool
