@@ -22,6 +22,11 @@ demo: $(RUN)
 test: $(DEV)
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
+# What is slow and of a kind that `make test` has a quick member of: sweeps over networks, real weights, package resolvers.
+.PHONY: test-thorough
+test-thorough: $(DEV)
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m thorough
+
 # The fastest tests of every room, for daily work: under three minutes on two cores.
 QUICK := $(wildcard tests/test_[elr]*.py) $(addprefix tests/, \
   assets runs process measure device cli/test_help.py launch/test_words.py launch/test_processes.py launch/test_attempts.py \

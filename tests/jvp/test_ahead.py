@@ -6,8 +6,9 @@ import sys
 import pytest
 
 
-def test_kernels_compile_for_hopper():
-    command = [sys.executable, "-m", "tests.jvp.ahead"]
+@pytest.mark.parametrize("which", ["few", pytest.param("all", marks=pytest.mark.thorough)])
+def test_kernels_compile_for_hopper(which):
+    command = [sys.executable, "-m", "tests.jvp.ahead", which]
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=900, env=os.environ | {"TRITON_INTERPRET": "0"}
     )
@@ -16,7 +17,7 @@ def test_kernels_compile_for_hopper():
         assert re.search(f"{family}: [1-9]", done.stdout)
 
 
-@pytest.mark.parametrize("by", ["threads", "processes", "changed"])
+@pytest.mark.parametrize("by", ["threads", "processes", pytest.param("changed", marks=pytest.mark.thorough)])
 def test_kernels_of_traced_operators_are_compiled_meanwhile(by, tmp_path):
     ptxas = tmp_path / "ptxas"
     ptxas.write_text('#!/bin/sh\n[ "$1" = --version ] && echo "Cuda compilation tools, release 99.9, V99.9.9"\n')

@@ -7,7 +7,7 @@ import pytest
 @pytest.mark.parametrize(
     ("backend", "families"),
     [
-        ("eager", ["attention"]),
+        pytest.param("eager", ["attention"], marks=pytest.mark.thorough),
         ("eager", ["networks", "transforms"]),
         ("aot_eager", ["attention", "masks"]),
         ("aot_eager", ["rules"]),

@@ -58,6 +58,7 @@ def index() -> None:
         pytest.skip(f"no package index can be reached: {found.stderr.strip().splitlines()[-1]}")
 
 
+@pytest.mark.thorough
 def test_pip_resolves_what_make_installs_with_this_interpreter(index, tmp_path):
     report = tmp_path / "report.json"
     options = "install", "--dry-run", "--quiet", "--ignore-installed", "--report", report, "-c", "constraints.txt"
@@ -69,7 +70,9 @@ def test_pip_resolves_what_make_installs_with_this_interpreter(index, tmp_path):
     assert {"torch", "triton", "jax", "pytest"} <= found.keys()
 
 
-@pytest.mark.parametrize(("python", "platform"), TARGETS)
+@pytest.mark.parametrize(
+    ("python", "platform"), [TARGETS[0], *(pytest.param(*each, marks=pytest.mark.thorough) for each in TARGETS[1:])]
+)
 def test_one_set_of_pins_holds_for_every_python_and_processor(python, platform, index):
     target = "--python-version", python, "--python-platform", platform
     options = "--quiet", "--all-extras", "--no-annotate", "--no-header", "--no-config", "-c", "constraints.txt"

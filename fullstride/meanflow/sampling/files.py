@@ -19,7 +19,6 @@ from torch import Tensor
 from fullstride.device.select import cores
 from fullstride.meanflow.checkpoints.folder import save_tensors
 from fullstride.meanflow.data.dataset import to_uint8
-from fullstride.meanflow.sampling.grids import save_grid
 from fullstride.runs.atomic_files import note
 from fullstride.runs.lock import locked
 
@@ -153,6 +152,8 @@ def write_pictures(folder: Path, images: Iterable[Tensor], classes: Int[Tensor, 
         classes: the class of every image, or None.
 
     """
+    from fullstride.meanflow.sampling.grids import save_grid  # loads matplotlib, which a trainer does without
+
     rows = _rows(classes)
     wanted, shown, index = {i for row in rows.values() for i in row}, dict[int, Tensor](), 0
     pool = ThreadPoolExecutor(cores())

@@ -97,6 +97,7 @@ def test_a_handler_that_a_compiler_has_put_there_is_replaced():
     assert asked == [False, True]
 
 
+@pytest.mark.thorough
 def test_a_stopped_bench_writes_what_it_has_and_names_the_rest(tmp_path):
     command = [sys.executable, "-m", "benchmarks", "jvp-norms", "--device", "cpu", "--precision", "fp32"]
     asked = [*command, "--shapes", "models", "--out", str(tmp_path)]

@@ -28,7 +28,7 @@ from tests.bert.runs import QUIET, run, settings, untimed
 pytestmark = pytest.mark.usefixtures("tiny_is_small")
 
 
-@pytest.mark.parametrize(("layout", "stop_at"), [("grouped", 2), ("flat", 3)])
+@pytest.mark.parametrize(("layout", "stop_at"), [pytest.param("grouped", 2, marks=pytest.mark.thorough), ("flat", 3)])
 def test_a_run_that_is_stopped_goes_on_bit_for_bit(texts, tmp_path, layout, stop_at):
     given = f"layout={layout}"
     whole = run(settings(texts, tmp_path / "whole", given))

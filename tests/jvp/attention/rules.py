@@ -116,9 +116,9 @@ def function_mask(seed: int) -> Made:
 
 
 def block_mask(seed: int) -> Made:
-    at = torch.arange(B)[:, None, None, None], torch.arange(H)[:, None, None], *places(37, 50)
-    made = create_block_mask(near, B, H, 37, 50, device="cpu", BLOCK_SIZE=16)
-    return (37, 50), {"attn_mask": made}, {"hidden": ~near(*at)}
+    at = torch.arange(B)[:, None, None, None], torch.arange(H)[:, None, None], *places(21, 34)
+    made = create_block_mask(near, B, H, 21, 34, device="cpu", BLOCK_SIZE=16)
+    return (21, 34), {"attn_mask": made}, {"hidden": ~near(*at)}
 
 
 CASES: dict[str, Callable[[int], Made]] = {

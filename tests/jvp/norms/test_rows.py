@@ -58,8 +58,9 @@ def test_forward_agrees_with_fp64(case, dtype, seed):
         torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("detached", [False, True], ids=["full", "detached"])
-@formats
+@pytest.mark.parametrize(
+    ("case", "dtype", "detached"), [*((*f, False) for f in FORMATS), *((*f, True) for f in FORMATS[::3])], ids=str
+)
 def test_backward_agrees_with_fp64(case, dtype, detached):
     inputs = case.draw(FORMATS.index((case, dtype)), dtype)
     detached = detached or case.absent >= {"tx", "tweight", "tbias"}
@@ -80,7 +81,7 @@ LAUNCHES = [
 
 
 @pytest.mark.parametrize("config", LAUNCHES, ids=["a_row_a_program", "two_walk", "padded"])
-@pytest.mark.parametrize("case", [*CASES[::3], *EVERY[2::3]], ids=str)
+@pytest.mark.parametrize("case", [*CASES[::5], *EVERY[2::3]], ids=str)
 def test_every_way_to_launch(case, config):
     inputs = case.draw(CASES.index(case) if case in CASES else 0, torch.float32)
     exact, detached = inputs.to(torch.float64), case.absent >= {"tx", "tweight", "tbias"}

@@ -86,6 +86,7 @@ def test_an_unknown_dtype_is_refused():
         EngineConfig(kv_cache_dtype="fp4")
 
 
+@pytest.mark.thorough
 def test_a_real_model_says_nearly_the_same(smollm2):
     """SmolLM2 goes on with a text by itself; then every token of that is asked for with either pool."""
     loaded: Any = load(smollm2, dtype="float32")

@@ -54,7 +54,7 @@ def follows(tokens: np.ndarray, shares: np.ndarray, bins: np.ndarray) -> bool:
 
 @pytest.mark.parametrize(
     ("size", "spread", "temperature", "count"),
-    [(7, 1, 1.3, 8192), (128, 0, 1.0, 8192), (129, 6, 0.8, 8192), (1000, 2, 0.5, 8192), (50_257, 1.5, 0.9, 2048)],
+    [(7, 1, 1.3, 4096), (128, 0, 1.0, 4096), (129, 6, 0.8, 4096), (1000, 2, 0.5, 4096), (50_257, 1.5, 0.9, 2048)],
 )
 def test_draws_follow_the_softmax(rng, size, spread, temperature, count):
     logits = (spread * rng.standard_normal(size)).astype(np.float32)
@@ -73,7 +73,7 @@ def test_draws_follow_what_the_filters_leave(rng, wishes):
     logits = (2 * rng.standard_normal(1003)).astype(np.float32)
     scaled = (logits / np.float32(0.8)).astype(np.float64)
     kept = kept_by(scaled, *({"top_k": 0, "top_p": 1, "min_p": 0} | wishes).values())
-    tokens = draws(rng, logits, 8192, temperature=0.8, **wishes)
+    tokens = draws(rng, logits, 4096, temperature=0.8, **wishes)
     assert kept[tokens].all()
     assert follows(tokens, special.softmax(np.where(kept, scaled, -np.inf)), np.arange(logits.size))
 

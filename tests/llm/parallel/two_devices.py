@@ -309,9 +309,12 @@ def written(monkeypatch) -> list[int]:
     return found
 
 
+@pytest.mark.thorough
 def test_one_model_on_one_and_two_devices_is_timed_and_written_row_by_row(tmp_path, monkeypatch, written, capsys):
     monkeypatch.setattr(bench_parallel, "REPEATS", 2)
-    path = bench_parallel.run(LlmBench(random_model(ODD), "odd", "cpu", "float32", "auto", tmp_path))
+    monkeypatch.setattr(bench_devices, "SEQUENCES", 4)
+    monkeypatch.setattr(bench_parallel, "SEQUENCES", 4)
+    path = bench_parallel.run(LlmBench(random_model(replace(ODD, layers=1)), "odd", "cpu", "float32", "auto", tmp_path))
     result = read_result(path)
     assert written == [1, 2, 3, 4]
     assert [(row["extra"]["devices"], row["extra"]["batch"]) for row in result["rows"]] == [
@@ -328,15 +331,17 @@ def test_one_model_on_one_and_two_devices_is_timed_and_written_row_by_row(tmp_pa
     assert "2 devices, plain, batch 4, context 64" in capsys.readouterr().err
 
 
+@pytest.mark.thorough
 def test_copies_behind_one_server_are_timed_and_know_what_was_said(tmp_path, monkeypatch, written):
-    sizes = {"TURNS": 2, "OPENING": 33, "QUESTION": 5, "ANSWER": 7, "REPEATS": 1}
+    sizes = {"TURNS": 2, "OPENING": 33, "QUESTION": 5, "ANSWER": 7, "REPEATS": 1, "SEQUENCES": 4, "BUDGET": 128}
     for name, value in sizes.items():
         monkeypatch.setattr(bench_replicas, name, value)
-    path = bench_replicas.run(LlmBench(random_model(ODD), "odd", "cpu", "float32", "auto", tmp_path))
+    monkeypatch.setattr(bench_devices, "SEQUENCES", 4)
+    path = bench_replicas.run(LlmBench(random_model(replace(ODD, layers=1)), "odd", "cpu", "float32", "auto", tmp_path))
     one, two = read_result(path)["rows"]
     assert written == [1, 2]
-    assert one["extra"]["tokens_per_second"] == pytest.approx(16 * 2 * 7 / one["timing"]["median_ms"] * 1e3)
-    assert two["extra"]["tokens_per_second"] == pytest.approx(32 * 2 * 7 / two["timing"]["median_ms"] * 1e3)
+    assert one["extra"]["tokens_per_second"] == pytest.approx(4 * 2 * 7 / one["timing"]["median_ms"] * 1e3)
+    assert two["extra"]["tokens_per_second"] == pytest.approx(8 * 2 * 7 / two["timing"]["median_ms"] * 1e3)
     # Of a conversation's 38 and 50 prompt tokens, two whole blocks were there when the second question came.
     assert one["extra"]["found_in_prefix_caches"] == pytest.approx(32 / 88)
     assert 0 < two["extra"]["found_in_prefix_caches"] <= 32 / 88

@@ -17,7 +17,7 @@ from fullstride.llm.outputs import Delta
 from tests.llm.server.live import Live, until
 from tests.llm.server.real import real_server
 
-CLIENTS = 500
+CLIENTS = 200
 LEAVING = 24  # clients before them, all of which go away
 MOST_TOKENS = 24
 STEPS = 4  # enough for the first tokens of some, too few for anybody's last: a step makes two of a completion

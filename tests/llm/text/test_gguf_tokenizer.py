@@ -180,6 +180,7 @@ def test_what_is_no_tokenizer(metadata, message):
         read_tokenizer(spm.NOWHERE, metadata)
 
 
+@pytest.mark.thorough
 def test_smollm2_encodes_as_in_transformers(smollm2):
     theirs = transformers.AutoTokenizer.from_pretrained(smollm2.parent, gguf_file=smollm2.name)
     ours = load(smollm2).tokenizer

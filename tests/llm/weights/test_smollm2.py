@@ -57,6 +57,7 @@ def test_greedy_says_paris(loaded, parameters):
     assert end in loaded.tokenizer.eos
 
 
+@pytest.mark.thorough
 def test_parameters_and_logits_are_those_of_transformers(loaded, parameters, theirs):
     np.testing.assert_array_equal(parameters["layers.7.k"], theirs.model.layers[7].self_attn.k_proj.weight.detach())
     np.testing.assert_array_equal(parameters["embed"], theirs.lm_head.weight.detach())

@@ -226,7 +226,7 @@ def test_the_ratio_is_to_the_best_solver():
     assert one_step_ratio([*rows, row("dopri5", None, 0.0)]) == math.inf
 
 
-@pytest.mark.parametrize("name", ["deterministic", "multiclass"])
+@pytest.mark.parametrize("name", ["deterministic", pytest.param("multiclass", marks=pytest.mark.thorough)])
 def test_pictures_learnt_by_heart_have_a_floor_of_nothing_and_are_scored(name, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(evaluate_checkpoint, "CONSISTENCY", [("meanflow", 1), ("euler", 3)])
     run = train(config(tmp_path, data=DataConfig(name, batch_size=BATCH), epochs=1))

@@ -22,15 +22,15 @@ NETWORKS = {
     ),
     "dit": lambda: DiT(1, 8, width=16, depth=1, heads=2, qk_norm=True, num_classes=3),
 }
-# Backend of the derivative, split, options: every one of them, and every network with most.
+# Backend of the derivative, split, options: every one of them with the smallest network, and the others with one.
 CASES = {
-    "unet": [("two_pass", "static", "huber"), ("func", "shared", "predicted"), ("func", "static", "averaged")],
-    "song_unet": [("func", "shared", "guided"), ("func", "static", "huber")],
+    "unet": [("func", "shared", "predicted")],
+    "song_unet": [("func", "static", "huber")],
     "dit": [
-        ("forward_ad", "static"),
+        ("two_pass", "static"),
+        ("forward_ad", "static", "huber"),
         ("func", "static", "guided", "chunked"),
         ("func", "shared", "averaged", "recomputed"),
-        ("func", "static", "predicted"),
     ],
 }
 

@@ -65,7 +65,7 @@ def test_one_pass_takes_each_product_once_of_all_samples_and_once_of_some(networ
     assert both.seen == {7: count, 3: count}
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", ["unet", pytest.param("song_unet", marks=pytest.mark.thorough), "dit"])
 def test_nor_does_a_compiled_one(name):
     command = [sys.executable, "-m", "tests.meanflow.objective.compiled_products", name]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)

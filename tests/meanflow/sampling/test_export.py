@@ -23,11 +23,11 @@ from tests.meanflow.training.test_trainer import config
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    model = dataclasses.replace(SMALL["unet"], class_conditional=True)
+    model = dataclasses.replace(SMALL["dit"], class_conditional=True)
     return train(config(tmp_path_factory.mktemp("runs"), epochs=1, model=model))
 
 
-@pytest.mark.parametrize(("steps", "ema"), [(1, None), (2, 0.5)])
+@pytest.mark.parametrize(("steps", "ema"), [pytest.param(1, None, marks=pytest.mark.thorough), (2, 0.5)])
 def test_the_file_gives_the_networks_images_for_any_number(run, tmp_path, steps, ema, capsys):
     file = tmp_path / "new" / "sampler.pt2"
     export_command(run, ExportOptions(out=file, steps=steps, ema=ema, device="cpu"))
@@ -46,7 +46,8 @@ def test_the_file_gives_the_networks_images_for_any_number(run, tmp_path, steps,
 
 
 def test_a_file_does_not_depend_on_the_memory_order_of_the_run(tmp_path, recwarn):
-    run = train(config(tmp_path, epochs=1, channels_last=True))
+    model = dataclasses.replace(SMALL["unet"], class_conditional=True)
+    run = train(config(tmp_path, epochs=1, model=model, channels_last=True))
     export_command(run, ExportOptions(out=tmp_path / "sampler.pt2", steps=1, ema=None, device="cpu"))
     assert not [warning for warning in recwarn if "tensor" in str(warning.message)]
     program = torch.export.load(tmp_path / "sampler.pt2")
@@ -57,7 +58,10 @@ def test_a_file_does_not_depend_on_the_memory_order_of_the_run(tmp_path, recwarn
     torch.testing.assert_close(program.module()(noise, label), expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param("unet", marks=pytest.mark.thorough), pytest.param("song_unet", marks=pytest.mark.thorough), "dit"],
+)
 def test_every_network_is_loaded_without_this_package(tmp_path, name):
     write_latents(tmp_path / "data", torch.randn(40, 8, 8, 8), torch.arange(40) % 3)
     data = DataConfig("latents", str(tmp_path / "data"), batch_size=9, workers=0, latent_scale=0.5)

@@ -39,7 +39,7 @@ def test_pictures_are_the_nearest_bytes_in_their_order(tmp_path, seed):
 def test_the_grid_of_classes_has_as_many_of_each(tmp_path, monkeypatch):
     seen = {}
     save = lambda images, path, **kwargs: seen.update({path.name: (images, kwargs)})  # noqa: E731
-    monkeypatch.setattr("fullstride.meanflow.sampling.files.save_grid", save)
+    monkeypatch.setattr("fullstride.meanflow.sampling.grids.save_grid", save)
     classes = torch.tensor([2, 0, 2, 0, 0, 5, 5])
     images = put(tmp_path, 0, 7, classes)
     rows, options = seen["classes.png"]

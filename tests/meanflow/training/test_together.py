@@ -25,10 +25,14 @@ from tests.meanflow.training.test_trainer import assert_identical, config, group
 from tests.meanflow.training.together import settings
 
 
-def together(scenario: str, folder: Path, *sizes: int) -> None:
-    command = [sys.executable, "-m", "tests.meanflow.training.together", scenario, str(folder), *map(str, sizes)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+@pytest.fixture(scope="module")
+def together(tmp_path_factory) -> Path:
+    """What the scenarios left, each in its own folder; one process imports, and forks those of all scenarios."""
+    folder = tmp_path_factory.mktemp("together")
+    command = [sys.executable, "-m", "tests.meanflow.training.together", str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stdout + done.stderr
+    return folder
 
 
 def torchrun(*args: str) -> subprocess.CompletedProcess[str]:
@@ -44,24 +48,24 @@ def of(rank: int, size: int) -> Processes:
     return processes
 
 
-def test_steps_of_two_processes_are_those_of_one(tmp_path):
-    together("steps_of_meanflow", tmp_path, 1, 2)
-    alone = torch.load(tmp_path / "ddp_0_of_1.pt")
+def test_steps_of_two_processes_are_those_of_one(together):
+    folder = together / "steps_of_meanflow"
+    alone = torch.load(folder / "ddp_0_of_1.pt")
     for kind in ("ddp", "fsdp"):
-        first, second = (torch.load(tmp_path / f"{kind}_{rank}_of_2.pt") for rank in (0, 1))
+        first, second = (torch.load(folder / f"{kind}_{rank}_of_2.pt") for rank in (0, 1))
         assert alone.keys() == first.keys() == second.keys()
         for name in alone:
             # Metrics are fp32, gradients and weights fp64.
             rounding = 1e-6 if name.startswith("step") else 1e-11
             torch.testing.assert_close(first[name], alone[name], rtol=rounding, atol=rounding, msg=f"{kind} {name}")
             assert torch.equal(first[name], second[name]), name
-    shared_alone = torch.load(tmp_path / "fsdp_0_of_1.pt")
+    shared_alone = torch.load(folder / "fsdp_0_of_1.pt")
     assert all(torch.equal(shared_alone[name], alone[name]) for name in alone if name.startswith("weight"))
 
 
-def test_what_one_process_cannot_make_auto_refuses_in_all(tmp_path):
-    together("measured_steps", tmp_path, 2)
-    first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1))
+def test_what_one_process_cannot_make_auto_refuses_in_all(together):
+    folder = together / "measured_steps"
+    first, second = (json.loads((folder / f"{rank}.json").read_text()) for rank in (0, 1))
     (line,) = first.pop("said")
     assert "compile: " in line
     assert "Observed exception" in line
@@ -70,19 +74,19 @@ def test_what_one_process_cannot_make_auto_refuses_in_all(tmp_path):
     assert first["backend"] == "eager"
 
 
-def test_compiled_backward_passes_send_what_they_have(tmp_path):
-    together("compiled_steps", tmp_path, 2)
-    _, alone = torch.load(tmp_path / "none_0.pt")
+def test_compiled_backward_passes_send_what_they_have(together):
+    folder = together / "compiled_steps"
+    _, alone = torch.load(folder / "none_0.pt")
     for kind in ("ddp", "fsdp"):
         for rank in (0, 1):
-            told, weights = torch.load(tmp_path / f"{kind}_{rank}.pt")
+            told, weights = torch.load(folder / f"{kind}_{rank}.pt")
             assert told == (4, 2)
             torch.testing.assert_close(weights, alone, rtol=1e-5, atol=1e-6)
 
 
-def test_images_and_scores_of_two_processes_are_those_of_one(tmp_path):
-    together("images", tmp_path, 1, 2)
-    (alone, scores), (shared, others) = (torch.load(tmp_path / f"images_of_{n}.pt") for n in (1, 2))
+def test_images_and_scores_of_two_processes_are_those_of_one(together):
+    folder = together / "images"
+    (alone, scores), (shared, others) = (torch.load(folder / f"images_of_{n}.pt") for n in (1, 2))
     torch.testing.assert_close(shared, alone, rtol=1e-5, atol=1e-5)
     assert scores.keys() == others.keys() == {"meanflow 1", "meanflow 2", "meanflow 4", "floor"}
     for name, score in scores.items():
@@ -93,10 +97,10 @@ def test_images_and_scores_of_two_processes_are_those_of_one(tmp_path):
         assert others[name]["features"]["classifier"] == wanted | {"label": "FD-classifier"}
 
 
-def test_two_processes_go_on_exactly_and_one_goes_on_from_them(tmp_path, capfd):
-    together("runs_with_a_break", tmp_path, 2)
+def test_two_processes_go_on_exactly_and_one_goes_on_from_them(together, capfd):
+    folder = together / "runs_with_a_break"
     for kind in ("ddp", "fsdp"):
-        straight, broken = (tmp_path / f"{kind} {name}" / "run" for name in ("straight", "broken"))
+        straight, broken = (folder / f"{kind} {name}" / "run" for name in ("straight", "broken"))
         assert_identical(straight, broken)
         lines = [line for line in learned(straight) if "evaluation" not in line]
         assert lines == learned(broken)
@@ -106,11 +110,11 @@ def test_two_processes_go_on_exactly_and_one_goes_on_from_them(tmp_path, capfd):
         assert not torch.equal(streams["generator"], streams["1.generator"])
         assert not torch.equal(streams["cpu"], streams["1.cpu"])
     # Both share out the same steps, and a checkpoint is whole: neither names nor numbers tell which one made it.
-    made = [groups(find_checkpoint(tmp_path / f"{kind} straight" / "run")) for kind in ("ddp", "fsdp")]
+    made = [groups(find_checkpoint(folder / f"{kind} straight" / "run")) for kind in ("ddp", "fsdp")]
     assert made[0].keys() == made[1].keys()
     torch.testing.assert_close(made[1], made[0], rtol=1e-4, atol=1e-5)
-    before = read_group(find_checkpoint(tmp_path / "fsdp broken" / "run"), "model")
-    alone = train(dataclasses.replace(settings(tmp_path / "fsdp broken"), distributed="none", resume=True, epochs=3))
+    before = read_group(find_checkpoint(folder / "fsdp broken" / "run"), "model")
+    alone = train(dataclasses.replace(settings(folder / "fsdp broken"), distributed="none", resume=True, epochs=3))
     assert "made by 2 processes" in capfd.readouterr().err
     assert read_manifest(find_checkpoint(alone))["position"]["step"] == 6
     assert read_manifest(find_checkpoint(alone))["processes"] == 1
@@ -118,14 +122,15 @@ def test_two_processes_go_on_exactly_and_one_goes_on_from_them(tmp_path, capfd):
     assert 0 < max((after[name] - before[name]).abs().max().item() for name in after) < 1e-2
 
 
-def test_harm_to_one_process_is_undone_by_all(tmp_path):
-    together("harmful_steps", tmp_path, 2)
-    ends = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1)]
+def test_harm_to_one_process_is_undone_by_all(together):
+    folder = together / "harmful_steps"
+    ends = [json.loads((folder / f"{rank}.json").read_text()) for rank in (0, 1)]
     assert ends[0] == ends[1]
     assert "1 times after" in ends[0][0]
-    assert [p.name for p in checkpoints(tmp_path / "run")] == ["step_00000002"]
+    assert [p.name for p in checkpoints(folder / "run")] == ["step_00000002"]
 
 
+@pytest.mark.thorough
 def test_a_failed_process_ends_all_with_its_reason(tmp_path):
     failed = torchrun("-m", "tests.meanflow.training.failing", str(tmp_path / "failed"))
     assert failed.returncode == 1
@@ -179,11 +184,16 @@ def test_the_command_line_trains_in_two_processes(tmp_path):
     done = torchrun("-m", "fullstride", *words.split(), f"output_dir={tmp_path}", "run_name=a", "log_every=1")
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("trained:") == 1
-    words = f"meanflow sample {tmp_path / 'a'} --num 5 --device cpu --out {tmp_path / 'out'}"
-    sampled = torchrun("-m", "--", "fullstride", *words.split())  # torchrun has an option that begins with --num
-    assert sampled.stdout.count("5 images, 1 network") == 1, sampled.stderr
-    assert len(list((tmp_path / "out").glob("0*.png"))) == 5
     assert all(line.get("images", 0) == 128 * line["step"] for line in read_metrics(tmp_path / "a") if "loss" in line)
+
+
+@pytest.mark.thorough
+def test_the_command_line_samples_in_two_processes(together, tmp_path):
+    run = together / "runs_with_a_break" / "ddp straight" / "run"
+    words = "meanflow", "sample", str(run), "--num", "5", "--device", "cpu", "--out", str(tmp_path)
+    sampled = torchrun("-m", "--", "fullstride", *words)  # torchrun has an option that begins with --num
+    assert sampled.stdout.count("5 images, 1 network") == 1, sampled.stderr
+    assert len(list(tmp_path.glob("0*.png"))) == 5
 
 
 def test_shares_are_the_whole_batch_and_no_record_twice(tmp_path):

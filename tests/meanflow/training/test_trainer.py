@@ -204,7 +204,7 @@ def test_an_epoch_takes_every_image_at_most_once(tmp_path):
     assert not torch.equal(first, second)
 
 
-@pytest.mark.parametrize("name", ["imf", "imf_ema"])
+@pytest.mark.parametrize("name", [pytest.param("imf", marks=pytest.mark.thorough), "imf_ema"])
 def test_improved_meanflow_trains_and_goes_on_exactly(name, tmp_path):
     given = {"loss": LOSSES[name](), "optimizer": OptimizerConfig(lr=1e-3, grad_clip=1.0)}
     straight = train(config(tmp_path / "a", epochs=2, **given))

@@ -1,4 +1,4 @@
-"""Runs a scenario in processes that train together; run in a process of its own, from which they are forked."""
+"""Runs scenarios in processes that train together; run in a process of its own, from which they are forked."""
 
 import functools
 import json
@@ -229,6 +229,10 @@ SCENARIOS = {
 }
 
 
+# What is compared with one process.
+ALONE_TOO = {"steps_of_meanflow", "images"}
+
+
 def _fork(act: Callable[[Path, Processes], None], folder: Path, rank: int, size: int, port: int) -> int:
     if pid := os.fork():
         return pid
@@ -241,7 +245,7 @@ def _fork(act: Callable[[Path, Processes], None], folder: Path, rank: int, size:
 
 
 def run(name: str, folder: Path, size: int) -> None:
-    """Run a scenario in `size` processes.
+    """Run a scenario in `size` processes, which leave what they have to say in the folder of its name.
 
     Raises:
         AssertionError: if one of them fails.
@@ -250,11 +254,13 @@ def run(name: str, folder: Path, size: int) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    pids = [_fork(SCENARIOS[name], folder, rank, size, port) for rank in range(size)]
+    (own := folder / name).mkdir(exist_ok=True)
+    pids = [_fork(SCENARIOS[name], own, rank, size, port) for rank in range(size)]
     assert [os.waitpid(pid, 0)[1] for pid in pids] == [0] * size
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    for number in sys.argv[3:]:
-        run(sys.argv[1], Path(sys.argv[2]), int(number))
+    for scenario in SCENARIOS:
+        for number in (1, 2) if scenario in ALONE_TOO else (2,):
+            run(scenario, Path(sys.argv[1]), number)

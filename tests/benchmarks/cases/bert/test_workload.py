@@ -55,16 +55,19 @@ def test_modes_drop_what_they_say():
     assert plain.layers == 12
 
 
+@pytest.mark.usefixtures("tiny_is_small")
 def test_attention_written_out_trains_as_fused_attention():
     fused, written = (workload("tiny", mode, "fp32", batch=2, length=24) for mode in ("sdpa", "eager"))
     (loss, grads), (other, others) = (
-        eqx.filter_value_and_grad(work.loss_fn)(work.model(), work.batch, work.key) for work in (fused, written)
+        eqx.filter_jit(eqx.filter_value_and_grad(work.loss_fn))(work.model(), work.batch, work.key)
+        for work in (fused, written)
     )
     assert loss == pytest.approx(float(other), rel=1e-6)
     for a, b in zip(jax.tree.leaves(grads), jax.tree.leaves(others), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-5 * max(1e-3, float(jnp.abs(a).max())))
 
 
+@pytest.mark.usefixtures("tiny_is_small")
 def test_only_what_drops_depends_on_the_key():
     for mode, differs in (("sdpa", False), ("eager", False), ("hidden", True), ("dropout", True)):
         work = workload("tiny", mode, "bf16", batch=2, length=16)

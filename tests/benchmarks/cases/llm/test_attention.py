@@ -38,7 +38,7 @@ def test_attention_stands_beside_a_gather_and_its_floor(tmp_path, monkeypatch):
         assert abs(row["floor"]["memory_ms"] - moved / found["ceilings"]["bytes"] * 1e3) < 1e-9
 
 
-@pytest.mark.parametrize("width", [7, 16])
+@pytest.mark.parametrize("width", [7, pytest.param(16, marks=pytest.mark.thorough)])
 def test_jaxs_own_kernel_reads_and_writes_the_same_pool(width, monkeypatch):
     monkeypatch.setattr(bench_attention, "PLAN", bench_attention.GLANCE)
     shape, rng = AttentionShape(6, 2, 16, 4, 16**-0.5, 1e-6), np.random.default_rng()

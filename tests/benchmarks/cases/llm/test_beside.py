@@ -66,12 +66,12 @@ def benched(*arguments):
 
 
 @pytest.mark.usefixtures("compiled_soon")
-@pytest.mark.parametrize("workload", ["small", "large"])
-def test_vllm_runs_by_its_own_interpreter_on_the_same_weights(workload, tiny_qwen3, vllm, tmp_path, monkeypatch):
+@pytest.mark.parametrize("workload", [pytest.param("small", marks=pytest.mark.thorough), "large"])
+def test_vllm_runs_by_its_own_interpreter_on_the_same_weights(workload, one_layer, vllm, tmp_path, monkeypatch):
     monkeypatch.setattr(bench, "large", partial(large, longest=110))
     more = ["--no-baseline"] if workload == "small" else ["--sequences", "2"]
     result = benched(
-        "--model", tiny_qwen3, "--workload", workload, "--vllm", vllm(), "--out", tmp_path / "out", "--runs", 2, *more
+        "--model", one_layer, "--workload", workload, "--vllm", vllm(), "--out", tmp_path / "out", "--runs", 2, *more
     )
     assert result.exit_code == 0, result.output
     (file,) = (tmp_path / "out").glob("llm--*beside-vllm*.json")
@@ -83,6 +83,7 @@ def test_vllm_runs_by_its_own_interpreter_on_the_same_weights(workload, tiny_qwe
     assert "left_out" not in found["conditions"]
 
 
+@pytest.mark.thorough
 def test_vllm_that_answers_with_too_few_tokens_is_an_error(tiny_qwen3, vllm, capfd):
     peers = Peers()
     with pytest.raises(ConfigError, match="it ended with exit code 1"):

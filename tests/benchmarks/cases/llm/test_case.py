@@ -61,31 +61,21 @@ assert "jax" not in sys.modules
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
-def test_it_stands_beside_transformers(tiny_qwen3, tmp_path):
+def test_it_stands_beside_transformers_whose_attention_is_asked_for_by_name(tiny_qwen3, tmp_path):
     arguments = ["llm", "--model", str(tiny_qwen3), "--runs", "1", "--out", str(tmp_path)]
-    result = CliRunner().invoke(app, arguments)
+    result = CliRunner().invoke(app, [*arguments, "--baseline-attention", "eager"])
     assert result.exit_code == 0, result.output
-    (file,) = tmp_path.glob("llm--*.json")
+    (file,) = tmp_path.glob("llm--*--baseline-attention-eager--*.json")
     found = json.loads(file.read_text())
     assert [row["name"] for row in found["rows"]] == ["fullstride", "transformers, one by one", "transformers, batched"]
+    # Which compares both with each other.
     assert found["gate"].pop("greedy tokens that differ from transformers, of 20") == 0
     assert list(found["gate"]) == ["error of logprobs", "greedy tokens' shortfall, 4 at once"]
     for row in found["rows"]:
         assert row["over_floor"] > 1
         assert row["extra"]["tokens_per_second"] > 0
     assert found["conditions"]["tokens"] == 400
-    assert found["conditions"]["baseline_attention"] == "sdpa"
-
-
-def test_attention_of_the_baseline_is_asked_for_by_name(tiny_qwen3, tmp_path):
-    arguments = ["llm", "--model", str(tiny_qwen3), "--runs", "1", "--out", str(tmp_path)]
-    result = CliRunner().invoke(app, [*arguments, "--baseline-attention", "eager"])
-    assert result.exit_code == 0, result.output
-    (file,) = tmp_path.glob("llm--*--baseline-attention-eager--*.json")
-    found = json.loads(file.read_text())
     assert found["conditions"]["baseline_attention"] == "eager"
-    # The gate compares both with each other.
-    assert found["gate"]["greedy tokens that differ from transformers, of 20"] == 0
 
 
 @pytest.mark.parametrize(
@@ -103,9 +93,9 @@ def test_attention_that_nothing_would_run_is_refused(tmp_path, arguments, messag
     assert not list(tmp_path.iterdir())
 
 
-def test_without_its_baseline_the_engine_is_timed_and_says_so(tiny_qwen3, tmp_path, monkeypatch):
+def test_without_its_baseline_the_engine_is_timed_and_says_so(one_layer, tmp_path, monkeypatch):
     monkeypatch.setattr(bench_beside, "_run_baseline", lambda *_: SimpleNamespace(returncode=3, stdout=""))
-    arguments = ["llm", "--model", str(tiny_qwen3), "--runs", "1", "--out", str(tmp_path)]
+    arguments = ["llm", "--model", str(one_layer), "--runs", "1", "--out", str(tmp_path)]
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0, result.output
     (file,) = tmp_path.glob("llm--*.json")
@@ -138,10 +128,10 @@ def test_replicas_refuse_a_model_of_too_short_sequences_before_anything_runs(tmp
     assert result.stderr == "error: short: the model supports 523 tokens per sequence, a conversation needs 524\n"
 
 
-def test_the_sweep_times_a_step_by_batch_and_context(tiny_qwen3, tmp_path, monkeypatch):
+def test_the_sweep_times_a_step_by_batch_and_context(one_layer, tmp_path, monkeypatch):
     monkeypatch.setitem(bench_sweep.GRIDS, "cpu", ((1, 3, 9), (20, 300)))
     monkeypatch.setattr(bench_sweep, "REPEATS", 2)
-    arguments = ["llm", "--model", str(tiny_qwen3), "--workload", "sweep", "--out", str(tmp_path)]
+    arguments = ["llm", "--model", str(one_layer), "--workload", "sweep", "--out", str(tmp_path)]
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0, result.output
     (file,) = tmp_path.glob("llm--*sweep*.json")
@@ -155,19 +145,18 @@ def test_the_sweep_times_a_step_by_batch_and_context(tiny_qwen3, tmp_path, monke
     )
 
 
-def test_a_run_with_flags_of_xla_has_a_file_of_its_own(tiny_qwen3, tmp_path, monkeypatch):
+def test_a_run_with_flags_of_xla_has_a_file_of_its_own(one_layer, tmp_path, monkeypatch):
     monkeypatch.setitem(bench_sweep.GRIDS, "cpu", ((1,), (20,)))
     monkeypatch.setattr(bench_sweep, "REPEATS", 1)
     monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_enable_command_buffer= --xla_dump_to=/nowhere")
-    for more in (("--workload", "sweep"), ("--no-baseline", "--runs", "1")):
-        arguments = ["llm", "--model", str(tiny_qwen3), "--out", str(tmp_path), *more]
-        result = CliRunner().invoke(app, arguments)
-        assert result.exit_code == 0, result.output
-    assert len(list(tmp_path.glob("llm--*-gpu-enable-command-buffer-*.json"))) == 2
+    arguments = ["llm", "--model", str(one_layer), "--out", str(tmp_path), "--workload", "sweep"]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    assert len(list(tmp_path.glob("llm--*-gpu-enable-command-buffer-*.json"))) == 1
     assert not list(tmp_path.glob("*nowhere*"))
 
 
-def test_a_sweep_that_is_cut_short_has_written_its_rows(tiny_qwen3, tmp_path, monkeypatch):
+def test_a_sweep_that_is_cut_short_has_written_its_rows(one_layer, tmp_path, monkeypatch):
     monkeypatch.setitem(bench_sweep.GRIDS, "cpu", ((1, 3), (20,)))
     monkeypatch.setattr(bench_sweep, "REPEATS", 1)
     samples = bench_sweep.step_samples
@@ -178,7 +167,7 @@ def test_a_sweep_that_is_cut_short_has_written_its_rows(tiny_qwen3, tmp_path, mo
         yield from samples(runner, batch, context)
 
     monkeypatch.setattr(bench_sweep, "step_samples", cut)
-    arguments = ["llm", "--model", str(tiny_qwen3), "--workload", "sweep", "--out", str(tmp_path)]
+    arguments = ["llm", "--model", str(one_layer), "--workload", "sweep", "--out", str(tmp_path)]
     assert CliRunner().invoke(app, arguments).exit_code == 1
     (file,) = tmp_path.glob("llm--*sweep*.json")
     found = json.loads(file.read_text())
@@ -186,7 +175,8 @@ def test_a_sweep_that_is_cut_short_has_written_its_rows(tiny_qwen3, tmp_path, mo
     assert found["conditions"]["left_out"] == ["batch 3, context 20"]
 
 
-def test_the_sweep_with_a_pool_of_fp8_reads_a_quarter_of_its_keys(tiny_qwen3, tmp_path, monkeypatch):
+@pytest.mark.thorough
+def test_the_sweep_with_a_pool_of_fp8_reads_a_quarter_of_its_keys(one_layer, tmp_path, monkeypatch):
     monkeypatch.setitem(bench_sweep.GRIDS, "cpu", ((2,), (20,)))
     monkeypatch.setattr(bench_sweep, "REPEATS", 1)
     moved = []
@@ -194,12 +184,12 @@ def test_the_sweep_with_a_pool_of_fp8_reads_a_quarter_of_its_keys(tiny_qwen3, tm
         bench_sweep, "roofline_bound", lambda operations, read, ceilings: moved.append(read) or RooflineBound(1.0, 1.0)
     )
     for kept in ("auto", "fp8"):
-        arguments = ["llm", "--model", str(tiny_qwen3), "--workload", "sweep", "--out", str(tmp_path)]
+        arguments = ["llm", "--model", str(one_layer), "--workload", "sweep", "--out", str(tmp_path)]
         result = CliRunner().invoke(app, [*arguments, "--kv-cache-dtype", kept])
         assert result.exit_code == 0, result.output
     full, codes = moved
-    # Two layers' keys and values of two heads of 16, of two rows with 20 tokens each: fp32, then a byte each.
-    assert full - codes == 3 * (2 * 2 * 2 * 16) * 2 * 20
+    # Keys and values of two heads of 16, of two rows with 20 tokens each: fp32, then a byte each.
+    assert full - codes == 3 * (2 * 2 * 16) * 2 * 20
     assert len(list(tmp_path.glob("llm--*--fp8--*.json"))) == 1
     assert len(list(tmp_path.glob("llm--*.json"))) == 2
     refused = CliRunner().invoke(app, [*arguments[:-4], "--workload", "parallel", "--kv-cache-dtype", "fp8"])
@@ -207,10 +197,11 @@ def test_the_sweep_with_a_pool_of_fp8_reads_a_quarter_of_its_keys(tiny_qwen3, tm
     assert "expected one of" in refused.stderr
 
 
-def test_latency_is_the_start_and_a_first_token(tiny_qwen3, tmp_path, monkeypatch):
+@pytest.mark.thorough
+def test_latency_is_the_start_and_a_first_token(one_layer, tmp_path, monkeypatch):
     monkeypatch.setattr(bench_latency, "STARTS", 1)
     monkeypatch.setattr(bench_latency, "REPEATS", 3)
-    arguments = ["llm", "--model", str(tiny_qwen3), "--workload", "latency", "--out", str(tmp_path)]
+    arguments = ["llm", "--model", str(one_layer), "--workload", "latency", "--out", str(tmp_path)]
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0, result.output
     (file,) = tmp_path.glob("llm--*latency*.json")
@@ -255,12 +246,13 @@ def test_a_setting_that_a_workload_does_not_have_is_refused(given, message, tmp_
     assert not list(tmp_path.iterdir())
 
 
-def test_serving_times_what_clients_get_beside_the_engine_alone(tiny_qwen3, tmp_path, monkeypatch):
+@pytest.mark.thorough
+def test_serving_times_what_clients_get_beside_the_engine_alone(one_layer, tmp_path, monkeypatch):
     # On a busy machine several tokens come in one part, of which an answer must have two.
     monkeypatch.setitem(bench_serve.LENGTHS, "cpu", (20, 24))
     monkeypatch.setitem(bench_serve.CLIENTS, "cpu", (1, 3))
     monkeypatch.setattr(bench_serve, "QUESTIONS", 2)
-    arguments = ["llm", "--model", str(tiny_qwen3), "--workload", "serve", "--out", str(tmp_path)]
+    arguments = ["llm", "--model", str(one_layer), "--workload", "serve", "--out", str(tmp_path)]
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0, result.output
     (file,) = tmp_path.glob("llm-serve--*--plain--*.json")
@@ -278,7 +270,7 @@ def test_serving_times_what_clients_get_beside_the_engine_alone(tiny_qwen3, tmp_
 
 
 def test_a_model_without_a_tokenizer_is_served_with_a_stand_in(tmp_path, monkeypatch):
-    tiny = ModelConfig("qwen3", 700, 32, 64, 2, 4, 2, 8, 256, tied=True, qk_norm=True)
+    tiny = ModelConfig("qwen3", 700, 32, 64, 1, 4, 2, 8, 256, tied=True, qk_norm=True)
     monkeypatch.setitem(SHAPES, "tiny-shape", tiny)
     # On a busy machine several tokens come in one part, of which an answer must have two.
     monkeypatch.setitem(bench_serve.LENGTHS, "cpu", (20, 24))
@@ -292,7 +284,7 @@ def test_a_model_without_a_tokenizer_is_served_with_a_stand_in(tmp_path, monkeyp
     (row,) = found["rows"]
     # Parts come one after the other: the first is not the whole answer.
     assert min(row["timing"]["samples_ms"]) > 0
-    weights = 2 * (32 * (4 + 2 + 2) * 8 + 4 * 8 * 32 + 3 * 32 * 64) + 700 * 32
+    weights = 32 * (4 + 2 + 2) * 8 + 4 * 8 * 32 + 3 * 32 * 64 + 700 * 32
     head = 700 * 32
     products = 2 * ((weights - head) * 20 + head)
     assert prompt_operations(tiny, 20) == pytest.approx(products, rel=0.02)  # and a few norms

@@ -19,7 +19,6 @@ from fullstride.llm.kernels.xla import attention as plain_attention
 from fullstride.llm.weights import load
 from fullstride.measure.gate import GateError
 from tests.llm import reference
-from tests.llm.tiny import QWEN3
 
 pytestmark = pytest.mark.usefixtures("compiled_soon")
 LENGTHS = (5, 40)
@@ -29,12 +28,6 @@ def _engine(folder, **settings):
     loaded = load(folder, dtype=settings.get("dtype", "float32"))
     config = EngineConfig(max_sequences=3, max_length=64, kv_blocks=16, **settings)
     return Engine(loaded, config), loaded.parameters
-
-
-@pytest.fixture(scope="module")
-def one_layer(tiny_model):
-    """Return a model with one layer, whose attention is to be broken; it compiles faster than a deeper one."""
-    return tiny_model("qwen3", **QWEN3, num_hidden_layers=1)
 
 
 @pytest.fixture
@@ -54,9 +47,8 @@ def test_the_dense_pass_is_numpys(kind, request):
     np.testing.assert_allclose(found, expected, atol=1e-3)
 
 
-@pytest.mark.parametrize("kind", ["tiny_qwen3", "tiny_llama"])
-def test_an_engine_that_is_right_passes(kind, request):
-    found = gate(*_engine(request.getfixturevalue(kind)), LENGTHS, 3, "one")
+def test_an_engine_that_is_right_passes(tiny_llama):
+    found = gate(*_engine(tiny_llama), LENGTHS, 3, "one")
     assert list(found) == ["error of logprobs, one", "greedy tokens' shortfall, 3 at once, one"]
     assert max(found.values()) < 1e-3
 
@@ -64,13 +56,12 @@ def test_an_engine_that_is_right_passes(kind, request):
 @pytest.mark.parametrize("settings", [{"dtype": "bfloat16"}, {"kv_cache_dtype": "fp8"}])
 def test_rounding_passes_within_its_limit(tiny_model, settings):
     # Weights as small as those of models: the other tiny ones' make softmaxes that rounding turns around.
-    folder = tiny_model("llama", initializer_range=0.1)
+    folder = tiny_model("llama", initializer_range=0.1, num_hidden_layers=1)
     assert 1e-3 < max(gate(*_engine(folder, **settings), LENGTHS, 3).values()) < 0.25
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_kernel_that_is_wrong_fails(one_layer, broken, dtype):
-    engine = _engine(one_layer, dtype=dtype)
+def test_a_kernel_that_is_wrong_fails_in_bfloat16(one_layer, broken):
+    engine = _engine(one_layer, dtype="bfloat16")
     with pytest.raises(GateError, match=r"error of logprobs: .* nats from a dense pass .* not timed"):
         gate(*engine, LENGTHS, 3)
 
@@ -105,7 +96,7 @@ def test_every_workload_is_gated(one_layer, tmp_path, monkeypatch, broken, workl
     monkeypatch.setitem(bench_serve.CLIENTS, "cpu", (2,))
     monkeypatch.setattr(bench_devices, "COUNTS", (1,))
     monkeypatch.setattr(bench_replicas, "ANSWER", 9)  # a conversation fits the model
-    asked = ["--no-baseline"] if workload == "small" else []
+    asked = {"small": ["--no-baseline"], "large": ["--sequences", "2"]}.get(workload, [])
     arguments = ["llm", "--model", str(one_layer), "--workload", workload, "--out", str(tmp_path), *asked]
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code != 0

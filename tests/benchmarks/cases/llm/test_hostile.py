@@ -40,6 +40,7 @@ def _attack(url, name, size=300_000):
     return {"url": url, "attack": name, "size": size, "clients": 2}
 
 
+@pytest.mark.thorough
 def test_others_are_timed_beside_an_idle_server_and_by_attack(tiny_qwen3, tmp_path, monkeypatch):
     monkeypatch.setattr(bench_hostile, "SECONDS", 0.2)
     monkeypatch.setattr(bench_hostile, "SIZE", 250_000)

@@ -27,6 +27,7 @@ from tests.benchmarks.cases.meanflow import quick_bench
 quick = quick_bench.quick
 
 
+@pytest.mark.thorough
 def test_two_processes_beside_one_in_one_run(quick, tmp_path, capsys):
     chosen: dict[str, Any] = {
         "device": "cpu",

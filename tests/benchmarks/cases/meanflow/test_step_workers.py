@@ -1,5 +1,7 @@
 import time
 
+import pytest
+
 from benchmarks.cases.meanflow import step as bench_step_workers
 from benchmarks.cases.meanflow.step import StepJob, run_jobs
 from benchmarks.harness import process_pool
@@ -8,6 +10,7 @@ from benchmarks.harness.process_pool import Worker
 from tests.benchmarks.cases.meanflow.quick_bench import bench
 
 
+@pytest.mark.thorough
 def test_cases_are_run_in_processes_of_their_own_which_take_turns(capfd):
     jobs = [StepJob("ratios", name, None, ("eager",), True) for name in ("FM MSE", "no such case", "MeanFlow 100%")]
     own = bench(batch_size=4)

@@ -84,6 +84,7 @@ def test_the_host_section(tmp_path, capsys):
     assert path.name.startswith("train-step--tiny--host--trainstep-filter-jit--")
 
 
+@pytest.mark.thorough
 def test_sections_about_trees(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(bench_train_step, "SIZES", ("tiny", "mini"))
     options = TrainStepOptions(("leaves", "static"), model="tiny", calls=10, only=("TrainStep",))

@@ -231,6 +231,7 @@ def _share(step: int, minutes: float) -> float:
     return min(1.0, max(0, step - 1 - START) / (60 * minutes))
 
 
+@pytest.mark.thorough
 def test_a_rate_that_falls_does_so_over_the_time_of_each_training(tmp_path, ticking):
     asked = race.RaceRequest("smoke", FALLING, tmp_path, (FALLS, "optimizer.warmup_steps=10", "log_every=1"))
     rate = asked.config("fullstride", 0).optimizer.lr
@@ -601,11 +602,10 @@ def test_the_other_objective_is_trained_with_all_else_alike(tmp_path, ticking):
     }
     other = asked.recipe("fullstride-huber")
     assert {key: other[key] for key in ours if ours[key] != other[key]} == {"loss.weighting": "huber"}
-    assert race.run("fullstride-imf", 0, asked, ENOUGH, None)
     assert race.run("fullstride-imf-ema", 0, asked, ENOUGH, None)
-    for record, loss in zip(asked.begun(), ("imf", "imf_ema"), strict=True):
-        assert record["recipe"]["loss.name"] == loss
-        assert list(record["final"]) == ["meanflow 2", "euler 50"]
+    (record,) = asked.begun()
+    assert record["recipe"]["loss.name"] == "imf_ema"
+    assert list(record["final"]) == ["meanflow 2", "euler 50"]
 
 
 def test_with_labels_all_else_is_alike_and_samples_have_those_of_the_held_out_images(tmp_path, ticking, monkeypatch):
