@@ -8,7 +8,7 @@ import pytest
 
 from fullstride.errors import ConfigError
 from fullstride.llm.sampling_params import Structured
-from fullstride.llm.server.tools.plan import _one_of
+from fullstride.llm.server.tools.call_grammar import one_call
 from fullstride.llm.text import grammar_trial
 from fullstride.llm.text.confined import AbandonedError, TooCostlyError
 from fullstride.llm.text.grammar import Compiler
@@ -34,10 +34,7 @@ def schema(value):
 
 
 def tool(parameters):
-    from fullstride.llm.server.schemas.chat import Tool
-
-    made = Tool.model_validate({"type": "function", "function": {"name": "f", "parameters": parameters}})
-    return _one_of([made])
+    return one_call({"f": {"type": "object"} | parameters})
 
 
 WIDE = {"type": "integer", "multipleOf": 9_999_999, "minimum": -(10**15), "maximum": 10**15}
