@@ -35,9 +35,14 @@ def derivative(run: Callable[..., Any], model: nn.Module, x: Tensor, v: Tensor) 
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [(name, torch.float32) for name in ("timm Swin", "timm ConvNeXt", "SD3", "Flux")]
+    # PyTorch's tangent of ConvNeXt's norms is fp32, which its convolution in bf16 refuses: nothing to compare with.
+    + [(name, torch.bfloat16) for name in ("timm Swin", "SD3", "Flux")],
+    ids=str,
+)
 @pytest.mark.parametrize("compiled", [False, True])
-@pytest.mark.parametrize("name", ["timm Swin", "timm ConvNeXt", "SD3", "Flux"])
 def test_a_foreign_model_is_as_exact_as_torchs_derivative(name, compiled, dtype):
     """Errors against fp64 are at most twice those of `torch.func.jvp` in the same format, and the roundings of sums."""
     model = random_model(name, 0).to(DEVICE)

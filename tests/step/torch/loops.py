@@ -248,9 +248,9 @@ def lbfgs(model: nn.Module) -> list[Any]:
 # Half precision.
 
 
-def half(device: str, make: Callable[[nn.Module], list[Any]] = of_all) -> Training:
-    """Gradients that overflow at the first scales."""
-    scaler = torch.amp.GradScaler(device, init_scale=2.0**20, growth_interval=2)
+def half(device: str, make: Callable[[nn.Module], list[Any]] = of_all, scale: float = 2.0**20) -> Training:
+    """Gradients that overflow at the first scales, unless they are small."""
+    scaler = torch.amp.GradScaler(device, init_scale=scale, growth_interval=2)
     return regression(device, make, precision="fp16", scaler=scaler, clip=0.5)
 
 
@@ -295,6 +295,7 @@ LOOPS = {
     ),
     "LBFGS": Loop(lambda device: regression(device, lbfgs, draw=noisy), step_of_lbfgs, captured=False, compiled=False),
     "fp16": Loop(half, step_of_half),
+    "fp16, small scale": Loop(lambda device: half(device, scale=2.0**8), step_of_half),
     "fp16, two optimizers": Loop(lambda device: half(device, split), step_of_half),
 }
 
