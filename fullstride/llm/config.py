@@ -171,6 +171,10 @@ class ModelConfig:
         return self.windows[layer] if self.windows else None
 
 
+# Matrices that concatenate several of a layer's parameters.
+FUSED = {"qkv": ("q", "k", "v"), "qkv_bias": ("q_bias", "k_bias", "v_bias"), "gate_up": ("gate", "up")}
+
+
 def expert_names(config: ModelConfig, *parts: str) -> list[str]:
     """Return the names of these matrices of a layer's MLP, one expert after another; without experts, the parts."""
     return [f"experts.{i}.{part}" for i in range(config.experts) for part in parts] if config.experts else list(parts)

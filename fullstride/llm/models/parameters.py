@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Array, Float
 
-from fullstride.llm.config import ModelConfig, expert_names
+from fullstride.llm.config import FUSED, ModelConfig, expert_names
 from fullstride.llm.models.tensor_parallel import ShardReader
 from fullstride.llm.progress import OnProgress
 
@@ -36,10 +36,6 @@ class Weights(NamedTuple):
     layers: tuple[Layer, ...]
     head: Float[Array, "vocab hidden"] | None = None
     packed: Any = None
-
-
-# Matrices that concatenate several of a layer's parameters.
-FUSED = {"qkv": ("q", "k", "v"), "qkv_bias": ("q_bias", "k_bias", "v_bias"), "gate_up": ("gate", "up")}
 
 
 def put(

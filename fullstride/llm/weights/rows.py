@@ -5,8 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fullstride.llm.config import ModelConfig, parameter_shapes
-from fullstride.llm.models.parameters import FUSED
+from fullstride.llm.config import FUSED, ModelConfig, parameter_shapes
 from fullstride.llm.weights.parameters import StoredParameter, Values
 
 

@@ -10,8 +10,6 @@ from torch import Tensor
 from fullstride.step.torch.metrics import Metrics, reported
 
 Weight = str | Callable[[Any], Tensor | float]
-Mean = Callable[[Metrics], Metrics]
-_WEIGHT_OF = "weight of "
 
 
 @dataclass(frozen=True)
@@ -74,40 +72,3 @@ class Accumulation:
                 "weight of its micro-batch"
             )
         return reported(metrics.pop(self.weight))
-
-
-def times(value: Tensor, weight: Tensor | float) -> Tensor:
-    """Return a value times its weight; 0 for a weight of 0, even if the value is NaN, as the mean of nothing is."""
-    if not isinstance(weight, Tensor):
-        return value * weight
-    return (value * weight).masked_fill(weight == 0, 0)
-
-
-def or_one(total: Tensor) -> Tensor:
-    """Return a sum of weights, or 1 if it is 0, to divide by: a gradient of nothing is 0."""
-    return total.masked_fill(total == 0, 1)
-
-
-class WeightedSums:
-    """Sums of metrics over micro-batches, each times its weight, and the weights of those that had the metric."""
-
-    def __init__(self) -> None:
-        self._sums = dict[str, Any]()
-        self._weights = dict[str, Any]()
-
-    def add(self, values: Metrics, weight: Tensor | float) -> None:
-        """Add the metrics of a micro-batch."""
-        for key, value in values.items():
-            self._sums[key] = self._sums.get(key, 0) + times(reported(value), weight)
-            self._weights[key] = self._weights.get(key, 0) + weight
-
-    def means(self) -> Metrics:
-        """Return the means, given weights that are shares of 1; each over the micro-batches that had the metric."""
-        whole = self._weights["loss"]
-        return {k: x / w if (w := self._weights[k]) < whole else x for k, x in self._sums.items()}
-
-    def weighted_means(self, mean: Mean) -> tuple[Metrics, Tensor]:
-        """Return the means, given any weights, and the weight of the loss, which is `mean` over the processes."""
-        weights = {_WEIGHT_OF + key: weight for key, weight in self._weights.items()}
-        found = mean(self._sums | weights)
-        return {key: found[key] / found[_WEIGHT_OF + key] for key in self._sums}, found[_WEIGHT_OF + "loss"]

@@ -10,21 +10,22 @@ from torch import Tensor, nn
 
 from fullstride.device.precision import autocast
 from fullstride.device.tensor_trees import micro_batches
-from fullstride.step.torch.accumulation import Accumulation, WeightedSums, or_one, times
-from fullstride.step.torch.clipping import Clip, of_values, refuse_sparse, total_norm
+from fullstride.step.torch.accumulation import Accumulation
+from fullstride.step.torch.clipping import Clip, of_values, refuse_sparse
 from fullstride.step.torch.distributed.processes import SINGLE, Processes
 from fullstride.step.torch.distributed.reducer import Reducer
 from fullstride.step.torch.distributed.shards import Shards
 from fullstride.step.torch.distributed.wrappers import groups_of, mean_over, unsynchronised
 from fullstride.step.torch.ema.averages import Averages
-from fullstride.step.torch.metrics import Metrics, check_loss, checked_metrics
-from fullstride.step.torch.optimizers import set_rates
+from fullstride.step.torch.metrics import Metrics, WeightedSums, check_loss, checked_metrics, or_one, times
+from fullstride.step.torch.optimizers import Optimizers, scaled, set_rates, unscale
 from fullstride.step.torch.passes import ONE, PASSES
 from fullstride.step.torch.schedules import Schedule
-from fullstride.step.torch.update import Guard, guarded, scaled, unscale
 
 Loss = Callable[[nn.Module, Any], Tensor | tuple[Tensor, Mapping[str, Tensor | float]]]
 Draw = Callable[[Any, torch.Generator | None], Any]
+Verdict = Tensor | tuple[Tensor, Tensor]
+Guard = Callable[[Tensor, Tensor], Verdict]
 Gradients = list[Tensor | None]
 Look = Callable[[Tensor, Gradients | None], None]
 Parts = Sequence[tuple[Any, Tensor | float]]  # micro-batches, and the share of each in the means
@@ -94,7 +95,8 @@ class Body:
         `look` is shown the loss and the gradients of `trained` before they are clipped and used; of several passes,
         those of the first one.
         """
-        set_rates(self.optimizer, self.schedule, made)
+        if self.schedule is not None:
+            set_rates(self.optimizer, self.schedule, made)
         if self.passes == ONE:
             metrics = self.finished(self.gradients(batch), look)
             self._update(metrics)
@@ -241,3 +243,80 @@ class Body:
         if self.clip is not None:
             self.clip(parameters, norm)
         return norm
+
+
+def total_norm(gradients: Sequence[Tensor]) -> Tensor:
+    """Return the 2-norm of all gradients together, of sharded ones as wholes.
+
+    Raises:
+        NotImplementedError: for sparse ones; see `of_values`.
+
+    """
+    norm: Any = torch.nn.utils.get_total_norm(gradients)
+    return norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+
+
+def guarded(optimizer: torch.optim.Optimizer, verdict: Verdict, clip: Clip | None, norm: Tensor) -> None:
+    """Tell fused optimizers what to do on the device, as a gradient scaler does, for this step alone.
+
+    Args:
+        optimizer: that steps.
+        verdict: whether to skip the step, or that and what its gradient is to be divided by.
+        clip: that has shortened the gradient already.
+        norm: of the gradient before.
+
+    """
+    harmful, shrink = verdict if isinstance(verdict, tuple) else (verdict, None)
+    listening: list[Any] = optimizer.members if isinstance(optimizer, Optimizers) else [optimizer]
+    for each in listening:
+        each.found_inf = harmful.float()
+    if shrink is not None:
+        if clip is not None and clip.norm is not None:
+            shrink = (shrink * (clip.norm / norm).clamp(max=1)).clamp(min=1)
+        for each in listening:
+            each.grad_scale = shrink.float()
+    try:
+        optimizer.step()
+    finally:
+        for each in listening:
+            for name in ("found_inf", "grad_scale"):
+                vars(each).pop(name, None)
+
+
+@dataclass(eq=False)
+class Runner:
+    """Runner of steps by an eager body; one compiled for the expected shapes leaves other batches to the eager one.
+
+    Attributes:
+        backend: its name.
+        body: by which it makes them, compiled if it compiles.
+        eager: by which it makes those of other batches.
+
+    """
+
+    backend: str
+    body: Body
+    eager: Body
+
+    @property
+    def compiles(self) -> bool:
+        """Return whether steps of the expected shapes are compiled."""
+        return self.body is not self.eager
+
+    def form(self, expected: bool) -> str:
+        """Name of the form in which the next step runs; each form is checked separately."""
+        return f"backend={self.backend}, {'usual' if expected else 'other'} shapes"
+
+    def __call__(self, batch: Any, made: int, *, expected: bool, look: Look | None = None) -> Metrics:
+        """Make one step after `made` others, and update the averages; `look` is given loss and gradients first."""
+        body = self.body if expected else self.eager
+        metrics = body(batch, torch.tensor(made), look)
+        if body.ema.due(made + 1):
+            body.ema.follow(torch.tensor(made + 1))
+        return metrics
+
+    def forget(self) -> None:
+        """Start over, as after a checkpoint was loaded."""
+
+    def end(self) -> None:
+        """Release captured graphs."""

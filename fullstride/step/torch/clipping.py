@@ -1,4 +1,4 @@
-"""Norm of a step's gradients, and clipping by it or by value."""
+"""Clipping of gradients by their norm or by value, and sparse ones."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -50,17 +50,6 @@ class Clip:
                 if p.grad is not None and p.grad.is_sparse:
                     p.grad = p.grad.coalesce()
                     p.grad._values().clamp_(-self.value, self.value)
-
-
-def total_norm(gradients: Sequence[Tensor]) -> Tensor:
-    """Return the 2-norm of all gradients together, of sharded ones as wholes.
-
-    Raises:
-        NotImplementedError: for sparse ones; see `of_values`.
-
-    """
-    norm: Any = torch.nn.utils.get_total_norm(gradients)
-    return norm.full_tensor() if hasattr(norm, "full_tensor") else norm
 
 
 def of_values(gradient: Tensor) -> Tensor:

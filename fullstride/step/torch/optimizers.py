@@ -134,10 +134,8 @@ def set_initial_rates(optimizer: torch.optim.Optimizer) -> None:
         group.setdefault("initial_lr", float(group["lr"]))
 
 
-def set_rates(optimizer: torch.optim.Optimizer, schedule: Schedule | None, made: Tensor) -> None:
+def set_rates(optimizer: torch.optim.Optimizer, schedule: Schedule, made: Tensor) -> None:
     """Set each group's rate to its first one times the schedule's factor after `made` steps."""
-    if schedule is None:
-        return
     factor = schedule(made)
     for group in optimizer.param_groups:
         if "initial_lr" not in group:  # one that was added, or loaded from elsewhere
@@ -149,3 +147,16 @@ def set_rates(optimizer: torch.optim.Optimizer, schedule: Schedule | None, made:
             group["lr"].copy_(rate)
         else:
             group["lr"].fill_(float(rate))  # a copy from the host would wait for the device
+
+
+def unscale(optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler) -> None:
+    """Divide the gradients by the scale of the loss, and note whether one is not finite."""
+    for each in members(optimizer):
+        scaler.unscale_(each)
+
+
+def scaled(optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler) -> None:
+    """Step, unless a gradient is not finite, and then adapt the scale of the next loss."""
+    for each in members(optimizer):
+        scaler.step(each)
+    scaler.update()

@@ -14,7 +14,7 @@ from fullstride.process.gc_paused import gc_paused
 from fullstride.renamed import TRAIN_STEP, accepts
 from fullstride.runs.atomic_files import note
 from fullstride.step.torch.accumulation import Accumulation
-from fullstride.step.torch.body import Body, Draw, Loss
+from fullstride.step.torch.body import Body, Draw, Guard, Loss, Runner
 from fullstride.step.torch.checks import check_body, default_scaler, unaveraged, unclipped
 from fullstride.step.torch.clipping import Clip
 from fullstride.step.torch.distributed.processes import SINGLE, Processes
@@ -39,10 +39,8 @@ from fullstride.step.torch.runners.comparison import TOLERANCE, rehearsed
 from fullstride.step.torch.runners.expected_shapes import NEVER, Observation, PythonNumbers, ShapeTracker
 from fullstride.step.torch.runners.first_step import FirstSteps
 from fullstride.step.torch.runners.isolated import Snapshot
-from fullstride.step.torch.runners.runner import Runner
 from fullstride.step.torch.runners.step_times import StepTimes
 from fullstride.step.torch.schedules import Schedule
-from fullstride.step.torch.update import Guard
 
 NAMES = ("auto", *BACKENDS)
 MOST_NOTES = 20

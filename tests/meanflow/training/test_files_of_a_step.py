@@ -11,7 +11,7 @@ from fullstride.meanflow.training.trainer import Trainer
 
 PACKAGE = Path(fullstride.__file__).parent
 APART = ("jvp/", "meanflow/models/")  # the derivative's rules and the network
-WARM, STEPS = 4, 6  # the first ones compile kernels, compare and learn the shapes
+WARM, STEPS = 14, 16  # the first ones compile kernels, compare, learn the shapes and are timed
 
 
 class Entered:
@@ -50,7 +50,7 @@ class Counted(Trainer):
 def test_a_step_goes_through_few_files(tmp_path):
     trainer = Counted(
         TrainConfig(
-            data=DataConfig(batch_size=128),
+            data=DataConfig(batch_size=52),
             model=MODELS["unet_tiny"](channels=4),
             guard=GuardConfig(check_tangents=False),
             device="cpu",

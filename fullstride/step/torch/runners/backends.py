@@ -21,13 +21,12 @@ from fullstride.device.tensor_trees import in_memory, mapped
 from fullstride.device.triton_compile import start_processes
 from fullstride.errors import MOST_SHOWN, ConfigError, one_line, one_of, shortened
 from fullstride.runs.atomic_files import note
-from fullstride.step.torch.body import Body, Loss
+from fullstride.step.torch.body import Body, Loss, Runner
 from fullstride.step.torch.errors import StepError
 from fullstride.step.torch.metrics import Metrics
 from fullstride.step.torch.optimizers import check_skips, members
 from fullstride.step.torch.passes import ONE, passes_of
 from fullstride.step.torch.runners.graph import GraphRunner
-from fullstride.step.torch.runners.runner import Runner
 from fullstride.step.torch.runners.step_times import COUNTED, UNCOUNTED
 
 BACKENDS = ("eager", "graph", "compile", "compile+graph")

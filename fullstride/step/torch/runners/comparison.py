@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from fullstride.device.precision import exact_fp32, unsearched_convolutions
 from fullstride.device.triton_compile import compile_only, compiles
-from fullstride.step.torch.body import Body, Gradients
-from fullstride.step.torch.clipping import total_norm
+from fullstride.step.torch.body import Body, Gradients, total_norm
 from fullstride.step.torch.errors import StepError
 from fullstride.step.torch.runners.isolated import CannotCopyError, IsolatedBody
 

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from fullstride.process.gc_paused import gc_paused
-from fullstride.step.torch.body import Body, Gradients
+from fullstride.step.torch.body import Body, Gradients, Runner
 from fullstride.step.torch.metrics import Metrics
 from fullstride.step.torch.runners.comparison import (
     Change,
@@ -22,7 +22,6 @@ from fullstride.step.torch.runners.comparison import (
 from fullstride.step.torch.runners.expected_shapes import ShapeTracker
 from fullstride.step.torch.runners.graph import RECORDED
 from fullstride.step.torch.runners.isolated import CannotCopyError
-from fullstride.step.torch.runners.runner import Runner
 
 
 class FirstSteps:

@@ -9,10 +9,9 @@ from torch import Tensor, nn
 
 from fullstride.device.cuda_graph import CudaGraph, copy_into, on_stream, static_input, without_gaps
 from fullstride.runs.atomic_files import note
-from fullstride.step.torch.body import Body, Gradients, Look, Loss
+from fullstride.step.torch.body import Body, Gradients, Look, Loss, Runner
 from fullstride.step.torch.errors import StepError
 from fullstride.step.torch.metrics import Metrics, stacked, unstacked
-from fullstride.step.torch.runners.runner import Runner
 
 # Real steps that are made before one is captured: libraries choose their algorithms and optimizers their state.
 WARM = 3
