@@ -170,7 +170,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "all dropped": ({"dropout_p": 1.0, "implementation": "plain"}, "dropout_p is 1.0, expected .* < 1"),
     "seed alone": ({"dropout_seed": 3}, "dropout_seed is given and dropout_p is 0"),
     "two masks": ({"attn_mask": Q[0, 0, :, :1] > 0, "is_causal": "bottom-right"}, r"or pass window=\(-1, 0\)"),
-    "blocks": ({"attn_mask": rules.block_mask(0)[1]["attn_mask"]}, r"a BlockMask is of \(37, 50\), expected \(9, 9\)"),
+    "blocks": ({"attn_mask": rules.block_mask(0)[1]["attn_mask"]}, r"a BlockMask is of \(21, 34\), expected \(9, 9\)"),
 }
 
 
