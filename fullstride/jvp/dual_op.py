@@ -19,6 +19,7 @@ from torch.autograd import forward_ad
 from fullstride.device.launch_replay import Replayed
 from fullstride.device.tensor_trees import in_memory
 from fullstride.jvp.state import refuse_checkpoint, without_own_modes
+from fullstride.jvp.tangent_rules import no_view
 
 Tensors = Sequence[Tensor | None]
 
@@ -191,7 +192,8 @@ class Forward(_Function):
     @staticmethod
     def forward(op: DualOp, settings: tuple, tangent_grad: bool, *tensors: Tensor | None) -> tuple:
         """Run the op's forward pass."""
-        return tuple([_no_view(x) for x in op.run(*tensors, *settings)])
+        # A later in-place activation may not write to a view that a Function returns.
+        return tuple([None if x is None else no_view(x) for x in op.run(*tensors, *settings)])
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
@@ -277,11 +279,6 @@ def second_derivative(name: str) -> RuntimeError:
         "operations (torch.nn.functional) in a model that is differentiated twice, or attention with "
         "implementation='plain', which has derivatives of any order"
     )
-
-
-def _no_view(x: Tensor | None) -> Tensor | None:
-    """Return x's memory as a non-view: a later in-place activation may not write to a view that a Function returns."""
-    return torch.ops.aten._unsafe_view(x, x.shape) if x is not None and x._is_view() else x
 
 
 def _has_batch(x: Tensor | None, dim: int | None) -> bool:

@@ -1,4 +1,4 @@
-"""What the compiler does not tell a rule about an operator between a plain tensor and a `MixedBatch`.
+"""Facts that the compiler hides from a rule about an operator between a plain tensor and a `MixedBatch`.
 
 Dynamo gives a rule the tensor first, whichever side it stood on, and takes `batch += tensor` for a sum. Both are read
 off the instruction that it traces.

@@ -37,7 +37,7 @@ def joined(primal: Tensor, tangent: Callable[[], Tensor]) -> Dual:
 
 
 def no_view(x: Tensor) -> Tensor:
-    """x's memory as no view: a view that was made without gradients may not be written to with them."""
+    """Return x's memory as no view: one that was made without gradients may not be written to with them."""
     return _aten._unsafe_view(x, x.shape) if x._is_view() else x
 
 

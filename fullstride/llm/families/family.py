@@ -124,6 +124,19 @@ def mixed_windows(settings: FileSettings, period: int) -> tuple[int | None, ...]
     return tuple(settings.size("sliding_window") if kind == SLIDING else None for kind in types)
 
 
+def experts_of(settings: FileSettings, key: str) -> dict[str, Any]:
+    """Return the number of experts, which a file has under a key, and how many of them a token takes.
+
+    Raises:
+        ConfigError: if it takes more than there are.
+
+    """
+    experts, taken = settings.size(key), settings.size("num_experts_per_tok")
+    if taken > experts:
+        raise ConfigError(f"{settings.file}: num_experts_per_tok={taken}: expected at most {experts}, the experts")
+    return {"experts": experts, "experts_per_token": taken}
+
+
 def optional(settings: FileSettings, key: str) -> float | None:
     """Return a positive number, or None if the file has null."""
     return None if settings.raw.get(key) is None else settings.decimal(key)

@@ -2,17 +2,12 @@
 
 from typing import Any
 
-from fullstride.errors import ConfigError
-from fullstride.llm.families.family import Family, FileSettings, all_windows
+from fullstride.llm.families.family import Family, FileSettings, all_windows, experts_of
 
 
 def layers(settings: FileSettings) -> dict[str, Any]:
     """Return the windows and the experts."""
-    experts, taken = settings.size("num_local_experts"), settings.size("num_experts_per_tok")
-    if taken > experts:
-        raise ConfigError(f"{settings.file}: num_experts_per_tok={taken}: expected at most {experts}, the experts")
-    own = {"experts": experts, "experts_per_token": taken, "shared_weights": True}
-    return {**own, "windows": all_windows(settings)}
+    return {**experts_of(settings, "num_local_experts"), "shared_weights": True, "windows": all_windows(settings)}
 
 
 FAMILY = Family(

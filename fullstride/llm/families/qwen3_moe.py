@@ -2,19 +2,13 @@
 
 from typing import Any
 
-from fullstride.errors import ConfigError
-from fullstride.llm.families.family import Family, FileSettings
+from fullstride.llm.families.family import Family, FileSettings, experts_of
 
 
 def layers(settings: FileSettings) -> dict[str, Any]:
     """Return the experts; transformers also knows their number as `num_local_experts`."""
-    experts = settings.size("num_experts" if "num_experts" in settings.raw else "num_local_experts")
-    taken = settings.size("num_experts_per_tok")
-    if taken > experts:
-        raise ConfigError(f"{settings.file}: num_experts_per_tok={taken}: expected at most {experts}, the experts")
     return {
-        "experts": experts,
-        "experts_per_token": taken,
+        **experts_of(settings, "num_experts" if "num_experts" in settings.raw else "num_local_experts"),
         "shared_weights": bool(settings.raw.get("norm_topk_prob")),
         "intermediate_size": settings.size("moe_intermediate_size"),
     }

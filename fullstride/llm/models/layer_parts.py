@@ -1,4 +1,4 @@
-"""What some families' layers have beyond those that kernel sets fuse, in plain JAX."""
+"""Parts of layers that kernel sets do not fuse, in plain JAX."""
 
 import jax
 import jax.numpy as jnp

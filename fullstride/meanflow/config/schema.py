@@ -34,7 +34,12 @@ from fullstride.settings.fields import (
 
 Precision = Annotated[str, AllowedNames(PRECISIONS)]
 NeverOrAboveOne = Annotated[float, Rule("0 (never), or a finite number above 1", lambda x: x == 0 or 1 < x < math.inf)]
-Megapixels = Annotated[int, Rule("1 to 178, as PIL decodes no larger picture", lambda x: 1 <= x <= 178)]
+# Millions of pixels: above the first PIL warns, above the second it refuses to decode.
+MEGAPIXELS, MOST_MEGAPIXELS = 90, 178
+Megapixels = Annotated[
+    int,
+    Rule(f"1 to {MOST_MEGAPIXELS}, as PIL decodes no larger picture", lambda x: 1 <= x <= MOST_MEGAPIXELS),
+]
 FEATURES = ("classifier", "efficientnet_lite0", "inception")
 Features = Annotated[
     list[str],
@@ -63,7 +68,7 @@ class DataConfig:
     # most damaged pictures of a folder for which the next of their class stands in
     skip_damaged: Annotated[Natural, LATER] = 0
     # largest picture of a folder that is decoded, in million pixels
-    max_megapixels: Annotated[Megapixels, LATER] = 90
+    max_megapixels: Annotated[Megapixels, LATER] = MEGAPIXELS
     check: Annotated[bool, LATER] = False  # read all records of a folder once before the first step
     # resume a run on image_folder with files that were added, removed or replaced
     allow_changed: Annotated[bool, LATER] = False

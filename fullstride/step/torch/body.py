@@ -3,9 +3,11 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from fullstride.device.precision import autocast
@@ -121,6 +123,11 @@ class Body:
         """Device of the model."""
         return next(self.model.parameters()).device
 
+    @cached_property
+    def groups(self) -> list[dist.ProcessGroup]:
+        """Groups over which a wrapper around the model averages gradients; none without a wrapper."""
+        return groups_of(self.model)
+
     @property
     def trained(self) -> dict[str, nn.Parameter]:
         """Parameters with gradients on this process, by name: the model's, and any others in the optimizer."""
@@ -153,13 +160,11 @@ class Body:
 
     def _weighs(self, parts: int) -> bool:
         """Return whether weights make a difference."""
-        return self.accumulate.weight is not None and (
-            parts > 1 or self.processes.size > 1 or bool(groups_of(self.model))
-        )
+        return self.accumulate.weight is not None and (parts > 1 or self.processes.size > 1 or bool(self.groups))
 
     def _mean(self, values: Metrics) -> Metrics:
         """Return means over all processes, those of a wrapper around the model too."""
-        return mean_over(groups_of(self.model), self.processes.mean(values))
+        return mean_over(self.groups, self.processes.mean(values))
 
     def finished(self, metrics: Metrics, look: Look | None) -> Metrics:
         """Unscale and clip the gradients; returns the metrics with their norm."""
@@ -200,7 +205,7 @@ class Body:
         torch._foreach_div_([p.grad for p in self.trained.values() if p.grad is not None], or_one(total))
         assert isinstance(self.accumulate.weight, str)
         count = self.processes.size
-        for group in groups_of(self.model):
+        for group in self.groups:
             count *= group.size()
         return {self.accumulate.weight: total * count}
 

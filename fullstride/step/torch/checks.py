@@ -6,7 +6,6 @@ import torch.distributed as dist
 from fullstride.device.precision import PRECISIONS, check_precision
 from fullstride.errors import ConfigError, one_of
 from fullstride.step.torch.body import Body
-from fullstride.step.torch.distributed.wrappers import groups_of
 from fullstride.step.torch.optimizers import Optimizers, check_skips, members
 from fullstride.step.torch.passes import ONE
 
@@ -40,7 +39,7 @@ def check_body(body: Body, backend: str) -> None:
         raise ConfigError("shards: a list of optimizers, expected the one whose state is sharded")
     if body.scaler is not None:
         _check_scaler(body)
-    if groups_of(body.model):
+    if body.groups:
         _check_wrapped(body, backend)
 
 
@@ -83,7 +82,7 @@ def unclipped(body: Body) -> str:
 
 def unaveraged(body: Body) -> str:
     """Return a warning if there are several processes, and nothing that is seen here averages their gradients."""
-    alone = body.processes.size == 1 and body.shards is None and not groups_of(body.model)
+    alone = body.processes.size == 1 and body.shards is None and not body.groups
     count = dist.get_world_size() if alone and dist.is_available() and dist.is_initialized() else 1
     if count == 1:
         return ""

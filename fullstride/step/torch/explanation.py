@@ -1,4 +1,4 @@
-"""What a step runs, how near it is to eager fp32, and what it costs."""
+"""Report of what a step runs, how near it is to eager fp32, and what it costs."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ class Compilation:
 
 @dataclass(frozen=True)
 class Explanation:
-    """What a step runs and what it costs, as far as its first steps have shown.
+    """Report of what a step runs and what it costs, as far as its first steps have shown.
 
     Attributes:
         backend: name of the backend of the next step.

@@ -20,7 +20,6 @@ from fullstride.step.torch.clipping import Clip
 from fullstride.step.torch.distributed.processes import SINGLE, Processes
 from fullstride.step.torch.distributed.reducer import Reducer
 from fullstride.step.torch.distributed.shards import Shards
-from fullstride.step.torch.distributed.wrappers import groups_of
 from fullstride.step.torch.ema.averages import Averages
 from fullstride.step.torch.errors import StepError
 from fullstride.step.torch.explanation import Explanation, bytes_of, compilations
@@ -210,7 +209,7 @@ class TrainStep:
             return
         candidates = {}
         # Processes that a wrapper joins cannot agree on another one.
-        for name in BACKENDS[:1] if groups_of(self.body.model) else BACKENDS:
+        for name in BACKENDS[:1] if self.body.groups else BACKENDS:
             try:
                 check_backend(name, self.body.device, self.body.optimizer, self.scaler is not None)
             except ConfigError:
@@ -347,7 +346,9 @@ class TrainStep:
                 break
         self._runner = auto.runner
         if auto.chosen:
-            self._auto, self._make, self._why = None, self._timed, f"the fastest of auto: {auto.said}"
+            self._auto = None
+            self._make = self._timed
+            self._why = f"the fastest of auto: {auto.said}"
             self._log(str(auto))
         return metrics
 

@@ -27,7 +27,7 @@ from tests.meanflow.training.together import settings
 
 @pytest.fixture(scope="module")
 def together(tmp_path_factory) -> Path:
-    """What the scenarios left, each in its own folder; one process imports, and forks those of all scenarios."""
+    """Return what the scenarios left, each in its folder; one process imports, and forks those of all scenarios."""
     folder = tmp_path_factory.mktemp("together")
     command = [sys.executable, "-m", "tests.meanflow.training.together", str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=900)

@@ -15,7 +15,7 @@ Optimizer = torch.optim.Optimizer
 
 
 class Training(NamedTuple):
-    """What a loop trains."""
+    """Model, optimizers, loss and data of a loop."""
 
     model: nn.Module
     optimizers: list[Any]
@@ -306,7 +306,7 @@ def made(loop: Loop, seed: int, device: str = "cpu") -> Training:
 
 
 def state(training: Training) -> list[Any]:
-    """What must end alike."""
+    """Return what must end alike."""
     scaler = training.options.get("scaler")
     kept = [own for each in training.optimizers for own in each.state_dict()["state"].values()]
     return [training.model.state_dict(), kept, scaler and scaler.state_dict()]

@@ -15,6 +15,7 @@ from PIL import ExifTags, Image, ImageFile, ImageOps
 from torch import Tensor
 
 from fullstride.errors import ConfigError, Damaged, one_line
+from fullstride.meanflow.config.schema import MEGAPIXELS, MOST_MEGAPIXELS
 from fullstride.meanflow.data.sources.interface import LARGEST, Member, Source
 from fullstride.runs.atomic_files import note
 
@@ -27,8 +28,6 @@ WHITE = 255
 # EXIF orientations (JEITA CP-3451): 1 is upright, 5 to 8 swap width and height.
 UPRIGHT, TURNED, ON_ITS_SIDE = 1, range(2, 9), range(5, 9)
 HOWS = ("crop", "stretch")
-# Millions of pixels: above the first PIL warns, above the second it refuses to decode.
-MEGAPIXELS, MOST_MEGAPIXELS = 90, 178
 
 
 @dataclass(frozen=True)

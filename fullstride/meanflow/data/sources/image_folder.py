@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from fullstride.errors import ConfigError, Damaged, one_of
-from fullstride.meanflow.config.schema import DataConfig
+from fullstride.meanflow.config.schema import MEGAPIXELS, DataConfig
 from fullstride.meanflow.data.dataset import Dataset, Split
 from fullstride.meanflow.data.dataset import fingerprint as content
 from fullstride.meanflow.data.reading import SkippedRecords, read_again
@@ -17,7 +17,6 @@ from fullstride.meanflow.data.sources.hugging_face import SavedRows, is_saved
 from fullstride.meanflow.data.sources.image_files import (
     GREY_MODES,
     HOWS,
-    MEGAPIXELS,
     ImageFiles,
     ImageForm,
     read_header,

@@ -72,7 +72,9 @@ class _Bounded:
     """A file that the library reads headers from, whose long names and attributes may claim any length."""
 
     def __init__(self, opened: IO[bytes]):
-        self._opened, self.seek, self.tell = opened, opened.seek, opened.tell
+        self._opened = opened
+        self.seek = opened.seek
+        self.tell = opened.tell
 
     def read(self, size: int) -> bytes:
         """Read so many bytes."""

@@ -38,7 +38,7 @@ def _accepts(matcher, text: str) -> bool:
 
 
 def _right(text: str, thinking: bool) -> bool:
-    """Whether each tag outside of thoughts opens a good call."""
+    """Return whether each tag outside of thoughts opens a good call."""
     if thinking or re.match(r"\s*<think>", text):
         _, _, text = text.partition("</think>")
     good = "|".join(map(re.escape, GOOD))
