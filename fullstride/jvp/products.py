@@ -38,6 +38,21 @@ def _of_rows(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return F.linear(x.reshape(rows.numel(), x.shape[-1]), weight, bias).view(*rows, weight.shape[0])
 
 
+def multiply(a: Any, b: Any) -> Any:
+    """`a * b` whose tangent lies in memory as the product does.
+
+    PyTorch's own may lie otherwise, if one of them is broadcast, and what copies it fails while a compiler traces with
+    symbolic sizes.
+    """
+    if not isinstance(a, Tensor) or not isinstance(b, Tensor) or a.shape == b.shape or not computes_apart():
+        return a * b
+    with without_own_modes():
+        (a, ta), (b, tb) = unpack_all(a, b)
+        if ta is None or tb is None:
+            return pack(a, ta) * pack(b, tb)
+        return pack(a * b, ta * b + a * tb)
+
+
 def linear_map(f: Callable[[Tensor], Tensor], x: Batch) -> Batch:
     """f(x) of an f that is linear in x, such as a filter: f of the primal and f of the tangent, each once.
 

@@ -37,25 +37,34 @@ def derivative(run: Callable[..., Any], model: nn.Module, x: Tensor, v: Tensor) 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     ("name", "dtype"),
-    [(name, torch.float32) for name in ("timm Swin", "timm ConvNeXt", "SD3", "Flux")]
-    # PyTorch's tangent of ConvNeXt's norms is fp32, which its convolution in bf16 refuses: nothing to compare with.
-    + [(name, torch.bfloat16) for name in ("timm Swin", "SD3", "Flux")],
+    [
+        (name, dtype)
+        for name in ("timm Swin", "timm ConvNeXt", "SD3", "Flux")
+        for dtype in (torch.float32, torch.bfloat16)
+    ],
     ids=str,
 )
 @pytest.mark.parametrize("compiled", [False, True])
 def test_a_foreign_model_is_as_exact_as_torchs_derivative(name, compiled, dtype):
-    """Errors against fp64 are at most twice those of `torch.func.jvp` in the same format, and the roundings of sums."""
+    """Errors against fp64 are at most twice those of `torch.func.jvp` in fp32, and the roundings of sums.
+
+    PyTorch's tangents of norms are fp32, which the products of a network in bf16 refuse: there errors are at most eight
+    times those of rounded weights and images in fp64.
+    """
     model = random_model(name, 0).to(DEVICE)
     x, v = torch.randn(2, *MODELS[name].shape, dtype=torch.float64, device=DEVICE)
     by = lambda way: lambda model, x, v: way(lambda x: MODELS[name].call(model, x), (x,), (v,))[:2]  # noqa: E731
     exact = derivative(by(torchs), model, x, v)
     given = copy.deepcopy(model).to(dtype), x.to(dtype), v.to(dtype)
     run = torch.compile(by(jvp), fullgraph=True) if compiled else by(jvp)
+    single = dtype == torch.float32
+    torch._dynamo.reset()
     with exact_fp32(x.device):
-        found, theirs = (derivative(way, *given) for way in (run, by(torchs)))
-    off = ROUNDING[dtype] * (16 if dtype == torch.float32 else 2)
+        found = derivative(run, *given)
+        theirs = derivative(by(torchs), *(given if single else [a.double() for a in given]))
+    times, off = (2, 16) if single else (8, 2)
     for ours, other, right in zip(found, theirs, exact, strict=True):
-        assert (ours - right).norm() <= 2 * (other - right).norm() + off * right.norm()
+        assert (ours - right).norm() <= times * (other - right).norm() + off * ROUNDING[dtype] * right.norm()
         assert right.abs().max() > 1e-6
 
 

@@ -332,6 +332,13 @@ def dynamic(backend: str) -> None:
         for size in (4, 7, 9):
             x, t = draw((size - 1, size, 12), (size - 1, 12), seed=size)
             close(traced(x, t), torch.func.jvp(block(plain_ops), (x, t), (t[:, None] * x, t)))
+    # A norm as models write it, of heads that are a view.
+    rsqrt: Call = lambda x: x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6)  # noqa: E731
+    heads: Call = lambda x: rsqrt(x.transpose(1, 2)) * x[:, :1].transpose(1, 2).sum(-1, keepdim=True).sin()  # noqa: E731
+    traced = every(lambda x, t: jvp(heads, (x,), (t,)))
+    for size in (4, 7):
+        x, t = draw((size, size, 3, 5), (size, size, 3, 5), seed=size)
+        close(traced(x, t), torch.func.jvp(heads, (x,), (t,)))
 
 
 def switched(backend: str) -> None:
