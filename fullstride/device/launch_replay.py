@@ -85,7 +85,7 @@ class _Notes(TorchDispatchMode):
         super().__init__()
         self.allocated: list[list[Tensor]] = []  # each under all the names that PyTorch gives it
         self.zeros: list[bool] = []  # whether it is filled with them
-        self.launches: list[tuple[Callable[..., Any], Sequence[Any]]] = []
+        self.launches: list[tuple[Callable[..., Any], Sequence[Any]]] = []  # and copies
         self.whole = True  # whether that is all that it does
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
@@ -93,6 +93,10 @@ class _Notes(TorchDispatchMode):
         if func.overloadpacket in _ALLOCATIONS | _ZEROS:
             self.allocated.append([out])
             self.zeros.append(func.overloadpacket in _ZEROS)
+        elif func.overloadpacket is torch.ops.aten.clone:  # by `contiguous`, say
+            self.allocated.append([out])
+            self.zeros.append(False)
+            self.launches.append((Tensor.copy_, (out, args[0])))
         elif func.overloadpacket is torch.ops.aten.detach:  # which a factory calls
             for names in self.allocated:
                 if any(x is args[0] for x in names):
