@@ -26,6 +26,9 @@ DUAL = "jvp_flash_attention"
 WHOSE = {"forward": ("ours", "vanilla", DUAL), "detached": ("ours", "cudnn", "flash", "vanilla", DUAL)}
 PEERS = [(kind, who) for kind in PASSES for who in WHOSE.get(kind, ("ours", "vanilla"))]
 WHO = {"cudnn": "cuDNN", "vanilla": "math"}
+FOREIGN = {"timm ViT-B/16, 224 x 224": "timm-vit", "diffusers UNet2DModel, 32 x 32": "diffusers-unet"}
+WAYS = ("eager", "compiled", "TrainStep")
+CALLS = [(who, way) for way in WAYS[:2] for who in ("torch", "jvp")]
 LARGE = 16 << 20  # bytes; of less a launch costs more than the work
 LEAST = {"forward": 80.0, "detached": 70.0, "through": 70.0}  # percent of a copy's rate, below which it is in bold
 JAX = ("jax",)
@@ -48,6 +51,14 @@ def _shares(kind: str):
         return [f"**{one:.0f}**" if one < LEAST[kind] else f"{one:.0f}" for one in 100 / t[f"{kind}_ours_over"]]
 
     return shares
+
+
+def _of_plain(way: str):
+    def shown(t: pd.DataFrame) -> list[str]:
+        pairs = zip(t[f"jvp_{way}_median"], t[f"plain_{way}_median"], strict=True)
+        return [f"{derived:.1f} / {plain:.1f} = {derived / plain:.2f}" for derived, plain in pairs]
+
+    return shown
 
 
 def _over_eager(t: pd.DataFrame) -> list[str]:
@@ -145,6 +156,22 @@ TABLES = {
             across={f"{kind}_{who}": f"{kind} {who}" for kind in PASSES for who in ("ours", "eager")},
             compute={**{kind: _shares(kind) for kind in PASSES}, "over": _over_eager},
             having=f"forward_ours_bytes >= {LARGE} or through_ours_bytes >= {LARGE}",
+        )],
+    ),
+    "jvp-networks": Table(
+        ("ms with a derivative / without, batch 64", *WAYS[:2], "`TrainStep`, compile+graph"),
+        [Rows(
+            {shown: f"jvp-networks--bf16--only-{name}--*"}, ("{of}", *(f"{{{way}}}" for way in WAYS)),
+            index=("of",), by=("who", "way"),
+            across={f"{who}_{way}": f"{who} {way}" for who in ("plain", "jvp") for way in WAYS},
+            compute={way: _of_plain(way) for way in WAYS},
+        ) for shown, name in FOREIGN.items()],
+    ),
+    "jvp-host": Table(
+        ("µs a call, forward and backward", "PyTorch", "`jvp`", "PyTorch, compiled", "`jvp`, compiled"),
+        [Rows(
+            "jvp-host--bf16--only-*--*", ("`{op}`", *(f"{{{who}_{way}_call_us:.0f}}" for who, way in CALLS)),
+            index=("op",), by=("who", "way"), across={f"{who}_{way}": f"{who} {way}" for who, way in CALLS},
         )],
     ),
     "host-cpu": _host("intel-*"),
