@@ -6,6 +6,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._C._functorch import TransformType, get_interpreter_stack
 
 from fullstride.jvp.dual import pack, unpack, unpack_all
 from fullstride.jvp.mixed_batch import Batch, MixedBatch
@@ -38,19 +39,32 @@ def _of_rows(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return F.linear(x.reshape(rows.numel(), x.shape[-1]), weight, bias).view(*rows, weight.shape[0])
 
 
-def multiply(a: Any, b: Any) -> Any:
+def broadcast(a: Any, b: Any) -> bool:
+    """Return whether a and b are tensors of unlike shapes that may both have a tangent."""
+    if not isinstance(a, Tensor) or not isinstance(b, Tensor) or a.shape == b.shape:
+        return False
+    return a.is_floating_point() and b.is_floating_point() and computes_apart() and not _vmapped()
+
+
+def _vmapped() -> bool:
+    """Return whether a vmap is inside the derivative, in which duals cannot be unpacked."""
+    return TransformType.Vmap in [level.key() for level in get_interpreter_stack() or []]
+
+
+# As `torch.compiler.assume_constant_result` marks it, which imports the compiler: it is called while one traces.
+_vmapped._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
+
+
+def multiply(a: Tensor, b: Tensor) -> Tensor:
     """`a * b` whose tangent lies in memory as the product does.
 
-    PyTorch's own may lie otherwise, if one of them is broadcast, and what copies it fails while a compiler traces with
+    PyTorch's own may lie otherwise if one of them is broadcast, and what copies it fails while a compiler traces with
     symbolic sizes.
     """
-    if not isinstance(a, Tensor) or not isinstance(b, Tensor) or a.shape == b.shape or not computes_apart():
-        return a * b
-    with without_own_modes():
-        (a, ta), (b, tb) = unpack_all(a, b)
-        if ta is None or tb is None:
-            return pack(a, ta) * pack(b, tb)
-        return pack(a * b, ta * b + a * tb)
+    (a, ta), (b, tb) = unpack_all(a, b)
+    if ta is None or tb is None:
+        return pack(a, ta) * pack(b, tb)
+    return pack(a * b, ta * b + a * tb)
 
 
 def linear_map(f: Callable[[Tensor], Tensor], x: Batch) -> Batch:

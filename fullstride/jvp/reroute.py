@@ -70,8 +70,6 @@ ROUTES: dict[Any, Callable[..., Any]] = {
     **functional_norms.ROUTES,
     **elementary.ROUTES,
 }
-# In eager mode rules do it.
-COMPILED = {F.linear: products.linear, torch.mul: products.multiply, Tensor.mul: products.multiply}
 NAMES = frozenset(f.__name__ for f in ROUTES)
 GRADIENTS = {torch.autograd.grad, torch.autograd.backward, Tensor.backward}
 # Torch's gradients through their tangents are wrong: their rules take saved results, such as a factorisation, for
@@ -114,8 +112,11 @@ class RerouteFunctional(state.OwnMode):
 def handled(func: Any, args: tuple, kwargs: dict) -> Any:
     """Run a call of one of the functions `HANDLED`, or of any."""
     route = ROUTES.get(func)
-    if torch.compiler.is_compiling():
-        route = COMPILED.get(func, route)
+    if torch.compiler.is_compiling():  # in eager mode rules do it
+        if func is F.linear:
+            route = products.linear
+        elif func in (torch.mul, Tensor.mul) and not kwargs and products.broadcast(*args):
+            return products.multiply(*args)
     if route is not None:
         if state.gradient_inside() or any(map(moves, (*args, *kwargs.values()))):
             return route(*args, **kwargs)

@@ -369,7 +369,7 @@ def counting(found: Counter[str]) -> Callable[..., Any]:
 
 
 def products(backend: str) -> None:
-    """Check that rows that lie apart are multiplied at once, by layers that were prepared or not, and any shape."""
+    """Rows that lie apart, multiplied at once by layers prepared or not; any shape; products inside a vmap."""
     for prepared, bias in ((True, False), (False, False), (False, True)):
         torch._dynamo.reset()
         net, found = nn.Linear(4, 6, bias=bias, dtype=torch.float64), Counter[str]()
@@ -385,6 +385,8 @@ def products(backend: str) -> None:
         net, (x, t) = nn.Linear(4, 6, dtype=torch.float64), draw(shape, shape)
         made = torch.compile(lambda: jvp(net, (x,), (t,)), backend=backend, fullgraph=True)()  # noqa: B023
         close(made, (net(x), t @ net.weight.T))
+    (x, t), rows = draw((3, 4, 5), (3, 4, 5)), torch.func.vmap(lambda r: r * r.sin().sum(-1, keepdim=True))
+    close(torch.compile(lambda: jvp(rows, (x,), (t,)), backend=backend)(), torch.func.jvp(rows, (x,), (t,)))
 
 
 ALL = (attention, masks, rules, norms, formats, explicit, networks, checkpointed, representatives, transforms, switched)
