@@ -2,9 +2,12 @@ import gc
 import importlib.util
 import os
 import tempfile
+from collections.abc import Iterator
 
 import hypothesis
 import pytest
+
+from tests.helpers.forked import Run, forks
 
 # Before anything of the package is imported. Without its checker nothing is checked, as on a machine for GPU tests.
 if importlib.util.find_spec("beartype"):
@@ -31,6 +34,9 @@ try:
         os.environ.setdefault("OMP_NUM_THREADS", "1")
         # More would be processes that import PyTorch, for each process that compiles.
         os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+        from tests.helpers import interpreted
+
+        interpreted.install()
 except ModuleNotFoundError:
     pass
 
@@ -45,3 +51,10 @@ def pytest_collection_finish() -> None:
 def seed(request) -> int:
     """Return a seed of random inputs; `SEEDS=3 make test` tries each test with three."""
     return request.param
+
+
+@pytest.fixture(scope="session")
+def forked() -> Iterator[Run]:
+    """Return what runs modules in processes that cost no start of Python."""
+    with forks() as run:
+        yield run
