@@ -21,9 +21,8 @@ from fullstride.llm.server.schemas.chat import ChatCompletion, ChatRequest
 from fullstride.llm.server.served_model import ServedModel
 from fullstride.llm.server.streaming import GENERATING, merge
 from fullstride.llm.server.tools.conformance import CallSchemas
-from fullstride.llm.server.tools.parsers import THOUGHT, ToolParser, thinks, thinks_on
+from fullstride.llm.server.tools.parsers import ToolParser
 from fullstride.llm.server.tools.plan import ToolPlan
-from fullstride.llm.server.tools.reasoning import ReasoningParser
 from fullstride.llm.server.tools.shapes import structured
 
 router = APIRouter(route_class=OffLoopRoute)
@@ -63,23 +62,18 @@ class _Read:
 
 
 def _read(body: ChatRequest, server: ServerState) -> _Read:
-    asked = ToolPlan.of(body, server.limits)
+    answers = server.served.answers
+    asked = ToolPlan.of(body, server.limits, answers)
     param, shape, params = _params(body, server, asked)
     text = chat_prompt(body, server.served, server.limits, asked.shown, forced=asked.forced is not None)
     ids = server.served.encode(text, "messages", special=False)
     ids = server.served.fitting(ids, "messages", params.max_tokens or 1, body.truncate_prompt_tokens)
-    thinking = thinks(text) or (body.continue_final_message and thinks_on(str(body.messages[-1].content)))
-    constraint, calls = asked.for_prompt(thinking, shape)
-    reader = calls.reader if calls else ToolParser
-    if shape is None and asked.forced is None and _separates(body, server.served):
-        reader = lambda: ReasoningParser(asked.reader(None), thinking)  # noqa: E731
+    thinking = answers.tags.begins(text)
+    if body.continue_final_message:
+        thinking = thinking or answers.tags.goes_on(str(body.messages[-1].content))
+    separates = answers.reasons if body.separate_reasoning is None else body.separate_reasoning
+    reader, constraint, calls = asked.for_prompt(thinking, separates, shape)
     return _Read(reader, EnginePrompt(ids, replace(params, structured_outputs=constraint)), param, shape, calls)
-
-
-def _separates(body: ChatRequest, served: ServedModel) -> bool:
-    if body.separate_reasoning is not None:
-        return body.separate_reasoning
-    return served.tokenizer.template is not None and served.tokenizer.template.reads(THOUGHT)
 
 
 def _params(body: ChatRequest, server: ServerState, asked: ToolPlan) -> tuple[str, Structured | None, SamplingParams]:

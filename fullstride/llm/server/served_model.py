@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from time import time
 
 from fullstride.llm.server.errors import MOST_OF_A_NAME, BadRequestError, NotFoundError
+from fullstride.llm.server.tools.answers import AnswerFormat
 from fullstride.llm.text.tokenizer import Tokenizer
 
 
@@ -16,6 +17,7 @@ class ServedModel:
         tokenizer: Tokenizer,
         max_length: int,
         sampling: Mapping[str, int | float] | None = None,
+        tool_parser: str = "auto",
     ):
         """Serve a model.
 
@@ -24,11 +26,16 @@ class ServedModel:
             tokenizer: tokenizer of the model.
             max_length: tokens of a sequence, prompt and completion together.
             sampling: fields of `SamplingParams` in place of OpenAI's defaults, for requests that leave them out.
+            tool_parser: see `AnswerFormat.of`.
+
+        Raises:
+            ConfigError: if there is no such parser.
 
         """
         self.names, self.tokenizer, self.max_length = tuple(names), tokenizer, max_length
         self.sampling = dict(sampling or {})
         self.created = int(time())
+        self.answers = AnswerFormat.of(tool_parser, tokenizer.template)
         # In bytes, so that a text's length bounds its number of tokens from below.
         self.longest_token = max(len(tokenizer.token_bytes(token)) for token in range(tokenizer.vocab_size))
 
