@@ -33,7 +33,7 @@ async def chat_completions(body: ChatRequest, request: Request) -> Response:
     """Answer a chat."""
     server = server_of(request)
     model = server.served.name(body.model)
-    read = await anyio.to_thread.run_sync(_read, body, server)
+    read = await anyio.to_thread.run_sync(read_chat, body, server)
     check = await server.compile(request, read.param, read.shape, read.prompt.params.structured_outputs, read.calls)
     answer = ChatAnswer(server.served, body, read.reader)
     if body.return_token_ids:
@@ -42,7 +42,7 @@ async def chat_completions(body: ChatRequest, request: Request) -> Response:
 
 
 @dataclass(frozen=True)
-class _Read:
+class ReadChat:
     """A request as it was read.
 
     Attributes:
@@ -61,7 +61,13 @@ class _Read:
     calls: CallSchemas | None
 
 
-def _read(body: ChatRequest, server: ServerState) -> _Read:
+def read_chat(body: ChatRequest, server: ServerState) -> ReadChat:
+    """Return what a request to a chat asks for; for a thread.
+
+    Raises:
+        BadRequestError: if it cannot be served.
+
+    """
     answers = server.served.answers
     asked = ToolPlan.of(body, server.limits, answers)
     param, shape, params = _params(body, server, asked)
@@ -73,7 +79,7 @@ def _read(body: ChatRequest, server: ServerState) -> _Read:
         thinking = thinking or answers.tags.goes_on(str(body.messages[-1].content))
     separates = answers.reasons if body.separate_reasoning is None else body.separate_reasoning
     reader, constraint, calls = asked.for_prompt(thinking, separates, shape)
-    return _Read(reader, EnginePrompt(ids, replace(params, structured_outputs=constraint)), param, shape, calls)
+    return ReadChat(reader, EnginePrompt(ids, replace(params, structured_outputs=constraint)), param, shape, calls)
 
 
 def _params(body: ChatRequest, server: ServerState, asked: ToolPlan) -> tuple[str, Structured | None, SamplingParams]:
