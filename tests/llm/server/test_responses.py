@@ -218,9 +218,8 @@ def test_logprobs_of_the_text(ask):
         ({"input": "x" * 2000}, "'input' and the completion"),
         (
             {"input": [{"type": "function_call", "call_id": "1", "name": "f", "arguments": "[]"}]},
-            "'input.0.tool_calls.0",
+            "'input': expected a JSON object",
         ),
-        ({"text": {"format": {"type": "json_schema", "name": "x", "schema": {"type": 1}}}}, "'text.format'"),
         ({"reasoning": {"summary": "detailed"}}, "reasoning.summary"),
         ({"input": []}, "'input'"),
         ({"nonsense": 1}, "Unknown parameter: 'nonsense'"),
@@ -268,3 +267,7 @@ def test_the_model_itself_responds(tiny_engine):
         )
         flag: Any = {"format": {"type": "json_schema", "name": "flag", "schema": {"enum": [True, False]}}}
         assert json.loads(client.responses.create(**asked, text=flag).output_text) in (True, False)
+        flag["format"]["schema"] = {"type": "nonsense"}
+        with pytest.raises(openai.BadRequestError, match=r"'text\.format'") as refused:
+            client.responses.create(**asked, text=flag)
+        assert refused.value.param == "text.format"
