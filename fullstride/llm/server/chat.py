@@ -14,7 +14,7 @@ from fullstride.llm.server.bodies import OffLoopRoute
 from fullstride.llm.server.context import Responder, ServerState, server_of
 from fullstride.llm.server.errors import BadRequestError
 from fullstride.llm.server.job import EnginePrompt
-from fullstride.llm.server.logprobs import chat_logprobs
+from fullstride.llm.server.logprobs import chat_logprobs, prompt_logprobs
 from fullstride.llm.server.messages import chat_prompt
 from fullstride.llm.server.sampling import at_most, check_limits, sampling_params
 from fullstride.llm.server.schemas.chat import ChatCompletion, ChatRequest
@@ -71,8 +71,10 @@ def read_chat(body: ChatRequest, server: ServerState) -> ReadChat:
     answers = server.served.answers
     asked = ToolPlan.of(body, server.limits, answers)
     param, shape, params = _params(body, server, asked)
-    text = chat_prompt(body, server.served, server.limits, asked.shown, forced=asked.forced is not None)
-    ids = server.served.encode(text, "messages", special=False)
+    rendered = chat_prompt(body, server.served, server.limits, asked.shown, forced=asked.forced is not None)
+    text = server.served.special.shown(rendered)
+    server.served.check_length(text, "messages")
+    ids = server.served.special.encode(rendered)
     ids = server.served.fitting(ids, "messages", params.max_tokens or 1, body.truncate_prompt_tokens)
     thinking = answers.tags.begins(text)
     if body.continue_final_message:
@@ -86,6 +88,9 @@ def _params(body: ChatRequest, server: ServerState, asked: ToolPlan) -> tuple[st
     """Return the parameter of the shape, the shape of a text without calls, and the engine's parameters without one."""
     check_limits(body, server.limits)
     at_most("top_logprobs", body.top_logprobs, server.limits.logprobs)
+    at_most("prompt_logprobs", body.prompt_logprobs, server.limits.logprobs)
+    if body.prompt_logprobs is not None and body.stream:
+        raise BadRequestError("'prompt_logprobs' are not in streams; send stream: false.", param="prompt_logprobs")
     if body.top_logprobs and not body.logprobs:
         raise BadRequestError("'top_logprobs' needs 'logprobs' to be true.", param="top_logprobs")
     param, shape = structured(body, server.limits.schema_bytes)
@@ -102,6 +107,7 @@ def _params(body: ChatRequest, server: ServerState, asked: ToolPlan) -> tuple[st
         server.served,
         max_tokens=max(1, most.pop()) if most else None,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        prompt_logprobs=body.prompt_logprobs,
     )
     return param or "tools", shape, params
 
@@ -125,6 +131,8 @@ class ChatAnswer:
         if self._no_tokens:
             reason = "length" if delta.finish_reason is not None else None
             delta = replace(delta, text="", token_ids=(), logprobs=None, finish_reason=reason, stop_reason=None)
+        if delta.prompt_logprobs is not None:
+            self.once["prompt_logprobs"] = prompt_logprobs(delta.prompt_logprobs, self._served.tokenizer.token_bytes)
         reader = self._readers[delta.index]
         pieces = reader.read(delta.text, last=delta.finish_reason is not None)
         logprobs = chat_logprobs(delta.logprobs, self._served.tokenizer.token_bytes) if self._wants_logprobs else None

@@ -148,7 +148,7 @@ class Responder:
 
     async def _written(self, which: int, delta: Delta) -> list[dict[str, Any]]:
         """Return the choices of a delta; those with a prompt, which may be long, are written in a thread."""
-        if getattr(self.body, "echo", False):
+        if getattr(self.body, "echo", False) or delta.prompt_logprobs is not None:
             choices = await anyio.to_thread.run_sync(self.answer.chunks, which, delta)
         else:
             choices = self.answer.chunks(which, delta)

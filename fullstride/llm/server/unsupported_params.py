@@ -10,7 +10,6 @@ _NOTHING = "this server does not support it"
 _KNOWN: dict[str, tuple[str, tuple[Any, ...] | None]] = {
     "allowed_token_ids": ("use structured_outputs or logit_bias", ()),
     "audio": ("this server generates text only", ()),
-    "bad_words": ("use logit_bias", ([],)),
     "background": ("responses are made at once; send stream", (False,)),
     "best_of": ("ask for n completions and choose one yourself", (1,)),
     "cache_salt": (_NOTHING, ()),
@@ -36,7 +35,7 @@ _KNOWN: dict[str, tuple[str, tuple[Any, ...] | None]] = {
     "priority": (_NOTHING, (0,)),
     "prompt_cache_options": (_NOTHING, ()),
     "prompt_cache_retention": (_NOTHING, ("in_memory",)),
-    "prompt_logprobs": ("send echo and logprobs to /v1/completions", ()),
+    "prompt_logprobs": ("send echo and logprobs", ()),
     "return_tokens_as_token_ids": (_NOTHING, (False,)),
     "service_tier": ("there is only one service tier", ("auto", "default")),
     "skip_special_tokens": ("special tokens are left out of texts; /detokenize shows them", (True,)),

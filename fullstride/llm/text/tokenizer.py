@@ -167,8 +167,13 @@ class Tokenizer:
 
         Bytes of a byte-level tokenizer's may be others, and no UTF-8.
         """
+        return {token: text for text, token in self.special_spellings.items() if text not in self.shown}
+
+    @cached_property
+    def special_spellings(self) -> Mapping[str, int]:
+        """Ids of all special tokens, also of those that are a part of texts, by their texts in prompts."""
         added = self.backend.get_added_tokens_decoder().items()
-        return {token: made.content for token, made in added if made.special and made.content not in self.shown}
+        return {made.content: token for token, made in added if made.special and made.content}
 
     def beginning(self, after: Sequence[int] = ()) -> TextPrefix:
         """How a text begins that comes after these tokens, so that theirs and it are the text of all of them.

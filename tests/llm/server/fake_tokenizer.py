@@ -25,6 +25,10 @@ class FakeTokenizer(Tokenizer):
         """Nothing to keep."""
 
     @cached_property
+    def special_spellings(self) -> Mapping[str, int]:
+        return {}
+
+    @cached_property
     def special_texts(self) -> Mapping[int, str]:
         return {token: text.decode() for token, text in MARKS.items()}
 
