@@ -48,7 +48,7 @@ def create_app(
     """
     check_keys(api_keys)
     limits = limits or ServerLimits()
-    metrics = Metrics()
+    metrics = Metrics(served.names[0])
     bridge = RequestManager(engine, limits, metrics, concurrent=concurrent)
 
     @asynccontextmanager

@@ -71,7 +71,7 @@ def sampling_params(
             **given,
             logit_bias=dict(zip(served.known([int(key) for key in bias], "logit_bias"), bias.values(), strict=True)),
             stop=request.stop or (),
-            bad_words=request.bad_words or (),
+            bad_words=request.bad_words,
             stop_token_ids=served.known(request.stop_token_ids or [], "stop_token_ids"),
             max_tokens=max_tokens,
             logprobs=logprobs,

@@ -138,8 +138,8 @@ def test_bad_words_are_not_said(tiny, tiny_engine):
         assert held[at + 1] != free[at + 1]
         assert token_text(tokenizer.token_bytes(held[at + 1])) in _with(choice, at + 1, best[-2])
         assert not any(held[i : i + 2] == free[at : at + 2] for i in range(len(held)))
-        single, _ = _tokens(tiny, prompt, bad_words=[tokenizer.decode(free[at : at + 1])])
-        assert free[at] not in single
+        if tokenizer.encode(first := tokenizer.decode(free[at : at + 1]), False) == free[at : at + 1] and first.strip():
+            assert free[at] not in _tokens(tiny, prompt, bad_words=[first])[0]
     assert tried > 2
 
 
