@@ -91,6 +91,16 @@ def serve(
             help="Share KV cache blocks between prompts with a common prefix.",
         ),
     ] = None,
+    tool_parser: Annotated[
+        str,
+        typer.Option(
+            "--tool-parser",
+            "--tool-call-parser",
+            metavar="auto|NAME",
+            help="Format of the model's tool calls: as its template shows (auto), or hermes, llama3_json, mistral, "
+            "qwen3_coder, pythonic, deepseek_v3, granite, gpt_oss.",
+        ),
+    ] = "auto",
     gpu_memory_utilization: Annotated[
         float | None, typer.Option(hidden=True, help="Refused: see --engine kv_share=0.8.")
     ] = None,
@@ -127,6 +137,7 @@ def serve(
         limits=limits,
         data_parallel_size=data_parallel_size,
         generation_config=generation_config,
+        tool_parser=tool_parser,
     )
 
 

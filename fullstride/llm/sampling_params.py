@@ -91,6 +91,7 @@ class SamplingParams:
         logprobs: number of most probable tokens to report at each position besides the chosen one; None reports none.
         prompt_logprobs: number of most probable tokens to report at each position of the prompt.
         structured_outputs: constraint that the output must satisfy.
+        bad_words: words that the output does not have; all requests then decode one token per dispatch.
         include_stop_str_in_output: whether the output ends with the stop text, or the text of the stop token.
 
     """
@@ -114,6 +115,7 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     structured_outputs: Structured | None = None
     include_stop_str_in_output: bool = False
+    bad_words: Sequence[str] | None = None
 
     def __post_init__(self):
         """Validate and normalize the fields: stops become tuples, and a seed of -1 becomes None.
@@ -124,11 +126,11 @@ class SamplingParams:
 
         """
         # A one-shot iterable, such as a generator, would be empty after the checks.
-        for name in ("stop", "stop_token_ids"):
+        for name in ("stop", "stop_token_ids", "bad_words"):
             value = getattr(self, name)
             if name == "stop" and isinstance(value, str):
                 object.__setattr__(self, name, (value,))
-            elif isinstance(value, Iterable):
+            elif isinstance(value, Iterable) and not isinstance(value, str):
                 object.__setattr__(self, name, tuple(value))
         self._check_types()
         if self.seed == -1:
@@ -144,6 +146,7 @@ class SamplingParams:
             "frequency_penalty": abs(self.frequency_penalty) <= LARGEST or SIZED,
             "logit_bias": all(abs(x) <= LARGEST for x in (self.logit_bias or {}).values()) or f"{SIZED} by token id",
             "stop": all(isinstance(text, str) and text for text in self.stop or ()) or "texts that are not empty",
+            "bad_words": all(isinstance(word, str) and word.strip() for word in self.bad_words or ()) or "words",
             "max_tokens": self.max_tokens is None or self.max_tokens >= 1 or "1 or more, or None",
             "min_tokens": 0 <= self.min_tokens <= (self.max_tokens or math.inf) or "from 0 to max_tokens",
             "logprobs": self.logprobs is None or self.logprobs >= 0 or "0 or more, or None",
@@ -161,7 +164,8 @@ class SamplingParams:
                 continue
             if not isinstance(value, kind) or isinstance(value, bool):
                 raise ConfigError(f"{name}={value!r}: expected {'an integer' if kind is Integral else 'a number'}")
-        for name, kind in (("logit_bias", Mapping), ("stop", Iterable), ("stop_token_ids", Iterable)):
+        kinds = {"logit_bias": Mapping, "stop": Iterable, "stop_token_ids": Iterable, "bad_words": tuple}
+        for name, kind in kinds.items():
             if not isinstance(value := getattr(self, name), kind | None):
                 raise ConfigError(f"{name}={value!r}: expected a {'dict' if kind is Mapping else 'list'}, or None")
         for name in ("logit_bias", "stop_token_ids"):

@@ -63,6 +63,12 @@ class RequestValidator:
             sequence = Sequence(request, index, list(request.prompt), key(seed, index), text)
             if params.structured_outputs is not None:
                 sequence.matcher = self.grammars.matcher(params.structured_outputs)
+            if params.bad_words and self.tokenizer is not None:
+                from fullstride.llm.text.bad_words import BadWordsMatcher, word_tokens
+
+                words = word_tokens(params.bad_words, self.tokenizer)
+                sequence.matcher = BadWordsMatcher(words, self.model.vocab_size, sequence.matcher)
+            if sequence.matcher is not None:
                 sequence.mask = sequence.matcher.mask()
             if params.prompt_logprobs is not None and index == 0:
                 sequence.prompt_logprobs = [None for _ in request.prompt]
@@ -134,8 +140,8 @@ def _check_params(params: SamplingParams, model: ModelConfig, tokenizer: Any) ->
     for name, (given, limit, unit) in most.items():
         if given > limit:
             raise ConfigError(f"{name} needs {given}: expected at most {limit} {unit}")
-    if tokenizer is None and (params.stop or params.structured_outputs):
-        raise ConfigError("stop texts and structured output need a tokenizer, and this engine has none")
+    if tokenizer is None and (params.stop or params.structured_outputs or params.bad_words):
+        raise ConfigError("stop texts, bad_words and structured output need a tokenizer, and this engine has none")
 
 
 def _stops(params: SamplingParams, model: ModelConfig) -> tuple[int, ...]:

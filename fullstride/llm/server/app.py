@@ -15,6 +15,7 @@ from fullstride.llm.server.metrics import Metrics
 from fullstride.llm.server.middleware import OPEN_PATHS, ApiKeys, BodyLimit, KnownHosts, RequestLog, check_keys
 from fullstride.llm.server.replicas import SteppingEngine
 from fullstride.llm.server.request_manager import RequestManager
+from fullstride.llm.server.responses import route as responses
 from fullstride.llm.server.served_model import ServedModel
 from fullstride.llm.server.tools.shapes import SchemaCompiler
 from fullstride.llm.text.grammar import Compiler
@@ -47,7 +48,7 @@ def create_app(
     """
     check_keys(api_keys)
     limits = limits or ServerLimits()
-    metrics = Metrics()
+    metrics = Metrics(served.names[0])
     bridge = RequestManager(engine, limits, metrics, concurrent=concurrent)
 
     @asynccontextmanager
@@ -72,7 +73,7 @@ def create_app(
     shapes = SchemaCompiler(grammars, limits.queue_seconds) if grammars is not None else None
     app.state.server = ServerState(served, bridge, limits, metrics, shapes)
     errors.install(app, metrics.refused)
-    for module in (chat, completions, routes):
+    for module in (chat, completions, responses, routes):
         app.include_router(module.router)
     _describe(app, guarded=bool(api_keys))
     return app

@@ -14,16 +14,15 @@ from fullstride.llm.server.bodies import OffLoopRoute
 from fullstride.llm.server.context import Responder, ServerState, server_of
 from fullstride.llm.server.errors import BadRequestError
 from fullstride.llm.server.job import EnginePrompt
-from fullstride.llm.server.logprobs import chat_logprobs
+from fullstride.llm.server.logprobs import chat_logprobs, prompt_logprobs
 from fullstride.llm.server.messages import chat_prompt
 from fullstride.llm.server.sampling import at_most, check_limits, sampling_params
 from fullstride.llm.server.schemas.chat import ChatCompletion, ChatRequest
 from fullstride.llm.server.served_model import ServedModel
 from fullstride.llm.server.streaming import GENERATING, merge
 from fullstride.llm.server.tools.conformance import CallSchemas
-from fullstride.llm.server.tools.parsers import THOUGHT, ToolParser, thinks, thinks_on
+from fullstride.llm.server.tools.parsers import ToolParser
 from fullstride.llm.server.tools.plan import ToolPlan
-from fullstride.llm.server.tools.reasoning import ReasoningParser
 from fullstride.llm.server.tools.shapes import structured
 
 router = APIRouter(route_class=OffLoopRoute)
@@ -34,7 +33,7 @@ async def chat_completions(body: ChatRequest, request: Request) -> Response:
     """Answer a chat."""
     server = server_of(request)
     model = server.served.name(body.model)
-    read = await anyio.to_thread.run_sync(_read, body, server)
+    read = await anyio.to_thread.run_sync(read_chat, body, server)
     check = await server.compile(request, read.param, read.shape, read.prompt.params.structured_outputs, read.calls)
     answer = ChatAnswer(server.served, body, read.reader)
     if body.return_token_ids:
@@ -43,7 +42,7 @@ async def chat_completions(body: ChatRequest, request: Request) -> Response:
 
 
 @dataclass(frozen=True)
-class _Read:
+class ReadChat:
     """A request as it was read.
 
     Attributes:
@@ -62,30 +61,36 @@ class _Read:
     calls: CallSchemas | None
 
 
-def _read(body: ChatRequest, server: ServerState) -> _Read:
-    asked = ToolPlan.of(body, server.limits)
+def read_chat(body: ChatRequest, server: ServerState) -> ReadChat:
+    """Return what a request to a chat asks for; for a thread.
+
+    Raises:
+        BadRequestError: if it cannot be served.
+
+    """
+    answers = server.served.answers
+    asked = ToolPlan.of(body, server.limits, answers)
     param, shape, params = _params(body, server, asked)
-    text = chat_prompt(body, server.served, server.limits, asked.shown, forced=asked.forced is not None)
-    ids = server.served.encode(text, "messages", special=False)
+    rendered = chat_prompt(body, server.served, server.limits, asked.shown, forced=asked.forced is not None)
+    text = server.served.special.shown(rendered)
+    server.served.check_length(text, "messages")
+    ids = server.served.special.encode(rendered)
     ids = server.served.fitting(ids, "messages", params.max_tokens or 1, body.truncate_prompt_tokens)
-    thinking = thinks(text) or (body.continue_final_message and thinks_on(str(body.messages[-1].content)))
-    constraint, calls = asked.for_prompt(thinking, shape)
-    reader = calls.reader if calls else ToolParser
-    if shape is None and asked.forced is None and _separates(body, server.served):
-        reader = lambda: ReasoningParser(asked.reader(None), thinking)  # noqa: E731
-    return _Read(reader, EnginePrompt(ids, replace(params, structured_outputs=constraint)), param, shape, calls)
-
-
-def _separates(body: ChatRequest, served: ServedModel) -> bool:
-    if body.separate_reasoning is not None:
-        return body.separate_reasoning
-    return served.tokenizer.template is not None and served.tokenizer.template.reads(THOUGHT)
+    thinking = answers.tags.begins(text)
+    if body.continue_final_message:
+        thinking = thinking or answers.tags.goes_on(str(body.messages[-1].content))
+    separates = answers.reasons if body.separate_reasoning is None else body.separate_reasoning
+    reader, constraint, calls = asked.for_prompt(thinking, separates, shape)
+    return ReadChat(reader, EnginePrompt(ids, replace(params, structured_outputs=constraint)), param, shape, calls)
 
 
 def _params(body: ChatRequest, server: ServerState, asked: ToolPlan) -> tuple[str, Structured | None, SamplingParams]:
     """Return the parameter of the shape, the shape of a text without calls, and the engine's parameters without one."""
     check_limits(body, server.limits)
     at_most("top_logprobs", body.top_logprobs, server.limits.logprobs)
+    at_most("prompt_logprobs", body.prompt_logprobs, server.limits.logprobs)
+    if body.prompt_logprobs is not None and body.stream:
+        raise BadRequestError("'prompt_logprobs' are not in streams; send stream: false.", param="prompt_logprobs")
     if body.top_logprobs and not body.logprobs:
         raise BadRequestError("'top_logprobs' needs 'logprobs' to be true.", param="top_logprobs")
     param, shape = structured(body, server.limits.schema_bytes)
@@ -102,6 +107,7 @@ def _params(body: ChatRequest, server: ServerState, asked: ToolPlan) -> tuple[st
         server.served,
         max_tokens=max(1, most.pop()) if most else None,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        prompt_logprobs=body.prompt_logprobs,
     )
     return param or "tools", shape, params
 
@@ -125,6 +131,8 @@ class ChatAnswer:
         if self._no_tokens:
             reason = "length" if delta.finish_reason is not None else None
             delta = replace(delta, text="", token_ids=(), logprobs=None, finish_reason=reason, stop_reason=None)
+        if delta.prompt_logprobs is not None:
+            self.once["prompt_logprobs"] = prompt_logprobs(delta.prompt_logprobs, self._served.tokenizer.token_bytes)
         reader = self._readers[delta.index]
         pieces = reader.read(delta.text, last=delta.finish_reason is not None)
         logprobs = chat_logprobs(delta.logprobs, self._served.tokenizer.token_bytes) if self._wants_logprobs else None

@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import time
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 from uuid import uuid4
 
 import anyio
@@ -119,6 +119,8 @@ class Responder:
     model: str
     prefix: str
     check: Check | None = None
+    # After the last event.
+    done: ClassVar[bytes] = b"data: [DONE]\n\n"
     _texts: dict[tuple[int, int], str] = field(default_factory=dict)
 
     async def send(self, request: Request, prompts: Sequence[EnginePrompt]) -> Response:
@@ -135,7 +137,7 @@ class Responder:
             await while_connected(request, job.begun())
             if self.body.stream:
                 streamed = True
-                return EventStream(self._events(job), job, self.server.bridge)
+                return EventStream(self._events(job), job, self.server.bridge, self.done)
             return await while_connected(request, self._whole(job))
         finally:
             if not streamed:
@@ -146,7 +148,7 @@ class Responder:
 
     async def _written(self, which: int, delta: Delta) -> list[dict[str, Any]]:
         """Return the choices of a delta; those with a prompt, which may be long, are written in a thread."""
-        if getattr(self.body, "echo", False):
+        if getattr(self.body, "echo", False) or delta.prompt_logprobs is not None:
             choices = await anyio.to_thread.run_sync(self.answer.chunks, which, delta)
         else:
             choices = self.answer.chunks(which, delta)

@@ -196,11 +196,13 @@ def described(errors: Sequence[Mapping[str, Any]]) -> BadRequestError:
 
 
 # What pydantic puts into a path besides keys and indices: the types of a union that it tried, and discriminators.
-_TYPES = frozenset(("str", "int", "constrained-str", "NamedTool"))
+_TYPES = frozenset(("str", "int", "constrained-str", "NamedTool", "NamedFunction", "AllowedTools", "AllowedFunctions"))
 _TAGS: dict[str, tuple[str, ...]] = {
     "messages": ("system", "developer", "user", "assistant", "tool"),
     "prompt": ("text", "texts", "tokens", "lists"),
     "response_format": ("text", "json_object", "json_schema"),
+    "format": ("text", "json_object", "json_schema"),
+    "input": ("message", "function_call", "function_call_output", "reasoning"),
 }
 
 

@@ -36,7 +36,9 @@ class EngineJob:
         self.first_token: float | None = None
         self.prompt_tokens = sum(len(prompt.token_ids) for prompt in prompts)
         self.generated_tokens = 0
+        self.began: float | None = None  # the engine's first step with it
         self.seen: dict[tuple[str, int], float] = {}  # when a completion's latest tokens came
+        self.lengths: dict[tuple[str, int], int] = {}  # of completions so far
         self.timers: list[asyncio.TimerHandle] = []
         self._of = {request_id: i for i, request_id in enumerate(request_ids)}
         self._cached = [0] * len(prompts)

@@ -10,6 +10,7 @@ import signal
 import socket
 import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,8 @@ from fullstride.llm.server.connections import HEADER_BYTES, BoundedProtocol, mak
 from fullstride.llm.server.limits import ServerLimits
 from fullstride.llm.server.middleware import check_keys
 from fullstride.llm.server.served_model import ServedModel
+from fullstride.llm.server.tools.answers import AnswerFormat
+from fullstride.llm.server.tools.formats import FORMATS
 from fullstride.llm.weights.settings import in_words
 
 logger = logging.getLogger("fullstride.llm.server")
@@ -104,6 +107,7 @@ def serve(
     limits: ServerLimits | None = None,
     data_parallel_size: int = 1,
     generation_config: str = "auto",
+    tool_parser: str = "auto",
 ) -> None:
     """Load a model, compile its engine, and serve it until the process is asked to stop; see `run`.
 
@@ -120,18 +124,22 @@ def serve(
         data_parallel_size: number of engines, each on its own devices.
         generation_config: whether requests that leave them out get the temperature, top_k, top_p, min_p and
             repetition_penalty that the model's files suggest (`auto`), or OpenAI's defaults (`none`).
+        tool_parser: format in which the model writes tool calls, one of `FORMATS`, or `auto`: as its template shows.
 
     Raises:
         ConfigError: for a model, a name, an address, a key or settings that cannot be.
 
     """
     one_of("--generation-config", generation_config, ("auto", "none"))
+    one_of("--tool-parser", tool_parser, ("auto", *FORMATS))
     check_keys(api_keys)
     if not all(names):
         raise ConfigError("a name is empty: expected the model's name in requests; omit it for the default name")
     check_free(host, port)
     settings = engine or EngineConfig()
     loaded = load_for_engine(source, settings)
+    answers = AnswerFormat.of(tool_parser, loaded.tokenizer.template)
+    loaded = replace(loaded, tokenizer=loaded.tokenizer.showing(answers.marks))
     check_devices(loaded.config, settings, data_parallel_size)
     log_to_stderr()  # not before: the engines say again why they pass over sets of kernels
     engines = replicated(loaded, settings, data_parallel_size, str(source))
@@ -141,7 +149,8 @@ def serve(
     if sampling:
         told = "sampling defaults from the model's files: %s (--generation-config none ignores them)"
         logger.info(told, in_words(sampling))
-    served = ServedModel(names or (name_of(source),), loaded.tokenizer, longest, sampling)
+    served = ServedModel(names or (name_of(source),), loaded.tokenizer, longest, sampling, tool_parser)
+    logger.info("tool calls are read as %s (--tool-parser)", answers.calls.name)
     grammars = engines[0].grammars if loaded.tokenizer.eos else None
     app = create_app(
         engines,

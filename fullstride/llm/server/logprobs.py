@@ -33,6 +33,16 @@ def chat_logprobs(places: Sequence[AtToken] | None, token_bytes: TokenBytes) -> 
     return {"content": content, "refusal": None}
 
 
+def prompt_logprobs(places: Sequence[AtToken | None], token_bytes: TokenBytes) -> list[dict[str, Any] | None]:
+    """Logprobs of a prompt's tokens, by token id, as vLLM writes them; the first token has none."""
+
+    def entry(of: Logprob) -> dict[str, Any]:
+        text = token_text(token_bytes(of.token))
+        return {"logprob": _finite(of.logprob), "rank": of.rank, "decoded_token": text}
+
+    return [None if place is None else {str(each.token): entry(each) for each in place} for place in places]
+
+
 def token_text(token: bytes) -> str:
     r"""A token as a text; a part of a character as OpenAI writes it, `bytes:\xe2\x82`, so that parts differ."""
     try:

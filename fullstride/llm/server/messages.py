@@ -43,6 +43,8 @@ def chat_prompt(
 ) -> str:
     """Render a chat as text; do not call it on the event loop, since its time grows with the chat.
 
+    With `split_special_tokens` the text has placeholders for special tokens that messages spell; see `SpecialText`.
+
     Args:
         body: with the messages, and what else the template reads.
         served: the model.
@@ -61,11 +63,14 @@ def chat_prompt(
         kwargs = {"reasoning_effort": _effort(body.reasoning_effort, served), **kwargs}
     _check_arguments(kwargs, limits)
     made = template_messages(body.messages or ())
+    if body.split_special_tokens:
+        made = [{**served.special.hide(message), "role": message["role"]} for message in made]
     shown = [tool.model_dump(exclude_none=True) for tool in tools] or None
     going_on = False
     if isinstance(body, ChatRequest) and body.continue_final_message:
         going_on = True
-        made[-1] = {**made[-1], "content": _to_continue(body) + END_OF_MESSAGE}
+        _check_continued(body)
+        made[-1] = {**made[-1], "content": made[-1]["content"] + END_OF_MESSAGE}
     try:
         try:
             text = served.tokenizer.chat(made, shown, body.add_generation_prompt, **kwargs)
@@ -82,8 +87,8 @@ def chat_prompt(
     return text.rpartition(END_OF_MESSAGE)[0] if going_on else text
 
 
-def _to_continue(body: ChatRequest) -> str:
-    """Return the text of the final message.
+def _check_continued(body: ChatRequest) -> None:
+    """Check that the final message can be continued.
 
     Raises:
         BadRequestError: if it is not the assistant's, or has no text, or a new answer is to begin.
@@ -95,7 +100,7 @@ def _to_continue(body: ChatRequest) -> str:
     elif not isinstance(last, AssistantMessage) or last.tool_calls or not last.content:
         expected = "expected the final message to be the assistant's, with a text and without tool calls"
     else:
-        return template_messages([last])[0]["content"]
+        return
     raise BadRequestError(f"continue_final_message: {expected}.", param="continue_final_message")
 
 

@@ -9,6 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from fullstride.llm.outputs import Delta
 from fullstride.llm.server.job import EngineJob
+from fullstride.llm.server.vllm_metrics import VllmNames
 
 PREFIX = "fullstride_llm_"
 # Of an engine: each field of its numbers, by kind, with its name and help.
@@ -30,16 +31,18 @@ _FIELDS: dict[type[GaugeMetricFamily | CounterMetricFamily], dict[str, tuple[str
     },
 }
 _FINE = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+_TOKENS = tuple(float(1 << power) for power in range(21))
 _COARSE = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 
 
 class Metrics:
     """Metrics of one server, in their own registry."""
 
-    def __init__(self):
-        """Start at zero."""
+    def __init__(self, model: str = ""):
+        """Start at zero; `model` is the label of the metrics by vLLM's names."""
         self.registry = registry = CollectorRegistry()
         ProcessCollector(registry=registry)
+        self.engines: _EngineCollector | None = None
 
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(PREFIX + name, text, labels, registry=registry)
@@ -59,10 +62,18 @@ class Metrics:
             "inter_token_seconds", "Time from one token of a completion to the next.", _FINE
         )
         self.whole = histogram("request_seconds", "Time from arrival to the last token.")
+        self.prefill = histogram(
+            "prefill_seconds", "Time from the engine's first step with a request to its first token."
+        )
+        self.decode = histogram("decode_seconds", "Time from a request's first token to its last.")
+        self.prompts = histogram("prompt_length_tokens", "Tokens of a finished request's prompts, each.", _TOKENS)
+        self.lengths = histogram("completion_length_tokens", "Tokens of a completion.", _TOKENS)
+        registry.register(VllmNames(self, model))
 
     def watch(self, bridge: Any) -> None:
         """Report the engines behind a `RequestManager`, too."""
-        self.registry.register(_EngineCollector(bridge))
+        self.engines = _EngineCollector(bridge)
+        self.registry.register(self.engines)
 
     def delta(self, job: EngineJob, delta: Delta, now: float) -> None:
         """Record the time of new tokens."""
@@ -70,18 +81,26 @@ class Metrics:
         if job.first_token is None:
             job.first_token = now
             self.first_token.observe(now - job.arrived)
+            self.prefill.observe(now - (job.arrived if job.began is None else job.began))
         if before is not None and delta.token_ids:
             for _ in delta.token_ids:
                 self.between_tokens.observe((now - before) / len(delta.token_ids))
-        job.seen[delta.request_id, delta.index] = now
+        completion = delta.request_id, delta.index
+        job.seen[completion] = now
+        job.lengths[completion] = job.lengths.get(completion, 0) + len(delta.token_ids)
         if delta.finish_reason is not None:
+            self.lengths.observe(job.lengths[completion])
             self.finished.labels(delta.finish_reason).inc()
 
     def ended(self, job: EngineJob, outcome: str) -> None:
         """Record how an accepted job ended."""
         self.outcomes.labels(outcome).inc()
         if outcome == "finished":
-            self.whole.observe(perf_counter() - job.arrived)
+            now = perf_counter()
+            self.whole.observe(now - job.arrived)
+            self.decode.observe(now - (job.first_token or now))
+            for prompt in job.prompts:
+                self.prompts.observe(len(prompt.token_ids))
         elif outcome != "refused":
             self.aborted.labels(outcome).inc()
 

@@ -186,7 +186,7 @@ class RequestManager:
         now = perf_counter()
         for name in started:
             if (job := self._jobs.get(name)) is not None and not job.started:
-                job.started = True
+                job.started, job.began = True, now
                 job.timers[0].cancel()
                 self.metrics.queue.observe(now - job.arrived)
         for delta in deltas:

@@ -79,7 +79,8 @@ def _tokenized(body: TokenizeRequest, server: ServerState) -> Response:
         ids = tokenizer.encode(body.prompt, special is not False)
     else:
         at_most("tools", len(body.tools or ()), server.limits.tools, " tools")
-        ids = tokenizer.encode(chat_prompt(body, server.served, server.limits, body.tools or ()), bool(special))
+        rendered = chat_prompt(body, server.served, server.limits, body.tools or ())
+        ids = server.served.special.encode(rendered, bool(special))
     texts = [tokenizer.token_bytes(token).decode(errors="replace") for token in ids] if body.return_token_strs else None
     counts = {"count": len(ids), "max_model_len": server.served.max_length, "tokens": ids}
     return json_response({**counts, "token_strs": texts})

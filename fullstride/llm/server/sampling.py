@@ -39,6 +39,8 @@ def check_limits(request: SamplingRequest, limits: ServerLimits) -> None:
     at_most("stop", max(map(len, stop), default=0), limits.stop_chars, " characters")
     at_most("stop_token_ids", len(request.stop_token_ids or ()), limits.stop, " entries")
     at_most("logit_bias", len(request.logit_bias or ()), limits.logit_bias, " entries")
+    at_most("bad_words", len(request.bad_words or ()), limits.logit_bias, " entries")
+    at_most("bad_words", max(map(len, request.bad_words or ()), default=0), limits.stop_chars, " characters")
 
 
 def sampling_params(
@@ -69,6 +71,7 @@ def sampling_params(
             **given,
             logit_bias=dict(zip(served.known([int(key) for key in bias], "logit_bias"), bias.values(), strict=True)),
             stop=request.stop or (),
+            bad_words=request.bad_words,
             stop_token_ids=served.known(request.stop_token_ids or [], "stop_token_ids"),
             max_tokens=max_tokens,
             logprobs=logprobs,

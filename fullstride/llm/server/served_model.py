@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from time import time
 
 from fullstride.llm.server.errors import MOST_OF_A_NAME, BadRequestError, NotFoundError
+from fullstride.llm.server.tools.answers import AnswerFormat
+from fullstride.llm.text.special_text import SpecialText
 from fullstride.llm.text.tokenizer import Tokenizer
 
 
@@ -16,6 +18,7 @@ class ServedModel:
         tokenizer: Tokenizer,
         max_length: int,
         sampling: Mapping[str, int | float] | None = None,
+        tool_parser: str = "auto",
     ):
         """Serve a model.
 
@@ -24,11 +27,17 @@ class ServedModel:
             tokenizer: tokenizer of the model.
             max_length: tokens of a sequence, prompt and completion together.
             sampling: fields of `SamplingParams` in place of OpenAI's defaults, for requests that leave them out.
+            tool_parser: see `AnswerFormat.of`.
+
+        Raises:
+            ConfigError: if there is no such parser.
 
         """
         self.names, self.tokenizer, self.max_length = tuple(names), tokenizer, max_length
         self.sampling = dict(sampling or {})
         self.created = int(time())
+        self.special = SpecialText(tokenizer)
+        self.answers = AnswerFormat.of(tool_parser, tokenizer.template)
         # In bytes, so that a text's length bounds its number of tokens from below.
         self.longest_token = max(len(tokenizer.token_bytes(token)) for token in range(tokenizer.vocab_size))
 
@@ -53,9 +62,18 @@ class ServedModel:
             BadRequestError: if it is far longer than the model can take: it is not even encoded.
 
         """
+        self.check_length(text, param)
+        return self.tokenizer.encode(text, special)
+
+    def check_length(self, text: str, param: str) -> None:
+        """Check a text before it is encoded.
+
+        Raises:
+            BadRequestError: if it is far longer than the model can take.
+
+        """
         if len(text) > self.max_length * self.longest_token:
             raise self._too_long(f"more than {len(text) // self.longest_token}", param)
-        return self.tokenizer.encode(text, special)
 
     def known(self, ids: list[int], param: str) -> list[int]:
         """Return `ids` unchanged if the model has all of them.

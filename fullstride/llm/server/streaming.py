@@ -54,16 +54,17 @@ def json_response(body: Any, status: int = 200) -> Response:
     return Response(to_json(body), status, media_type="application/json")
 
 
-def event(body: Mapping[str, Any]) -> bytes:
-    """One event, in one line whoever splits it."""
+def event(body: Mapping[str, Any], name: str = "") -> bytes:
+    """One event, its data in one line whoever splits it; /v1/responses names its events."""
     written = to_json(body)
     for raw, escaped in BREAKS.items():
         written = written.replace(raw, escaped)
-    return b"data: " + written + b"\n\n"
+    head = f"event: {name}\n".encode() if name else b""
+    return head + b"data: " + written + b"\n\n"
 
 
 class EventStream(StreamingResponse):
-    """Sends the events, then `[DONE]`; a job that fails midway ends in an event with the error instead.
+    """Sends the events, then what ends them all; a job that fails midway ends in an event with the error instead.
 
     The job is given back when the response ends, whichever way: a generator that waits to be collected would keep the
     engine busy for a client that has gone.
@@ -71,11 +72,11 @@ class EventStream(StreamingResponse):
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncIterator[bytes], job: EngineJob, bridge: RequestManager):
+    def __init__(self, events: AsyncIterator[bytes], job: EngineJob, bridge: RequestManager, done: bytes):
         """Stream the events of a job."""
         # Proxies such as nginx would otherwise collect events before they pass them on.
         headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
-        super().__init__(self._ended(events), headers=headers)
+        super().__init__(self._ended(events, done), headers=headers)
         self._job, self._bridge = job, bridge
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -86,11 +87,11 @@ class EventStream(StreamingResponse):
             self._bridge.close(self._job)
 
     @staticmethod
-    async def _ended(events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    async def _ended(events: AsyncIterator[bytes], done: bytes) -> AsyncIterator[bytes]:
         try:
             async for each in events:
                 yield each
-            yield b"data: [DONE]\n\n"
+            yield done
         except ApiError as error:
             yield event(error.body())
         except Exception:

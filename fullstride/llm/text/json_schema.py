@@ -137,7 +137,7 @@ def _is_number(value: Any) -> bool:
 def _without_names(schema: Mapping[str, Any], root: Any) -> dict[str, Any]:
     """Return a copy that expresses `propertyNames` by keywords that a grammar can enforce, if possible."""
     made = {key: value for key, value in schema.items() if key not in PARTNERS}
-    names = _resolved(made.get("propertyNames"), root)
+    names = resolved(made.get("propertyNames"), root)
     if not isinstance(names, dict):
         return made
     asked = {key: value for key, value in names.items() if key not in ANNOTATIONS}
@@ -161,7 +161,7 @@ def _without_names(schema: Mapping[str, Any], root: Any) -> dict[str, Any]:
 
 def _bounded(schema: dict[str, Any], root: Any) -> dict[str, Any]:
     """With no more unlike items than there are values; a small model may otherwise go on for ever."""
-    items = _resolved(schema.get("items"), root)
+    items = resolved(schema.get("items"), root)
     values = None
     if isinstance(items, dict):
         values = items.get("enum") or ([0, 1] if items.get("type") == "boolean" else None)
@@ -171,7 +171,7 @@ def _bounded(schema: dict[str, Any], root: Any) -> dict[str, Any]:
     return schema | {"maxItems": min(most, len(values)) if _is_number(most) else most}
 
 
-def _resolved(schema: Any, root: Any) -> Any:
+def resolved(schema: Any, root: Any) -> Any:
     """Follow a reference within the schema, if it is one."""
     if not (isinstance(schema, dict) and str(schema.get("$ref", "")).startswith("#/") and len(schema) == 1):
         return schema

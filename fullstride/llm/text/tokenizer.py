@@ -34,6 +34,7 @@ class Tokenizer:
         eos: token ids that end a sequence.
         bos: token id that starts a sequence, if the model has one.
         vocab_size: number of the model's ids: those of the tokenizer, and any that only pad the embedding.
+        shown: special tokens, as they are spelled, that are a part of texts all the same.
         template: chat template, which turns a conversation into a prompt; None if the model has none.
 
     """
@@ -46,9 +47,11 @@ class Tokenizer:
         bos: int | None = None,
         template: ChatTemplate | None = None,
         vocab_size: int | None = None,
+        shown: Iterable[str] = (),
     ):
         """See the attributes; without `vocab_size` the ids are those of the tokenizer."""
         self.backend, self.eos, self.bos, self.template = backend, tuple(eos), bos, template
+        self.shown = frozenset(shown)
         self.vocab_size = vocab_size or 1 + max(backend.get_vocab(with_added_tokens=True).values(), default=-1)
 
     def of_model(self, vocab_size: int, eos: Iterable[int]) -> "Tokenizer":
@@ -63,7 +66,15 @@ class Tokenizer:
             raise ConfigError(
                 f"the tokenizer has ids up to {last}, the model only {vocab_size} rows: they do not belong together"
             )
-        return Tokenizer(self.backend, eos=eos, bos=self.bos, template=self.template, vocab_size=vocab_size)
+        return self._with(eos=tuple(eos), vocab_size=vocab_size)
+
+    def showing(self, marks: Iterable[str]) -> "Tokenizer":
+        """Return this tokenizer with special tokens as a part of texts: marks that are read in answers."""
+        return self._with(shown=marks)
+
+    def _with(self, **changed: Any) -> "Tokenizer":
+        own = {name: getattr(self, name) for name in ("eos", "bos", "template", "vocab_size", "shown")}
+        return Tokenizer(self.backend, **own | changed)
 
     def encode(self, text: str, special: bool = True) -> list[int]:
         """Encode a text as token ids.
@@ -156,8 +167,13 @@ class Tokenizer:
 
         Bytes of a byte-level tokenizer's may be others, and no UTF-8.
         """
+        return {token: text for text, token in self.special_spellings.items() if text not in self.shown}
+
+    @cached_property
+    def special_spellings(self) -> Mapping[str, int]:
+        """Ids of all special tokens, also of those that are a part of texts, by their texts in prompts."""
         added = self.backend.get_added_tokens_decoder().items()
-        return {token: made.content for token, made in added if made.special}
+        return {made.content: token for token, made in added if made.special and made.content}
 
     def beginning(self, after: Sequence[int] = ()) -> TextPrefix:
         """How a text begins that comes after these tokens, so that theirs and it are the text of all of them.

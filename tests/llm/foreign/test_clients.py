@@ -1,4 +1,7 @@
-"""Clients that others wrote, against a server whose model says what a test wants: `pip install '.[serve,clients]'`."""
+"""Clients that others wrote, against a server whose model says what a test wants: `pip install '.[serve,clients]'`.
+
+instructor and llm are not in that extra: the first wants an older openai than the others.
+"""
 
 import asyncio
 from collections.abc import Iterator
@@ -109,3 +112,64 @@ def test_pydantic_ai(live):
     assert any(
         "sunny, 20 degrees in Rome on [1, 2]" in bytes(t for t in p if t < 256).decode() for p in live.engine.prompts
     )
+
+
+def test_litellm_responses(live, monkeypatch):
+    monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")
+    litellm = pytest.importorskip("litellm")
+    asked: dict[str, Any] = {"model": "openai/fake", "api_base": f"{live.url}/v1", "api_key": "none"}
+    whole = litellm.responses(input="How is Rome?", **asked)
+    assert whole.output[0].content[0].text == DONE
+    events = list(litellm.responses(input="How is Rome?", stream=True, **asked))
+    assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == DONE
+
+
+def test_langchain_responses(live):
+    made = pytest.importorskip("langchain_openai").ChatOpenAI
+    tool = pytest.importorskip("langchain_core.tools").tool
+    human = pytest.importorskip("langchain_core.messages").HumanMessage
+    chat = made(model="fake", base_url=f"{live.url}/v1", api_key="none", use_responses_api=True)
+    asked, able = human("How is Rome?"), chat.bind_tools([tool(weather)])
+    answer = able.invoke([asked])
+    assert answer.tool_calls[0]["args"] == {"city": "Rome", "days": [1, 2]}
+    results = [tool(weather).invoke(call) for call in answer.tool_calls]
+    assert able.invoke([asked, answer, *results]).text == DONE
+    assert chat.with_structured_output(City, method="json_schema").invoke("Which?") == City(name="Zürich", tags={"a"})
+
+
+def test_pydantic_ai_responses(live):
+    ai = pytest.importorskip("pydantic_ai")
+    models = pytest.importorskip("pydantic_ai.models.openai")
+    providers = pytest.importorskip("pydantic_ai.providers.openai")
+
+    async def talk() -> tuple[str, City]:
+        async with httpx.AsyncClient() as http:
+            provider = providers.OpenAIProvider(base_url=f"{live.url}/v1", api_key="none", http_client=http)
+            model = models.OpenAIResponsesModel("fake", provider=provider)
+            said = await ai.Agent(model, tools=[weather]).run("How is Rome?")
+            made = await ai.Agent(model, output_type=ai.NativeOutput(City)).run("Which?")
+            return said.output, made.output
+
+    assert asyncio.run(talk()) == (DONE, City(name="Zürich", tags={"a"}))
+
+
+def test_instructor(live):
+    instructor, openai = pytest.importorskip("instructor"), pytest.importorskip("openai")
+    with openai.OpenAI(base_url=f"{live.url}/v1", api_key="none", max_retries=0) as client:
+        talk: list[Any] = [{"role": "user", "content": "Which city?"}]
+        for mode in (instructor.Mode.JSON_SCHEMA, instructor.Mode.TOOLS):
+            made = instructor.from_openai(client, mode=mode).chat.completions.create(
+                model="fake", messages=talk, response_model=City, max_retries=0
+            )
+            assert made.model_dump() == {"name": "Zürich", "tags": {"a"}}  # of a class made from it
+
+
+def test_llm(live, monkeypatch, tmp_path):
+    """Simon Willison's command line, with a model of its configuration."""
+    monkeypatch.setenv("LLM_USER_PATH", str(tmp_path))
+    (tmp_path / "extra-openai-models.yaml").write_text(
+        f"- model_id: local\n  model_name: fake\n  api_base: {live.url}/v1\n  api_key_name: none\n"
+    )
+    llm = pytest.importorskip("llm")
+    response = llm.get_model("local").prompt("How is Rome?", key="none")
+    assert response.text() == DONE

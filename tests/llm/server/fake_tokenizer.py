@@ -25,8 +25,15 @@ class FakeTokenizer(Tokenizer):
         """Nothing to keep."""
 
     @cached_property
+    def special_spellings(self) -> Mapping[str, int]:
+        return {}
+
+    @cached_property
     def special_texts(self) -> Mapping[int, str]:
         return {token: text.decode() for token, text in MARKS.items()}
+
+    def showing(self, marks: Iterable[str]) -> "FakeTokenizer":
+        return self
 
     def encode(self, text: str, special: bool = True) -> list[int]:
         return [START] * special + list(text.encode())

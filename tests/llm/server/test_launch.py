@@ -11,6 +11,7 @@ import pytest
 
 from fullstride.llm.server.limits import ServerLimits
 from fullstride.llm.server.schemas.chat import ChatRequest
+from fullstride.llm.server.tools.answers import AnswerFormat
 from fullstride.llm.server.tools.plan import ToolPlan
 from fullstride.llm.server.tools.shapes import structured
 from tests.llm.server.conftest import connected
@@ -107,7 +108,7 @@ def test_tools_that_must_be_called(ask, dense):
 def test_the_whitespace_of_a_forced_call_has_an_end(real):
     tools = [{"type": "function", "function": {"name": "f", "parameters": Animal.model_json_schema()}}]
     body = ChatRequest.model_validate({"messages": HELLO, "tools": tools, "tool_choice": "required"})
-    matcher = real.engine.grammars.matcher(ToolPlan.of(body, ServerLimits()).forced)
+    matcher = real.engine.grammars.matcher(ToolPlan.of(body, ServerLimits(), AnswerFormat.of("auto", None)).forced)
     encode = real.engine.tokenizer.encode
     assert all(map(matcher.advance, encode('{"name": "f", "arguments": {')))
     assert sum(map(matcher.advance, encode(" ") * 100)) == 24
@@ -122,7 +123,10 @@ def test_what_the_server_makes_of_schemas_and_choices_has_rows_as_wide_as_a_sche
         ({"structured_outputs": {"choice": choices}}, "option 2499"),
     ):
         body = ChatRequest.model_validate({"messages": HELLO, **asked})
-        shape = ToolPlan.of(body, ServerLimits()).forced or structured(body, ServerLimits().schema_bytes)[1]
+        shape = (
+            ToolPlan.of(body, ServerLimits(), AnswerFormat.of("auto", None)).forced
+            or structured(body, ServerLimits().schema_bytes)[1]
+        )
         matcher = real.engine.grammars.matcher(shape)
         assert all(map(matcher.advance, real.engine.tokenizer.encode(text)))
         assert matcher.done
@@ -133,7 +137,7 @@ def test_what_the_server_makes_of_schemas_and_choices_has_rows_as_wide_as_a_sche
 def test_arguments_are_an_object_whatever_their_schema_leaves_open(real, choice, parameters):
     tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
     body = ChatRequest.model_validate({"messages": HELLO, "tools": tools, "tool_choice": choice})
-    asked, encode = ToolPlan.of(body, ServerLimits()), real.engine.tokenizer.encode
+    asked, encode = ToolPlan.of(body, ServerLimits(), AnswerFormat.of("auto", None)), real.engine.tokenizer.encode
     before = '{"name": "f", "arguments": ' if choice == "required" else ""
     for arguments, fine in (("{}", True), ("5", False), ("null", False), ("[1]", False)):
         matcher = real.engine.grammars.matcher(asked.forced)

@@ -47,7 +47,26 @@ def test_what_prometheus_reads():
         "prefix_cache_hits_total{}": 0,
         "compiles_total{}": 0,
         "engine_up{}": 1,
+        "prefill_seconds_count{}": 3,
+        "decode_seconds_count{}": 3,
+        "prompt_length_tokens_count{}": 3,
+        "prompt_length_tokens_sum{}": 5 + 7 + 4,
+        "completion_length_tokens_count{}": 5,
+        "completion_length_tokens_sum{}": 2 * 5 + 2 * 7 + 2,
     }
+    vllm = {
+        "num_requests_running{model_name=fake}": 0,
+        "num_requests_waiting{model_name=fake}": 0,
+        "kv_cache_usage_perc{model_name=fake}": 0,
+        "prompt_tokens_total{model_name=fake}": 5 + 7 + 4,
+        "generation_tokens_total{model_name=fake}": 2 * 5 + 2 * 7 + 2,
+        "num_preemptions_total{model_name=fake}": 0,
+        "request_success_total{finished_reason=stop,model_name=fake}": 4,
+        "time_to_first_token_seconds_count{model_name=fake}": 3,
+        "request_queue_time_seconds_count{model_name=fake}": 3,
+        "request_generation_tokens_sum{model_name=fake}": 2 * 5 + 2 * 7 + 2,
+    }
+    assert {name: found[f"vllm:{name}"] for name in vllm} == vllm
     assert {name: found[f"fullstride_llm_{name}"] for name in expected} == expected
     assert found["process_resident_memory_bytes{}"] > 0
 

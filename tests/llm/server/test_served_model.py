@@ -1,4 +1,5 @@
 import logging
+from dataclasses import make_dataclass
 from types import SimpleNamespace
 
 import pytest
@@ -56,7 +57,8 @@ def test_what_a_request_leaves_out_is_as_the_model_suggests():
 @pytest.mark.parametrize(("asked", "kept"), [("auto", {"top_k": 3}), ("none", {})])
 def test_whose_defaults_are_served(monkeypatch, caplog, asked, kept):
     engine = SimpleNamespace(sizes=SimpleNamespace(max_length=8, rows=1), grammars=None)
-    loaded, made = SimpleNamespace(config=None, tokenizer=FakeTokenizer(), sampling={"top_k": 3}), []
+    kind = make_dataclass("Loaded", ["config", "tokenizer", "sampling"])
+    loaded, made = kind(None, FakeTokenizer(), {"top_k": 3}), []
     monkeypatch.setattr(serving, "load_for_engine", lambda *_: loaded)
     monkeypatch.setattr(serving, "check_devices", lambda *_: None)
     monkeypatch.setattr(serving, "replicated", lambda *_: [engine])
@@ -71,3 +73,5 @@ def test_whose_defaults_are_served(monkeypatch, caplog, asked, kept):
 def test_other_places_of_defaults_are_refused():
     with pytest.raises(ConfigError, match="--generation-config=some.json: expected one of"):
         serving.serve("m", generation_config="some.json")
+    with pytest.raises(ConfigError, match="--tool-parser=some: expected one of auto, "):
+        serving.serve("m", tool_parser="some")

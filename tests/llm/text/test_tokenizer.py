@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders
 
 from fullstride.errors import ConfigError
+from fullstride.llm.sampling_params import Structured
 from fullstride.llm.text.gguf_tokenizer import read_tokenizer
+from fullstride.llm.text.grammar import Compiler
 from fullstride.llm.text.tokenizer import Detokenizer, Tokenizer
 from fullstride.llm.text.tokenizer_folder import read_folder
 from tests.llm import spm
@@ -230,3 +232,13 @@ def test_other_threads_go_on_while_a_long_text_is_encoded():
     assert tokenizer.decode(ids) == text
     # Were Python's lock held, there would be one at its beginning and one at its end.
     assert sum(began < moment < ended for moment in seen) > 5
+
+
+def test_special_tokens_may_be_a_part_of_texts():
+    tokenizer = Tokenizer(make_tokenizer(), eos=(2,))
+    shown = tokenizer.showing(("<|im_start|>",)).of_model(344, (2,))
+    ids = tokenizer.encode("a<|im_start|>b<|im_end|>", special=False)
+    assert (tokenizer.decode(ids), shown.decode(ids)) == ("ab", "a<|im_start|>b")
+    assert (1 in tokenizer.special_texts, 1 in shown.special_texts) == (True, False)
+    matcher = Compiler(shown).matcher(Structured("regex", r"a<\|im_start\|>b"))
+    assert all(map(matcher.advance, ids))

@@ -159,6 +159,7 @@ class SamplingRequest(Request):
     regex: str | None = Field(None, description="Regular expression that the text must match.")
     grammar: str | None = Field(None, description="Lark grammar that the text must conform to.")
     structured_outputs: StructuredOutputs | None = None
+    bad_words: Listed[Text] | None = Field(None, description="Words that the text must not have.")
     truncate_prompt_tokens: int | None = Field(
         None, ge=-1, le=INT32, description="Keep at most so many tokens of the prompt, the last ones; -1: all that fit."
     )

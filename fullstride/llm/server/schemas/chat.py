@@ -91,12 +91,20 @@ class ChatRequest(SamplingRequest):
     max_completion_tokens: Count | None = Field(None, description="The newer name of max_tokens.")
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0)
+    prompt_logprobs: int | None = Field(
+        None, ge=0, description="Extension of vLLM: most probable tokens at each place of the prompt; not in streams."
+    )
     response_format: ResponseFormat | None = None
     tools: Listed[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedTools | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = Field(
         None, description="Variables passed to the model's chat template."
+    )
+    split_special_tokens: bool = Field(
+        default=True,
+        description="Encode special tokens that messages spell as text, so that no text can end a message or forge a "
+        "role; false makes tokens of them, as transformers does.",
     )
     add_generation_prompt: bool = True
     continue_final_message: bool = Field(
@@ -181,6 +189,14 @@ class ChatChoice(BaseModel):
     )
 
 
+class PromptLogprob(BaseModel):
+    """Probability of a token at a place of the prompt."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
 class ChatCompletion(BaseModel):
     """The response; a stream's events have `delta` in place of `message`."""
 
@@ -191,3 +207,6 @@ class ChatCompletion(BaseModel):
     choices: list[ChatChoice]
     usage: Usage
     prompt_token_ids: list[int] | None = Field(None, description="With return_token_ids; in a stream's first event.")
+    prompt_logprobs: list[dict[str, PromptLogprob] | None] | None = Field(
+        None, description="With prompt_logprobs: by token id, the prompt's own token and the most probable ones."
+    )

@@ -19,6 +19,10 @@ class TokenizeRequest(Request):
         None, description="Default: true for a text, false for a chat, whose template adds them."
     )
     add_generation_prompt: bool = True
+    split_special_tokens: bool = Field(
+        default=True,
+        description="See that of a chat.",
+    )
     tools: Listed[Tool] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     return_token_strs: bool = False

@@ -1,26 +1,48 @@
-"""Streaming parser of an answer's reasoning, which models write in `<think>` tags before the rest."""
+"""Reasoning, which models write between tags before the rest of an answer, and its streaming parser."""
 
-from fullstride.llm.server.tools.parsers import THINK, THOUGHT, Pieces, ToolParser, begun
+from typing import NamedTuple
+
+from fullstride.llm.server.tools.parsers import Pieces, ToolParser, begun
+
+
+class ThinkTags(NamedTuple):
+    """Tags around an answer's reasoning."""
+
+    open: str
+    close: str
+
+    def begins(self, prompt: str) -> bool:
+        """Return whether a prompt ends within reasoning, as DeepSeek-R1's does, so that the answer continues it."""
+        return prompt.rstrip().endswith(self.open)
+
+    def goes_on(self, answer: str) -> bool:
+        """Return whether an answer that is to be continued stops within reasoning."""
+        return answer.rfind(self.open) > answer.rfind(self.close)
+
+
+THINK = ThinkTags("<think>", "</think>")
+# Magistral's.
+MISTRAL = ThinkTags("[THINK]", "[/THINK]")
 
 
 class ReasoningParser(ToolParser):
     """Parser of reasoning into `reasoning_content`, as it was written between the tags; another one reads the rest."""
 
-    def __init__(self, rest: ToolParser, thinking: bool = False):
+    def __init__(self, rest: ToolParser, thinking: bool = False, tags: ThinkTags = THINK):
         """Give the rest of the text to a parser; `thinking` if the prompt ends within reasoning."""
-        self._rest, self._held = rest, ""
+        self._rest, self._held, self._tags = rest, "", tags
         self._opened, self._closed = thinking, False
 
     def read(self, text: str, last: bool) -> Pieces:
         """Return the reasoning and the pieces of the rest that are certain now."""
         self._held += text
         if not (self._opened or self._closed):
-            start = self._held.lstrip()
-            if not last and THINK.startswith(start) and start != THINK:
+            start, tag = self._held.lstrip(), self._tags.open
+            if not last and tag.startswith(start) and start != tag:
                 return []
-            self._opened = start.startswith(THINK)
+            self._opened = start.startswith(tag)
             self._closed = not self._opened
-            self._held = start.removeprefix(THINK) if self._opened else self._held
+            self._held = start.removeprefix(tag) if self._opened else self._held
         pieces = [] if self._closed else self._reasoning(last)
         if self._closed:
             text, self._held = self._held, ""
@@ -32,8 +54,8 @@ class ReasoningParser(ToolParser):
         return self._rest.finish_reason(reason)
 
     def _reasoning(self, last: bool) -> Pieces:
-        thought, tag, self._held = self._held.partition(THOUGHT)
+        thought, tag, self._held = self._held.partition(self._tags.close)
         self._closed = bool(tag)
-        if not tag and not last and (size := begun(thought, THOUGHT)):
+        if not tag and not last and (size := begun(thought, self._tags.close)):
             thought, self._held = thought[:-size], thought[-size:]
         return [{"reasoning_content": thought}] if thought else []

@@ -1,13 +1,19 @@
 import json
 import random
+from typing import Any
 
 import pytest
 
-from fullstride.llm.server.tools import parsers
-from fullstride.llm.server.tools.parsers import ForcedTool, HermesTools, JsonScanner, NoJsonError, thinks
+from fullstride.llm.server.tools import cursor
+from fullstride.llm.server.tools.call_parser import CallParser
+from fullstride.llm.server.tools.cursor import JsonScanner, NoCallError
+from fullstride.llm.server.tools.formats import FORMATS
+from fullstride.llm.server.tools.parsers import ForcedTool
+from fullstride.llm.server.tools.reasoning import THINK
 from tests.llm.server.tools.test_plan import TIME, WEATHER
 
-NAMES = {"weather", "time", "write"}
+HERMES = FORMATS["hermes"]
+NAMES: dict[str, Any] = dict.fromkeys(("weather", "time", "write"), True)
 TRICKY = 'use </tool_call> to end, <tool_call> to begin, \\" and {[ ]}'
 WRITE = f"<tool_call>{json.dumps({'name': 'write', 'arguments': {'text': TRICKY}})}</tool_call>"
 TEXTS = [WEATHER + "x" + TIME, "a<b <tool_call>" + WEATHER + "</tool_call>", "<" * 9]
@@ -22,7 +28,7 @@ TEXTS += [
 
 def read(pieces: list[str], thinking: bool = False) -> tuple[str, list]:
     """Content and calls of a text that comes in pieces."""
-    reader = HermesTools(NAMES, None, thinking)
+    reader = CallParser(HERMES, NAMES, None, thinking)
     found = [each for i, piece in enumerate(pieces) for each in reader.read(piece, i == len(pieces) - 1)]
     calls = [call["function"] for each in found for call in each.get("tool_calls", ())]
     return "".join(each.get("content", "") for each in found), [(call["name"], call["arguments"]) for call in calls]
@@ -45,7 +51,7 @@ def test_a_tag_within_an_argument_is_a_part_of_it():
     "prose", ["I use <tool_call> tags.", "<tool_call>{name}", "<tool_call>{'a': 1}", "<tool_call>[1]"]
 )
 def test_prose_about_tags_is_streamed_and_hides_no_call(prose):
-    reader = HermesTools(NAMES, None)
+    reader = CallParser(HERMES, NAMES)
     streamed = "".join(piece["content"] for char in prose + " " for piece in reader.read(char, False))
     assert streamed == prose + " "
     (piece,) = reader.read(WEATHER, False)
@@ -74,7 +80,7 @@ def test_thoughts_without_an_end_have_no_calls():
 
 
 def test_thoughts_are_streamed():
-    reader = HermesTools(NAMES, None, thinking=True)
+    reader = CallParser(HERMES, NAMES, thinking=True)
     assert [reader.read(text, False) for text in ("so", "</th", "eory")] == [
         [{"content": "so"}],
         [],
@@ -97,7 +103,7 @@ def test_line_breaks_within_a_text_are_read_as_they_are():
     [("<A><think>\n", True), ("<A>", False), ("<A><think>\n\n</think>\n\n", False), ("<think> what is it?", False)],
 )
 def test_a_prompt_may_end_within_thoughts(prompt, begun):
-    assert thinks(prompt) is begun
+    assert THINK.begins(prompt) is begun
 
 
 def _value(draw: random.Random, depth: int):
@@ -121,7 +127,7 @@ def test_json_ends_where_pythons_own_reader_says(seed):
 
 @pytest.mark.parametrize("text", ["1", '"a"', "{1", "{}", "[]", "[1]", "no", '{"a": no', '{"a": Infinity', '{"a" <'])
 def test_what_no_call_begins_with_is_seen_at_once(text):
-    with pytest.raises(NoJsonError):
+    with pytest.raises(NoCallError):
         JsonScanner().end(text)
 
 
@@ -140,7 +146,7 @@ def test_each_character_is_looked_at_a_few_times_at_most(text, monkeypatch):
             finally:
                 looked += self._at - before
 
-    monkeypatch.setattr(parsers, "JsonScanner", Counting)
+    monkeypatch.setattr(cursor, "JsonScanner", Counting)
     assert read(list(text)) == (text, [])
     assert looked <= 3 * len(text)
 

@@ -4,7 +4,8 @@ from typing import Any
 import openai
 import pytest
 
-from fullstride.llm.server.tools.parsers import HermesTools
+from fullstride.llm.server.tools.call_parser import CallParser
+from fullstride.llm.server.tools.formats import FORMATS
 from tests.llm.server.conftest import connected
 from tests.llm.server.fake_engine import FakeEngine
 from tests.llm.server.live import fake_server
@@ -90,7 +91,7 @@ def test_calls_are_read_out_of_the_text(says, text, content, names):
 @pytest.mark.parametrize("arguments", ["[1]", "3", "false", '"hello"', '"[]"', '"{"', '{"x": NaN}', '{"x": 1e999}'])
 def test_arguments_that_are_no_object_are_no_call(arguments):
     text = f'<tool_call>{{"name": "time", "arguments": {arguments}}}</tool_call>'
-    assert HermesTools({"time"}, None).read(text, True) == [{"content": text}]
+    assert CallParser(FORMATS["hermes"], {"time": True}).read(text, True) == [{"content": text}]
 
 
 @pytest.mark.parametrize(
@@ -98,7 +99,7 @@ def test_arguments_that_are_no_object_are_no_call(arguments):
     [('"{\\"city\\": 1}"', '{"city": 1}'), ("null", "{}"), ('""', "{}"), ('{"city": "東京"}', '{"city": "東京"}')],
 )
 def test_arguments_are_written_as_an_object(arguments, written):
-    (piece,) = HermesTools({"time"}, None).read(
+    (piece,) = CallParser(FORMATS["hermes"], {"time": True}).read(
         f'<tool_call>{{"name": "time", "arguments": {arguments}}}</tool_call>', True
     )
     assert piece["tool_calls"][0]["function"]["arguments"] == written

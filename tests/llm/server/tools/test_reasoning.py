@@ -1,11 +1,14 @@
 import random
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from fullstride.llm.server.tools.parsers import HermesTools, ToolParser
+from fullstride.llm.server.tools.answers import AnswerFormat
+from fullstride.llm.server.tools.call_parser import CallParser
+from fullstride.llm.server.tools.formats import FORMATS
+from fullstride.llm.server.tools.parsers import ToolParser
 from fullstride.llm.server.tools.reasoning import ReasoningParser
+from fullstride.llm.text.chat_template import ChatTemplate
 from tests.llm.server.conftest import connected
 from tests.llm.server.fake_engine import FakeEngine
 from tests.llm.server.live import fake_server
@@ -31,7 +34,10 @@ def test_however_a_text_comes_in_pieces(thinking, seed):
     for _ in range(500):
         text = "".join(draw.choices(PIECES, k=draw.randrange(7)))
         thought, rest = _expected(text, thinking)
-        for inner, calls in ((ToolParser(), 0), (HermesTools({"f"}, None, None), rest.count(CALL))):
+        for inner, calls in (
+            (ToolParser(), 0),
+            (CallParser(FORMATS["hermes"], {"f": True}, thinking=None), rest.count(CALL)),
+        ):
             parser, given, pieces = ReasoningParser(inner, thinking), text, []
             while given:
                 cut = draw.randint(1, 9)
@@ -59,7 +65,7 @@ def test_thoughts_answers_and_calls_are_apart(says, strict):
     tools: Any = [{"type": "function", "function": {"name": "f", "strict": strict}}]
     thought = f"\nLet me {CALL} see.\n"
     with says(f"<think>{thought}</think>\n\nSo: {CALL}") as live, connected(live) as client:
-        live.app.state.server.served.tokenizer.template = SimpleNamespace(reads=lambda name: name == "</think>")
+        live.app.state.server.served.answers = AnswerFormat.of("auto", ChatTemplate("{{ '</think>' }}", {}))
         (whole,) = client.chat.completions.create(model="fake", messages=HELLO, tools=tools).choices
         message: Any = whole.message
         assert (message.reasoning_content, message.content, whole.finish_reason) == (thought, "\n\nSo: ", "tool_calls")

@@ -1,0 +1,1 @@
+"""POST /v1/responses: stateless, by way of the chat that says the same."""
