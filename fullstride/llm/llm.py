@@ -45,16 +45,24 @@ class LLM:
 
     """
 
-    def __init__(self, source: "str | Path | LoadedModel", *, progress: bool = True, **engine_config: Any):
+    def __init__(
+        self,
+        source: "str | Path | LoadedModel",
+        *,
+        progress: bool = True,
+        adapters: Mapping[str, str | Path] | None = None,
+        **engine_config: Any,
+    ):
         """Load a model and compile the engine.
 
         Args:
             source: see `fullstride.llm.weights.load`; or what it returned.
             progress: say on stderr that weights are loaded and how many programs are compiled; False is silent.
+            adapters: folders of LoRA adapters in PEFT's form by names of your own; see `Engine.load_adapter` for more.
             **engine_config: see `EngineConfig`.
 
         Raises:
-            ConfigError: for a model or settings that cannot be.
+            ConfigError: for a model, an adapter or settings that cannot be.
 
         """
         for name in own_names(engine_config, ENGINE, different=DIFFERENT):
@@ -68,7 +76,7 @@ class LLM:
         loaded = source if isinstance(source, LoadedModel) else load_for_engine(source, config)
         name = source.path.name if isinstance(source, LoadedModel) else str(source)
         with starting(name, note if progress else lambda _: None) as start:
-            self.engine = Engine(loaded, config, start.programs, loading=start.weights)
+            self.engine = Engine(loaded, config, start.programs, loading=start.weights, adapters=adapters)
         self.tokenizer, self._sampling = loaded.tokenizer, loaded.sampling
         self._requests = 0
 
@@ -82,6 +90,7 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = True,
+        adapter: str | Sequence[str | None] | None = None,
     ) -> list[RequestOutput]:
         """Complete prompts, as many at once as the engine runs.
 
@@ -90,6 +99,7 @@ class LLM:
                 taken, too.
             sampling_params: for all prompts, or one per prompt; by default `get_default_sampling_params()`.
             use_tqdm: show a progress bar on stderr; the name is vLLM's, the bar is rich's.
+            adapter: name of a loaded LoRA adapter for all prompts, or one for each, None for the model itself.
 
         Returns:
             An output for each prompt, in order.
@@ -100,7 +110,7 @@ class LLM:
 
         """
         each = is_batch(prompts)
-        outputs = self._add(each, self._each(sampling_params, len(each)))
+        outputs = self._add(each, self._each(sampling_params, len(each)), _adapters(adapter, len(each)))
         with Progress("generating", len(outputs), brief=True, shown=use_tqdm) as progress:
             self._run(outputs, progress.at)
         return list(outputs.values())
@@ -113,6 +123,7 @@ class LLM:
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         use_tqdm: bool = True,
+        adapter: str | Sequence[str | None] | None = None,
     ) -> list[RequestOutput]:
         """Generate the assistant's next message in one conversation or several; see `generate`.
 
@@ -122,6 +133,7 @@ class LLM:
             tools: JSON schemas of functions that the template shows to the model.
             chat_template_kwargs: other variables of the template, such as Qwen3's `enable_thinking`.
             use_tqdm: see `generate`.
+            adapter: see `generate`.
 
         Raises:
             ConfigError: see `generate`, `plain_messages` and `Tokenizer.chat`.
@@ -132,12 +144,14 @@ class LLM:
         every = [plain_messages(conversation) for conversation in conversations(messages)]
         texts = [self.tokenizer.chat(conversation, tools, **more) for conversation in every]
         ids = [self.tokenizer.encode(text, special=False) for text in texts]
-        found = self.generate(ids, sampling_params, use_tqdm=use_tqdm)
+        found = self.generate(ids, sampling_params, use_tqdm=use_tqdm, adapter=adapter)
         for output, text in zip(found, texts, strict=True):
             output.prompt = text
         return found
 
-    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[Delta]:
+    def stream(
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None, *, adapter: str | None = None
+    ) -> Iterator[Delta]:
         """Complete one prompt, a delta at a time; leaving the loop early ends the request.
 
         Raises:
@@ -145,7 +159,7 @@ class LLM:
             RuntimeError: if a step failed, after the delta that ends the completion.
 
         """
-        outputs = self._add([prompt], [sampling_params or self.get_default_sampling_params()])
+        outputs = self._add([prompt], [sampling_params or self.get_default_sampling_params()], [adapter])
         try:
             for deltas in self._steps():
                 for delta in deltas:
@@ -164,16 +178,18 @@ class LLM:
             raise ConfigError(f"{len(params)} sampling parameters for {count} prompts: give one, or one for each")
         return list(params)
 
-    def _add(self, prompts: list[Prompt], params: list[SamplingParams]) -> dict[str, RequestOutput]:
+    def _add(
+        self, prompts: list[Prompt], params: list[SamplingParams], adapters: Sequence[str | None]
+    ) -> dict[str, RequestOutput]:
         if self.engine.busy:
             raise ConfigError("a stream is under way: read it to its end or close it; an Engine runs several at once")
         outputs: dict[str, RequestOutput] = {}
         try:
-            for prompt, asked in zip(map(normalize, prompts), params, strict=True):
+            for prompt, asked, adapter in zip(map(normalize, prompts), params, adapters, strict=True):
                 text = prompt if isinstance(prompt, str) else None
                 ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else token_ids(prompt)
                 name, self._requests = str(self._requests), self._requests + 1
-                self.engine.add(name, ids, asked)
+                self.engine.add(name, ids, asked, adapter=adapter)
                 completions = [CompletionOutput(index) for index in range(asked.n)]
                 outputs[name] = RequestOutput(name, text, ids, completions)
         except ConfigError as error:
@@ -214,6 +230,14 @@ class LLM:
             self.engine.abort(name)
         for _ in self._steps():
             pass
+
+
+def _adapters(adapter: str | Sequence[str | None] | None, count: int) -> Sequence[str | None]:
+    if adapter is None or isinstance(adapter, str):
+        return [adapter] * count
+    if len(adapter) != count:
+        raise ConfigError(f"{len(adapter)} adapters for {count} prompts: give one, or one for each")
+    return adapter
 
 
 def _warn(params: Iterable[SamplingParams]) -> None:

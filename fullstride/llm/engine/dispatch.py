@@ -131,6 +131,7 @@ def params(sequence: Sequence) -> np.ndarray:
         min_until=len(sequence.request.prompt) + asked.min_tokens,
         top_k=wanted.top_k,
         flags=flags | wire.WANTED * wanted.wanted,
+        adapter=sequence.request.slot,
         key=np.asarray(sequence.key, np.uint32).view(np.int32),
         numbers=wire.words(*(numbers[name] for name in wire.NUMBERS)),
     )

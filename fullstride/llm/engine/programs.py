@@ -48,6 +48,7 @@ class Programs:
         """Up to `head[0]` steps of each row, until all have ended, or one has and `head[1]` is set."""
         host = DecodeInput.of(packed, rows)
         steps, early = host.head[0], host.head[1] > 0
+        adapters = _adapters(weights, state, host.slots)
         blank = _blank(self.sizes.steps, rows)
 
         def going(carry):
@@ -59,7 +60,7 @@ class Programs:
             i, state, out, _ = carry
             live = state.alive[host.slots] & (state.length[host.slots] < host.capacity)
             where = RowState(state.last[host.slots], state.length[host.slots], live)
-            scores, state = self._scores(weights, state, self._rows(where, host.tables))
+            scores, state = self._scores(weights, state, self._rows(where, host, adapters))
             state, sampled = self._choose(state, scores, host.slots, live)
             ended = jnp.any(live & ~state.alive[host.slots])
             return i + 1, state, jax.tree.map(lambda a, b: a.at[i].set(b), out, sampled), ended
@@ -72,9 +73,10 @@ class Programs:
     ) -> tuple[EngineState, StepOutput]:
         """Decode rows that need at most a temperature; see `fixed_burst`."""
         host = DecodeInput.of(packed, rows)
+        adapters = _adapters(weights, state, host.slots)
 
         def scores(state: EngineState, now: RowState) -> tuple[Float[Array, "D vocab"], EngineState]:
-            return self._scores(weights, state, self._rows(now, host.tables))
+            return self._scores(weights, state, self._rows(now, host, adapters))
 
         state, tokens = decode_fixed_steps(state, host, self.sizes.steps, scores)
         return state, StepOutput(unscored(tokens, TOP), None)
@@ -96,7 +98,7 @@ class Programs:
         state = _admit(state, host)
         live = (host.kinds == DECODE) & state.alive[host.slots] & (state.length[host.slots] < host.capacity)
         where = RowState(state.last[host.slots], state.length[host.slots], live)
-        batch = self._tiles(self._rows(where, host.tables), host)
+        batch = self._tiles(self._rows(where, host, _adapters(weights, state, host.slots)), host)
         hidden, state = self._forward(weights, state, batch)
         place = jnp.where(host.kinds == LAST_CHUNK, host.at, jnp.arange(rows))
         # A chunk's row stands where its last token is: choosing moves it on by one, as it does a decode row.
@@ -111,11 +113,13 @@ class Programs:
         whole = self.kernels.fused_step
         return () if whole is None else tuple(whole.scratch(n) for n in self.sizes.row_buckets if n <= whole.rows)
 
-    def _rows(self, now: RowState, tables: Int[Array, "D W"]) -> StepBatch:
+    def _rows(self, now: RowState, host: DecodeInput | MixedInput, adapters: Int[Array, " D"] | None) -> StepBatch:
         """One token of each live row: the newest, at the place after those that have keys."""
+        tables: Int[Array, "D W"] = host.tables
         tokens, positions = jnp.where(now.alive, now.last, 0), jnp.where(now.alive, now.length, -1)
         none = jnp.zeros((0, tables.shape[1]), jnp.int32)
-        return self._batch(tokens, positions, _slots(positions[:, None], tables, self.sizes.block)[:, 0], tables, none)
+        slots = _slots(positions[:, None], tables, self.sizes.block)[:, 0]
+        return self._batch(tokens, positions, slots, tables, none)._replace(adapters=adapters)
 
     def _tiles(self, batch: StepBatch, host: MixedInput) -> StepBatch:
         """Append the chunks' tiles to a batch of rows."""
@@ -125,7 +129,10 @@ class Programs:
         slots = _slots(positions, tables, self.sizes.block)
         pairs = ((batch.tokens, host.tokens), (batch.positions, positions), (batch.slots, slots))
         tokens, where, to = (jnp.concatenate([rows, tiles.reshape(-1)]) for rows, tiles in pairs)
-        return self._batch(tokens, where, to, batch.rows, tables)
+        owners = batch.adapters
+        if owners is not None:
+            owners = jnp.concatenate([owners, owners[host.tile_rows]])
+        return self._batch(tokens, where, to, batch.rows, tables)._replace(adapters=owners)
 
     def _batch(self, tokens: Array, positions: Array, slots: Array, rows: Array, tiles: Array) -> StepBatch:
         return StepBatch(tokens, positions, slots, rows, tiles, *rope.step_angles(self.model, positions))
@@ -185,6 +192,11 @@ class Programs:
         tiles = targets.shape[0]
         blank = _blank(tiles, self.sizes.tile)
         return lax.cond(jnp.any(targets >= 0), lambda: lax.map(tile, (hidden, targets)), lambda: blank)
+
+
+def _adapters(weights: Weights, state: EngineState, slots: Int[Array, " D"]) -> Int[Array, " D"] | None:
+    """Return the adapter slot of each row; None if there are no slots."""
+    return None if weights.layers[0].adapters is None else RowParams.of(state.params[slots]).adapter
 
 
 def _blank(outer: int, inner: int) -> Sampled:

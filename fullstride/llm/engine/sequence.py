@@ -66,6 +66,9 @@ class Request:
         limit: tokens of prompt and output together.
         stops: token ids that end it: its own, and the model's unless `ignore_eos` is set.
         arrived: time of arrival by the caller's clock, or None.
+        adapter: name of its LoRA adapter, or None.
+        slot: slot of the adapter on the device, or -1.
+        cache_key: hash before its first block, so that sequences share blocks within one adapter alone.
 
     """
 
@@ -75,6 +78,9 @@ class Request:
     limit: int
     stops: tuple[int, ...]
     arrived: float | None = None
+    adapter: str | None = None
+    slot: int = -1
+    cache_key: bytes = b""
 
 
 @dataclass(eq=False)
@@ -141,6 +147,6 @@ class Sequence:
         """Update and return the hashes of its full blocks."""
         while (len(self.block_hashes) + 1) * block <= len(self.tokens):
             start = len(self.block_hashes) * block
-            before = self.block_hashes[-1] if self.block_hashes else b""
+            before = self.block_hashes[-1] if self.block_hashes else self.request.cache_key
             self.block_hashes.append(digest(before, self.tokens[start : start + block]))
         return self.block_hashes

@@ -43,7 +43,7 @@ SPECIAL, MASKED, WANTED = 1, 2, 4
 IDLE, DECODE, CHUNK, LAST_CHUNK = range(4)
 # A row's floats, bit by bit.
 NUMBERS = ("temperature", "top_p", "min_p", "repetition", "presence", "frequency")
-PARAMS = Layout("limit", "min_until", "top_k", "flags", key=2, numbers=len(NUMBERS), stops=STOPS)
+PARAMS = Layout("limit", "min_until", "top_k", "flags", "adapter", key=2, numbers=len(NUMBERS), stops=STOPS)
 DECODE_ROW = Layout("slots", "capacity", tables=None)
 MIXED_ROW = Layout("slots", "kinds", "capacity", "at", "length", params=PARAMS.size, tables=None)
 # Of a row with penalties, biases or a grammar, to count and to be masked by; padding of the tokens is -1.
@@ -63,6 +63,7 @@ class RowParams(NamedTuple):
         limit: tokens that the sequence may have in total.
         min_until: position before which no stop may be chosen.
         flags: bits SPECIAL, MASKED and WANTED.
+        adapter: slot of its LoRA adapter, -1 for none.
         key: random key, two integers.
         numbers: floats named by `NUMBERS`.
         stops: stop token ids, -1 for none.
@@ -73,6 +74,7 @@ class RowParams(NamedTuple):
     min_until: Any
     top_k: Any
     flags: Any
+    adapter: Any
     key: Any
     numbers: Any
     stops: Any

@@ -13,10 +13,11 @@ from fullstride.llm.server.errors import ApiError
 
 @dataclass(frozen=True)
 class EnginePrompt:
-    """Request to the engine."""
+    """Request to the engine; `adapter` is the name of a LoRA adapter, None for the model itself."""
 
     token_ids: Sequence[int]
     params: SamplingParams
+    adapter: str | None = None
 
 
 class EngineJob:

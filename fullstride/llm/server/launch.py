@@ -9,7 +9,7 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from fastapi import FastAPI
 from fullstride.errors import ConfigError, one_of
 from fullstride.llm.config import ModelConfig
 from fullstride.llm.engine import Engine, EngineConfig
+from fullstride.llm.engine.adapters import read_adapters, with_room
 from fullstride.llm.engine.build import Model, select_kernels
 from fullstride.llm.llm import load_for_engine
 from fullstride.llm.progress import starting
@@ -68,7 +69,9 @@ def check_devices(model: ModelConfig, config: EngineConfig, count: int) -> None:
     select_kernels(model, config, devices[:each])
 
 
-def replicated(loaded: Model, config: EngineConfig, count: int, name: str) -> list[Engine]:
+def replicated(
+    loaded: Model, config: EngineConfig, count: int, name: str, adapters: Mapping[str, str | Path] | None = None
+) -> list[Engine]:
     """Create engines of the same model, one after the other, each on its own devices; they share compiled grammars.
 
     Args:
@@ -76,6 +79,7 @@ def replicated(loaded: Model, config: EngineConfig, count: int, name: str) -> li
         config: settings of each engine.
         count: number of engines.
         name: name of the model in the log.
+        adapters: see `Engine`.
 
     Raises:
         ConfigError: for settings that the model cannot meet; `check_devices` has looked at the devices.
@@ -87,7 +91,7 @@ def replicated(loaded: Model, config: EngineConfig, count: int, name: str) -> li
         one = name if count == 1 else f"{name}, engine {number + 1} of {count}"
         with starting(one, logger.info) as start:
             share = devices[number * each : (number + 1) * each]
-            engines.append(Engine(loaded, config, start.programs, share, loading=start.weights))
+            engines.append(Engine(loaded, config, start.programs, share, loading=start.weights, adapters=adapters))
         if number and loaded.tokenizer.eos:
             engines[number].share_grammars(engines[0])
     return engines
@@ -104,6 +108,7 @@ def serve(
     limits: ServerLimits | None = None,
     data_parallel_size: int = 1,
     generation_config: str = "auto",
+    adapters: Mapping[str, str | Path] | None = None,
 ) -> None:
     """Load a model, compile its engine, and serve it until the process is asked to stop; see `run`.
 
@@ -120,6 +125,7 @@ def serve(
         data_parallel_size: number of engines, each on its own devices.
         generation_config: whether requests that leave them out get the temperature, top_k, top_p, min_p and
             repetition_penalty that the model's files suggest (`auto`), or OpenAI's defaults (`none`).
+        adapters: folders of LoRA adapters by the names that requests give as `model`.
 
     Raises:
         ConfigError: for a model, a name, an address, a key or settings that cannot be.
@@ -130,18 +136,23 @@ def serve(
     if not all(names):
         raise ConfigError("a name is empty: expected the model's name in requests; omit it for the default name")
     check_free(host, port)
+    names, adapters = tuple(names or (name_of(source),)), dict(adapters or {})
+    if taken := adapters.keys() & set(names):
+        raise ConfigError(f"--lora {min(taken)}: the model itself has this name; give the adapter another one")
     settings = engine or EngineConfig()
     loaded = load_for_engine(source, settings)
+    if adapters:
+        settings = with_room(settings, read_adapters(adapters, loaded.config))
     check_devices(loaded.config, settings, data_parallel_size)
     log_to_stderr()  # not before: the engines say again why they pass over sets of kernels
-    engines = replicated(loaded, settings, data_parallel_size, str(source))
+    engines = replicated(loaded, settings, data_parallel_size, str(source), adapters)
     # Each has a pool as large as its devices have room for.
     longest = min(engine.sizes.max_length for engine in engines)
     sampling = loaded.sampling if generation_config == "auto" else {}
     if sampling:
         told = "sampling defaults from the model's files: %s (--generation-config none ignores them)"
         logger.info(told, in_words(sampling))
-    served = ServedModel(names or (name_of(source),), loaded.tokenizer, longest, sampling)
+    served = ServedModel(names, loaded.tokenizer, longest, sampling, tuple(adapters))
     grammars = engines[0].grammars if loaded.tokenizer.eos else None
     app = create_app(
         engines,

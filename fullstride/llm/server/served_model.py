@@ -16,6 +16,7 @@ class ServedModel:
         tokenizer: Tokenizer,
         max_length: int,
         sampling: Mapping[str, int | float] | None = None,
+        adapters: Sequence[str] = (),
     ):
         """Serve a model.
 
@@ -24,10 +25,11 @@ class ServedModel:
             tokenizer: tokenizer of the model.
             max_length: tokens of a sequence, prompt and completion together.
             sampling: fields of `SamplingParams` in place of OpenAI's defaults, for requests that leave them out.
+            adapters: names of LoRA adapters of the model, which requests may give as well.
 
         """
         self.names, self.tokenizer, self.max_length = tuple(names), tokenizer, max_length
-        self.sampling = dict(sampling or {})
+        self.sampling, self.adapters = dict(sampling or {}), tuple(adapters)
         self.created = int(time())
         # In bytes, so that a text's length bounds its number of tokens from below.
         self.longest_token = max(len(tokenizer.token_bytes(token)) for token in range(tokenizer.vocab_size))
@@ -41,10 +43,15 @@ class ServedModel:
         """
         if asked is None:
             return self.names[0]
-        if asked in self.names:
+        if asked in (*self.names, *self.adapters):
             return asked
-        message = f"The model '{asked[:MOST_OF_A_NAME]}' does not exist; this server has {', '.join(self.names)}."
+        there = ", ".join((*self.names, *self.adapters))
+        message = f"The model '{asked[:MOST_OF_A_NAME]}' does not exist; this server has {there}."
         raise NotFoundError(message, param="model")
+
+    def adapter(self, name: str) -> str | None:
+        """Return the LoRA adapter that a name of `name` stands for; None for the model itself."""
+        return name if name in self.adapters else None
 
     def encode(self, text: str, param: str, *, special: bool) -> list[int]:
         """Encode a prompt; do not call it on the event loop, since its time grows with the text.

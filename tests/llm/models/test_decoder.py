@@ -1,4 +1,6 @@
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -8,12 +10,15 @@ import torch
 import transformers
 
 from fullstride.errors import ConfigError
+from fullstride.llm.engine.adapters import filled
 from fullstride.llm.kernels.interface import StepBatch
 from fullstride.llm.kernels.xla.kernels import plain
 from fullstride.llm.models import rope
+from fullstride.llm.models.adapters import empty_slots
 from fullstride.llm.models.decoder import hidden_states, logits
 from fullstride.llm.models.parameters import put
 from fullstride.llm.weights import load
+from fullstride.llm.weights.peft_adapter import read_adapter
 from tests.llm import tiny
 
 BLOCK = 4
@@ -22,24 +27,32 @@ BLOCK = 4
 ERROR, OWN = 2e-5, 4.0
 
 
-def all_logits(loaded, ids: list[int]) -> np.ndarray:
-    """Return the logits of every position: one row's whole prompt as a single tile."""
+def all_logits(loaded, ids: list[int], adapter: Path | None = None) -> np.ndarray:
+    """Return the logits of every position: one row's whole prompt as a single tile; an adapter is in slot 1 of 2."""
     config, count = loaded.config, len(ids)
     weights = put(config, loaded.parameters, "float32", jax.devices()[0])
+    if adapter is not None:
+        read = read_adapter(adapter, config)
+        slots = zip(weights.layers, empty_slots(config, 2, read.rank, "float32", jax.devices()[0]), strict=True)
+        weights = weights._replace(layers=tuple(layer._replace(adapters=own) for layer, own in slots))
+        weights = filled(config, weights, 1, read, read.rank)
     table = 1 + np.random.default_rng(0).permutation(-(-count // BLOCK))
     positions = jnp.arange(count, dtype=jnp.int32)
     slots = jnp.asarray(table[np.arange(count) // BLOCK] * BLOCK + np.arange(count) % BLOCK, jnp.int32)
     angles = rope.step_angles(config, positions)
     none = jnp.zeros((0, len(table)), jnp.int32)
     batch = StepBatch(jnp.asarray(ids, jnp.int32), positions, slots, none, jnp.asarray(table[None], jnp.int32), *angles)
+    batch = batch._replace(adapters=None if adapter is None else jnp.ones(1, jnp.int32))
     pool = jnp.zeros((config.layers, 2, (len(table) + 1) * BLOCK, config.kv_heads, config.head_dim))
     kernels = plain(dynamic=False)
     hidden, _ = hidden_states(config, kernels, weights, pool, batch, BLOCK)
     return np.asarray(logits(config, kernels, weights, hidden))
 
 
-def require_transformers_logits(folder: Path, count: int) -> None:
-    """Compare the logits of that many random tokens with transformers', by fp64."""
+def require_transformers_logits(
+    folder: Path, count: int, adapter: Path | None = None, merged: Callable[[Any], Any] = lambda model: model
+) -> None:
+    """Compare the logits of that many random tokens with transformers', by fp64; `merged` adds an adapter there."""
     ids = np.random.default_rng().integers(3, 320, count).tolist()
 
     def theirs(dtype: torch.dtype) -> np.ndarray:
@@ -47,9 +60,9 @@ def require_transformers_logits(folder: Path, count: int) -> None:
             folder, dtype=dtype, experts_implementation="eager"
         ).eval()
         with torch.no_grad():
-            return model(torch.tensor([ids])).logits[0].double().numpy()
+            return merged(model).to(dtype)(torch.tensor([ids])).logits[0].double().numpy()
 
-    expected, single, found = theirs(torch.float64), theirs(torch.float32), all_logits(load(folder), ids)
+    expected, single, found = theirs(torch.float64), theirs(torch.float32), all_logits(load(folder), ids, adapter)
     ours, own = (np.abs(each - expected).max() / np.abs(expected).max() for each in (found, single))
     assert own < 2 * ERROR
     assert ours < max(ERROR, OWN * own)

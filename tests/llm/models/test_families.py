@@ -11,6 +11,7 @@ from fullstride.llm.weights import load
 from tests.llm import tiny
 from tests.llm.engine.conftest import run
 from tests.llm.engine.test_engine import continued, greedy
+from tests.llm.lora import ATTENTION, MLP, merged, save_adapter
 from tests.llm.models.test_decoder import require_transformers_logits
 
 OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -40,6 +41,19 @@ def test_logits_are_those_of_transformers(tiny_model, name):
 def test_logits_of_other_settings(tiny_model, name):
     kind, settings = OTHERS[name]
     require_transformers_logits(tiny_model(kind, **settings), 67)
+
+
+# Matrices that hold several parameters with rotated rows in an order of their own; norms around attention and MLP;
+# factors of what is added.
+@pytest.mark.parametrize(
+    "name", ["phi3", "granite", *(pytest.param(name, marks=pytest.mark.thorough) for name in ("gemma2", "mixtral"))]
+)
+def test_logits_with_an_adapter_are_those_of_merged_weights(tiny_model, tmp_path, name, seed):
+    folder, rng = tiny_model(name, **tiny.FAMILIES[name]), np.random.default_rng(seed)
+    modules = {"phi3": ("qkv_proj", "o_proj", "gate_up_proj"), "mixtral": ATTENTION}.get(name, ATTENTION + MLP)
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    made = save_adapter(tmp_path / "made", model, rng, rank=3, modules=modules)
+    require_transformers_logits(folder, 67, made, lambda model: merged(model, made))
 
 
 # Every kind of layer that a step of single tokens computes in another way than one of a whole prompt.

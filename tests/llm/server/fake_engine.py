@@ -64,9 +64,10 @@ class FakeEngine:
         self.aborted: list[str] = []
         self.params: list[SamplingParams] = []
         self.prompts: list[list[int]] = []
+        self.adapters: list[str | None] = []
         self.steps = self.generated = self.prompt_tokens = 0
 
-    def add(self, request_id, prompt, params, *, arrived=None):
+    def add(self, request_id, prompt, params, *, arrived=None, adapter=None):
         assert request_id not in {sequence.request_id for sequence in self.waiting + self.running}
         if FAIL_ADD in prompt:
             raise RuntimeError("told to fail in add")
@@ -75,6 +76,7 @@ class FakeEngine:
         if blocks > self.blocks or len(prompt) + most > self.max_length:
             raise ConfigError(f"{len(prompt)} + {most} tokens never fit into {self.blocks} blocks: ask for less")
         self.params.append(params)
+        self.adapters.append(adapter)
         self.prompts.append(list(prompt))
         self.prompt_tokens += len(prompt)
         for index in range(params.n):
@@ -152,7 +154,7 @@ class FakeEngine:
         self.running.remove(sequence)
         self.free += sequence.blocks
 
-    def block_hashes(self, prompt) -> list[bytes]:
+    def block_hashes(self, prompt, adapter=None) -> list[bytes]:
         return []
 
     def cached_prefix_blocks(self, names) -> int:
