@@ -5,14 +5,24 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from fullstride.errors import ConfigError, one_of
 from fullstride.llm.engine import Engine, EngineConfig
-from fullstride.llm.outputs import CompletionOutput, Delta, RequestOutput
+from fullstride.llm.outputs import (
+    CompletionOutput,
+    Delta,
+    EmbeddingOutput,
+    EmbeddingRequestOutput,
+    Pooling,
+    RequestOutput,
+    ScoreOutput,
+)
+from fullstride.llm.pooling import EMBEDDING, embedding_of
 from fullstride.llm.progress import OnProgress, starting
 from fullstride.llm.prompts import Message, Prompt, conversations, is_batch, normalize, token_ids
 from fullstride.llm.sampling_params import SamplingParams
+from fullstride.llm.scoring import SCORING, joined, scored
 from fullstride.llm.text.json_schema import supported
 from fullstride.llm.text.messages import plain_messages
 from fullstride.llm.vllm_names import DIFFERENT, ENGINE
@@ -149,6 +159,73 @@ class LLM:
             output.prompt = text
         return found
 
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        *,
+        pooling: Pooling = "last",
+        normalize: bool = True,
+        use_tqdm: bool = True,
+        adapter: str | Sequence[str | None] | None = None,
+    ) -> list[EmbeddingRequestOutput]:
+        """Embed prompts by the model's last hidden states, after the final norm.
+
+        Args:
+            prompts: see `generate`; each may have one token less than the longest sequence.
+            pooling: the `last` token's, or the `mean` of all tokens.
+            normalize: whether to divide by the Euclidean norm.
+            use_tqdm: see `generate`.
+            adapter: see `generate`.
+
+        Raises:
+            ConfigError: see `generate`.
+            RuntimeError: see `generate`.
+
+        """
+        one_of("pooling", pooling, get_args(Pooling))
+        each = is_batch(prompts)
+        outputs = self._add(each, [EMBEDDING] * len(each), _adapters(adapter, len(each)), pooling)
+        with Progress("embedding", len(outputs), brief=True, shown=use_tqdm) as progress:
+            vectors = self._run(outputs, progress.at)
+        return [
+            EmbeddingRequestOutput(
+                name, output.prompt, output.prompt_token_ids, EmbeddingOutput(embedding_of(vectors[name], normalize))
+            )
+            for name, output in outputs.items()
+        ]
+
+    def score(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        continuations: Prompt | Sequence[Prompt],
+        *,
+        use_tqdm: bool = True,
+        adapter: str | Sequence[str | None] | None = None,
+    ) -> list[ScoreOutput]:
+        """Return the log likelihood of each continuation after its prompt, as lm-eval's `loglikelihood` has it.
+
+        vLLM's `score` is of models that compare two texts; for its cosine of two embeddings multiply those of `embed`.
+
+        Args:
+            prompts: one for all continuations, or one for each; a text or token ids. Spaces at the end of a text are
+                counted to the continuation.
+            continuations: of the same kind as their prompts.
+            use_tqdm: see `generate`.
+            adapter: see `generate`.
+
+        Raises:
+            ConfigError: see `generate`; or if a prompt or a continuation has no tokens.
+            RuntimeError: see `generate`.
+
+        """
+        first, second = is_batch(prompts), is_batch(continuations)
+        first = first * len(second) if len(first) == 1 else first
+        if len(first) != len(second):
+            raise ConfigError(f"{len(first)} prompts for {len(second)} continuations: give one prompt, or one for each")
+        pairs = [joined(self.tokenizer, *pair) for pair in zip(first, second, strict=True)]
+        found = self.generate([whole for whole, _ in pairs], SCORING, use_tqdm=use_tqdm, adapter=adapter)
+        return [scored(output, start) for output, (_, start) in zip(found, pairs, strict=True)]
+
     def stream(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None, *, adapter: str | None = None
     ) -> Iterator[Delta]:
@@ -179,7 +256,11 @@ class LLM:
         return list(params)
 
     def _add(
-        self, prompts: list[Prompt], params: list[SamplingParams], adapters: Sequence[str | None]
+        self,
+        prompts: list[Prompt],
+        params: list[SamplingParams],
+        adapters: Sequence[str | None],
+        pooling: Pooling | None = None,
     ) -> dict[str, RequestOutput]:
         if self.engine.busy:
             raise ConfigError("a stream is under way: read it to its end or close it; an Engine runs several at once")
@@ -189,7 +270,7 @@ class LLM:
                 text = prompt if isinstance(prompt, str) else None
                 ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else token_ids(prompt)
                 name, self._requests = str(self._requests), self._requests + 1
-                self.engine.add(name, ids, asked, adapter=adapter)
+                self.engine.add(name, ids, asked, adapter=adapter, pooling=pooling)
                 completions = [CompletionOutput(index) for index in range(asked.n)]
                 outputs[name] = RequestOutput(name, text, ids, completions)
         except ConfigError as error:
@@ -201,18 +282,22 @@ class LLM:
         _warn(params)
         return outputs
 
-    def _run(self, outputs: dict[str, RequestOutput], tell: OnProgress) -> None:
-        failed = ""
+    def _run(self, outputs: dict[str, RequestOutput], tell: OnProgress) -> dict[str, Any]:
+        """Run requests to their end, merge their deltas into the outputs, and return the embeddings."""
+        failed, vectors = "", {}
         try:
             for deltas in self._steps():
                 for delta in deltas:
                     merge(outputs[delta.request_id], delta)
+                    if delta.embedding is not None:
+                        vectors[delta.request_id] = delta.embedding
                     failed = failed or delta.error
                 tell(sum(output.finished for output in outputs.values()), len(outputs))
         finally:
             self._drop(outputs)
         if failed:
             raise RuntimeError(failed)
+        return vectors
 
     def _steps(self) -> Iterator[list[Delta]]:
         """Deltas of each step until nothing is left; a step that is interrupted (Ctrl-C) leaves no request behind."""
@@ -256,6 +341,8 @@ def merge(output: RequestOutput, delta: Delta) -> None:
     completion.token_ids += delta.token_ids
     if delta.logprobs is not None:
         completion.logprobs = [*(completion.logprobs or ()), *delta.logprobs]
+        own = sum(place[0].logprob for place in delta.logprobs)
+        completion.cumulative_logprob = (completion.cumulative_logprob or 0.0) + own
     if delta.prompt_logprobs is not None:
         output.prompt_logprobs = list(delta.prompt_logprobs)
     output.cached_tokens = max(output.cached_tokens, delta.cached_tokens)

@@ -18,7 +18,7 @@ from fullstride.llm.engine.runner import Runner, compiles, keep
 from fullstride.llm.engine.scheduler import Scheduler, StepPlan
 from fullstride.llm.engine.sequence import Sequence as Running
 from fullstride.llm.engine.validate import RequestValidator
-from fullstride.llm.outputs import Delta, EngineStats, FinishReason
+from fullstride.llm.outputs import Delta, EngineStats, FinishReason, Pooling
 from fullstride.llm.progress import OnProgress
 from fullstride.llm.sampling_params import SamplingParams
 
@@ -122,6 +122,7 @@ class Engine:
         *,
         arrived: float | None = None,
         adapter: str | None = None,
+        pooling: Pooling | None = None,
     ) -> None:
         """Add a request; it runs when `step` is called.
 
@@ -131,6 +132,8 @@ class Engine:
             params: sampling parameters and stop conditions.
             arrived: time of arrival by the caller's clock.
             adapter: name of a loaded LoRA adapter; None for the model itself.
+            pooling: which tokens' last hidden states, after the final norm, the last delta has the mean of: the `last`
+                one of the prompt or all (`mean`); None for no embedding. Give one output token.
 
         Raises:
             ConfigError: if it can never run: too long, more than the pool holds, unknown token ids, more of
@@ -143,7 +146,8 @@ class Engine:
             raise ConfigError(f"request_id={request_id}: a request with this id is running")
         slot, cache_key = self._adapters.find(adapter)
         request = self._intake.request(request_id, prompt, params, arrived)
-        request.adapter, request.slot, request.cache_key = adapter, slot, cache_key
+        request.adapter, request.slot = adapter, slot
+        request.cache_key, request.pooling = cache_key, pooling
         sequences = self._intake.sequences(request)
         self._live[request_id] = sequences
         self._scheduler.waiting.extend(sequences)

@@ -11,11 +11,21 @@ from fullstride.llm.config import ModelConfig
 from fullstride.llm.engine.fixed_burst import RowState, decode_fixed_steps, ended
 from fullstride.llm.engine.shapes import CompiledShapes
 from fullstride.llm.engine.state import EngineState, sampler
-from fullstride.llm.engine.wire import CHUNK, DECODE, LAST_CHUNK, DecodeInput, MixedInput, RowParams
+from fullstride.llm.engine.wire import (
+    CHUNK,
+    DECODE,
+    LAST_CHUNK,
+    POOL_LAST,
+    POOL_MEAN,
+    DecodeInput,
+    MixedInput,
+    RowParams,
+)
 from fullstride.llm.kernels.interface import Kernels, Sampled, StepBatch
 from fullstride.llm.kernels.xla.sampling import drawn, unscored
 from fullstride.llm.models import rope
 from fullstride.llm.models.decoder import hidden_states, logits
+from fullstride.llm.models.layer_parts import norm
 from fullstride.llm.models.parameters import Weights
 
 # Most probable tokens that a step reports if logprobs are requested: as many as OpenAI's API returns.
@@ -28,11 +38,13 @@ class StepOutput(NamedTuple):
     Attributes:
         sampled: sampled tokens, with axes step and row.
         prompt: logprobs of a prompt's own tokens, with axes tile and token; None for a burst.
+        pooled: for each row the sum of its chunk's last hidden states that are pooled, fp32; None for a quick step.
 
     """
 
     sampled: Sampled
     prompt: Sampled | None
+    pooled: Float[Array, "D hidden"] | None = None
 
 
 class Programs:
@@ -105,8 +117,11 @@ class Programs:
         chosen = live | (host.kinds == LAST_CHUNK)
         scores = logits(self.model, self.kernels, weights, hidden[place])
         state, sampled = self._choose(state, scores, host.slots, chosen, quick)
-        prompt = None if quick else self._prompt(weights, hidden[rows:].reshape(tiles, self.sizes.tile, -1), host)
-        return state, StepOutput(jax.tree.map(lambda x: x[None], sampled), prompt)
+        sampled = jax.tree.map(lambda x: x[None], sampled)
+        if quick:
+            return state, StepOutput(sampled, None)
+        tiled = hidden[rows:].reshape(tiles, self.sizes.tile, -1)
+        return state, StepOutput(sampled, self._prompt(weights, tiled, host), self._pooled(weights, tiled, host))
 
     def scratch(self) -> tuple[Array, ...]:
         """Allocate the scratch memory of steps that are one operation."""
@@ -192,6 +207,26 @@ class Programs:
         tiles = targets.shape[0]
         blank = _blank(tiles, self.sizes.tile)
         return lax.cond(jnp.any(targets >= 0), lambda: lax.map(tile, (hidden, targets)), lambda: blank)
+
+    def _pooled(
+        self, weights: Weights, hidden: Float[Array, "N Q hidden"], host: MixedInput
+    ) -> Float[Array, "D hidden"]:
+        """Sum the normalized last hidden states of the tokens that a row pools; zeros if no row does."""
+        rows, (tiles, tile, width) = host.slots.shape[0], hidden.shape
+        flags, owner = RowParams.of(host.params).flags, host.tile_rows
+        place = jnp.arange(tiles * tile).reshape(tiles, tile)
+        ends = ((host.kinds == LAST_CHUNK) & (flags & POOL_LAST > 0))[owner, None] & (
+            host.at[owner, None] - rows == place
+        )
+        taken = (ends | (flags & POOL_MEAN > 0)[owner, None]) & (jnp.arange(tile) < host.tile_counts[:, None])
+
+        def sums() -> Float[Array, "D hidden"]:
+            normal = norm(self.model, hidden, weights.norm).astype(jnp.float32)
+            each = jnp.where(taken[..., None], normal, 0).sum(1)
+            own = (owner == jnp.arange(rows)[:, None]).astype(jnp.float32)
+            return jnp.einsum("dn,nh->dh", own, each, precision=lax.Precision.HIGHEST)
+
+        return lax.cond(jnp.any(taken), sums, lambda: jnp.zeros((rows, width), jnp.float32))
 
 
 def _adapters(weights: Weights, state: EngineState, slots: Int[Array, " D"]) -> Int[Array, " D"] | None:

@@ -38,7 +38,7 @@ class Layout:
 STOPS = 16
 # Entries of logit_bias that a request may have, as many as OpenAI's API takes.
 BIASES = 300
-SPECIAL, MASKED, WANTED = 1, 2, 4
+SPECIAL, MASKED, WANTED, POOL_LAST, POOL_MEAN = 1, 2, 4, 8, 16
 # Roles of a row in a mixed step.
 IDLE, DECODE, CHUNK, LAST_CHUNK = range(4)
 # A row's floats, bit by bit.
@@ -62,7 +62,7 @@ class RowParams(NamedTuple):
     Attributes:
         limit: tokens that the sequence may have in total.
         min_until: position before which no stop may be chosen.
-        flags: bits SPECIAL, MASKED and WANTED.
+        flags: bits SPECIAL, MASKED, WANTED, POOL_LAST and POOL_MEAN.
         adapter: slot of its LoRA adapter, -1 for none.
         key: random key, two integers.
         numbers: floats named by `NUMBERS`.

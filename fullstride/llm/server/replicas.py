@@ -121,7 +121,8 @@ class EngineThread:
     def _add(self, requests: Mapping[str, EnginePrompt], arrived: float) -> None:
         for request_id, prompt in requests.items():
             try:
-                self._engine.add(request_id, prompt.token_ids, prompt.params, arrived=arrived, adapter=prompt.adapter)
+                own = {"arrived": arrived, "adapter": prompt.adapter, "pooling": prompt.pooling}
+                self._engine.add(request_id, prompt.token_ids, prompt.params, **own)
                 continue
             except ConfigError as error:
                 refusal = BadRequestError(str(error), code="cannot_be_served")

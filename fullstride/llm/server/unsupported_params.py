@@ -15,6 +15,7 @@ _KNOWN: dict[str, tuple[str, tuple[Any, ...] | None]] = {
     "cache_salt": (_NOTHING, ()),
     "chat_template": ("the model's own template is used; chat_template_kwargs are passed to it", None),
     "continue_final_message": ("use it with /v1/chat/completions", (False,)),
+    "dimensions": ("embeddings have the model's hidden size", ()),
     "documents": (_NOTHING, ()),
     "early_stopping": ("beam search is not supported", (False,)),
     "echo": ("use it with /v1/completions", (False,)),
