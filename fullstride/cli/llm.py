@@ -18,7 +18,7 @@ app.command(
 app.command(
     sections={
         "Server": "host port name api_key limit",
-        "Model": "model tensor_parallel_size data_parallel_size generation_config",
+        "Model": "model lora tensor_parallel_size data_parallel_size generation_config",
         "Engine": "max_length max_sequences max_tokens_per_step kv_cache_dtype prefix_cache engine",
     }
 )(serve)

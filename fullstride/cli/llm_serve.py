@@ -29,6 +29,15 @@ Keys = Annotated[
         help="Key that every route but /health and /ready requires. May be repeated; in the variable, split by spaces.",
     ),
 ]
+Adapters = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--lora",
+        "--lora-modules",
+        metavar="NAME=PATH",
+        help="LoRA adapter in PEFT's form, and its name in requests. May be repeated.",
+    ),
+]
 EngineSettings = Annotated[
     list[str] | None,
     typer.Option("--engine", metavar="KEY=VALUE", help="Setting of the engine, e.g. max_sequences=64, kv_blocks=4096."),
@@ -49,6 +58,7 @@ def serve(
         int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one and logs it.")
     ] = 8000,
     name: Names = None,
+    lora: Adapters = None,
     api_key: Keys = None,
     tensor_parallel_size: Annotated[
         int | None, typer.Option(min=1, help="Number of devices that share the model.")
@@ -138,6 +148,7 @@ def serve(
         data_parallel_size=data_parallel_size,
         generation_config=generation_config,
         tool_parser=tool_parser,
+        adapters=_adapters(lora or ()),
     )
 
 
@@ -164,6 +175,23 @@ def parsed(option: str, kind: type[T], given: Sequence[str]) -> T:
         except ValidationError as error:
             raise ConfigError(f"{option} {item}: {error.errors()[0]['msg'].lower()}") from None
     return kind(**values)
+
+
+def _adapters(given: Sequence[str]) -> dict[str, str]:
+    """Return the folders of adapters by their names.
+
+    Raises:
+        ConfigError: for anything but NAME=PATH, or a name that is given twice.
+
+    """
+    found: dict[str, str] = {}
+    for item in given:
+        name, _, folder = item.partition("=")
+        if not name or not folder or name in found:
+            reason = "the name is given twice" if name in found else "expected NAME=PATH"
+            raise ConfigError(f"--lora {item}: {reason}")
+        found[name] = folder
+    return found
 
 
 def _keys(given: list[str] | None) -> Sequence[str]:

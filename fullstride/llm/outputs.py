@@ -1,9 +1,10 @@
 """Outputs of a request: new tokens as they are generated, and the whole at the end."""
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 FinishReason = Literal["stop", "length", "abort", "error"]
+Pooling = Literal["last", "mean"]
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,7 @@ class Delta:
         error: message, if the finish reason is `error`.
         refused: whether the error is the request's own fault: it proved too costly.
         cached_tokens: prompt tokens found in the prefix cache; set in deltas of the first completion only.
+        embedding: pooled hidden state of the prompt in the last delta of a request for it, fp64.
 
     """
 
@@ -42,16 +44,18 @@ class Delta:
     error: str = ""
     refused: bool = False
     cached_tokens: int = 0
+    embedding: Any = field(default=None, compare=False)
 
 
 @dataclass
 class CompletionOutput:
-    """One completion of a prompt, whole."""
+    """One completion of a prompt, whole; `cumulative_logprob` is the sum of its logprobs, None without them."""
 
     index: int
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[tuple[Logprob, ...]] | None = None
+    cumulative_logprob: float | None = None
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
 
@@ -67,6 +71,41 @@ class RequestOutput:
     prompt_logprobs: list[tuple[Logprob, ...] | None] | None = None
     cached_tokens: int = 0
     finished: bool = False
+
+
+@dataclass
+class EmbeddingOutput:
+    """Embedding of a prompt, as many numbers as the model's hidden size."""
+
+    embedding: list[float]
+
+
+@dataclass
+class EmbeddingRequestOutput:
+    """A prompt and its embedding, as vLLM's `embed` returns them."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: EmbeddingOutput
+
+
+@dataclass
+class ScoreOutput:
+    """Log likelihood of a continuation.
+
+    Attributes:
+        logprob: sum of the logprobs of its tokens, after the prompt and one another.
+        token_logprobs: logprob of each.
+        token_ids: the continuation's tokens.
+        greedy: whether each of them is the most probable one at its place.
+
+    """
+
+    logprob: float
+    token_logprobs: list[float]
+    token_ids: list[int]
+    greedy: bool
 
 
 @dataclass(frozen=True)

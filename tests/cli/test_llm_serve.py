@@ -38,6 +38,16 @@ def test_settings_and_keys(served):
     assert (settings["engine"], settings["limits"]) == (EngineConfig(kv_blocks=9), ServerLimits(queue=1, n=2))
 
 
+def test_adapters(served):
+    start = ["llm", "serve", "--model", "x", "--lora", "a=b/c=d"]
+    assert CliRunner().invoke(app, [*start, "--lora-modules", "e=f"]).exit_code == 0
+    assert served[0][1]["adapters"] == {"a": "b/c=d", "e": "f"}
+    for wrong, why in {"g": "expected NAME=PATH", "=h": "expected NAME=PATH", "a=i": "the name is given twice"}.items():
+        run = CliRunner().invoke(app, [*start, "--lora", wrong])
+        assert run.exit_code == 2
+        assert f"--lora {wrong}: {why}" in run.stderr
+
+
 @pytest.mark.parametrize("empty", ["", "  "])
 def test_a_variable_without_a_key_opens_no_server(served, empty):
     arguments, env = ["llm", "serve", "--model", "x"], {"FULLSTRIDE_API_KEY": empty}

@@ -1,5 +1,6 @@
 """The engine on a GPU: `python -m pytest tests/gpu/test_llm.py`."""
 
+import json
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from fullstride.llm.config import ModelConfig, parameter_shapes
 from fullstride.llm.engine import Engine, EngineConfig
@@ -51,6 +53,31 @@ def tiny() -> Any:
 def engine(tiny) -> Engine:
     config = EngineConfig(max_sequences=8, max_tokens_per_step=128, max_length=1100, kv_blocks=72)
     return Engine(tiny, config)
+
+
+def test_adapters_are_those_of_merged_weights(tiny, tmp_path):
+    """Rows with an adapter and without in one batch; the engine's own programs for rows that draw greedily."""
+    rng, merged, tensors = np.random.default_rng(), dict(tiny.parameters), {}
+    for layer in range(TINY.layers):
+        for part, name in {"q": "self_attn.q_proj", "o": "self_attn.o_proj", "down": "mlp.down_proj"}.items():
+            out, inner = tiny.parameters[f"layers.{layer}.{part}"].shape
+            a, b = (rng.normal(0, 0.1, shape).astype(np.float32) for shape in ((4, inner), (out, 4)))
+            key = f"base_model.model.model.layers.{layer}.{name}"
+            tensors |= {f"{key}.lora_A.weight": a, f"{key}.lora_B.weight": b}
+            merged[f"layers.{layer}.{part}"] = tiny.parameters[f"layers.{layer}.{part}"] + 2 * b.astype(np.float64) @ a
+    save_file(tensors, tmp_path / "adapter_model.safetensors")
+    settings = {"peft_type": "LORA", "r": 4, "lora_alpha": 8}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(settings))
+    config = EngineConfig(max_sequences=4, max_tokens_per_step=128, max_length=300, kv_blocks=72)
+    engine = Engine(tiny, config, adapters={"own": tmp_path})
+    ids = rng.integers(0, TINY.vocab_size, 90).tolist()
+    for i, name in enumerate((None, "own")):
+        engine.add(str(i), ids, greedy(12), adapter=name)
+    found = finish(engine)
+    for i, parameters in enumerate((tiny.parameters, merged)):
+        tokens = found[str(i), 0].tokens
+        logits = reference.logits(TINY, parameters, ids + tokens)[len(ids) - 1 : -1]
+        assert (logits.max(-1) - logits[np.arange(12), tokens]).max() < 1e-2
 
 
 def expected_logprobs(model: Any, ids: list[int]) -> np.ndarray:

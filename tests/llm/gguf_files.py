@@ -1,6 +1,8 @@
 """GGUF files of the tiny models, written by the `gguf` package as llama.cpp's converter would."""
 
 import json
+import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,35 +16,32 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from tests.llm.tiny import SPECIAL, TEMPLATE, make_tokenizer
 
 NORMAL, CONTROL, UNUSED = 1, 3, 5
-INNER = {
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
-OUTER = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight"}
+# llama.cpp's names of the families that it calls otherwise, and those whose heads its converter interleaves.
+ARCHITECTURES = {"gemma3_text": "gemma3", "qwen3_moe": "qwen3moe", "mixtral": "llama"}
+INTERLEAVED = ("llama", "mixtral", "smollm3", "granite")
+SHIFTED = ("gemma2", "gemma3_text")
 
 
 def write_gguf(path: Path, model: Any, kind: str = "F32", **metadata: Any) -> Path:
     """A model of transformers and the tiny tokenizer; matrices are packed as `kind`, vectors are F32."""
     config = model.config
-    writer = gguf.GGUFWriter(path, config.model_type)
+    architecture = ARCHITECTURES.get(config.model_type, config.model_type)
+    writer = gguf.GGUFWriter(path, architecture)
     _write_sizes(writer, config)
+    OWN.get(config.model_type, lambda *_: None)(writer, config)
     _write_tokenizer(writer, config.vocab_size)
     for key, value in metadata.items():
         writer.add_string(key, value)
-    for name, value in model.state_dict().items():
+    known = {ours: number for number, ours in gguf.MODEL_ARCH_NAMES.items()}
+    names = gguf.get_tensor_name_map(known[architecture], config.num_hidden_layers)
+    for name, value in _apart(model.state_dict()):
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
-        _write_tensor(writer, _renamed(name), _permuted(name, value.float().numpy(), config), kind)
-    if config.rope_parameters["rope_type"] == "llama3":
+        array = _permuted(name, value.float().numpy(), config)
+        if config.model_type in SHIFTED and name.endswith("norm.weight"):
+            array = array + np.float32(1)
+        _write_tensor(writer, names.get_name(name, try_suffixes=(".weight", ".bias")), array, kind)
+    if _rope_of(config)["rope_type"] == "llama3":
         writer.add_tensor("rope_freqs.weight", _divisors(config))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -59,9 +58,9 @@ def _write_sizes(writer: gguf.GGUFWriter, config: transformers.PretrainedConfig)
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    _write_rope(writer, config.rope_parameters)
-    if getattr(config, "head_dim", None):
+    writer.add_rope_freq_base(_rope_of(config)["rope_theta"])
+    _write_rope(writer, _rope_of(config))
+    if getattr(config, "head_dim", None) and config.model_type != "granite":
         writer.add_key_length(config.head_dim)
         writer.add_value_length(config.head_dim)
 
@@ -101,17 +100,70 @@ def _write_tensor(writer: gguf.GGUFWriter, name: str, value: np.ndarray, kind: s
     writer.add_tensor(name, packed, raw_dtype=packing)
 
 
-def _renamed(name: str) -> str:
-    if name in OUTER or not name.startswith("model.layers."):
-        return OUTER.get(name, "output.weight")
-    _, _, layer, inner = name.split(".", 3)
-    module, _, end = inner.rpartition(".")
-    return f"blk.{layer}.{INNER[module]}.{end}"
+def _rope_of(config: transformers.PretrainedConfig) -> dict[str, Any]:
+    """The RoPE of all layers, or of those without a window."""
+    return config.rope_parameters.get("full_attention", config.rope_parameters)
+
+
+def _apart(state: dict[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Experts' gates and their other halves, which transformers has in one tensor."""
+    for name, value in state.items():
+        if name.endswith("experts.gate_up_proj"):
+            for part, half in zip(("gate", "up"), value.chunk(2, 1), strict=True):
+                yield f"{name.removesuffix('gate_up_proj')}{part}_proj.weight", half
+        else:
+            yield f"{name}.weight" if name.endswith("experts.down_proj") else name, value
+
+
+def _granite(writer: gguf.GGUFWriter, config: transformers.PretrainedConfig) -> None:
+    writer.add_attention_scale(config.attention_multiplier)
+    writer.add_embedding_scale(config.embedding_multiplier)
+    writer.add_residual_scale(config.residual_multiplier)
+    writer.add_logit_scale(config.logits_scaling)
+
+
+def _gemma2(writer: gguf.GGUFWriter, config: transformers.PretrainedConfig) -> None:
+    writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
+    writer.add_final_logit_softcapping(config.final_logit_softcapping)
+    writer.add_sliding_window(config.sliding_window)
+
+
+def _gemma3(writer: gguf.GGUFWriter, config: transformers.PretrainedConfig) -> None:
+    writer.add_sliding_window(config.sliding_window)
+    writer.add_rope_freq_base_swa(config.rope_parameters["sliding_attention"]["rope_theta"])
+
+
+def _experts(writer: gguf.GGUFWriter, config: transformers.PretrainedConfig) -> None:
+    writer.add_expert_count(config.num_local_experts)
+    writer.add_expert_used_count(config.num_experts_per_tok)
+    if config.model_type == "qwen3_moe":
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+
+
+def _phi3(writer: gguf.GGUFWriter, config: transformers.PretrainedConfig) -> None:
+    rope, original = config.rope_parameters, config.original_max_position_embeddings
+    writer.add_rope_dimension_count(2 * len(rope["short_factor"]))
+    writer.add_sliding_window(config.sliding_window or 0)
+    writer.add_rope_scaling_orig_ctx_len(original)
+    scale = config.max_position_embeddings / original
+    writer.add_rope_scaling_attn_factors(math.sqrt(1 + math.log(scale) / math.log(original)))
+    for name in ("long", "short"):
+        writer.add_tensor(f"rope_factors_{name}.weight", np.asarray(rope[f"{name}_factor"], np.float32))
+
+
+OWN = {
+    "granite": _granite,
+    "gemma2": _gemma2,
+    "gemma3_text": _gemma3,
+    "qwen3_moe": _experts,
+    "mixtral": _experts,
+    "phi3": _phi3,
+}
 
 
 def _permuted(name: str, value: np.ndarray, config: transformers.PretrainedConfig) -> np.ndarray:
-    """Llama's queries and keys, the two halves of a head interleaved."""
-    if config.model_type != "llama" or not name.endswith(("q_proj.weight", "k_proj.weight")):
+    """Queries and keys of some families, the two halves of a head interleaved."""
+    if config.model_type not in INTERLEAVED or not name.endswith(("q_proj.weight", "k_proj.weight")):
         return value
     heads = config.num_attention_heads if "q_proj" in name else config.num_key_value_heads
     halves = value.reshape(heads, 2, -1, value.shape[-1])

@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -64,6 +65,51 @@ def test_prompts_as_vllm_wraps_them(llm):
     assert llm.generate([]) == []
     with pytest.raises(ConfigError, match="a prompt has the keys prompt, multi_modal_data"):
         llm.generate({"prompt": text, "multi_modal_data": {}})
+
+
+@pytest.mark.parametrize("pooling", ["last", "mean"])
+def test_embeddings_are_transformers_last_hidden_states(llm, theirs, pooling, seed):
+    rng = np.random.default_rng(seed)
+    prompts = [rng.integers(3, 320, count).tolist() for count in (1, 50, 77)]
+    llm.generate(prompts, GREEDY)  # whose blocks stay cached
+    found = llm.embed(prompts, pooling=pooling, normalize=False, use_tqdm=False)
+    short = [output.outputs.embedding for output in llm.embed(prompts, pooling=pooling)]
+    for ids, output, unit in zip(prompts, found, short, strict=True):
+        with torch.no_grad():
+            states = theirs.model(torch.tensor([ids])).last_hidden_state[0].double().numpy()
+        expected = states[-1] if pooling == "last" else states.mean(0)
+        assert output.prompt_token_ids == ids
+        np.testing.assert_allclose(output.outputs.embedding, expected, atol=1e-4)
+        np.testing.assert_allclose(unit, expected / np.linalg.norm(expected), atol=1e-5)
+
+
+def test_scores_are_transformers_log_likelihoods(llm, theirs):
+    prompt, continuations = "The quick brown fox ", ["jumps over the lazy dog", "ate"]
+    found = llm.score(prompt, continuations, use_tqdm=False)
+    for continuation, output in zip(continuations, found, strict=True):
+        whole, start = llm.tokenizer.encode(prompt + continuation), len(llm.tokenizer.encode(prompt.rstrip()))
+        with torch.no_grad():
+            rows = theirs(torch.tensor([whole])).logits[0].double().log_softmax(-1).numpy()[start - 1 : -1]
+        own = [row[token] for row, token in zip(rows, whole[start:], strict=True)]
+        assert output.token_ids == whole[start:]
+        np.testing.assert_allclose(output.token_logprobs, own, atol=1e-3)
+        assert output.logprob == pytest.approx(sum(own), abs=1e-2)
+    ids = whole[:start]
+    (said,) = llm.generate([ids], SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True, logprobs=0))
+    (completion,) = said.outputs
+    (best, other) = llm.score([ids, ids], [completion.token_ids, [*completion.token_ids[:3], 5]], use_tqdm=False)
+    assert best.greedy
+    assert not other.greedy
+    assert completion.cumulative_logprob == pytest.approx(best.logprob, abs=1e-3)
+    assert llm.generate([ids], GREEDY)[0].outputs[0].cumulative_logprob is None
+    for one, two, error in (
+        (["a"], [[5]], "two of one kind"),
+        (["a"], [""], "0 of continuation"),
+        ([[]], [[5]], "0 tokens of prompt"),
+        (["a", "b"], ["c"] * 3, "2 prompts for 3 continuations"),
+    ):
+        with pytest.raises(ConfigError, match=error):
+            llm.score(one, two)
 
 
 def test_outputs_are_in_the_order_of_the_prompts(llm):

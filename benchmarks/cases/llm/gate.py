@@ -4,7 +4,6 @@ The dense pass is a decoder of whole sequences, layer by layer, without a KV cac
 """
 
 import functools
-import math
 import random
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -21,7 +20,7 @@ from fullstride.llm.config import ModelConfig
 from fullstride.llm.engine import Engine
 from fullstride.llm.engine.programs import TOP
 from fullstride.llm.kernels.interface import FP8_POOL
-from fullstride.llm.models.rope import angles, frequencies, magnitude
+from fullstride.llm.models.rope import angles, frequencies, magnitude, window_frequencies
 from fullstride.llm.outputs import Logprob
 from fullstride.llm.sampling_params import SamplingParams
 from fullstride.measure.gate import GateError
@@ -48,19 +47,22 @@ class Dense:
         self._device = device
         self._parts: dict[str, list[str]] = {}
         for name in parameters:
-            prefix, _, part = name.rpartition(".")
-            self._parts.setdefault(prefix, []).append(part)
+            _, number, part = (*name.split(".", 2), "", "")[:3]
+            self._parts.setdefault(number, []).append(part)
 
     def logprobs(self, sequences: Sequence[Sequence[int]], count: int) -> list[Float32[np.ndarray, "count vocab"]]:
         """Return the logprobs of the last `count` tokens of each sequence, given all tokens before them."""
         config, embed = self._config, self._get("embed")
-        states = [embed[jnp.asarray(sequence[:-1])] for sequence in sequences]
+        scale = np.asarray(config.embedding_scale, self._dtype if config.rounded_scale else np.float32)
+        states = [embed[jnp.asarray(sequence[:-1])] * scale.astype(np.float32) for sequence in sequences]
         with jax.default_matmul_precision("highest"):
             for number in range(config.layers):
-                layer = {part: self._get(f"layers.{number}.{part}") for part in self._parts[f"layers.{number}"]}
-                states = [_layer(config)(layer, x) for x in states]
+                layer = {part: self._get(f"layers.{number}.{part}") for part in self._parts[str(number)]}
+                run = _layer(config, config.window(number), number not in config.unrotated)
+                states = [run(layer, x) for x in states]
             head, norm = embed if config.tied else self._get("head"), self._get("norm")
-            last = [_norm(x[-count:], norm, config.rms_eps) @ head.T for x in states]
+            last = [_norm(config, x[-count:], norm) @ head.T / config.logit_divisor for x in states]
+            last = [_capped(x, config.logit_cap) for x in last]
         return [np.asarray(jax.nn.log_softmax(x)) for x in last]
 
     def _get(self, name: str) -> Float[Array, "..."]:
@@ -72,44 +74,81 @@ class Dense:
 
 
 @functools.cache
-def _layer(config: ModelConfig) -> Any:
-    """Return a layer of the model, compiled once per sequence length."""
+def _layer(config: ModelConfig, window: int | None, rotated: bool) -> Any:
+    """Return a layer of a kind, compiled once per sequence length."""
 
     def apply(layer: Layer, x: Float[Array, "T hidden"]) -> Float[Array, "T hidden"]:
-        x = x + _attention(config, layer, _norm(x, layer["attn_norm"], config.rms_eps))
-        h = _norm(x, layer["mlp_norm"], config.rms_eps)
-        return x + (jax.nn.silu(h @ layer["gate"].T) * (h @ layer["up"].T)) @ layer["down"].T
+        mixed = _attention(config, layer, _through(config, layer, "attn_norm", x), window, rotated)
+        x = x + config.residual_scale * _through(config, layer, "attn_post_norm", mixed)
+        h = _through(config, layer, "mlp_norm", x)
+        out = _experts(config, layer, h) if config.experts else _mlp(config, layer, "", h)
+        return x + config.residual_scale * _through(config, layer, "mlp_post_norm", out)
 
     return jax.jit(apply)
 
 
-def _norm(x: Float[Array, "*T width"], weight: Float[Array, " width"], eps: float) -> Float[Array, "*T width"]:
-    return x * lax.rsqrt((x * x).mean(-1, keepdims=True) + eps) * weight
+def _through(config: ModelConfig, layer: Layer, name: str, x: Float[Array, "*T width"]) -> Float[Array, "*T width"]:
+    """Through a norm, if the layer has it."""
+    return _norm(config, x, layer[name]) if name in layer else x
 
 
-def _attention(config: ModelConfig, layer: Layer, x: Float[Array, "T hidden"]) -> Float[Array, "T hidden"]:
+def _norm(config: ModelConfig, x: Float[Array, "*T width"], weight: Float[Array, " width"]) -> Float[Array, "*T width"]:
+    return x * lax.rsqrt((x * x).mean(-1, keepdims=True) + config.rms_eps) * (config.norm_offset + weight)
+
+
+def _mlp(config: ModelConfig, layer: Layer, prefix: str, x: Float[Array, "T hidden"]) -> Float[Array, "T hidden"]:
+    wide = x @ layer[f"{prefix}gate"].T
+    active = jax.nn.silu(wide) if config.activation == "silu" else jax.nn.gelu(wide, approximate=True)
+    return (active * (x @ layer[f"{prefix}up"].T)) @ layer[f"{prefix}down"].T
+
+
+def _experts(config: ModelConfig, layer: Layer, x: Float[Array, "T hidden"]) -> Float[Array, "T hidden"]:
+    """All experts of all tokens; those that a token does not choose weigh nothing."""
+    shares = jax.nn.softmax(x @ layer["router"].T)
+    least = jnp.sort(shares)[:, -config.experts_per_token, None]
+    chosen = jnp.where(shares >= least, shares, 0)
+    weights = chosen / chosen.sum(1, keepdims=True) if config.shared_weights else chosen
+    parts = (weights[:, i, None] * _mlp(config, layer, f"experts.{i}.", x) for i in range(config.experts))
+    return sum(parts, jnp.zeros_like(x))
+
+
+def _attention(
+    config: ModelConfig, layer: Layer, x: Float[Array, "T hidden"], window: int | None, rotated: bool
+) -> Float[Array, "T hidden"]:
     q, k, v = (_heads(config, layer, name, x) for name in "qkv")
-    q, k = (_rotated(config, layer, name, each) for name, each in (("q", q), ("k", k)))
-    shared, seen = config.heads // config.kv_heads, jnp.tril(jnp.ones((len(x), len(x)), bool))
+    if rotated:
+        q, k = (_rotated(config, each, window) for each in (q, k))
+    shared, places = config.heads // config.kv_heads, jnp.arange(len(x))
+    seen = places <= places[:, None]
+    if window is not None:
+        seen &= places > places[:, None] - window
+    scale = config.head_dim**-0.5 if config.attention_scale is None else config.attention_scale
 
     def head(number):  # one at a time: the scores of a long sequence fill a device
         own = number // shared
-        scores = jnp.where(seen, q[:, number] @ k[:, own].T / math.sqrt(config.head_dim), -jnp.inf)
-        return jax.nn.softmax(scores) @ v[:, own]
+        scores = _capped(q[:, number] @ k[:, own].T * scale, config.attention_cap)
+        return jax.nn.softmax(jnp.where(seen, scores, -jnp.inf)) @ v[:, own]
 
     mixed = lax.map(head, jnp.arange(config.heads))
     return mixed.swapaxes(0, 1).reshape(len(x), -1) @ layer["o"].T
 
 
+def _capped(x: Array, cap: float | None) -> Array:
+    return x if cap is None else jnp.tanh(x / cap) * cap
+
+
 def _heads(config: ModelConfig, layer: Layer, name: str, x: Float[Array, "T hidden"]) -> Float[Array, "T heads wide"]:
     y = x @ layer[name].T
     y = y + layer[f"{name}_bias"] if config.qkv_bias else y
-    return y.reshape(len(x), -1, config.head_dim)
+    if config.wide_qk_norm:
+        y = _through(config, layer, f"{name}_norm", y)
+    y = y.reshape(len(x), -1, config.head_dim)
+    return y if config.wide_qk_norm else _through(config, layer, f"{name}_norm", y)
 
 
-def _rotated(config: ModelConfig, layer: Layer, name: str, x: Float[Array, "T heads wide"]) -> Array:
-    x = _norm(x, layer[f"{name}_norm"], config.rms_eps) if config.qk_norm else x
-    cos, sin = angles(jnp.arange(len(x)), frequencies(config), magnitude(config))
+def _rotated(config: ModelConfig, x: Float[Array, "T heads wide"], window: int | None) -> Array:
+    own, places = None if window is None else window_frequencies(config), jnp.arange(len(x))
+    cos, sin = angles(places, frequencies(config), magnitude(config)) if own is None else angles(places, own)
     a, b = jnp.split(x, 2, axis=-1)
     cos, sin = cos[:, None], sin[:, None]
     return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], -1)

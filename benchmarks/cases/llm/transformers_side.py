@@ -33,10 +33,20 @@ TOP = {"embed": "model.embed_tokens.weight", "norm": "model.norm.weight", "head"
 
 
 def network(loaded: Any, device: str, attention: str = ATTENTION) -> Any:
-    """Build the model in transformers with the same weights and the given attention; scaled RoPE is not supported."""
+    """Build the model in transformers with the same weights and the given attention.
+
+    A folder is read by transformers itself; of other models those of the first families without scaled RoPE are built.
+    """
     c: ModelConfig = loaded.config
-    if c.rope_scaling is not None:
-        raise SystemExit("a model with scaled RoPE has no baseline; use --no-baseline, and omit --vllm")
+    if (folder := getattr(loaded, "path", None)) is not None and folder.is_dir():
+        own = {"dtype": getattr(torch, c.dtype), "attn_implementation": attention}
+        made: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, **own)
+        made = made.to(device).eval()
+        made.generation_config = transformers.GenerationConfig()  # nothing ends an answer, nor cuts its distribution
+        return made
+    if c.rope_scaling is not None or c.architecture not in CONFIGS:
+        kind = c.architecture if c.architecture not in CONFIGS else "scaled RoPE"
+        raise SystemExit(f"a GGUF file of {kind} has no baseline: give a folder, or --no-baseline, and omit --vllm")
     config = CONFIGS[c.architecture](
         vocab_size=c.vocab_size,
         hidden_size=c.hidden_size,

@@ -12,11 +12,11 @@ def digest(before: bytes, tokens: Sequence[int]) -> bytes:
     return blake2b(np.asarray(tokens, np.int32).tobytes(), key=before, digest_size=16).digest()
 
 
-def block_hashes(tokens: Sequence[int], size: int) -> list[bytes]:
-    """Return the hashes of the full blocks of `tokens`, from the first on."""
+def block_hashes(tokens: Sequence[int], size: int, before: bytes = b"") -> list[bytes]:
+    """Return the hashes of the full blocks of `tokens`, from the first on; `before` is the hash before the first."""
     names: list[bytes] = []
     for start in range(0, len(tokens) - size + 1, size):
-        names.append(digest(names[-1] if names else b"", tokens[start : start + size]))
+        names.append(digest(names[-1] if names else before, tokens[start : start + size]))
     return names
 
 

@@ -13,6 +13,7 @@ from fullstride.llm.engine.pool import block_bytes
 from fullstride.llm.engine.shapes import CompiledShapes, check, choose_shapes, dtype_for, pool_for
 from fullstride.llm.kernels import choose, shared
 from fullstride.llm.kernels.interface import Kernels
+from fullstride.llm.models.adapters import empty_slots
 from fullstride.llm.models.parameters import put
 from fullstride.llm.models.tensor_parallel import refusal
 from fullstride.llm.progress import OnProgress
@@ -58,7 +59,8 @@ def select_kernels(
 
     Raises:
         ConfigError: if there are too few devices, or another number than that was given; if the model cannot be split
-            among them, or the kernel set cannot run it on them; and as `fullstride.llm.engine.shapes.check`.
+            among them, or adapters are wanted; or the kernel set cannot run it on them; and as
+            `fullstride.llm.engine.shapes.check`.
 
     """
     count = config.tensor_parallel_size
@@ -66,12 +68,17 @@ def select_kernels(
     if len(found) != count:
         there = f"there are {len(found)} devices" if devices is None else f"{len(found)} devices were passed"
         raise ConfigError(f"tensor_parallel_size={count}: {there}; expected as many devices as share the model")
+    if count > 1 and config.max_loras:
+        raise ConfigError(f"tensor_parallel_size={count}: LoRA adapters cannot be split: set it to 1, or max_loras=0")
     if (reason := refusal(model, count)) is not None:
         raise ConfigError(f"tensor_parallel_size={count}: {reason}")
     dtype = dtype_for(config, found[0].platform, model.dtype)
     check(config, model, found[0].platform, dtype)
     pool = pool_for(config, dtype)
-    return found, dtype, choose(config.kernels, model, dtype, config.block_size, found[0], count, pool)
+    kernels = choose(
+        config.kernels, model, dtype, config.block_size, found[0], count, pool, adapters=config.max_loras > 0
+    )
+    return found, dtype, kernels
 
 
 def build_parts(
@@ -93,6 +100,10 @@ def build_parts(
     found, dtype, kernels = select_kernels(model, config, devices)
     kernels = shared(kernels, found)
     weights = put(model, loaded.parameters, dtype, *found, loading=loading)
+    if config.max_loras:
+        slots = empty_slots(model, config.max_loras, config.max_lora_rank, dtype, found[0])
+        layers = (layer._replace(adapters=own) for layer, own in zip(weights.layers, slots, strict=True))
+        weights = weights._replace(layers=tuple(layers))
     if kernels.fused_step is not None:
         weights = weights._replace(packed=kernels.fused_step.pack(weights))
     made = choose_shapes(config, model, kernels, *found)

@@ -40,7 +40,7 @@ class DeltaBuilder:
     def delta(self) -> Delta | None:
         """Return the delta, or None if nothing is new."""
         sequence, asked = self.sequence, self.sequence.request.params
-        prompt = None
+        prompt, embedding = None, _embedding(sequence) if sequence.finish == "length" else None
         if (
             sequence.prompt_logprobs is not None
             and not sequence.prompt_logprobs_sent
@@ -61,6 +61,7 @@ class DeltaBuilder:
             error=self.error,
             refused=self.refused,
             cached_tokens=sequence.num_cached_prompt_tokens,
+            embedding=embedding,
         )
 
 
@@ -85,6 +86,7 @@ def collect(
     wanted = any(sequence.request.params.logprobs is not None for sequence in plan.sequences)
     values = _on_host(sampled) if wanted else None
     _read_prompts(flight)
+    _read_pooled(flight)
     brings = {id(chunk.sequence): chunk.last for chunk in plan.chunks}
     for row, sequence in enumerate(plan.sequences):
         sequence.steps_in_flight -= 1
@@ -159,6 +161,24 @@ def _read_prompts(flight: InFlightStep) -> None:
                 asked = request.params.prompt_logprobs or 0
                 places[chunk.start + i + 1] = logprobs(found, (first + i // tile, i % tile), asked)
         first += -(-chunk.count // tile)
+
+
+def _read_pooled(flight: InFlightStep) -> None:
+    """Add the sums of the chunks' pooled hidden states, from the first chunk on: a preempted prompt starts over."""
+    wanted = [chunk.sequence.request.pooling is not None for chunk in flight.plan.chunks]
+    if not any(wanted) or flight.out.pooled is None:
+        return
+    sums = np.asarray(flight.out.pooled, np.float64)[len(flight.plan.decodes) :]
+    for chunk, own, wants in zip(flight.plan.chunks, sums, wanted, strict=False):
+        if wants:
+            fresh = chunk.start == 0 or chunk.sequence.pooled is None
+            chunk.sequence.pooled = own if fresh else chunk.sequence.pooled + own
+
+
+def _embedding(sequence: Sequence) -> Any:
+    if sequence.pooled is None:
+        return None
+    return sequence.pooled / (len(sequence.request.prompt) if sequence.request.pooling == "mean" else 1)
 
 
 def _on_host(sampled: Sampled) -> Any:

@@ -39,6 +39,10 @@ class EngineConfig:
         kernels: `auto`, or the name of a kernel set of `fullstride.llm.kernels`.
         prefix_cache: whether prompts with a common prefix share blocks, which stay cached while there is room.
         compile_cache: whether compiled programs are cached on disk for the next start.
+        max_loras: number of LoRA adapters that there is room for, all of which may run in one batch; at least those
+            that an engine starts with.
+        max_lora_rank: largest rank of an adapter; those of smaller ranks are padded, so that any can be loaded later
+            without a compilation.
         tensor_parallel_size: number of devices that share the model; each has its heads and its part of the MLP, the
             vocabulary and the KV cache.
 
@@ -58,6 +62,8 @@ class EngineConfig:
     prefix_cache: bool = True
     compile_cache: bool = True
     tensor_parallel_size: int = 1
+    max_loras: int = 0
+    max_lora_rank: int = 16
 
     def __post_init__(self):
         """Validate the settings that depend on no model.
@@ -67,13 +73,13 @@ class EngineConfig:
 
         """
         counts = ("max_tokens_per_step", "max_sequences", "kv_blocks", "kv_memory", "steps_per_dispatch", "block_size")
-        for name in (*counts, "tensor_parallel_size", "max_length"):
+        for name in (*counts, "tensor_parallel_size", "max_length", "max_loras", "max_lora_rank"):
             if (value := getattr(self, name)) is None:
                 continue
             if not isinstance(value, Integral) or isinstance(value, bool):
                 raise ConfigError(f"{name}={value!r}: expected an integer")
-            if value < 1 and name != "max_length":
-                raise ConfigError(f"{name}={value}: expected 1 or more")
+            if value < (name != "max_loras") and name != "max_length":
+                raise ConfigError(f"{name}={value}: expected {int(name != 'max_loras')} or more")
         if self.dtype is not None:
             # JAX would compute with a float64 of this as float32.
             one_of("dtype", self.dtype, DTYPES)

@@ -17,6 +17,7 @@ from fullstride.llm.sampling_params import SMALLEST
 
 # Below it a temperature leaves only the most probable token, except for logits that fp32 cannot divide by it.
 COLDEST = 1e-5
+POOL_FLAGS = {None: 0, "last": wire.POOL_LAST, "mean": wire.POOL_MEAN}
 
 
 @dataclass
@@ -125,12 +126,14 @@ def params(sequence: Sequence) -> np.ndarray:
         "frequency": asked.frequency_penalty,
     }
     flags = wire.SPECIAL * wanted.special | wire.MASKED * (sequence.matcher is not None)
+    flags |= POOL_FLAGS[sequence.request.pooling]
     wire.PARAMS.put(
         packed,
         limit=sequence.request.limit,
         min_until=len(sequence.request.prompt) + asked.min_tokens,
         top_k=wanted.top_k,
         flags=flags | wire.WANTED * wanted.wanted,
+        adapter=sequence.request.slot,
         key=np.asarray(sequence.key, np.uint32).view(np.int32),
         numbers=wire.words(*(numbers[name] for name in wire.NUMBERS)),
     )
@@ -154,8 +157,9 @@ def sampling_needs(sequence: Sequence) -> SamplingNeeds:
 
 
 def _asks(sequence: Sequence) -> bool:
-    """Return whether a sequence needs more than a temperature, or logprobs of its prompt."""
-    return sequence.prompt_logprobs is not None or needs_full_sampler(sampling_needs(sequence))
+    """Return whether a sequence needs more than a temperature: also logprobs of its prompt, or hidden states."""
+    own = sequence.prompt_logprobs is not None or sequence.request.pooling is not None
+    return own or needs_full_sampler(sampling_needs(sequence))
 
 
 def _is_special(sequence: Sequence) -> bool:

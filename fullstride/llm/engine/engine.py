@@ -2,10 +2,12 @@
 
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from fullstride.errors import ConfigError, one_line
+from fullstride.llm.engine.adapters import AdapterTable, read_adapters, with_room
 from fullstride.llm.engine.blocks import BlockManager, block_hashes
 from fullstride.llm.engine.build import Model, build_parts
 from fullstride.llm.engine.collect import DeltaBuilder, collect
@@ -16,7 +18,7 @@ from fullstride.llm.engine.runner import Runner, compiles, keep
 from fullstride.llm.engine.scheduler import Scheduler, StepPlan
 from fullstride.llm.engine.sequence import Sequence as Running
 from fullstride.llm.engine.validate import RequestValidator
-from fullstride.llm.outputs import Delta, EngineStats, FinishReason
+from fullstride.llm.outputs import Delta, EngineStats, FinishReason, Pooling
 from fullstride.llm.progress import OnProgress
 from fullstride.llm.sampling_params import SamplingParams
 
@@ -49,6 +51,7 @@ class Engine:
         devices: Sequence[Any] | None = None,
         *,
         loading: OnProgress | None = None,
+        adapters: Mapping[str, str | Path] | None = None,
     ):
         """Put the weights on the devices and compile every program that will run.
 
@@ -58,12 +61,15 @@ class Engine:
             progress: callback `(ready, total)` for compiled programs: with 0 at first, then at least every second.
             devices: JAX devices, `tensor_parallel_size` of them; the first ones unless given.
             loading: callback `(loaded, total)` for layers on the devices.
+            adapters: folders of LoRA adapters by the names that requests give; `load_adapter` adds others later if
+                `max_loras` leaves room.
 
         Raises:
-            ConfigError: for settings that the model or the devices cannot meet.
+            ConfigError: for settings that the model or the devices cannot meet, or an adapter that is not the model's.
 
         """
-        config = config or EngineConfig()
+        read = read_adapters(adapters or {}, loaded.config)
+        config = with_room(config or EngineConfig(), read)
         if config.compile_cache:
             keep()
         parts = build_parts(loaded, config, devices, loading)
@@ -77,9 +83,46 @@ class Engine:
         self._live: dict[str, list[Running]] = {}
         self._steps = self._prompt_tokens = self._generated = 0
         self._runner = Runner(Programs(self.model, parts.kernels, self.sizes), parts.weights, self.devices, progress)
+        self._adapters = AdapterTable(self.model, config.max_loras, config.max_lora_rank)
+        for name, adapter in read.items():
+            self._runner.set_adapter(self._adapters.enter(name, adapter), adapter, config.max_lora_rank)
+
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """Names of the loaded LoRA adapters."""
+        return tuple(self._adapters.loaded)
+
+    def load_adapter(self, name: str, folder: str | Path) -> None:
+        """Load a LoRA adapter in PEFT's form into a free slot; nothing is compiled but, once, the copy into a slot.
+
+        Raises:
+            ConfigError: if it is not an adapter of this model, its name is taken, or there is no room for it.
+
+        """
+        (adapter,) = read_adapters({name: folder}, self.model).values()
+        self._runner.set_adapter(self._adapters.enter(name, adapter), adapter, self._adapters.rank)
+
+    def unload_adapter(self, name: str) -> None:
+        """Free the slot of an adapter.
+
+        Raises:
+            ConfigError: if there is none of this name, or requests with it are under way.
+
+        """
+        self._adapters.find(name)
+        if any(sequences[0].request.adapter == name for sequences in self._live.values()):
+            raise ConfigError(f"adapter={name}: requests with it are under way; abort them, or wait for their end")
+        del self._adapters.loaded[name]
 
     def add(
-        self, request_id: str, prompt: Sequence[int], params: SamplingParams, *, arrived: float | None = None
+        self,
+        request_id: str,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        *,
+        arrived: float | None = None,
+        adapter: str | None = None,
+        pooling: Pooling | None = None,
     ) -> None:
         """Add a request; it runs when `step` is called.
 
@@ -88,17 +131,23 @@ class Engine:
             prompt: token ids.
             params: sampling parameters and stop conditions.
             arrived: time of arrival by the caller's clock.
+            adapter: name of a loaded LoRA adapter; None for the model itself.
+            pooling: which tokens' last hidden states, after the final norm, the last delta has the mean of: the `last`
+                one of the prompt or all (`mean`); None for no embedding. Give one output token.
 
         Raises:
             ConfigError: if it can never run: too long, more than the pool holds, unknown token ids, more of
-                something than the engine was made for, a grammar that is not understood.
+                something than the engine was made for, a grammar that is not understood, an adapter that is not loaded.
 
         """
         if self.dead is not None:
             raise ConfigError(f"the engine has failed: {self.dead}; create a new one")
         if request_id in self._live:
             raise ConfigError(f"request_id={request_id}: a request with this id is running")
+        slot, cache_key = self._adapters.find(adapter)
         request = self._intake.request(request_id, prompt, params, arrived)
+        request.adapter, request.slot = adapter, slot
+        request.cache_key, request.pooling = cache_key, pooling
         sequences = self._intake.sequences(request)
         self._live[request_id] = sequences
         self._scheduler.waiting.extend(sequences)
@@ -151,13 +200,16 @@ class Engine:
         """Share another engine's grammar compiler (same model), so that a grammar is compiled once for both."""
         self._intake.grammars = other.grammars
 
-    def block_hashes(self, prompt: Sequence[int]) -> list[bytes]:
+    def block_hashes(self, prompt: Sequence[int], adapter: str | None = None) -> list[bytes]:
         """Return the hashes of a prompt's first blocks; engines with the same block size give the same hashes.
 
-        At most `NAMED` tokens are looked at, and none without a prefix cache; any thread may ask.
+        At most `NAMED` tokens are looked at, and none without a prefix cache; any thread may ask. Those of a LoRA
+        adapter are its own.
         """
-        size = self.sizes.block
-        return block_hashes(prompt[: min(len(prompt) - 1, NAMED)], size) if self._caching else []
+        if not self._caching:
+            return []
+        before = self._adapters.find(adapter).cache_key
+        return block_hashes(prompt[: min(len(prompt) - 1, NAMED)], self.sizes.block, before)
 
     def cached_prefix_blocks(self, names: Sequence[bytes]) -> int:
         """Return how many of these blocks, from the first on, are in the KV cache; safe to call from any thread.

@@ -11,11 +11,21 @@ from fullstride.llm.config import ModelConfig
 from fullstride.llm.engine.fixed_burst import RowState, decode_fixed_steps, ended
 from fullstride.llm.engine.shapes import CompiledShapes
 from fullstride.llm.engine.state import EngineState, sampler
-from fullstride.llm.engine.wire import CHUNK, DECODE, LAST_CHUNK, DecodeInput, MixedInput, RowParams
+from fullstride.llm.engine.wire import (
+    CHUNK,
+    DECODE,
+    LAST_CHUNK,
+    POOL_LAST,
+    POOL_MEAN,
+    DecodeInput,
+    MixedInput,
+    RowParams,
+)
 from fullstride.llm.kernels.interface import Kernels, Sampled, StepBatch
 from fullstride.llm.kernels.xla.sampling import drawn, unscored
 from fullstride.llm.models import rope
 from fullstride.llm.models.decoder import hidden_states, logits
+from fullstride.llm.models.layer_parts import norm
 from fullstride.llm.models.parameters import Weights
 
 # Most probable tokens that a step reports if logprobs are requested: as many as OpenAI's API returns.
@@ -28,11 +38,13 @@ class StepOutput(NamedTuple):
     Attributes:
         sampled: sampled tokens, with axes step and row.
         prompt: logprobs of a prompt's own tokens, with axes tile and token; None for a burst.
+        pooled: for each row the sum of its chunk's last hidden states that are pooled, fp32; None for a quick step.
 
     """
 
     sampled: Sampled
     prompt: Sampled | None
+    pooled: Float[Array, "D hidden"] | None = None
 
 
 class Programs:
@@ -48,6 +60,7 @@ class Programs:
         """Up to `head[0]` steps of each row, until all have ended, or one has and `head[1]` is set."""
         host = DecodeInput.of(packed, rows)
         steps, early = host.head[0], host.head[1] > 0
+        adapters = _adapters(weights, state, host.slots)
         blank = _blank(self.sizes.steps, rows)
 
         def going(carry):
@@ -59,7 +72,7 @@ class Programs:
             i, state, out, _ = carry
             live = state.alive[host.slots] & (state.length[host.slots] < host.capacity)
             where = RowState(state.last[host.slots], state.length[host.slots], live)
-            scores, state = self._scores(weights, state, self._rows(where, host.tables))
+            scores, state = self._scores(weights, state, self._rows(where, host, adapters))
             state, sampled = self._choose(state, scores, host.slots, live)
             ended = jnp.any(live & ~state.alive[host.slots])
             return i + 1, state, jax.tree.map(lambda a, b: a.at[i].set(b), out, sampled), ended
@@ -72,9 +85,10 @@ class Programs:
     ) -> tuple[EngineState, StepOutput]:
         """Decode rows that need at most a temperature; see `fixed_burst`."""
         host = DecodeInput.of(packed, rows)
+        adapters = _adapters(weights, state, host.slots)
 
         def scores(state: EngineState, now: RowState) -> tuple[Float[Array, "D vocab"], EngineState]:
-            return self._scores(weights, state, self._rows(now, host.tables))
+            return self._scores(weights, state, self._rows(now, host, adapters))
 
         state, tokens = decode_fixed_steps(state, host, self.sizes.steps, scores)
         return state, StepOutput(unscored(tokens, TOP), None)
@@ -96,26 +110,31 @@ class Programs:
         state = _admit(state, host)
         live = (host.kinds == DECODE) & state.alive[host.slots] & (state.length[host.slots] < host.capacity)
         where = RowState(state.last[host.slots], state.length[host.slots], live)
-        batch = self._tiles(self._rows(where, host.tables), host)
+        batch = self._tiles(self._rows(where, host, _adapters(weights, state, host.slots)), host)
         hidden, state = self._forward(weights, state, batch)
         place = jnp.where(host.kinds == LAST_CHUNK, host.at, jnp.arange(rows))
         # A chunk's row stands where its last token is: choosing moves it on by one, as it does a decode row.
         chosen = live | (host.kinds == LAST_CHUNK)
         scores = logits(self.model, self.kernels, weights, hidden[place])
         state, sampled = self._choose(state, scores, host.slots, chosen, quick)
-        prompt = None if quick else self._prompt(weights, hidden[rows:].reshape(tiles, self.sizes.tile, -1), host)
-        return state, StepOutput(jax.tree.map(lambda x: x[None], sampled), prompt)
+        sampled = jax.tree.map(lambda x: x[None], sampled)
+        if quick:
+            return state, StepOutput(sampled, None)
+        tiled = hidden[rows:].reshape(tiles, self.sizes.tile, -1)
+        return state, StepOutput(sampled, self._prompt(weights, tiled, host), self._pooled(weights, tiled, host))
 
     def scratch(self) -> tuple[Array, ...]:
         """Allocate the scratch memory of steps that are one operation."""
         whole = self.kernels.fused_step
         return () if whole is None else tuple(whole.scratch(n) for n in self.sizes.row_buckets if n <= whole.rows)
 
-    def _rows(self, now: RowState, tables: Int[Array, "D W"]) -> StepBatch:
+    def _rows(self, now: RowState, host: DecodeInput | MixedInput, adapters: Int[Array, " D"] | None) -> StepBatch:
         """One token of each live row: the newest, at the place after those that have keys."""
+        tables: Int[Array, "D W"] = host.tables
         tokens, positions = jnp.where(now.alive, now.last, 0), jnp.where(now.alive, now.length, -1)
         none = jnp.zeros((0, tables.shape[1]), jnp.int32)
-        return self._batch(tokens, positions, _slots(positions[:, None], tables, self.sizes.block)[:, 0], tables, none)
+        slots = _slots(positions[:, None], tables, self.sizes.block)[:, 0]
+        return self._batch(tokens, positions, slots, tables, none)._replace(adapters=adapters)
 
     def _tiles(self, batch: StepBatch, host: MixedInput) -> StepBatch:
         """Append the chunks' tiles to a batch of rows."""
@@ -125,7 +144,10 @@ class Programs:
         slots = _slots(positions, tables, self.sizes.block)
         pairs = ((batch.tokens, host.tokens), (batch.positions, positions), (batch.slots, slots))
         tokens, where, to = (jnp.concatenate([rows, tiles.reshape(-1)]) for rows, tiles in pairs)
-        return self._batch(tokens, where, to, batch.rows, tables)
+        owners = batch.adapters
+        if owners is not None:
+            owners = jnp.concatenate([owners, owners[host.tile_rows]])
+        return self._batch(tokens, where, to, batch.rows, tables)._replace(adapters=owners)
 
     def _batch(self, tokens: Array, positions: Array, slots: Array, rows: Array, tiles: Array) -> StepBatch:
         return StepBatch(tokens, positions, slots, rows, tiles, *rope.step_angles(self.model, positions))
@@ -185,6 +207,31 @@ class Programs:
         tiles = targets.shape[0]
         blank = _blank(tiles, self.sizes.tile)
         return lax.cond(jnp.any(targets >= 0), lambda: lax.map(tile, (hidden, targets)), lambda: blank)
+
+    def _pooled(
+        self, weights: Weights, hidden: Float[Array, "N Q hidden"], host: MixedInput
+    ) -> Float[Array, "D hidden"]:
+        """Sum the normalized last hidden states of the tokens that a row pools; zeros if no row does."""
+        rows, (tiles, tile, width) = host.slots.shape[0], hidden.shape
+        flags, owner = RowParams.of(host.params).flags, host.tile_rows
+        place = jnp.arange(tiles * tile).reshape(tiles, tile)
+        ends = ((host.kinds == LAST_CHUNK) & (flags & POOL_LAST > 0))[owner, None] & (
+            host.at[owner, None] - rows == place
+        )
+        taken = (ends | (flags & POOL_MEAN > 0)[owner, None]) & (jnp.arange(tile) < host.tile_counts[:, None])
+
+        def sums() -> Float[Array, "D hidden"]:
+            normal = norm(self.model, hidden, weights.norm).astype(jnp.float32)
+            each = jnp.where(taken[..., None], normal, 0).sum(1)
+            own = (owner == jnp.arange(rows)[:, None]).astype(jnp.float32)
+            return jnp.einsum("dn,nh->dh", own, each, precision=lax.Precision.HIGHEST)
+
+        return lax.cond(jnp.any(taken), sums, lambda: jnp.zeros((rows, width), jnp.float32))
+
+
+def _adapters(weights: Weights, state: EngineState, slots: Int[Array, " D"]) -> Int[Array, " D"] | None:
+    """Return the adapter slot of each row; None if there are no slots."""
+    return None if weights.layers[0].adapters is None else RowParams.of(state.params[slots]).adapter
 
 
 def _blank(outer: int, inner: int) -> Sampled:

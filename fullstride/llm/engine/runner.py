@@ -11,12 +11,14 @@ from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from fullstride.device.select import cores
+from fullstride.llm.engine.adapters import filled
 from fullstride.llm.engine.programs import Programs, StepOutput
 from fullstride.llm.engine.state import EngineState, set_history, set_mask, shapes
 from fullstride.llm.engine.wire import HISTORY, MASK, DecodeInput, MixedInput
 from fullstride.llm.models.parameters import Weights
 from fullstride.llm.models.tensor_parallel import POOL, mesh_of
 from fullstride.llm.progress import OnProgress
+from fullstride.llm.weights.peft_adapter import Adapter
 
 # XLA's estimate of memory counts a donated pool once for each operation that rewrites it, and would then search every
 # program, in vain and for most of the time that compiling takes, for what to compute twice.
@@ -78,6 +80,11 @@ class Runner:
             if not leaf.is_deleted():
                 leaf.delete()
         self.state = self._fresh()
+
+    def set_adapter(self, slot: int, adapter: Adapter, rank: int) -> None:
+        """Put an adapter into a slot; steps that were dispatched before have what was there."""
+        weights = jax.tree.unflatten(self._tree, self._leaves)
+        self._leaves = jax.tree.leaves(filled(self.programs.model, weights, slot, adapter, rank))
 
     def is_whole(self, rows: int) -> bool:
         """Return whether a decode step of `rows` rows is one operation."""

@@ -176,9 +176,8 @@ class Scheduler:
         if sequence.steps_in_flight:
             return False
         size = self.sizes.block
-        wants_prompt = sequence.prompt_logprobs is not None and not sequence.prompt_logprobs_sent
         # The last token is always recomputed: its logits are needed.
-        names = [] if wants_prompt else sequence.digests(size)[: (len(sequence.tokens) - 1) // size]
+        names = [] if sequence.needs_whole_prompt else sequence.digests(size)[: (len(sequence.tokens) - 1) // size]
         found = self.blocks.match(names)
         fresh = -(-len(sequence.tokens) // size) - len(found)
         # Leave room for the running sequences to grow; otherwise this one would be preempted at once.

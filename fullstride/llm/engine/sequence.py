@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fullstride.llm.engine.blocks import digest
-from fullstride.llm.outputs import FinishReason, Logprob
+from fullstride.llm.outputs import FinishReason, Logprob, Pooling
 from fullstride.llm.sampling_params import SamplingParams
 
 
@@ -66,6 +66,10 @@ class Request:
         limit: tokens of prompt and output together.
         stops: token ids that end it: its own, and the model's unless `ignore_eos` is set.
         arrived: time of arrival by the caller's clock, or None.
+        pooling: over which tokens of the prompt the last hidden states are pooled: `last`, `mean`, or None.
+        adapter: name of its LoRA adapter, or None.
+        slot: slot of the adapter on the device, or -1.
+        cache_key: hash before its first block, so that sequences share blocks within one adapter alone.
 
     """
 
@@ -75,6 +79,10 @@ class Request:
     limit: int
     stops: tuple[int, ...]
     arrived: float | None = None
+    pooling: Pooling | None = None
+    adapter: str | None = None
+    slot: int = -1
+    cache_key: bytes = b""
 
 
 @dataclass(eq=False)
@@ -98,6 +106,7 @@ class Sequence:
         num_cached_tokens: prompt tokens found in the prefix cache at its first admission.
         prompt_logprobs: logprobs of the prompt so far.
         prompt_logprobs_sent: whether they were emitted.
+        pooled: sum of the hidden states that are pooled, so far.
 
     """
 
@@ -121,6 +130,13 @@ class Sequence:
     num_cached_tokens: int | None = None
     prompt_logprobs: list[tuple[Logprob, ...] | None] | None = None
     prompt_logprobs_sent: bool = False
+    pooled: Any = None
+
+    @property
+    def needs_whole_prompt(self) -> bool:
+        """Whether every token of the prompt has to be computed, though its keys may be cached."""
+        wants_logprobs = self.prompt_logprobs is not None and not self.prompt_logprobs_sent
+        return wants_logprobs or self.request.pooling == "mean"
 
     @property
     def num_output_tokens(self) -> int:
@@ -141,6 +157,6 @@ class Sequence:
         """Update and return the hashes of its full blocks."""
         while (len(self.block_hashes) + 1) * block <= len(self.tokens):
             start = len(self.block_hashes) * block
-            before = self.block_hashes[-1] if self.block_hashes else b""
+            before = self.block_hashes[-1] if self.block_hashes else self.request.cache_key
             self.block_hashes.append(digest(before, self.tokens[start : start + block]))
         return self.block_hashes

@@ -38,12 +38,12 @@ class Layout:
 STOPS = 16
 # Entries of logit_bias that a request may have, as many as OpenAI's API takes.
 BIASES = 300
-SPECIAL, MASKED, WANTED = 1, 2, 4
+SPECIAL, MASKED, WANTED, POOL_LAST, POOL_MEAN = 1, 2, 4, 8, 16
 # Roles of a row in a mixed step.
 IDLE, DECODE, CHUNK, LAST_CHUNK = range(4)
 # A row's floats, bit by bit.
 NUMBERS = ("temperature", "top_p", "min_p", "repetition", "presence", "frequency")
-PARAMS = Layout("limit", "min_until", "top_k", "flags", key=2, numbers=len(NUMBERS), stops=STOPS)
+PARAMS = Layout("limit", "min_until", "top_k", "flags", "adapter", key=2, numbers=len(NUMBERS), stops=STOPS)
 DECODE_ROW = Layout("slots", "capacity", tables=None)
 MIXED_ROW = Layout("slots", "kinds", "capacity", "at", "length", params=PARAMS.size, tables=None)
 # Of a row with penalties, biases or a grammar, to count and to be masked by; padding of the tokens is -1.
@@ -62,7 +62,8 @@ class RowParams(NamedTuple):
     Attributes:
         limit: tokens that the sequence may have in total.
         min_until: position before which no stop may be chosen.
-        flags: bits SPECIAL, MASKED and WANTED.
+        flags: bits SPECIAL, MASKED, WANTED, POOL_LAST and POOL_MEAN.
+        adapter: slot of its LoRA adapter, -1 for none.
         key: random key, two integers.
         numbers: floats named by `NUMBERS`.
         stops: stop token ids, -1 for none.
@@ -73,6 +74,7 @@ class RowParams(NamedTuple):
     min_until: Any
     top_k: Any
     flags: Any
+    adapter: Any
     key: Any
     numbers: Any
     stops: Any

@@ -48,14 +48,18 @@ def family_of(file: Path, key: str, name: object) -> Family:
     return FAMILIES[name]
 
 
-def gguf_family(file: Path, name: object) -> tuple[str, Family]:
+def gguf_family(file: Path, name: object, experts: bool = False) -> tuple[str, Family]:
     """Return the model family of a GGUF file's architecture, and its own name.
+
+    llama.cpp has one name for Llama and for Mixtral, which differ in that the latter has experts.
 
     Raises:
         ConfigError: if there is none, or GGUF files of it are not read.
 
     """
-    names = {family.gguf: ours for ours, family in FAMILIES.items() if family.gguf}
+    names = {family.gguf: ours for ours, family in FAMILIES.items() if family.gguf and not family.expert_tensors}
+    with_experts = {family.gguf: ours for ours, family in FAMILIES.items() if family.gguf and family.expert_tensors}
+    names = {**names, **with_experts} if experts else {**with_experts, **names}
     if not isinstance(name, str) or name not in names:
         raise ConfigError(f"{file}: general.architecture={name}: expected one of {', '.join(names)}")
     return names[name], FAMILIES[names[name]]

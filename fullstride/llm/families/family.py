@@ -51,6 +51,10 @@ def _nothing(settings: FileSettings) -> dict[str, Any]:
     return {}
 
 
+def _nothing_more(settings: FileSettings, factors: tuple[float, ...]) -> dict[str, Any]:
+    return {}
+
+
 @dataclass(frozen=True)
 class Family:
     """Model family: a row of `FAMILIES`, under the name in config.json.
@@ -66,8 +70,12 @@ class Family:
         layers: further fields of a `ModelConfig`, from config.json; `windows` may be all None.
         tensors: our names of a layer's tensors by those of Hugging Face, in addition to the common ones.
         expert_tensors: our names of an expert's matrices by those of Hugging Face, with {} for the expert's number.
-        gguf_tensors: our names of a layer's tensors by those of llama.cpp.
+        gguf_tensors: our names of a layer's tensors by those of llama.cpp, in place of the common ones; None for a
+            common name that it does not have.
         gguf: its name in GGUF files; empty if those are not read.
+        gguf_keys: keys of a GGUF that `gguf_layers` reads, and that other families must not have.
+        gguf_layers: further fields of a `ModelConfig`, from a GGUF's metadata without the architecture's name, and from
+            the factors of LongRoPE, if there are any.
         words: pre-tokenizers of its tokenizers, by llama.cpp's names.
         ends: special tokens that end an answer.
 
@@ -82,8 +90,10 @@ class Family:
     layers: Callable[[FileSettings], dict[str, Any]] = _nothing
     tensors: Mapping[str, str] = field(default_factory=dict)
     expert_tensors: Mapping[str, str] = field(default_factory=dict)
-    gguf_tensors: Mapping[str, str] = field(default_factory=dict)
+    gguf_tensors: Mapping[str, str | None] = field(default_factory=dict)
     gguf: str = ""
+    gguf_keys: frozenset[str] = frozenset()
+    gguf_layers: Callable[[FileSettings, tuple[float, ...]], dict[str, Any]] = _nothing_more
     words: Mapping[str, PreTokenizer] = field(default_factory=dict)
     ends: tuple[str, ...] = ()
 
@@ -135,6 +145,28 @@ def experts_of(settings: FileSettings, key: str) -> dict[str, Any]:
     if taken > experts:
         raise ConfigError(f"{settings.file}: num_experts_per_tok={taken}: expected at most {experts}, the experts")
     return {"experts": experts, "experts_per_token": taken}
+
+
+def gguf_experts(settings: FileSettings) -> dict[str, Any]:
+    """Return the experts of a GGUF whose chosen probabilities are divided by their sum, as llama.cpp does for all.
+
+    Raises:
+        ConfigError: if a token takes more than there are.
+
+    """
+    experts, taken = settings.size("expert_count"), settings.size("expert_used_count")
+    if taken > experts:
+        raise ConfigError(f"{settings.file}: expert_used_count={taken}: expected at most {experts}, the experts")
+    inner = settings.size("expert_feed_forward_length", settings.size("feed_forward_length"))
+    return {"experts": experts, "experts_per_token": taken, "shared_weights": True, "intermediate_size": inner}
+
+
+GGUF_EXPERTS = frozenset(("expert_count", "expert_used_count", "expert_feed_forward_length"))
+GGUF_EXPERT_TENSORS = {
+    "ffn_gate_inp.weight": "router",
+    **{f"ffn_{name}_exps.weight": f"experts.{name}" for name in ("gate", "up", "down")},
+    **{f"ffn_{name}.weight": None for name in ("gate", "up", "down")},
+}
 
 
 def optional(settings: FileSettings, key: str) -> float | None:

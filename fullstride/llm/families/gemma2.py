@@ -45,7 +45,54 @@ def layers(settings: FileSettings) -> dict[str, Any]:
     return {**common(settings), "attention_cap": cap, "windows": mixed_windows(settings, 2)}
 
 
+GGUF_KEYS = frozenset(("attn_logit_softcapping", "final_logit_softcapping", "attention.sliding_window"))
+GGUF_TENSORS = {
+    "post_attention_norm.weight": "attn_post_norm",
+    "ffn_norm.weight": "mlp_norm",
+    "post_ffw_norm.weight": "mlp_post_norm",
+}
+
+
+def gguf_common(settings: FileSettings, period: int, largest: int) -> dict[str, Any]:
+    """Return what Gemma 2 and 3 have in common.
+
+    A GGUF has neither the layers with windows nor the scale of scores: llama.cpp knows both by the family, and that its
+    largest model has another scale.
+
+    Args:
+        settings: metadata.
+        period: every layer of this number has no window.
+        largest: number of layers of the model whose scores are scaled by its width and heads.
+
+    """
+    hidden, heads, count = (settings.size(key) for key in ("embedding_length", "attention.head_count", "block_count"))
+    wide = hidden // heads if count == largest else settings.size("attention.key_length", hidden // heads)
+    window = settings.size("attention.sliding_window") if settings.raw.get("attention.sliding_window") else None
+    return {
+        "post_norm": True,
+        "exact_norm": True,
+        "norm_offset": 1.0,
+        "activation": "gelu_tanh",
+        "embedding_scale": hidden**0.5,
+        "rounded_scale": True,
+        "attention_scale": wide**-0.5,
+        "logit_cap": optional(settings, "final_logit_softcapping"),
+        "windows": tuple(window if (i + 1) % period else None for i in range(count)) if window else (),
+    }
+
+
+def gguf_layers(settings: FileSettings, _: tuple[float, ...]) -> dict[str, Any]:
+    """Return also the caps, of which llama.cpp has defaults."""
+    caps = {"logit_cap": ("final_logit_softcapping", 30.0), "attention_cap": ("attn_logit_softcapping", 50.0)}
+    found = {field: settings.decimal(key, default) for field, (key, default) in caps.items()}
+    return {**gguf_common(settings, 2, largest=46), **found}
+
+
 FAMILY = Family(
+    gguf="gemma2",
+    gguf_keys=GGUF_KEYS,
+    gguf_layers=gguf_layers,
+    gguf_tensors=GGUF_TENSORS,
     layers=layers,
     fixed=FIXED,
     defaults={**DEFAULTS, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},

@@ -4,7 +4,7 @@ from typing import Any
 
 from fullstride.errors import ConfigError
 from fullstride.llm.families.family import FULL, SLIDING, Family, FileSettings, mixed_windows
-from fullstride.llm.families.gemma2 import DEFAULTS, FIXED, TENSORS, common
+from fullstride.llm.families.gemma2 import DEFAULTS, FIXED, GGUF_KEYS, GGUF_TENSORS, TENSORS, common, gguf_common
 
 
 def rewritten(raw: dict[str, Any]) -> dict[str, Any]:
@@ -26,8 +26,18 @@ def layers(settings: FileSettings) -> dict[str, Any]:
     return {**common(settings), "windows": windows, "window_theta": theta}
 
 
+def gguf_layers(settings: FileSettings, _: tuple[float, ...]) -> dict[str, Any]:
+    """Return also the base of the RoPE of layers with a window."""
+    found = gguf_common(settings, settings.size("attention.sliding_window_pattern", 6), largest=62)
+    return {**found, "window_theta": settings.decimal("rope.freq_base_swa", 10_000.0) if found["windows"] else None}
+
+
 FAMILY = Family(
     qk_norm=True,
+    gguf="gemma3",
+    gguf_keys=(GGUF_KEYS | {"attention.sliding_window_pattern", "rope.freq_base_swa"}) - {"attn_logit_softcapping"},
+    gguf_layers=gguf_layers,
+    gguf_tensors={**GGUF_TENSORS, **{f"attn_{name}_norm.weight": f"{name}_norm" for name in "qk"}},
     layers=layers,
     rewritten=rewritten,
     fixed={**FIXED, "attn_logit_softcapping": (None,)},

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from fullstride.llm.families.family import Family, FileSettings
+from fullstride.llm.families.family import Family, FileSettings, PreTokenizer
 
 
 def layers(settings: FileSettings) -> dict[str, Any]:
@@ -15,4 +15,27 @@ def layers(settings: FileSettings) -> dict[str, Any]:
     }
 
 
-FAMILY = Family(layers=layers, ends=("<|end_of_text|>",))
+# By the fields of a `ModelConfig`.
+GGUF = {
+    "embedding_scale": "embedding_scale",
+    "residual_scale": "residual_scale",
+    "attention_scale": "attention.scale",
+    "logit_divisor": "logit_scale",
+}
+
+
+def gguf_layers(settings: FileSettings, _: tuple[float, ...]) -> dict[str, Any]:
+    """Return the same factors; what a GGUF calls a scale of the logits is their divisor."""
+    found = {field: settings.decimal(key) for field, key in GGUF.items() if settings.raw.get(key) is not None}
+    return {"attention_scale": 1.0, **found}
+
+
+FAMILY = Family(
+    layers=layers,
+    gguf="granite",
+    interleaved=True,
+    gguf_keys=frozenset(GGUF.values()),
+    gguf_layers=gguf_layers,
+    words=dict.fromkeys(("refact", "starcoder"), PreTokenizer(single_digits=True)),
+    ends=("<|end_of_text|>",),
+)

@@ -2,7 +2,15 @@
 
 from typing import Any
 
-from fullstride.llm.families.family import Family, FileSettings, all_windows, experts_of
+from fullstride.llm.families.family import (
+    GGUF_EXPERT_TENSORS,
+    GGUF_EXPERTS,
+    Family,
+    FileSettings,
+    all_windows,
+    experts_of,
+    gguf_experts,
+)
 
 
 def layers(settings: FileSettings) -> dict[str, Any]:
@@ -10,7 +18,17 @@ def layers(settings: FileSettings) -> dict[str, Any]:
     return {**experts_of(settings, "num_local_experts"), "shared_weights": True, "windows": all_windows(settings)}
 
 
+def gguf_layers(settings: FileSettings, _: tuple[float, ...]) -> dict[str, Any]:
+    """Return the experts; llama.cpp's converter writes no windows."""
+    return gguf_experts(settings)
+
+
 FAMILY = Family(
+    gguf="llama",
+    interleaved=True,
+    gguf_keys=GGUF_EXPERTS,
+    gguf_layers=gguf_layers,
+    gguf_tensors=GGUF_EXPERT_TENSORS,
     layers=layers,
     defaults={
         "rms_norm_eps": 1e-5,

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from fullstride.llm.families.family import Family, FileSettings
+from fullstride.llm.families.family import Family, FileSettings, PreTokenizer
 
 
 def layers(settings: FileSettings) -> dict[str, Any]:
@@ -10,7 +10,20 @@ def layers(settings: FileSettings) -> dict[str, Any]:
     return {"pre_norm": False, "post_norm": True, "exact_norm": True, "wide_qk_norm": True}
 
 
+def gguf_layers(settings: FileSettings, _: tuple[float, ...]) -> dict[str, Any]:
+    """Return the same."""
+    return layers(settings)
+
+
 FAMILY = Family(
+    gguf="olmo2",
+    gguf_layers=gguf_layers,
+    gguf_tensors={
+        "post_attention_norm.weight": "attn_post_norm",
+        "post_ffw_norm.weight": "mlp_post_norm",
+        **{f"attn_{name}_norm.weight": f"{name}_norm" for name in "qk"},
+    },
+    words={"dbrx": PreTokenizer(digits="{1,3}")},
     qk_norm=True,
     layers=layers,
     fixed={"clip_qkv": (None,)},

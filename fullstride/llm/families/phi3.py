@@ -3,7 +3,8 @@
 from typing import Any
 
 from fullstride.errors import ConfigError
-from fullstride.llm.families.family import Family, FileSettings, all_windows
+from fullstride.llm.config import LongRope, longest_position
+from fullstride.llm.families.family import Family, FileSettings, PreTokenizer, all_windows
 
 # What LongRoPE was called before.
 OLD_NAMES = ("su", "yarn")
@@ -36,7 +37,29 @@ def layers(settings: FileSettings) -> dict[str, Any]:
     return {"windows": all_windows(settings), "rotary_dim": None if part == 1 else int(head_dim * part)}
 
 
+def gguf_layers(settings: FileSettings, factors: tuple[float, ...]) -> dict[str, Any]:
+    """Return the same, and LongRoPE if a GGUF has its factors."""
+    count, heads = settings.size("block_count"), settings.size("attention.head_count")
+    window = settings.raw.get("attention.sliding_window") or None
+    head_dim = settings.size("attention.key_length", settings.size("embedding_length") // heads)
+    rotated = settings.size("rope.dimension_count", head_dim)
+    found: dict[str, Any] = {"rotary_dim": None if rotated == head_dim else rotated}
+    if window:
+        found["windows"] = (settings.size("attention.sliding_window"),) * count
+    if factors:
+        original = settings.size("rope.scaling.original_context_length", settings.size("context_length"))
+        rope = LongRope(factors, original, settings.decimal("rope.scaling.attn_factor", 1.0))
+        length = longest_position(settings.size("context_length"), rope)
+        found |= {"rope_scaling": rope, "max_position": length}
+    return found
+
+
 FAMILY = Family(
+    gguf="phi3",
+    gguf_keys=frozenset(("attention.sliding_window", "rope.dimension_count", "rope.scaling.attn_factor")),
+    gguf_layers=gguf_layers,
+    gguf_tensors={"attn_qkv.weight": "qkv", "ffn_up.weight": "gate_up", "ffn_gate.weight": None},
+    words={"dbrx": PreTokenizer(digits="{1,3}")},
     layers=layers,
     rewritten=rewritten,
     defaults={"rms_norm_eps": 1e-5},

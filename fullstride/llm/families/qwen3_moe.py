@@ -2,7 +2,14 @@
 
 from typing import Any
 
-from fullstride.llm.families.family import Family, FileSettings, experts_of
+from fullstride.llm.families.family import (
+    GGUF_EXPERT_TENSORS,
+    GGUF_EXPERTS,
+    Family,
+    FileSettings,
+    experts_of,
+    gguf_experts,
+)
 
 
 def layers(settings: FileSettings) -> dict[str, Any]:
@@ -14,7 +21,16 @@ def layers(settings: FileSettings) -> dict[str, Any]:
     }
 
 
+def gguf_layers(settings: FileSettings, _: tuple[float, ...]) -> dict[str, Any]:
+    """Return the experts."""
+    return gguf_experts(settings)
+
+
 FAMILY = Family(
+    gguf="qwen3moe",
+    gguf_keys=GGUF_EXPERTS,
+    gguf_layers=gguf_layers,
+    gguf_tensors={**GGUF_EXPERT_TENSORS, **{f"attn_{name}_norm.weight": f"{name}_norm" for name in "qk"}},
     qk_norm=True,
     layers=layers,
     fixed={"decoder_sparse_step": (1,), "mlp_only_layers": ([], None)},

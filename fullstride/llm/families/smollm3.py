@@ -3,7 +3,7 @@
 from typing import Any
 
 from fullstride.errors import ConfigError, shortened
-from fullstride.llm.families.family import Family, FileSettings, layer_count
+from fullstride.llm.families.family import Family, FileSettings, PreTokenizer, layer_count
 
 
 def layers(settings: FileSettings) -> dict[str, Any]:
@@ -18,7 +18,16 @@ def layers(settings: FileSettings) -> dict[str, Any]:
     return {"unrotated": tuple(i for i in range(count) if not rotated[i])}
 
 
+def gguf_layers(settings: FileSettings, _: tuple[float, ...]) -> dict[str, Any]:
+    """Return every fourth layer: a GGUF does not say which, and llama.cpp takes these."""
+    return {"unrotated": tuple(range(3, settings.size("block_count"), 4))}
+
+
 FAMILY = Family(
+    gguf="smollm3",
+    interleaved=True,
+    gguf_layers=gguf_layers,
+    words={"smaug-bpe": PreTokenizer(digits="{1,3}")},
     layers=layers,
     defaults={"tie_word_embeddings": True, "rope_theta": 2_000_000.0, "num_key_value_heads": 4},
     ends=("<|im_end|>", "<|end_of_text|>"),

@@ -40,12 +40,21 @@ COMMON = frozenset((
     "max_position", "rope_theta", "rope_scaling", "rms_eps", "tied", "qk_norm", "qkv_bias", "eos", "bos", "dtype",
     "rotary_dim",
 ))  # fmt: skip
+# Sets whose operations are larger than one projection.
+WHOLE = ("token", "chained")
 # Sets whose attention reads keys and values in the weights' dtype alone.
 UNROUNDED = ("token",)
 
 
 def choose(
-    name: str, model: ModelConfig, dtype: str, block: int, device: Any, devices: int = 1, pool: str | None = None
+    name: str,
+    model: ModelConfig,
+    dtype: str,
+    block: int,
+    device: Any,
+    devices: int = 1,
+    pool: str | None = None,
+    adapters: bool = False,
 ) -> Kernels:
     """Choose the kernel set `name`; `auto` takes the fastest that can run, whose name is in `Kernels.name`.
 
@@ -60,6 +69,7 @@ def choose(
         device: JAX device.
         devices: number of devices that share the model; all are of the same kind.
         pool: dtype of the KV cache, if it differs: `FP8_POOL`.
+        adapters: whether rows may have LoRA adapters.
 
     Raises:
         ConfigError: for an unknown name, or a set that cannot run this model on this device.
@@ -73,7 +83,7 @@ def choose(
             continue
         found = (
             lacking(candidate, model)
-            or _barred(candidate, devices, pool)
+            or _barred(candidate, devices, pool, adapters)
             or _made(candidate, model, dtype, block, device)
         )
         if not isinstance(found, str):
@@ -110,10 +120,12 @@ def shared(kernels: Kernels, devices: Sequence[Any]) -> Kernels:
     return kernels._replace(all_reduce=over(devices, kernels.axis))
 
 
-def _barred(name: str, devices: int, pool: str | None) -> str:
+def _barred(name: str, devices: int, pool: str | None, adapters: bool) -> str:
     """Return why a set cannot be used with any model; empty if it can."""
     if devices > 1 and name in ALONE:
         return f"{ALONE[name]}, and tensor_parallel_size is {devices}"
     if pool == FP8_POOL and name in UNROUNDED:
         return "its kernels cannot read quantized keys and values, and kv_cache_dtype is fp8"
+    if adapters and name in WHOLE:
+        return "it computes layers as one operation, which applies no LoRA adapters"
     return ""

@@ -51,6 +51,7 @@ class StepBatch(NamedTuple):
         sin: sines of the rotary angles.
         window_cos: cosines of layers with a window, if those have angles of their own.
         window_sin: their sines.
+        adapters: slot of the LoRA adapter of each of the D rows and N tiles, -1 for none; None if there are no slots.
 
     """
 
@@ -63,6 +64,7 @@ class StepBatch(NamedTuple):
     sin: Float[Array, "T half"]
     window_cos: Float[Array, "T half"] | None = None
     window_sin: Float[Array, "T half"] | None = None
+    adapters: Int[Array, " G"] | None = None
 
 
 class Sampler(NamedTuple):

@@ -10,6 +10,7 @@ from jaxtyping import Array, Float, Int, Num
 
 from fullstride.llm.config import ModelConfig
 from fullstride.llm.kernels.interface import AttentionShape, Kernels, QKNorm, StepBatch
+from fullstride.llm.models.adapters import AdapterSlots, adapted
 from fullstride.llm.models.experts import routed
 from fullstride.llm.models.layer_parts import gate, norm, normalized_heads, scaled
 from fullstride.llm.models.parameters import Layer, Weights
@@ -85,44 +86,57 @@ def _layer(
     if shape.window is not None and batch.window_cos is not None and batch.window_sin is not None:
         batch = batch._replace(cos=batch.window_cos, sin=batch.window_sin)
     batch = batch._replace(window_cos=None, window_sin=None)
-    qkv = _read(config, kernels, x, layer.attn_norm, layer.qkv, layer.qkv_bias)
+    slots = layer.adapters or {}
+    read, add = partial(_read, config, kernels, batch), partial(_add, config, kernels, batch)
+    qkv = read(x, layer.attn_norm, layer.qkv, slots.get("qkv"), layer.qkv_bias)
     norms = None if layer.q_norm is None or layer.k_norm is None else QKNorm(layer.q_norm, layer.k_norm)
     if norms is not None and (config.wide_qk_norm or config.exact_norm):
         qkv, norms = normalized_heads(config, qkv, norms, shape), None
     mixed, pool = kernels.attention(qkv, pool, index, batch, norms, shape)
-    x = _add(config, kernels, mixed, layer.o, x, layer.attn_post_norm)
+    x = add(mixed, layer.o, x, slots.get("o"), layer.attn_post_norm)
     if layer.router is not None:
         return routed(config, kernels, layer, x), pool
-    wide = _read(config, kernels, x, layer.mlp_norm, layer.gate_up)
+    wide = read(x, layer.mlp_norm, layer.gate_up, slots.get("gate_up"))
     if config.activation == "silu":
-        return _add(config, kernels, wide, layer.down, x, layer.mlp_post_norm, gated=True), pool
-    return _add(config, kernels, gate(config, wide), layer.down, x, layer.mlp_post_norm), pool
+        return add(wide, layer.down, x, slots.get("down"), layer.mlp_post_norm, gated=True), pool
+    return add(gate(config, wide), layer.down, x, slots.get("down"), layer.mlp_post_norm), pool
 
 
 def _read(
-    config: ModelConfig, kernels: Kernels, x: Array, weight: Array | None, matrix: Array, bias: Array | None = None
+    config: ModelConfig,
+    kernels: Kernels,
+    batch: StepBatch,
+    x: Array,
+    weight: Array | None,
+    matrix: Array,
+    slots: AdapterSlots | None = None,
+    bias: Array | None = None,
 ) -> Array:
     """Project the residual stream, through a norm if there is one; kernel sets know the one that rounds first."""
-    if weight is None:
-        return kernels.project(x, matrix, bias=bias)
-    if config.exact_norm:
-        return kernels.project(norm(config, x, weight), matrix, bias=bias)
-    return kernels.project(x, matrix, norm=(weight, config.rms_eps), bias=bias)
+    normal = x if weight is None or (slots is None and not config.exact_norm) else norm(config, x, weight)
+    if weight is None or config.exact_norm:
+        y = kernels.project(normal, matrix, bias=bias)
+    else:
+        y = kernels.project(x, matrix, norm=(weight, config.rms_eps), bias=bias)
+    return adapted(y, normal, slots, batch)
 
 
 def _add(
     config: ModelConfig,
     kernels: Kernels,
+    batch: StepBatch,
     x: Array,
     matrix: Array,
     residual: Array,
+    slots: AdapterSlots | None = None,
     weight: Array | None = None,
     gated: bool = False,
 ) -> Array:
     """Add a projection to the residual stream; each of several devices has a part of its inputs."""
+    read = gate(config, x) if gated and slots is not None else x
     if kernels.axis is None and weight is None and config.residual_scale == 1:
-        return kernels.project(x, matrix, gated=gated, residual=residual)
-    part = kernels.project(x, matrix, gated=gated)
+        return adapted(kernels.project(x, matrix, gated=gated, residual=residual), read, slots, batch)
+    part = adapted(kernels.project(x, matrix, gated=gated), read, slots, batch)
     if kernels.axis is not None:
         part = lax.psum(part, kernels.axis) if kernels.all_reduce is None else kernels.all_reduce(part)
     if weight is not None:

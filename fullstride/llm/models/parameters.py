@@ -7,12 +7,16 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from fullstride.llm.config import FUSED, ModelConfig, expert_names
+from fullstride.llm.models.adapters import LayerAdapters
 from fullstride.llm.models.tensor_parallel import ShardReader
 from fullstride.llm.progress import OnProgress
 
 
 class Layer(NamedTuple):
-    """Parameters of one layer; all matrices are (out, in), and with a router those of the MLP one for each expert."""
+    """Parameters of one layer; all matrices are (out, in), and with a router those of the MLP one for each expert.
+
+    `adapters` are slots for LoRA adapters, by the names of the matrices that they change.
+    """
 
     attn_norm: Float[Array, " hidden"] | None
     qkv: Float[Array, "wide hidden"]
@@ -26,6 +30,7 @@ class Layer(NamedTuple):
     attn_post_norm: Float[Array, " hidden"] | None = None
     mlp_post_norm: Float[Array, " hidden"] | None = None
     router: Float[Array, "experts hidden"] | None = None
+    adapters: LayerAdapters | None = None
 
 
 class Weights(NamedTuple):

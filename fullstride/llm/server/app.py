@@ -8,7 +8,7 @@ from fastapi import FastAPI
 from starlette.middleware import Middleware
 
 from fullstride import __version__
-from fullstride.llm.server import chat, completions, errors, routes
+from fullstride.llm.server import chat, completions, embeddings, errors, routes
 from fullstride.llm.server.context import ServerState
 from fullstride.llm.server.limits import ServerLimits
 from fullstride.llm.server.metrics import Metrics
@@ -73,7 +73,7 @@ def create_app(
     shapes = SchemaCompiler(grammars, limits.queue_seconds) if grammars is not None else None
     app.state.server = ServerState(served, bridge, limits, metrics, shapes)
     errors.install(app, metrics.refused)
-    for module in (chat, completions, responses, routes):
+    for module in (chat, completions, responses, embeddings, routes):
         app.include_router(module.router)
     _describe(app, guarded=bool(api_keys))
     return app

@@ -1,7 +1,7 @@
 """Context that all routes share."""
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import time
 from typing import Any, ClassVar, Protocol, runtime_checkable
 from uuid import uuid4
@@ -131,7 +131,8 @@ class Responder:
             ClientGoneError: if the client did not wait.
 
         """
-        job = self.server.bridge.submit(prompts)
+        adapter = self.server.served.adapter(self.model)
+        job = self.server.bridge.submit([replace(prompt, adapter=adapter) for prompt in prompts])
         streamed = False
         try:
             await while_connected(request, job.begun())

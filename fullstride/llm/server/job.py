@@ -6,17 +6,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from time import perf_counter
 
-from fullstride.llm.outputs import Delta
+from fullstride.llm.outputs import Delta, Pooling
 from fullstride.llm.sampling_params import SamplingParams
 from fullstride.llm.server.errors import ApiError
 
 
 @dataclass(frozen=True)
 class EnginePrompt:
-    """Request to the engine."""
+    """Request to the engine; `adapter` is the name of a LoRA adapter, and `pooling` as in `Engine.add`."""
 
     token_ids: Sequence[int]
     params: SamplingParams
+    adapter: str | None = None
+    pooling: Pooling | None = None
 
 
 class EngineJob:

@@ -9,7 +9,7 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from fastapi import FastAPI
 from fullstride.errors import ConfigError, one_of
 from fullstride.llm.config import ModelConfig
 from fullstride.llm.engine import Engine, EngineConfig
+from fullstride.llm.engine.adapters import read_adapters, with_room
 from fullstride.llm.engine.build import Model, select_kernels
 from fullstride.llm.llm import load_for_engine
 from fullstride.llm.progress import starting
@@ -71,7 +72,9 @@ def check_devices(model: ModelConfig, config: EngineConfig, count: int) -> None:
     select_kernels(model, config, devices[:each])
 
 
-def replicated(loaded: Model, config: EngineConfig, count: int, name: str) -> list[Engine]:
+def replicated(
+    loaded: Model, config: EngineConfig, count: int, name: str, adapters: Mapping[str, str | Path] | None = None
+) -> list[Engine]:
     """Create engines of the same model, one after the other, each on its own devices; they share compiled grammars.
 
     Args:
@@ -79,6 +82,7 @@ def replicated(loaded: Model, config: EngineConfig, count: int, name: str) -> li
         config: settings of each engine.
         count: number of engines.
         name: name of the model in the log.
+        adapters: see `Engine`.
 
     Raises:
         ConfigError: for settings that the model cannot meet; `check_devices` has looked at the devices.
@@ -90,7 +94,7 @@ def replicated(loaded: Model, config: EngineConfig, count: int, name: str) -> li
         one = name if count == 1 else f"{name}, engine {number + 1} of {count}"
         with starting(one, logger.info) as start:
             share = devices[number * each : (number + 1) * each]
-            engines.append(Engine(loaded, config, start.programs, share, loading=start.weights))
+            engines.append(Engine(loaded, config, start.programs, share, loading=start.weights, adapters=adapters))
         if number and loaded.tokenizer.eos:
             engines[number].share_grammars(engines[0])
     return engines
@@ -108,6 +112,7 @@ def serve(
     data_parallel_size: int = 1,
     generation_config: str = "auto",
     tool_parser: str = "auto",
+    adapters: Mapping[str, str | Path] | None = None,
 ) -> None:
     """Load a model, compile its engine, and serve it until the process is asked to stop; see `run`.
 
@@ -125,6 +130,7 @@ def serve(
         generation_config: whether requests that leave them out get the temperature, top_k, top_p, min_p and
             repetition_penalty that the model's files suggest (`auto`), or OpenAI's defaults (`none`).
         tool_parser: format in which the model writes tool calls, one of `FORMATS`, or `auto`: as its template shows.
+        adapters: folders of LoRA adapters by the names that requests give as `model`.
 
     Raises:
         ConfigError: for a model, a name, an address, a key or settings that cannot be.
@@ -136,20 +142,25 @@ def serve(
     if not all(names):
         raise ConfigError("a name is empty: expected the model's name in requests; omit it for the default name")
     check_free(host, port)
+    names, adapters = tuple(names or (name_of(source),)), dict(adapters or {})
+    if taken := adapters.keys() & set(names):
+        raise ConfigError(f"--lora {min(taken)}: the model itself has this name; give the adapter another one")
     settings = engine or EngineConfig()
     loaded = load_for_engine(source, settings)
     answers = AnswerFormat.of(tool_parser, loaded.tokenizer.template)
     loaded = replace(loaded, tokenizer=loaded.tokenizer.showing(answers.marks))
+    if adapters:
+        settings = with_room(settings, read_adapters(adapters, loaded.config))
     check_devices(loaded.config, settings, data_parallel_size)
     log_to_stderr()  # not before: the engines say again why they pass over sets of kernels
-    engines = replicated(loaded, settings, data_parallel_size, str(source))
+    engines = replicated(loaded, settings, data_parallel_size, str(source), adapters)
     # Each has a pool as large as its devices have room for.
     longest = min(engine.sizes.max_length for engine in engines)
     sampling = loaded.sampling if generation_config == "auto" else {}
     if sampling:
         told = "sampling defaults from the model's files: %s (--generation-config none ignores them)"
         logger.info(told, in_words(sampling))
-    served = ServedModel(names or (name_of(source),), loaded.tokenizer, longest, sampling, tool_parser)
+    served = ServedModel(names, loaded.tokenizer, longest, sampling, tool_parser, tuple(adapters))
     logger.info("tool calls are read as %s (--tool-parser)", answers.calls.name)
     grammars = engines[0].grammars if loaded.tokenizer.eos else None
     app = create_app(

@@ -31,12 +31,18 @@ class SteppingEngine(Protocol):
     @property
     def busy(self) -> bool: ...
     def add(
-        self, request_id: str, prompt: Sequence[int], params: SamplingParams, *, arrived: float | None = None
+        self,
+        request_id: str,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        *,
+        arrived: float | None = None,
+        adapter: str | None = None,
     ) -> None: ...
     def abort(self, request_id: str) -> None: ...
     def step(self) -> list[Delta]: ...
     def stats(self) -> EngineStats: ...
-    def block_hashes(self, prompt: Sequence[int]) -> list[bytes]: ...
+    def block_hashes(self, prompt: Sequence[int], adapter: str | None = None) -> list[bytes]: ...
     def cached_prefix_blocks(self, names: Sequence[bytes]) -> int: ...
 
 
@@ -115,7 +121,8 @@ class EngineThread:
     def _add(self, requests: Mapping[str, EnginePrompt], arrived: float) -> None:
         for request_id, prompt in requests.items():
             try:
-                self._engine.add(request_id, prompt.token_ids, prompt.params, arrived=arrived)
+                own = {"arrived": arrived, "adapter": prompt.adapter, "pooling": prompt.pooling}
+                self._engine.add(request_id, prompt.token_ids, prompt.params, **own)
                 continue
             except ConfigError as error:
                 refusal = BadRequestError(str(error), code="cannot_be_served")
@@ -196,7 +203,9 @@ class Router:
 
     def names(self, prompt: EnginePrompt) -> list[bytes]:
         """Return the block hashes of a prompt; none if there is only one engine."""
-        return self._replicas[0].engine.block_hashes(prompt.token_ids) if len(self._replicas) > 1 else []
+        if len(self._replicas) == 1:
+            return []
+        return self._replicas[0].engine.block_hashes(prompt.token_ids, prompt.adapter)
 
     def choose(self, names: Sequence[bytes]) -> Replica:
         """Choose the engine for a prompt with these block hashes; at least one must be alive."""

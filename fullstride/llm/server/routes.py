@@ -41,7 +41,8 @@ def _get(path: str, responses: dict[int | str, dict[str, Any]]) -> Callable[[End
 @_get("/v1/models", errors())
 async def models(request: Request) -> Models:
     """List the names that a request may give as `model`."""
-    return Models(object="list", data=[_model(request, name) for name in server_of(request).served.names])
+    served = server_of(request).served
+    return Models(object="list", data=[_model(request, name) for name in (*served.names, *served.adapters)])
 
 
 router.api_route("/v1/models/", methods=["GET", "HEAD"], include_in_schema=False)(models)
@@ -60,7 +61,8 @@ def _model(request: Request, name: str) -> Model:
         object="model",
         created=served.created,
         owned_by="fullstride",
-        root=served.names[0],
+        root=name if served.adapter(name) else served.names[0],
+        parent=served.names[0] if served.adapter(name) else None,
         max_model_len=served.max_length,
     )
 

@@ -19,6 +19,7 @@ class ServedModel:
         max_length: int,
         sampling: Mapping[str, int | float] | None = None,
         tool_parser: str = "auto",
+        adapters: Sequence[str] = (),
     ):
         """Serve a model.
 
@@ -28,13 +29,14 @@ class ServedModel:
             max_length: tokens of a sequence, prompt and completion together.
             sampling: fields of `SamplingParams` in place of OpenAI's defaults, for requests that leave them out.
             tool_parser: see `AnswerFormat.of`.
+            adapters: names of LoRA adapters of the model, which requests may give as well.
 
         Raises:
             ConfigError: if there is no such parser.
 
         """
         self.names, self.tokenizer, self.max_length = tuple(names), tokenizer, max_length
-        self.sampling = dict(sampling or {})
+        self.sampling, self.adapters = dict(sampling or {}), tuple(adapters)
         self.created = int(time())
         self.special = SpecialText(tokenizer)
         self.answers = AnswerFormat.of(tool_parser, tokenizer.template)
@@ -50,10 +52,15 @@ class ServedModel:
         """
         if asked is None:
             return self.names[0]
-        if asked in self.names:
+        if asked in (*self.names, *self.adapters):
             return asked
-        message = f"The model '{asked[:MOST_OF_A_NAME]}' does not exist; this server has {', '.join(self.names)}."
+        there = ", ".join((*self.names, *self.adapters))
+        message = f"The model '{asked[:MOST_OF_A_NAME]}' does not exist; this server has {there}."
         raise NotFoundError(message, param="model")
+
+    def adapter(self, name: str) -> str | None:
+        """Return the LoRA adapter that a name of `name` stands for; None for the model itself."""
+        return name if name in self.adapters else None
 
     def encode(self, text: str, param: str, *, special: bool) -> list[int]:
         """Encode a prompt; do not call it on the event loop, since its time grows with the text.

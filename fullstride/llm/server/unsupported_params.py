@@ -17,6 +17,7 @@ _KNOWN: dict[str, tuple[str, tuple[Any, ...] | None]] = {
     "continue_final_message": ("use it with /v1/chat/completions", (False,)),
     "context_management": (_NOTHING, ()),
     "conversation": ("nothing is stored: send all items as input", ()),
+    "dimensions": ("embeddings have the model's hidden size", ()),
     "documents": (_NOTHING, ()),
     "early_stopping": ("beam search is not supported", (False,)),
     "echo": ("use it with /v1/completions", (False,)),

@@ -4,6 +4,7 @@ import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -11,6 +12,7 @@ from fullstride.errors import ConfigError, one_line
 from fullstride.llm.config import (
     LinearRope,
     Llama3Rope,
+    LongRope,
     ModelConfig,
     RopeScaling,
     YarnRope,
@@ -28,8 +30,15 @@ from fullstride.llm.weights.rows import arranged
 from fullstride.llm.weights.settings import CheckedSettings, gguf_sampling, shortened, shortest
 
 FREQUENCIES = "rope_freqs.weight"
+SHORT = "rope_factors_short.weight"
+LONG = "rope_factors_long.weight"
 # Llama 3.1 to 3.3's; a GGUF holds what follows from them, and not these.
 LOW, HIGH, ORIGINAL = 1.0, 4.0, 8192
+# What some families scale, and how: other families must not.
+SCALES = (
+    "attention.scale", "embedding_scale", "residual_scale", "logit_scale", "attn_logit_softcapping",
+    "final_logit_softcapping",
+)  # fmt: skip
 EMBEDDING = "token_embd.weight"
 OUTER = {EMBEDDING: "embed", "output_norm.weight": "norm", "output.weight": "head"}
 INNER = {
@@ -52,11 +61,13 @@ class PackedRows:
 
     Attributes:
         order: for each row, its row in the file; None if they are the same.
+        shift: what the file has added to it.
 
     """
 
     packed: PackedTensor
     order: np.ndarray | None = None
+    shift: float = 0.0
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -71,6 +82,8 @@ class PackedRows:
     def read(self, rows: slice, columns: slice, dtype: np.dtype) -> Values:
         """A part; of packed columns only the blocks that hold it are unpacked."""
         kind, data = self.packed.kind, self.packed.data
+        if self.shift:
+            return (dequantize(kind, data, np.dtype(np.float32))[0, rows] - np.float32(self.shift)).astype(dtype)
         if len(self.shape) == 1:
             return dequantize(kind, data, dtype)[0, rows]
         data = data[rows] if self.order is None else data[self.order[rows]]
@@ -91,19 +104,32 @@ def load_gguf(path: Path) -> tuple[ModelConfig, dict[str, StoredParameter], Toke
         file = open_gguf(path)
         config = read_config(file)
         family = FAMILIES[config.architecture]
-        check_count(path, config, len(file.tensors))
-        inner = {**INNER, **family.gguf_tensors}
+        check_count(path, config, len(file.tensors), stacked=True)
+        inner = {theirs: ours for theirs, ours in {**INNER, **family.gguf_tensors}.items() if ours}
         found: dict[str, StoredParameter] = {}
         for name, packed in file.tensors.items():
             ours = canonical(name, LAYERS, inner, OUTER)
             order = _order(ours, packed.shape, config.head_dim) if family.interleaved else None
-            if name != FREQUENCIES:
-                found[ours] = PackedRows(packed, order)
+            if name != FREQUENCIES and not (name in (SHORT, LONG) and isinstance(config.rope_scaling, LongRope)):
+                shift = config.norm_offset if "norm" in ours.rpartition(".")[2] else 0.0
+                found |= {each: PackedRows(part, order, shift) for each, part in _experts(ours, packed).items()}
         stored, tokenizer = in_order(path, config, arranged(config, found)), read_tokenizer(path, file.metadata)
         return config, stored, tokenizer, gguf_sampling(path, file.metadata)
     except ConfigError as error:
         # Names and values are the file's own, and may have line ends.
         raise ConfigError(one_line(error)) from error
+
+
+def _experts(name: str, packed: PackedTensor) -> dict[str, PackedTensor]:
+    """Take apart the matrices of all experts, which are in one tensor; another tensor stays as it is."""
+    layer, experts, part = name.partition(".experts.")
+    if not experts or len(packed.shape) != 3:
+        return {name: packed}
+    data = packed.data.reshape(packed.shape[0], packed.shape[1], -1)
+    return {
+        f"{layer}.experts.{i}.{part}": PackedTensor(packed.name, packed.kind, packed.shape[1:], own)
+        for i, own in enumerate(data)
+    }
 
 
 def _order(name: str, shape: tuple[int, ...], head_dim: int) -> np.ndarray | None:
@@ -129,27 +155,29 @@ def read_config(file: GgufFile) -> ModelConfig:
     if EMBEDDING not in file.tensors:
         raise ConfigError(f"{file.path}: has no tensor {EMBEDDING}")
     # That of the first projection; packed numbers have none, and bfloat16 is what models are run in.
-    first = file.tensors.get("blk.0.attn_q.weight")
+    first = file.tensors.get("blk.0.attn_q.weight") or file.tensors.get("blk.0.attn_qkv.weight")
     scaling, length = _scaling(file, sizes, theta, head_dim), sizes.size("context_length")
-    config = ModelConfig(
-        architecture=sizes.ours,
-        vocab_size=file.tensors[EMBEDDING].shape[0],
-        hidden_size=hidden,
-        intermediate_size=sizes.size("feed_forward_length"),
-        layers=sizes.size("block_count"),
-        heads=heads,
-        kv_heads=sizes.size("attention.head_count_kv", heads),
-        head_dim=head_dim,
-        max_position=longest_position(length, scaling),
-        rope_theta=theta,
-        rope_scaling=scaling,
-        rms_eps=sizes.decimal("attention.layer_norm_rms_epsilon"),
-        tied="output.weight" not in file.tensors,
-        qk_norm=sizes.family.qk_norm,
-        qkv_bias=sizes.family.qkv_bias,
-        dtype=PLAIN.get(first.kind.name, "bfloat16") if first else "bfloat16",
-    )
+    fields: dict[str, Any] = {
+        "architecture": sizes.ours,
+        "vocab_size": file.tensors[EMBEDDING].shape[0],
+        "hidden_size": hidden,
+        "intermediate_size": sizes.size("feed_forward_length"),
+        "layers": sizes.size("block_count"),
+        "heads": heads,
+        "kv_heads": sizes.size("attention.head_count_kv", heads),
+        "head_dim": head_dim,
+        "max_position": longest_position(length, scaling),
+        "rope_theta": theta,
+        "rope_scaling": scaling,
+        "rms_eps": sizes.decimal("attention.layer_norm_rms_epsilon"),
+        "tied": "output.weight" not in file.tensors,
+        "qk_norm": sizes.family.qk_norm,
+        "qkv_bias": sizes.family.qkv_bias,
+        "dtype": PLAIN.get(first.kind.name, "bfloat16") if first else "bfloat16",
+    }
+    config = ModelConfig(**{**fields, **sizes.family.gguf_layers(sizes, _factors(file))})
     check_heads(file.path, config)
+    _check_experts(file, config)
     return config
 
 
@@ -158,7 +186,8 @@ class _Sizes(CheckedSettings):
 
     def __init__(self, file: GgufFile):
         name = file.metadata.get("general.architecture", "")
-        self.ours, self.family = gguf_family(file.path, name)
+        experts = file.metadata.get(f"{name}.expert_count", 0)
+        self.ours, self.family = gguf_family(file.path, name, experts not in (0, None))
         # A joined file has a count of 0.
         parts = file.metadata.get("split.count", 0)
         if not isinstance(parts, int) or isinstance(parts, bool):
@@ -187,10 +216,41 @@ def _check(sizes: _Sizes, head_dim: int) -> None:
         "attention.value_length": (None, head_dim),
         "attention.sliding_window": (None, 0),
         "expert_count": (None, 0),
+        "expert_weights_scale": (None, 0.0, 1.0),
+        "expert_weights_norm": (None, True),
+        "expert_gating_func": (None, 0, 1),
+        "expert_shared_count": (None, 0),
+        "attention.clamp_kqv": (None, 0.0),
+        "attention.sliding_window_pattern": (None,),
+        "rope.freq_base_swa": (None,),
+        **dict.fromkeys(SCALES, (None,)),
     }
     for key, allowed in fixed.items():
-        if (found := sizes.raw.get(key)) not in allowed:
+        if key not in sizes.family.gguf_keys and (found := sizes.raw.get(key)) not in allowed:
             raise ConfigError(f"{sizes.file}: {sizes.architecture}.{key}={found}: models with it are not supported")
+
+
+def _check_experts(file: GgufFile, config: ModelConfig) -> None:
+    """Check the number of experts before any list of them is made."""
+    name = "blk.0.ffn_gate_exps.weight"
+    found = file.tensors[name].shape[0] if name in file.tensors else 0
+    if config.experts and found != config.experts:
+        raise ConfigError(f"{file.path}: {config.experts} experts are configured, but {name} is of {found}")
+
+
+def _factors(file: GgufFile) -> tuple[float, ...]:
+    """Return the factors of LongRoPE for sequences up to the original length.
+
+    Raises:
+        ConfigError: if they are not in F32.
+
+    """
+    packed = file.tensors.get(SHORT)
+    if packed is None:
+        return ()
+    if packed.kind.name != "F32":
+        raise ConfigError(f"{file.path}: {SHORT} is of {packed.kind.name}: expected F32")
+    return tuple(shortest(value) for value in packed.data.view(np.float32).reshape(-1).tolist())
 
 
 def _scaling(file: GgufFile, sizes: _Sizes, theta: float, head_dim: int) -> RopeScaling | None:

@@ -69,7 +69,7 @@ def load_folder(folder: Path) -> tuple[ModelConfig, dict[str, StoredParameter], 
     config = read_config(folder)
     tensors = {name: tensor for file in _files(folder) for name, tensor in open_safetensors(file).items()}
     check_count(folder, config, len(tensors))
-    inner = _inner(config)
+    inner = layer_names(config)
     found: dict[str, StoredParameter] = {
         canonical(name, LAYERS, inner, OUTER): tensor
         for name, tensor in tensors.items()
@@ -81,8 +81,8 @@ def load_folder(folder: Path) -> tuple[ModelConfig, dict[str, StoredParameter], 
     return config, stored, read_folder(folder), checked_sampling(ends, read_json(ends))
 
 
-def _inner(config: ModelConfig) -> dict[str, str]:
-    """Return our names of a layer's tensors."""
+def layer_names(config: ModelConfig) -> dict[str, str]:
+    """Return our names of a layer's tensors, by those of the files."""
     family = FAMILIES[config.architecture]
     experts = {
         theirs.format(i): f"experts.{i}.{ours}"

@@ -35,7 +35,7 @@ def greedy(count: int) -> SamplingParams:
 
 def answers(monkeypatch, kernels, requests, model=MODEL, **settings: Any):
     """Greedy tokens of an engine with these kernels, whose steps are few and small."""
-    monkeypatch.setattr(parts, "choose", lambda *_: kernels)
+    monkeypatch.setattr(parts, "choose", lambda *_, **__: kernels)
     loaded: Any = SimpleNamespace(config=model, parameters=RandomParameters(model, "bfloat16"), tokenizer=None)
     config = EngineConfig(
         dtype="bfloat16", kv_blocks=40, max_sequences=2, max_tokens_per_step=16, max_length=64, block_size=8,
@@ -151,7 +151,7 @@ def test_quick_programs_choose_the_same_tokens(monkeypatch, qwen3):
         return real(runner, key, packed, quick)
 
     for quick in (False, True):
-        monkeypatch.setattr(parts, "choose", lambda *_, quick=quick: plain._replace(static_burst=quick))
+        monkeypatch.setattr(parts, "choose", lambda *_, quick=quick, **__: plain._replace(static_burst=quick))
         made = Engine(qwen3, config)
         # Rows of quick steps are not counted: whoever has penalties in them next must not find that.
         done = [*run(made, *requests), *run(made, *[(ids, penalised) for ids, _ in requests[:3]])]

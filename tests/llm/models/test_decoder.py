@@ -1,4 +1,6 @@
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -8,51 +10,80 @@ import torch
 import transformers
 
 from fullstride.errors import ConfigError
+from fullstride.llm.engine.adapters import filled
 from fullstride.llm.kernels.interface import StepBatch
 from fullstride.llm.kernels.xla.kernels import plain
 from fullstride.llm.models import rope
+from fullstride.llm.models.adapters import empty_slots
 from fullstride.llm.models.decoder import hidden_states, logits
 from fullstride.llm.models.parameters import put
 from fullstride.llm.weights import load
+from fullstride.llm.weights.peft_adapter import read_adapter
 from tests.llm import tiny
 
 BLOCK = 4
+pytestmark = pytest.mark.usefixtures("compiled_soon")
 # Largest difference over the largest logit, in fp32. Some of these random models and texts take rounding up to it: then
 # transformers' own distance from fp64 is the measure, which adds in another order.
 ERROR, OWN = 2e-5, 4.0
 
 
-def all_logits(loaded, ids: list[int]) -> np.ndarray:
-    """Return the logits of every position: one row's whole prompt as a single tile."""
+def all_logits(loaded, ids: list[int], adapter: Path | None = None, dtype: str = "float32") -> list[np.ndarray]:
+    """Return the logits of every position, computed by both kinds of attention; an adapter is in slot 1 of 2.
+
+    First the whole prompt is one row's single tile, then each token is a row of its own, over the keys of the tile.
+    """
     config, count = loaded.config, len(ids)
-    weights = put(config, loaded.parameters, "float32", jax.devices()[0])
+    weights = put(config, loaded.parameters, dtype, jax.devices()[0])
+    if adapter is not None:
+        read = read_adapter(adapter, config)
+        slots = zip(weights.layers, empty_slots(config, 2, read.rank, dtype, jax.devices()[0]), strict=True)
+        weights = weights._replace(layers=tuple(layer._replace(adapters=own) for layer, own in slots))
+        weights = filled(config, weights, 1, read, read.rank)
     table = 1 + np.random.default_rng(0).permutation(-(-count // BLOCK))
     positions = jnp.arange(count, dtype=jnp.int32)
     slots = jnp.asarray(table[np.arange(count) // BLOCK] * BLOCK + np.arange(count) % BLOCK, jnp.int32)
-    angles = rope.step_angles(config, positions)
-    none = jnp.zeros((0, len(table)), jnp.int32)
-    batch = StepBatch(jnp.asarray(ids, jnp.int32), positions, slots, none, jnp.asarray(table[None], jnp.int32), *angles)
-    pool = jnp.zeros((config.layers, 2, (len(table) + 1) * BLOCK, config.kv_heads, config.head_dim))
-    kernels = plain(dynamic=False)
-    hidden, _ = hidden_states(config, kernels, weights, pool, batch, BLOCK)
-    return np.asarray(logits(config, kernels, weights, hidden))
+    one, angles = jnp.asarray(table[None], jnp.int32), rope.step_angles(config, positions)
+    batch = StepBatch(jnp.asarray(ids, jnp.int32), positions, slots, one[:0], one, *angles)
+    pool = jnp.zeros((config.layers, 2, (len(table) + 1) * BLOCK, config.kv_heads, config.head_dim), dtype)
+    found = []
+    for own in (batch, batch._replace(rows=jnp.repeat(one, count, 0), tiles=one[:0])):
+        kernels, groups = plain(dynamic=own is not batch), len(own.rows) + len(own.tiles)
+        own = own._replace(adapters=None if adapter is None else jnp.ones(groups, jnp.int32))
+        hidden, pool = hidden_states(config, kernels, weights, pool, own, BLOCK)
+        found.append(np.asarray(logits(config, kernels, weights, hidden)))
+    return found
 
 
-def require_transformers_logits(folder: Path, count: int) -> None:
-    """Compare the logits of that many random tokens with transformers', by fp64."""
-    ids = np.random.default_rng().integers(3, 320, count).tolist()
+def require_transformers_logits(
+    folder: Path,
+    count: int,
+    adapter: Path | None = None,
+    merged: Callable[[Any], Any] = lambda model: model,
+    bfloat16: bool = False,
+) -> None:
+    """Compare the logits of that many random tokens with transformers', by fp64; `merged` adds an adapter there.
+
+    Of a model saved in bfloat16 those in bfloat16 are compared, too: they must be as close as transformers' own.
+    """
+    ids, loaded = np.random.default_rng().integers(3, 320, count).tolist(), load(folder)
 
     def theirs(dtype: torch.dtype) -> np.ndarray:
         model = transformers.AutoModelForCausalLM.from_pretrained(
             folder, dtype=dtype, experts_implementation="eager"
         ).eval()
         with torch.no_grad():
-            return model(torch.tensor([ids])).logits[0].double().numpy()
+            return merged(model).to(dtype)(torch.tensor([ids])).logits[0].double().numpy()
 
-    expected, single, found = theirs(torch.float64), theirs(torch.float32), all_logits(load(folder), ids)
-    ours, own = (np.abs(each - expected).max() / np.abs(expected).max() for each in (found, single))
+    expected, single = theirs(torch.float64), theirs(torch.float32)
+    own = np.abs(single - expected).max() / np.abs(expected).max()
     assert own < 2 * ERROR
-    assert ours < max(ERROR, OWN * own)
+    for found in all_logits(loaded, ids, adapter):
+        assert np.abs(found - expected).max() / np.abs(expected).max() < max(ERROR, OWN * own)
+    if bfloat16:
+        rounded = np.linalg.norm(theirs(torch.bfloat16) - expected)
+        for found in all_logits(loaded, ids, dtype="bfloat16"):
+            assert np.linalg.norm(found - expected) < 1.5 * rounded < 0.2 * np.linalg.norm(expected)
 
 
 @pytest.mark.parametrize("kind", ["tiny_qwen3", "tiny_llama", "tiny_qwen2"])

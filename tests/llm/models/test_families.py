@@ -10,7 +10,8 @@ from fullstride.llm.engine import Engine, EngineConfig
 from fullstride.llm.weights import load
 from tests.llm import tiny
 from tests.llm.engine.conftest import run
-from tests.llm.engine.test_engine import continued, greedy
+from tests.llm.engine.test_engine import continued, greedy, logprobs_of
+from tests.llm.lora import ATTENTION, MLP, merged, save_adapter
 from tests.llm.models.test_decoder import require_transformers_logits
 
 OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -26,6 +27,7 @@ OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3 with a cap of logits": ("gemma3_text", {"head_dim": 8, "final_logit_softcapping": 4.0}),
     "qwen3_moe of probabilities over all": ("qwen3_moe", tiny.FAMILIES["qwen3_moe"] | {"norm_topk_prob": False}),
 }
+pytestmark = pytest.mark.usefixtures("compiled_soon")
 SMALL = EngineConfig(
     max_sequences=1, max_tokens_per_step=32, block_size=4, kv_blocks=40, max_length=144, steps_per_dispatch=2
 )
@@ -33,7 +35,7 @@ SMALL = EngineConfig(
 
 @pytest.mark.parametrize("name", tiny.FAMILIES)
 def test_logits_are_those_of_transformers(tiny_model, name):
-    require_transformers_logits(tiny_model(name, **tiny.FAMILIES[name]), 131)
+    require_transformers_logits(tiny_model(name, dtype="bfloat16", **tiny.FAMILIES[name]), 131, bfloat16=True)
 
 
 @pytest.mark.parametrize("name", OTHERS)
@@ -42,14 +44,34 @@ def test_logits_of_other_settings(tiny_model, name):
     require_transformers_logits(tiny_model(kind, **settings), 67)
 
 
-# Every kind of layer that a step of single tokens computes in another way than one of a whole prompt.
-@pytest.mark.parametrize("name", ["mistral", "phi3", "gemma3_text", "qwen3_moe"])
-@pytest.mark.usefixtures("compiled_soon")
-def test_greedy_tokens_are_those_of_transformers(tiny_model, name, seed):
+# Matrices that hold several parameters with rotated rows in an order of their own; norms around attention and MLP;
+# factors of what is added.
+@pytest.mark.parametrize(
+    "name", ["phi3", "granite", *(pytest.param(name, marks=pytest.mark.thorough) for name in ("gemma2", "mixtral"))]
+)
+def test_logits_with_an_adapter_are_those_of_merged_weights(tiny_model, tmp_path, name, seed):
+    folder, rng = tiny_model(name, **tiny.FAMILIES[name]), np.random.default_rng(seed)
+    modules = {"phi3": ("qkv_proj", "o_proj", "gate_up_proj"), "mixtral": ATTENTION}.get(name, ATTENTION + MLP)
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    made = save_adapter(tmp_path / "made", model, rng, rank=3, modules=modules)
+    require_transformers_logits(folder, 67, made, lambda model: merged(model, made))
+
+
+# Every kind of layer that a step of single tokens computes in another way than one of a whole prompt; then the others.
+SOME = ("mistral", "phi3", "gemma3_text", "qwen3_moe")
+REST = [pytest.param(name, marks=pytest.mark.thorough) for name in tiny.FAMILIES if name not in SOME]
+
+
+@pytest.mark.parametrize("name", [*SOME, *REST])
+def test_tokens_and_logprobs_are_those_of_transformers(tiny_model, name, seed):
     """A prompt of several chunks, and another; decoding goes past the window, and starts past it."""
     rng, folder = np.random.default_rng(seed), tiny_model(name, **tiny.FAMILIES[name])
     engine = Engine(load(folder), SMALL)
     theirs = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
     prompts = [rng.integers(3, 320, count).tolist() for count in (25, 75)]
-    found = run(engine, *((ids, greedy(15)) for ids in prompts))
+    found = run(engine, *((ids, greedy(15, logprobs=0, prompt_logprobs=0)) for ids in prompts))
     assert [completion.tokens for completion in found] == [continued(theirs, ids, 15) for ids in prompts]
+    for ids, completion in zip(prompts, found, strict=True):
+        expected, whole = logprobs_of(theirs, ids + completion.tokens), ids + completion.tokens
+        told = [place[0].logprob for place in (*completion.prompt_logprobs[1:], *completion.logprobs)]
+        np.testing.assert_allclose(told, [expected[i][token] for i, token in enumerate(whole[1:])], atol=2e-3)

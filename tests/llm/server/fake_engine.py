@@ -5,6 +5,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from fullstride.errors import ConfigError
 from fullstride.llm.outputs import Delta, EngineStats, Logprob
 from fullstride.llm.sampling_params import SamplingParams
@@ -36,6 +38,7 @@ class Running:
     script: list[int]
     blocks: int
     most: int
+    pooling: str | None = None
     made: int = 0
     text: str = ""
     decoder: codecs.IncrementalDecoder = field(default_factory=codecs.getincrementaldecoder("utf-8"))
@@ -64,9 +67,10 @@ class FakeEngine:
         self.aborted: list[str] = []
         self.params: list[SamplingParams] = []
         self.prompts: list[list[int]] = []
+        self.adapters: list[str | None] = []
         self.steps = self.generated = self.prompt_tokens = 0
 
-    def add(self, request_id, prompt, params, *, arrived=None):
+    def add(self, request_id, prompt, params, *, arrived=None, adapter=None, pooling=None):
         assert request_id not in {sequence.request_id for sequence in self.waiting + self.running}
         if FAIL_ADD in prompt:
             raise RuntimeError("told to fail in add")
@@ -75,11 +79,12 @@ class FakeEngine:
         if blocks > self.blocks or len(prompt) + most > self.max_length:
             raise ConfigError(f"{len(prompt)} + {most} tokens never fit into {self.blocks} blocks: ask for less")
         self.params.append(params)
+        self.adapters.append(adapter)
         self.prompts.append(list(prompt))
         self.prompt_tokens += len(prompt)
         for index in range(params.n):
             script = [*self.script(prompt, params, index), END]
-            self.waiting.append(Running(request_id, index, prompt, params, script, blocks, most))
+            self.waiting.append(Running(request_id, index, prompt, params, script, blocks, most, pooling))
 
     def abort(self, request_id):
         self.aborted.append(request_id)
@@ -124,6 +129,7 @@ class FakeEngine:
             finish_reason=reason,
             stop_reason=stop,
             cached_tokens=len(sequence.prompt) // 2,
+            embedding=np.arange(1.0, 5.0) if sequence.pooling and reason else None,
         )
 
     def _text(self, sequence, token):
@@ -132,10 +138,10 @@ class FakeEngine:
             return sequence.decoder.decode(b"", final=True), "stop", None
         piece = sequence.decoder.decode(bytes([token])) if token < END else ""
         sequence.text += piece
-        for stop in params.stop:
+        for stop in params.stop or ():
             if sequence.text.endswith(stop):  # only stop texts of one character, so that none is sent in part
                 return "", "stop", stop
-        if token in params.stop_token_ids:
+        if token in (params.stop_token_ids or ()):
             return "", "stop", token
         return piece, "length" if sequence.made == sequence.most else None, None
 
@@ -152,7 +158,7 @@ class FakeEngine:
         self.running.remove(sequence)
         self.free += sequence.blocks
 
-    def block_hashes(self, prompt) -> list[bytes]:
+    def block_hashes(self, prompt, adapter=None) -> list[bytes]:
         return []
 
     def cached_prefix_blocks(self, names) -> int:

@@ -25,7 +25,7 @@ def make_engine(folder: Path) -> tuple[LoadedModel, Engine]:
 @contextlib.contextmanager
 def real_server(loaded: LoadedModel, engine: Engine, **limits: Any) -> Iterator[Live]:
     """Serve it."""
-    served = ServedModel(("tiny",), loaded.tokenizer, engine.sizes.max_length)
+    served = ServedModel(("tiny",), loaded.tokenizer, engine.sizes.max_length, adapters=engine.adapters)
     settings = ServerLimits(**{"drain_seconds": 5.0, **limits})
     app = create_app(engine, served, concurrent=engine.sizes.rows, limits=settings, grammars=engine.grammars)
     with listening(app, engine) as live:

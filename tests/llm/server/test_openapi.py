@@ -28,7 +28,7 @@ SETTINGS = hypothesis.settings(
 
 
 GET = ["/v1/models", "/v1/models/{model}", "/health", "/ready", "/metrics"]
-POST = ["/v1/completions", "/v1/chat/completions", "/v1/responses", "/tokenize", "/detokenize"]
+POST = ["/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/embeddings", "/tokenize", "/detokenize"]
 GOOD, BAD = schemathesis.GenerationMode.POSITIVE, schemathesis.GenerationMode.NEGATIVE
 
 

@@ -57,13 +57,14 @@ class Detokenized(BaseModel):
 
 
 class Model(BaseModel):
-    """A name that the model answers to."""
+    """A name that the model answers to, or that of a LoRA adapter."""
 
     id: str
     object: Literal["model"]
     created: int
     owned_by: str
     root: str
+    parent: str | None = Field(None, description="Model that a LoRA adapter changes.")
     max_model_len: int
 
 

@@ -2,6 +2,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from benchmarks.cases.llm import case as bench
@@ -12,13 +13,14 @@ from benchmarks.cases.llm import serve as bench_serve
 from benchmarks.cases.llm import sweep as bench_sweep
 from benchmarks.cases.llm.gate import Dense, gate
 from benchmarks.cases.llm.options import WORKLOADS
+from benchmarks.cases.llm.transformers_side import network
 from benchmarks.cases.llm.work import ModelWork
 from benchmarks.cli.app import app
 from fullstride.llm.engine import Engine, EngineConfig
 from fullstride.llm.kernels.xla import attention as plain_attention
 from fullstride.llm.weights import load
 from fullstride.measure.gate import GateError
-from tests.llm import reference
+from tests.llm import reference, tiny
 
 pytestmark = pytest.mark.usefixtures("compiled_soon")
 LENGTHS = (5, 40)
@@ -45,6 +47,21 @@ def test_the_dense_pass_is_numpys(kind, request):
     scores = reference.logits(loaded.config, loaded.parameters, ids)[-5:-1]
     expected = scores - np.log(np.exp(scores).sum(1, keepdims=True))
     np.testing.assert_allclose(found, expected, atol=1e-3)
+
+
+SOME = ("granite", "olmo2", "gemma3_text", "qwen3_moe")
+REST = [pytest.param(name, marks=pytest.mark.thorough) for name in tiny.FAMILIES if name not in SOME]
+
+
+@pytest.mark.parametrize("kind", [*SOME, *REST])
+def test_the_dense_pass_of_other_families_is_transformers(tiny_model, kind):
+    loaded = load(tiny_model(kind, **tiny.FAMILIES[kind]), dtype="float32")
+    ids = np.random.default_rng().integers(3, 300, 70).tolist()
+    (found,) = Dense(loaded.config, loaded.parameters, "float32", jax.devices()[0]).logprobs([ids], 4)
+    with torch.no_grad():
+        scores = network(loaded, "cpu", "eager")(torch.tensor([ids])).logits[0].double()
+    expected = scores.log_softmax(-1).numpy()[-5:-1]
+    np.testing.assert_allclose(found, expected, atol=2e-3)
 
 
 def test_an_engine_that_is_right_passes(tiny_llama):
