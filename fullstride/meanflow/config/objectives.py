@@ -10,16 +10,25 @@ _HERE = "fullstride.meanflow.objective"
 
 @dataclass(frozen=True)
 class ObjectiveRow:
-    """An objective: the import path of its class, and the settings that begin at other values than `LossConfig`'s."""
+    """An objective.
+
+    Attributes:
+        loss: import path of its class.
+        settings: settings that begin at other values than `LossConfig`'s.
+        velocity: whether the trained u(z, t, t) is the flow's velocity, as a teacher's must be.
+
+    """
 
     loss: str
     settings: Mapping[str, float] = field(default_factory=dict)
+    velocity: bool = True
 
 
 OBJECTIVES: dict[str, ObjectiveRow] = {
     "meanflow": ObjectiveRow(f"{_HERE}.loss:MeanFlowLoss"),
     "imf": ObjectiveRow(f"{_HERE}.improved:ImprovedMeanFlow"),
     "imf_ema": ObjectiveRow(f"{_HERE}.improved:AverageMeanFlow"),
+    "alphaflow": ObjectiveRow(f"{_HERE}.alpha_flow:AlphaFlow"),
     "mse": ObjectiveRow(f"{_HERE}.flow_matching:FlowMatching", {"meanflow_ratio": 0.0, "weighting_power": 0.0}),
 }
 WEIGHTINGS: dict[str, str] = {

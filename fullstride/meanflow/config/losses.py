@@ -1,0 +1,24 @@
+"""The settings of objectives that have more of them than `LossConfig`; each is a key, as `loss.exact_from=0.5`."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+from fullstride.meanflow.config.objectives import OBJECTIVES
+from fullstride.meanflow.config.schema import LossConfig
+from fullstride.settings.fields import PartShare, Share
+
+
+@dataclass
+class AlphaFlowConfig(LossConfig):
+    """`loss=alphaflow`: from flow matching to the exact derivative."""
+
+    flow_until: Share = 0.1  # share of the run with flow matching for each (r, t)
+    exact_from: Share = 0.6  # share of the run from which du/dt is exact
+    least_alpha: PartShare = 0.005  # smallest step of a difference, in units of t - r
+
+
+OWN: Mapping[str, type[LossConfig]] = {"alphaflow": AlphaFlowConfig}
+LOSSES: Mapping[str, Callable[..., LossConfig]] = {
+    name: partial(OWN.get(name, LossConfig), name=name, **row.settings) for name, row in OBJECTIVES.items()
+}
