@@ -1,12 +1,14 @@
 """The settings of objectives that have more of them than `LossConfig`; each is a key, as `loss.exact_from=0.5`."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Annotated
 
 from fullstride.meanflow.config.objectives import OBJECTIVES
 from fullstride.meanflow.config.schema import LossConfig
-from fullstride.settings.fields import PartShare, Share
+from fullstride.settings.fields import Finite, PartShare, Rule, Share
 
 
 @dataclass
@@ -18,7 +20,16 @@ class AlphaFlowConfig(LossConfig):
     least_alpha: PartShare = 0.005  # smallest step of a difference, in units of t - r
 
 
-OWN: Mapping[str, type[LossConfig]] = {"alphaflow": AlphaFlowConfig}
+@dataclass
+class WholeImprovedConfig(LossConfig):
+    """`loss=imf_whole`: a head for v, and guidance as an input of the network."""
+
+    # largest guidance scale that the network learns
+    largest_scale: Annotated[float, Rule("a finite number, at least 1", lambda x: 1 <= x < math.inf)] = 8.0
+    scale_power: Finite = 1.0  # p of the scales' density w^-p on [1, largest_scale]
+
+
+OWN: Mapping[str, type[LossConfig]] = {"alphaflow": AlphaFlowConfig, "imf_whole": WholeImprovedConfig}
 LOSSES: Mapping[str, Callable[..., LossConfig]] = {
     name: partial(OWN.get(name, LossConfig), name=name, **row.settings) for name, row in OBJECTIVES.items()
 }

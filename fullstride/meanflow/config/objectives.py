@@ -28,6 +28,7 @@ OBJECTIVES: dict[str, ObjectiveRow] = {
     "meanflow": ObjectiveRow(f"{_HERE}.loss:MeanFlowLoss"),
     "imf": ObjectiveRow(f"{_HERE}.improved:ImprovedMeanFlow"),
     "imf_ema": ObjectiveRow(f"{_HERE}.improved:AverageMeanFlow"),
+    "imf_whole": ObjectiveRow(f"{_HERE}.improved_whole:WholeImprovedMeanFlow"),
     "alphaflow": ObjectiveRow(f"{_HERE}.alpha_flow:AlphaFlow"),
     "mse": ObjectiveRow(f"{_HERE}.flow_matching:FlowMatching", {"meanflow_ratio": 0.0, "weighting_power": 0.0}),
 }

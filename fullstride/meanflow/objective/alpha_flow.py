@@ -86,18 +86,18 @@ class AlphaFlow(MeanFlowLoss):
         place = ((progress - self.flow_until) / (self.exact_from - self.flow_until)).clamp(0, 1)
         return torch.sigmoid(math.log(1 / self.least_alpha - 1) * (1 - 2 * place))
 
-    def _errors(self, model: Velocity, path: PathBatch) -> Float[Tensor, " b"]:
+    def _errors(self, model: Velocity, path: PathBatch) -> tuple[Float[Tensor, " b"], ...]:
         if self.form == "exact":
             return super()._errors(model, path)
         n = path.count
         if self.form == "flow" or n == 0:
             r = torch.cat([path.r[:n], path.t[n:]])
-            return squared_error(like(path.z, model(path.z, r, path.t, **path.conditions)), path.v)
+            return (squared_error(like(path.z, model(path.z, r, path.t, **path.conditions)), path.v),)
         head, rest = path.part(slice(n)), path.part(slice(n, None))
         errors = [self._discrete(model, head)]
         if len(rest.z):
             errors.append(squared_error(like(rest.z, model(rest.z, rest.t, rest.t, **rest.conditions)), rest.v))
-        return torch.cat(errors)
+        return (torch.cat(errors),)
 
     def _discrete(self, model: Velocity, path: PathBatch) -> Float[Tensor, " b"]:
         """The errors of samples whose derivative is a difference.

@@ -28,7 +28,7 @@ from fullstride.settings.fields import Conflict
 
 Velocity = Callable[..., Tensor]
 Conditions = Mapping[str, Tensor]  # what else the network is called with, by keyword: label, augment
-Result = tuple[Float[Tensor, "b *s"], Float[Tensor, "b *s"]]
+Result = tuple[Float[Tensor, "b *o"], Float[Tensor, "b *o"]]  # of the network's output, mostly of z's shape
 Points = tuple[Tensor, Tensor, Tensor]  # z, r and t
 
 
@@ -201,7 +201,7 @@ def velocity_and_some_derivatives(
     t: Float[Tensor, " b"],
     v: Float[Tensor, "n *s"],
     conditions: Conditions | None = None,
-) -> tuple[Float[Tensor, "b *s"], Float[Tensor, "n *s"]]:
+) -> tuple[Float[Tensor, "b *o"], Float[Tensor, "n *o"]]:
     """u(z, r, t) of all samples, differentiable in the parameters, and du/dt of the first n, in one pass, detached.
 
     The primal pass is the one without a derivative, each layer once over all samples; the tangents are the only work

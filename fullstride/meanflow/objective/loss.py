@@ -235,7 +235,8 @@ class MeanFlowLoss:
 
         """
         drawn = self.draw(x, generator)
-        given: dict[str, Tensor] = self.draw_inputs(x, drawn[1], drawn[2], generator)
+        inputs = self.draw_inputs(x, drawn[1], drawn[2], generator)
+        given: dict[str, Any] = {"inputs": inputs} if inputs else {}
         given |= {} if progress is None else {"progress": x.new_full(x.shape[:1], progress)}
         return self.at(model, x, *drawn, self.drop_labels(label, generator), augment, **given)
 
@@ -260,7 +261,7 @@ class MeanFlowLoss:
         r: Float[Tensor, " b"],
         generator: torch.Generator | None = None,
     ) -> dict[str, Float[Tensor, " b"]]:
-        """Further random numbers of an objective, by the name that `at` takes them by."""
+        """Further random arguments of the network, by name; none of most objectives."""
         return {}
 
     def drop_labels(
@@ -279,11 +280,12 @@ class MeanFlowLoss:
         label: Int[Tensor, " b"] | None = None,
         augment: Float[Tensor, "b a"] | None = None,
         progress: Float[Tensor, " b"] | None = None,
+        inputs: Conditions | None = None,
     ) -> tuple[Float[Tensor, ""], Metrics]:
         """The loss at given noise and times: a deterministic function, free of host synchronisation.
 
-        `label` and `augment` (augmentation labels) go to the network where they are given; `progress` is the share of
-        the run that is done, for a loss that is `scheduled`.
+        `label`, `augment` (augmentation labels) and the `inputs` of `draw_inputs` go to the network where they are
+        given; `progress` is the share of the run that is done, for a loss that is `scheduled`.
 
         Metrics, on x's device: `squared_error`, mean over samples and elements; with the static and the shared split
         also `squared_error_fm` and `squared_error_mf`, the same over the samples with r = t and with r != t.
@@ -292,16 +294,16 @@ class MeanFlowLoss:
         check_times(x, t, r)
         n = meanflow_count(self.ratio, len(x)) if self.split in TOLD_APART else len(x)
         z, v = interpolate(x, e, t), conditional_velocity(x, e)
-        given = {k: c for k, c in {"label": label, "augment": augment}.items() if c is not None}
+        given = {k: c for k, c in {"label": label, "augment": augment}.items() if c is not None} | dict(inputs or {})
         check_conditions(x, given)
         if self.guidance is not None:
             v = self.guidance.velocity(model, z, t, v, given)
         if self.teacher is not None:
             v = self.teacher.velocity(z, t, given)
-        error = self._errors(model, PathBatch(z, v, t, r, given, progress, n))
-        weight = self._weigh(error, t, r, self.weighting_power, self.weighting_eps)
-        loss = (weight * error).mean()
-        reported = {"squared_error": (error := error.detach())}
+        errors = self._errors(model, PathBatch(z, v, t, r, given, progress, n))
+        weights = [self._weigh(error, t, r, self.weighting_power, self.weighting_eps) for error in errors]
+        loss = torch.stack([w * error for w, error in zip(weights, errors, strict=True)]).sum(0).mean()
+        reported = {"squared_error": (error := errors[0].detach())}
         if self.split in TOLD_APART:
             sides = {"squared_error_mf": error[:n], "squared_error_fm": error[n:]}
             reported |= {name: side for name, side in sides.items() if len(side)}
@@ -334,10 +336,10 @@ class MeanFlowLoss:
         """The velocity along which u is differentiated at these points: the target's own, e - x or the guided one."""
         return v
 
-    def _errors(self, model: Velocity, path: PathBatch) -> Float[Tensor, " b"]:
-        """The squared error of each sample, differentiable in the network's weights."""
+    def _errors(self, model: Velocity, path: PathBatch) -> tuple[Float[Tensor, " b"], ...]:
+        """Squared errors of each sample, differentiable in the network's weights: of u, then what is added to it."""
         z, v, t, r, given, n = path.z, path.v, path.t, path.r, path.conditions, path.count
-        return (self._together if self._shares(model, z, r, t, v, given, n) else self._apart)(model, path)
+        return ((self._together if self._shares(model, z, r, t, v, given, n) else self._apart)(model, path),)
 
     def _target(self, path: PathBatch, dudt: Tensor) -> Tensor:
         """The target of the samples with a derivative."""

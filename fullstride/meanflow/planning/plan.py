@@ -122,6 +122,7 @@ def data_of(config: TrainConfig, records: int | None) -> tuple[int, tuple[int, i
 def passes_without_gradient(loss: LossConfig) -> float:
     """Forward passes of guidance, teacher and objective in addition to the step's own, in units of the batch."""
     guidance = (1 if loss.kappa == 0 else 2) if loss.guided and loss.label_dropout > 0 else 0
+    guidance += getattr(loss_of(loss), "passes_of_all", 0) if loss.label_dropout > 0 else 0
     guidance += (1 if loss.teacher_guidance == 1 else 2) if loss.tangent == "teacher" else 0
     return guidance + loss_of(loss).more_passes * derived_share(loss)
 

@@ -89,7 +89,8 @@ class RecordObjective:
         e, t, r = self.meanflow.draw(x, generator)
         label = self.meanflow.drop_labels(batch["labels"] if self.conditional else None, generator)
         drawn = {"x": x, "e": e, "t": t, "r": r, "label": label, "augment": augment}
-        drawn |= self.meanflow.draw_inputs(x, t, r, generator)
+        if inputs := self.meanflow.draw_inputs(x, t, r, generator):
+            drawn["inputs"] = inputs
         return drawn | ({"progress": batch["progress"]} if self.meanflow.scheduled else {})
 
     def __call__(self, model: nn.Module, drawn: dict[str, Any]) -> tuple[Tensor, Metrics]:
