@@ -8,7 +8,7 @@ from typing import Annotated
 
 from fullstride.meanflow.config.objectives import OBJECTIVES
 from fullstride.meanflow.config.schema import LossConfig
-from fullstride.settings.fields import Finite, PartShare, Rule, Share
+from fullstride.settings.fields import Count, Finite, PartShare, Rule, Share
 
 
 @dataclass
@@ -29,7 +29,19 @@ class WholeImprovedConfig(LossConfig):
     scale_power: Finite = 1.0  # p of the scales' density w^-p on [1, largest_scale]
 
 
-OWN: Mapping[str, type[LossConfig]] = {"alphaflow": AlphaFlowConfig, "imf_whole": WholeImprovedConfig}
+@dataclass
+class TeacherPathConfig(LossConfig):
+    """`loss=cmt`: mid-training on a teacher's paths."""
+
+    path_steps: Count = 8  # Heun steps of a path, each of two evaluations of the teacher
+    path_pairs: Count = 4  # samples that share a path
+
+
+OWN: Mapping[str, type[LossConfig]] = {
+    "alphaflow": AlphaFlowConfig,
+    "imf_whole": WholeImprovedConfig,
+    "cmt": TeacherPathConfig,
+}
 LOSSES: Mapping[str, Callable[..., LossConfig]] = {
     name: partial(OWN.get(name, LossConfig), name=name, **row.settings) for name, row in OBJECTIVES.items()
 }

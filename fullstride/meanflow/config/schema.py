@@ -13,7 +13,7 @@ from typing import Annotated
 from fullstride.device.precision import PRECISIONS
 from fullstride.device.select import DEVICES
 from fullstride.meanflow.config.networks import ModelConfig, UNetConfig
-from fullstride.meanflow.config.objectives import SPLITS, TIME_LAWS, WEIGHTINGS
+from fullstride.meanflow.config.objectives import OBJECTIVES, SPLITS, TIME_LAWS, WEIGHTINGS
 from fullstride.settings.fields import (
     LATER,
     AllowedNames,
@@ -128,7 +128,8 @@ class LossConfig:
     @property
     def taught(self) -> bool:
         """Tell whether a pretrained flow is needed."""
-        return self.tangent == "teacher"
+        row = OBJECTIVES.get(self.name)
+        return self.tangent == "teacher" or (row is not None and row.taught)
 
     @property
     def guided(self) -> bool:

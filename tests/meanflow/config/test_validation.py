@@ -5,6 +5,7 @@ from operator import attrgetter
 import pytest
 
 from fullstride.errors import ConfigError
+from fullstride.meanflow.config.objectives import OBJECTIVES
 from fullstride.meanflow.config.overrides import validate
 from fullstride.meanflow.config.presets import KEYS, LOSSES, MODELS, WITH_KEYS_OF_THEIR_OWN, chosen
 from fullstride.meanflow.config.schema import TrainConfig
@@ -116,6 +117,8 @@ BAD = {
     "loss.flow_until": [1.1],
     "loss.exact_from": [-0.1],
     "loss.least_alpha": [0.0, 1.0],
+    "loss.path_steps": [0],
+    "loss.path_pairs": [0],
     "loss.largest_scale": [0.5, math.inf],
     "loss.scale_power": [math.nan],
     "model.decoupled_blocks": [-1],
@@ -165,7 +168,9 @@ def test_the_defaults_and_the_presets_are_valid():
     for name in MODELS:
         validate(chosen({"model": name, "loss": "imf_whole" if name.startswith("mit") else "meanflow"}))
     for name in LOSSES:
-        validate(chosen({"loss": name, "model": "mit_tiny" if name == "imf_whole" else "unet"}))
+        config = chosen({"loss": name, "model": "mit_tiny" if name == "imf_whole" else "unet"})
+        config.loss.teacher = "runs/flow" if OBJECTIVES[name].taught else ""
+        validate(config)
 
 
 @pytest.mark.parametrize(("key", "value"), [(key, value) for key, values in GOOD.items() for value in values])

@@ -3,16 +3,17 @@
 import dataclasses
 import json
 import shutil
+from typing import Any
 
 import pytest
 import torch
 
 from fullstride.errors import ConfigError
 from fullstride.meanflow.checkpoints.folder import MANIFEST, _seal, checkpoints, read_manifest
-from fullstride.meanflow.config.losses import AlphaFlowConfig
+from fullstride.meanflow.config.losses import AlphaFlowConfig, TeacherPathConfig
 from fullstride.meanflow.config.overrides import compose
 from fullstride.meanflow.config.presets import config_from_dict
-from fullstride.meanflow.config.schema import DataConfig, LossConfig
+from fullstride.meanflow.config.schema import DataConfig, GuardConfig, LossConfig
 from fullstride.meanflow.sampling.generate import load_generator
 from fullstride.meanflow.training.preflight import preflight
 from fullstride.meanflow.training.teacher import RECORD, load_teacher
@@ -20,7 +21,8 @@ from fullstride.meanflow.training.trainer import Trainer, train
 from fullstride.runs.folder import read_metrics, run_config
 from tests.meanflow.training.test_trainer import config
 
-MSE = LossConfig("mse", meanflow_ratio=0.0, weighting_power=0.0)
+ZERO: dict[str, Any] = {"meanflow_ratio": 0.0, "weighting_power": 0.0}
+MSE = LossConfig("mse", **ZERO)
 
 
 def small(folder, **kwargs):
@@ -120,6 +122,20 @@ def test_a_teacher_is_no_network_without_velocity_and_not_the_run_itself(taught,
     own = dataclasses.replace(learner(taught.parent, taught), run_name=taught.name)
     with pytest.raises(ConfigError, match="this very run"):
         preflight(own)
+
+
+def test_a_run_on_the_paths_of_a_teacher_is_no_teacher_itself(taught, tmp_path):
+    run = train(small(tmp_path, loss=TeacherPathConfig("cmt", **ZERO, teacher=str(taught), path_steps=2), epochs=1))
+    assert [line["squared_error"] > 0 for line in read_metrics(run) if "loss" in line] == [True] * 6
+    with pytest.raises(ConfigError, match="trained with loss=cmt .* never sees r = t"):
+        preflight(learner(tmp_path / "other", run))
+
+
+def test_a_run_differentiates_its_derivative_with_every_check_of_the_first_step(tmp_path):
+    guard, model = GuardConfig(), dataclasses.replace(config(tmp_path).model, dropout=0.0)
+    given = small(tmp_path, loss=LossConfig("tvm", meanflow_ratio=0.5, weighting_power=0.0), epochs=1, guard=guard)
+    run = train(dataclasses.replace(given, model=model, data=DataConfig(batch_size=449)))
+    assert any("tangents" in line for line in read_metrics(run))
 
 
 def test_alpha_flow_changes_its_form_within_a_run_and_resumes_in_the_one_it_was_in(tmp_path):
