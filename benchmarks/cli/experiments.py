@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from benchmarks.harness.seeds import ExperimentResult
 
 DECLARED: dict[str, Any] = tomllib.loads((Path(experiments.__file__).parent / "meanflow" / "phases.toml").read_text())
-GROUPS = {"Experiments": "overfit sanity ablations objectives weightings time-to-quality bert"}
+GROUPS = {"Experiments": "overfit sanity ablations objectives weightings newer time-to-quality bert"}
 app = App("Run an experiment over several seeds: mean, spread, JSON.", GROUPS)
 
 Scale = Annotated[str, "Scale of the experiment: seconds, minutes on a CPU, or real sizes on a GPU.", "smoke|cpu|gpu"]

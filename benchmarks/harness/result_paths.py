@@ -18,6 +18,7 @@ PHASES = {
     "ablations": "phase4",
     "objectives": "phase5",
     "weightings": "phase6",
+    "newer": "phase7",
 }
 EXPERIMENTS = (*PHASES, *PHASES.values(), "time-to-quality", "bert")
 SEEDS = (0, 1, 2)

@@ -4,7 +4,7 @@ import typer
 
 from fullstride.cli.settings import Setting, offers, plain_table, print_table, settings_in
 from fullstride.errors import one_of
-from fullstride.meanflow.config.presets import KEYS, MODELS, PRESETS, chosen
+from fullstride.meanflow.config.presets import KEYS, PRESETS, WITH_KEYS_OF_THEIR_OWN, chosen
 from fullstride.meanflow.config.recipes import RECIPES
 
 NARROW = 70  # columns below which a table of presets has no room for their sources
@@ -12,10 +12,10 @@ CHOICES = {group: list(choices) for group, choices in PRESETS.items() if "defaul
 
 
 def settings() -> list[Setting]:
-    """Return every key, its default, its meaning; a key of several networks has the default of the first one."""
+    """Return every key, its default, its meaning; a key of several choices has the default of the first one."""
     found: dict[str, Setting] = {}
-    for model in MODELS:
-        for setting in settings_in(chosen({"model": model})):
+    for made in WITH_KEYS_OF_THEIR_OWN:
+        for setting in settings_in(chosen(made)):
             found.setdefault(setting.key, setting)
     groups = [Setting(group, names[0], " | ".join(names)) for group, names in CHOICES.items()]
     return [found.pop("preset"), *groups, *(found[key] for key in KEYS)]
@@ -23,7 +23,8 @@ def settings() -> list[Setting]:
 
 def choices() -> dict[str, list[str]]:
     """Return the values to offer for each key: the choices of a group, its names, else the default."""
-    found = {key: values for model in reversed(MODELS) for key, values in offers(chosen({"model": model})).items()}
+    made = [chosen(each) for each in reversed(WITH_KEYS_OF_THEIR_OWN)]
+    found = {key: values for config in made for key, values in offers(config).items()}
     return {key: found[key] for key in KEYS} | CHOICES | {"preset": list(RECIPES)}
 
 

@@ -227,6 +227,8 @@ def work_off(trainings: Sequence[Training], name: str) -> None:
 def _told(laboratory: Laboratory, training: Training) -> str | None:
     """Train and score if necessary, and return a summary; None if another process is working on it."""
     job, samplers, took = training.job, training.part.samplers, "already done"
+    if job.teacher is not None and "squared_error" not in kept(job.teacher):
+        return None  # another process is training it
     scores = finished(job, samplers)
     if scores is None:
         run_folder(job).mkdir(parents=True, exist_ok=True)

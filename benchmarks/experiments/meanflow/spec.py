@@ -50,7 +50,7 @@ class Arm:
     """Arm of a part: one of the compared trainings."""
 
     name: str  # in tables
-    settings: Mapping[str, str]  # overrides of its own
+    settings: Mapping[str, str]  # overrides of its own; as loss.teacher the name of another arm
 
 
 @dataclass(frozen=True)
@@ -83,6 +83,7 @@ class TrainingJob:
     settings: Mapping[str, str]  # every override, by key
     seed: int  # of weights, data order, noise and times
     root: str  # the folder of runs
+    teacher: "TrainingJob | None" = None  # the training that this one learns from, which must be made before it
 
     @classmethod
     def of(
@@ -90,7 +91,9 @@ class TrainingJob:
     ) -> "TrainingJob":
         """Return the job of an arm at a scale; the arm's own settings win over the overrides."""
         given = {**by_key(overrides), **arm.settings}
-        return cls({**as_read({**part.settings, **part.scales[scale]}, given), **given}, seed, root)
+        taught = next((one for one in part.arms if one.name == arm.settings.get("loss.teacher")), None)
+        teacher = None if taught is None else cls.of(part, taught, scale, seed, root, overrides)
+        return cls({**as_read({**part.settings, **part.scales[scale]}, given), **given}, seed, root, teacher)
 
     @cached_property
     def config(self) -> TrainConfig:
@@ -100,7 +103,11 @@ class TrainingJob:
         """
         config = composed(tuple(self.overrides))
         config.seed, config.resume, config.output_dir = self.seed, True, self.root
+        if self.teacher is not None:  # the same training wherever the runs lie
+            config.loss.teacher = self.teacher.config.run_name
         config.run_name = f"{config.data.name}-{_key(config)}-seed{self.seed}"
+        if self.teacher is not None:
+            config.loss.teacher = str(Path(self.root) / self.teacher.config.run_name)
         return config
 
     @property

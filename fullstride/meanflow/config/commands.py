@@ -38,6 +38,9 @@ class SampleOptions:
     ] = "auto"
     ema: Ema = None
     vae: Annotated[Path | None, "Folder of a diffusers AutoencoderKL that decodes latents to images."] = None
+    omega: Annotated[float | None, "Guidance scale as an input of the network, of a run of loss=imf_whole."] = None
+    omega_start: Annotated[float, "Smallest time at which the scale holds."] = 0.0
+    omega_end: Annotated[float, "Largest time at which the scale holds."] = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)

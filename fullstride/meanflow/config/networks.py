@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, ClassVar
 
-from fullstride.settings.fields import BelowOne, Conflict, Count, Counts, Rule
+from fullstride.settings.fields import LATER, BelowOne, Conflict, Count, Counts, Natural, Rule
 
 Channels = Annotated[int, Rule("an even number, at least 2", lambda x: x >= 2 and x % 2 == 0)]
 Sizes = Annotated[list[int], Rule("numbers of at least 1", lambda xs: all(x >= 1 for x in xs))]
@@ -79,6 +79,27 @@ class DiTConfig(ModelConfig):
     depth: Count = 12  # blocks
     heads: Count = 12  # of attention
     qk_norm: bool = False  # normalize queries and keys
+    decoupled_blocks: Annotated[Natural, LATER] = 0  # last blocks that see r, the others t; 0: each sees t and t - r
+
+
+@dataclass
+class MiTConfig(ModelConfig):
+    """`model=mit_b2`, ..., `model=mit_xl2`: the transformers of improved MeanFlow, for loss=imf_whole."""
+
+    network: ClassVar[str] = "fullstride.meanflow.models.mit:MiT"
+    convolutional: ClassVar[bool] = False
+    image_shape: ClassVar[tuple[int, int, int]] = (4, 32, 32)
+
+    name: str = "mit_b2"
+    patch_size: Count = 2  # side of the squares that become tokens
+    width: Count = 768  # features of a token
+    depth: Count = 12  # blocks that u goes through
+    heads: Count = 12  # of attention
+    head_blocks: Count = 8  # the last of the blocks, which v has of its own
+
+
+def _mit(name: str, width: int, depth: int, heads: int, head_blocks: int = 8) -> Callable[..., ModelConfig]:
+    return partial(MiTConfig, name=name, width=width, depth=depth, heads=heads, head_blocks=head_blocks)
 
 
 def _dit(name: str, patch_size: int, width: int, depth: int, heads: int) -> Callable[..., ModelConfig]:
@@ -104,9 +125,20 @@ MODELS: dict[str, Callable[..., ModelConfig]] = {
     "dit_l2": _dit("dit_l2", 2, 1024, 24, 16),
     "dit_xl2": _dit("dit_xl2", 2, 1152, 28, 16),
     "dit_tiny": _dit("dit_tiny", 2, 96, 4, 3),
+    # Sizes of Lyy-iiis/imeanflow, the code of arXiv:2512.02012.
+    "mit_b2": _mit("mit_b2", 768, 12, 12),
+    "mit_m2": _mit("mit_m2", 768, 24, 12),
+    "mit_l2": _mit("mit_l2", 1024, 32, 16),
+    "mit_xl2": _mit("mit_xl2", 1024, 48, 16),
+    "mit_tiny": _mit("mit_tiny", 96, 4, 3, 2),
 }
 AUGMENTED = [name for name, make in MODELS.items() if make().augmented]
 CONFLICTS = (
+    Conflict(
+        "model loss",
+        lambda c: hasattr(c.model, "head_blocks") and c.loss.name != "imf_whole" and ":" not in c.loss.name,
+        "loss=imf_whole, which trains the network's head for v",
+    ),
     Conflict(
         "channels_last model",
         lambda c: c.channels_last and not c.model.convolutional,

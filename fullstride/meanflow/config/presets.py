@@ -9,14 +9,13 @@ from typing import Any
 from fullstride.errors import ConfigError, one_of
 from fullstride.meanflow.config import outside, schema
 from fullstride.meanflow.config.datasets import DATASETS
+from fullstride.meanflow.config.losses import LOSSES
 from fullstride.meanflow.config.networks import MODELS
-from fullstride.meanflow.config.objectives import OBJECTIVES
 from fullstride.settings.fields import Key, walk
 from fullstride.settings.overrides import flat, is_import_path
 
 Choices = Mapping[str, Callable[..., Any]]
 
-LOSSES: Choices = {name: partial(schema.LossConfig, name=name, **row.settings) for name, row in OBJECTIVES.items()}
 # The first choice of a group is its default.
 PRESETS: dict[str, Choices] = {
     "data": {name: partial(schema.DataConfig, name=name) for name in DATASETS},
@@ -52,14 +51,15 @@ def _choice(group: str, name: str) -> Any:
 
 
 def keys_of(config: schema.TrainConfig) -> dict[str, Key]:
-    """Every key that a configuration has; those of `model` depend on the family."""
+    """Every key that a configuration has; those of `model` and `loss` depend on the choice."""
     # `model.name=unet_tiny` would change the name and not the network.
     own = {"preset", *(f"{group}.name" for group in PRESETS)}
     return {key.name: key for key in walk(config) if key.name not in own}
 
 
 # Every key of any choice.
-KEYS: dict[str, Key] = {name: key for model in MODELS for name, key in keys_of(chosen({"model": model})).items()}
+WITH_KEYS_OF_THEIR_OWN = [{"model": model} for model in MODELS] + [{"loss": loss} for loss in LOSSES]
+KEYS: dict[str, Key] = {name: key for made in WITH_KEYS_OF_THEIR_OWN for name, key in keys_of(chosen(made)).items()}
 
 
 def config_from_dict(values: dict[str, Any]) -> schema.TrainConfig:
@@ -74,7 +74,7 @@ def config_from_dict(values: dict[str, Any]) -> schema.TrainConfig:
     model, loss = values["model"]["name"], values.get("loss", {}).get("name", "")
     if not is_import_path(model):
         one_of("model.name", model, MODELS)
-    config = chosen({"model": model})
+    config = chosen({"model": model} | ({"loss": loss} if loss in LOSSES else {}))
     if is_import_path(loss):
         config.loss = outside.saved_loss(values["loss"])
     known = {key.name for key in walk(config)}

@@ -13,7 +13,7 @@ from typing import Annotated
 from fullstride.device.precision import PRECISIONS
 from fullstride.device.select import DEVICES
 from fullstride.meanflow.config.networks import ModelConfig, UNetConfig
-from fullstride.meanflow.config.objectives import SPLITS, TIME_LAWS, WEIGHTINGS
+from fullstride.meanflow.config.objectives import OBJECTIVES, SPLITS, TIME_LAWS, WEIGHTINGS
 from fullstride.settings.fields import (
     LATER,
     AllowedNames,
@@ -107,6 +107,15 @@ class LossConfig:
     guidance_start: Share = 0.0  # smallest t with guidance
     guidance_end: Share = 1.0  # largest t with guidance
     label_dropout: Share = 0.0  # share of samples trained as 'no class'
+    # velocity of the target and of the tangent: the sample's own, or that of a pretrained flow
+    tangent: Annotated[str, AllowedNames(("data", "teacher")), LATER] = "data"
+    teacher: Annotated[str, LATER] = ""  # folder of the pretrained run, or of one of its checkpoints
+    teacher_ema: Annotated[BelowOne, LATER] = 0.0  # decay of the teacher's average; 0 is its run's first
+    # scale of the teacher's guidance, for t in [guidance_start, guidance_end]; 1 is none
+    teacher_guidance: Annotated[Finite, LATER] = 1.0
+    tangent_warmup: Annotated[Share, LATER] = 0.0  # share of the run over which du/dt enters the target
+    # largest root mean square of (t - r) du/dt of a sample; 0 is no limit
+    tangent_limit: Annotated[NotNegative, LATER] = 0.0
 
     @property
     def taken_split(self) -> str:
@@ -115,6 +124,12 @@ class LossConfig:
             return self.split
         shares = (self.jvp_backend, self.jvp_chunk, self.jvp_precision) == ("func", 0, "same")
         return "shared" if shares else "static"
+
+    @property
+    def taught(self) -> bool:
+        """Tell whether a pretrained flow is needed."""
+        row = OBJECTIVES.get(self.name)
+        return self.tangent == "teacher" or (row is not None and row.taught)
 
     @property
     def guided(self) -> bool:

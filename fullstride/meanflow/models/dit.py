@@ -1,6 +1,8 @@
 """The diffusion transformer of the average velocity u(z, r, t): patches, adaLN-zero blocks (arXiv:2212.09748).
 
-Conditioned on t, t - r and the class, whose embeddings add up, as the MeanFlow paper does (arXiv:2505.13447).
+Conditioned on t, t - r and the class, whose embeddings add up, as the MeanFlow paper does (arXiv:2505.13447). With
+`decoupled_blocks` (arXiv:2510.24474) the first blocks see t, as an encoder of z, and the last r, as a decoder of the
+average velocity. At r = t that is the same function of the same weights, so a trained flow is a start for it.
 """
 
 import math
@@ -94,6 +96,11 @@ class Conditioning(nn.Module):
         with torch.autocast(t.device.type, enabled=False):
             return self.time(t) + self.gap(t - r) + class_vector(self.label, label, r)
 
+    def at(self, time: Float[Batch, " b"], r: Float[Tensor, " b"], label: Labels) -> Float[Batch, "b d"]:
+        """Embed one time and the label, as `forward` does where r and t are this time; r tells the device alone."""
+        with torch.autocast(r.device.type, enabled=False):
+            return self.time(time) + self.gap(torch.zeros_like(r)) + class_vector(self.label, label, r)
+
 
 class Modulation(nn.Module):
     """`count` vectors out of the conditioning, zero at first: the shifts, scales and gates of adaLN-zero."""
@@ -161,12 +168,14 @@ class DiT(nn.Module):
         heads: int = 12,
         mlp_ratio: float = 4.0,  # hidden width of the perceptrons in units of `width`
         qk_norm: bool = False,  # see SelfAttention
+        decoupled_blocks: int = 0,  # last blocks that see r alone, the others t alone; 0: each sees t and t - r
         num_classes: int = 0,  # 0: unconditional
     ):
         """Make the network for square images of `image_size`; its output starts at zero.
 
         Raises:
-            ValueError: if `image_size` is no multiple of `patch_size`, or `width` none of 4 and of `heads`.
+            ValueError: if `image_size` is no multiple of `patch_size`, or `width` none of 4 and of `heads`, or all
+                blocks are to be decoupled.
 
         """
         super().__init__()
@@ -177,6 +186,9 @@ class DiT(nn.Module):
             )
         if width % heads or width % 4:
             raise ValueError(f"width is {width}, expected a multiple of 4 and of the {heads} heads")
+        if not 0 <= decoupled_blocks < depth:
+            raise ValueError(f"decoupled_blocks is {decoupled_blocks}, expected 0 to {depth - 1} of {depth} blocks")
+        self.decoupled_blocks = decoupled_blocks
         self.image_size, self.patch_size = image_size, patch_size
         patch = in_channels * patch_size**2
         position = position_embedding(image_size // patch_size, width)
@@ -200,11 +212,14 @@ class DiT(nn.Module):
                 f"images are {z.shape[2]}x{z.shape[3]}, expected {self.image_size}x{self.image_size}; "
                 "make the network with their image_size, or pad or crop them to a square of it"
             )
-        conditioning = self.conditioning(r, t, label)
+        if self.decoupled_blocks:
+            early, late = self.conditioning.at(t, r, label), self.conditioning.at(r, r, label)
+        else:
+            early = late = self.conditioning(r, t, label)
         x = self.patch_in(self._patches(z)) + self.position
-        for block in self.blocks:
-            x = through(block, x, conditioning)
-        shift, scale = self.modulation_out(conditioning)
+        for number, block in enumerate(self.blocks, self.decoupled_blocks - len(self.blocks)):
+            x = through(block, x, early if number < 0 else late)
+        shift, scale = self.modulation_out(late)
         return self._image(self.patch_out(ada_layer_norm(x, scale, shift)))
 
     def _patches(self, z: Float[Batch, "b c h w"]) -> Float[Batch, "b n p"]:

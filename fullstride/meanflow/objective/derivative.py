@@ -28,7 +28,7 @@ from fullstride.settings.fields import Conflict
 
 Velocity = Callable[..., Tensor]
 Conditions = Mapping[str, Tensor]  # what else the network is called with, by keyword: label, augment
-Result = tuple[Float[Tensor, "b *s"], Float[Tensor, "b *s"]]
+Result = tuple[Float[Tensor, "b *o"], Float[Tensor, "b *o"]]  # of the network's output, mostly of z's shape
 Points = tuple[Tensor, Tensor, Tensor]  # z, r and t
 
 
@@ -63,7 +63,7 @@ def _forward_ad(model: Velocity, points: Points, v: Tensor, conditions: Conditio
         return u, dudt.detach()
 
 
-def _same_randomness(z: Tensor):
+def same_randomness(z: Tensor) -> AbstractContextManager:
     """Rewind the RNG afterwards, so that a second pass of the model sees the same dropout masks."""
     if torch.compiler.is_compiling():
         return nullcontext()
@@ -82,7 +82,7 @@ def _two_pass(
     model: Velocity, points: Points, v: Tensor, conditions: Conditions, precision: str | None = None
 ) -> Result:
     """A JVP without graph for the target, then a separate forward pass for the prediction."""
-    with torch.no_grad(), _same_randomness(v), _in_format(precision, v):
+    with torch.no_grad(), same_randomness(v), _in_format(precision, v):
         _, dudt = _func(model, points, v, conditions)
     return model(*points, **conditions), dudt
 
@@ -98,9 +98,9 @@ def _finite_difference(
     z, r, t = points
     h = FINITE_DIFFERENCE_STEP
     with torch.no_grad(), _in_format(precision, z):
-        with _same_randomness(z):
+        with same_randomness(z):
             ahead = like(z, model(z + h * v, r, t + h, **conditions))
-        with _same_randomness(z):
+        with same_randomness(z):
             behind = model(z - h * v, r, t - h, **conditions)
     return model(z, r, t, **conditions), (ahead - behind) / (2 * h)
 
@@ -114,7 +114,8 @@ JVP_BACKENDS: dict[str, Callable[..., Result]] = {
 APART = ("two_pass", "finite_difference")
 
 
-def _compiled(config: TrainConfig) -> bool:
+def compiled(config: TrainConfig) -> bool:
+    """Tell whether a run's steps are compiled, or may be."""
     return "compile" in config.backend or (config.backend == "auto" and not config.guard.check_step)
 
 
@@ -134,7 +135,7 @@ CONFLICTS = (
     Conflict(
         "backend loss.jvp_backend model.dropout",
         lambda c: (
-            _compiled(c)
+            compiled(c)
             and c.loss.jvp_backend in APART
             and c.loss.meanflow_ratio > 0
             and getattr(c.model, "dropout", 0) > 0
@@ -200,7 +201,7 @@ def velocity_and_some_derivatives(
     t: Float[Tensor, " b"],
     v: Float[Tensor, "n *s"],
     conditions: Conditions | None = None,
-) -> tuple[Float[Tensor, "b *s"], Float[Tensor, "n *s"]]:
+) -> tuple[Float[Tensor, "b *o"], Float[Tensor, "n *o"]]:
     """u(z, r, t) of all samples, differentiable in the parameters, and du/dt of the first n, in one pass, detached.
 
     The primal pass is the one without a derivative, each layer once over all samples; the tangents are the only work

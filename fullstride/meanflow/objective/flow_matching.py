@@ -32,6 +32,11 @@ class FlowMatching(MeanFlowLoss):
             lambda c: c.loss.guided or c.loss.label_dropout > 0,
             "no guidance, which is part of MeanFlow's target; use loss=meanflow, with loss.meanflow_ratio=0 for r = t",
         ),
+        Conflict(
+            "loss loss.tangent loss.tangent_warmup loss.tangent_limit",
+            lambda c: c.loss.tangent != "data" or c.loss.tangent_warmup > 0 or c.loss.tangent_limit > 0,
+            "none of them, as nothing is differentiated; leave them out or use loss=meanflow",
+        ),
         *MeanFlowLoss.conflicts,
     )
 

@@ -28,6 +28,14 @@ class ImprovedMeanFlow(MeanFlowLoss):
     """
 
     more_passes: ClassVar[int] = 1
+    conflicts: ClassVar[tuple[Conflict, ...]] = (
+        *CONFLICTS,
+        Conflict(
+            "loss loss.tangent",
+            lambda c: c.loss.tangent == "teacher",
+            "loss=meanflow with a teacher, along whose velocity z moves; or loss.tangent=data",
+        ),
+    )
 
     average: Velocity | None = None
 
@@ -42,7 +50,7 @@ class AverageMeanFlow(ImprovedMeanFlow):
     """`ImprovedMeanFlow` along the velocity of the network's first moving average."""
 
     conflicts: ClassVar[tuple[Conflict, ...]] = (
-        *CONFLICTS,
+        *ImprovedMeanFlow.conflicts,
         Conflict(
             "loss distributed",
             lambda c: c.distributed == "fsdp",

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fullstride.meanflow.config.objectives import OBJECTIVES, SPLITS, WEIGHTINGS
 from fullstride.meanflow.config.schema import LossConfig
-from fullstride.meanflow.objective import derivative, guidance
+from fullstride.meanflow.objective import derivative, guidance, teacher
 from fullstride.meanflow.objective.derivative import (
     Conditions,
     Velocity,
@@ -23,6 +23,8 @@ from fullstride.meanflow.objective.derivative import (
 from fullstride.meanflow.objective.guidance import Guidance, guidance_of
 from fullstride.meanflow.objective.shapes import check_batch, check_conditions, check_times, like, over_elements
 from fullstride.meanflow.objective.split import can_share
+from fullstride.meanflow.objective.tangent import TangentControl
+from fullstride.meanflow.objective.teacher import Teacher
 from fullstride.meanflow.objective.times import LogitNormalV0, TimeLaw, meanflow_count, times_of
 from fullstride.meanflow.objective.weighting import weighting_of
 from fullstride.settings.fields import AllowedNames, Conflict, NotNegative, Positive, Share, check
@@ -50,6 +52,7 @@ CONFLICTS = (
     ),
     *derivative.CONFLICTS,
     *guidance.CONFLICTS,
+    *teacher.CONFLICTS,
 )
 
 
@@ -81,6 +84,38 @@ def squared_error(prediction: Float[Tensor, "b *s"], target: Float[Tensor, "b *s
 
 
 @dataclass(frozen=True)
+class PathBatch:
+    """Samples on their paths: what a loss is a function of, noise and data once mixed.
+
+    Attributes:
+        z: points z_t (b, ...).
+        v: their velocities, as the target has them.
+        t: the later times (b,), at which z is.
+        r: the earlier times (b,).
+        conditions: further arguments of the network, each with an entry for each sample.
+        progress: share of the run that is done (b,), if the loss is scheduled.
+        count: number of samples that are differentiated, the first ones.
+
+    """
+
+    z: Float[Tensor, "b *s"]
+    v: Float[Tensor, "b *s"]
+    t: Float[Tensor, " b"]
+    r: Float[Tensor, " b"]
+    conditions: Conditions
+    progress: Float[Tensor, " b"] | None
+    count: int
+
+    def part(self, which: slice) -> "PathBatch":
+        """Some of the samples."""
+        given = {name: value[which] for name, value in self.conditions.items()}
+        progress = None if self.progress is None else self.progress[which]
+        return PathBatch(
+            self.z[which], self.v[which], self.t[which], self.r[which], given, progress, len(self.t[which])
+        )
+
+
+@dataclass(frozen=True)
 class MeanFlowLoss:
     """E[w ||u_theta(z_t, r, t) - sg(u_tgt)||^2] (arXiv:2505.13447, equation 9), callable on a batch.
 
@@ -99,6 +134,8 @@ class MeanFlowLoss:
         backend, chunk, precision: how u and du/dt are computed; see `derivative.velocity_and_derivative`.
         guidance: replaces the velocity of class-conditional samples by a guided one; None leaves it.
         weighting: how samples are weighed by their errors; one of `WEIGHTINGS`.
+        teacher: a pretrained flow whose velocity replaces a sample's own; None leaves it.
+        tangent: how much of du/dt enters the target.
 
     """
 
@@ -117,6 +154,8 @@ class MeanFlowLoss:
     chunk: int = 0
     precision: str | None = None
     weighting: Annotated[str, AllowedNames(WEIGHTINGS)] = "adaptive"
+    teacher: Teacher | None = None
+    tangent: TangentControl = field(default_factory=TangentControl)
     _weigh: Callable[..., Tensor] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -162,8 +201,18 @@ class MeanFlowLoss:
             guidance=guidance_of(config, num_classes),
             chunk=config.jvp_chunk,
             precision=None if config.jvp_precision == "same" else config.jvp_precision,
+            tangent=TangentControl(config.tangent_warmup, config.tangent_limit),
             **own,
         )
+
+    @property
+    def scheduled(self) -> bool:
+        """Tell whether the loss changes over a run, so that it needs the share of it that is done."""
+        return self.tangent.warmup > 0
+
+    def form_at(self, progress: float) -> "MeanFlowLoss":
+        """The loss for that part of a run: itself, or one of another form, for which a step is built anew."""
+        return self
 
     def __call__(
         self,
@@ -173,10 +222,12 @@ class MeanFlowLoss:
         *,
         augment: Float[Tensor, "b a"] | None = None,
         generator: torch.Generator | None = None,
+        progress: float | None = None,
     ) -> tuple[Float[Tensor, ""], Metrics]:
         """The loss of a batch of data `x` (b, ...) with fresh noise, times and dropped labels; see `at`.
 
-        A sample has any rank: a row of a table, a sound, a picture, a film.
+        A sample has any rank: a row of a table, a sound, a picture, a film. `progress` is the share of the run that is
+        done, for a loss that is `scheduled`.
 
         Raises:
             ValueError: for an empty or integer batch, labels that are not one for each sample, or a network whose
@@ -184,7 +235,10 @@ class MeanFlowLoss:
 
         """
         drawn = self.draw(x, generator)
-        return self.at(model, x, *drawn, self.drop_labels(label, generator), augment)
+        inputs = self.draw_inputs(x, drawn[1], drawn[2], generator)
+        given: dict[str, Any] = {"inputs": inputs} if inputs else {}
+        given |= {} if progress is None else {"progress": x.new_full(x.shape[:1], progress)}
+        return self.at(model, x, *drawn, self.drop_labels(label, generator), augment, **given)
 
     def draw(
         self, x: Float[Tensor, "b *s"], generator: torch.Generator | None = None
@@ -199,6 +253,16 @@ class MeanFlowLoss:
         else:
             count = meanflow_count(self.ratio, batch)
         return e, t, torch.where(torch.arange(batch, device=device) < count, r, t)
+
+    def draw_inputs(
+        self,
+        x: Float[Tensor, "b *s"],
+        t: Float[Tensor, " b"],
+        r: Float[Tensor, " b"],
+        generator: torch.Generator | None = None,
+    ) -> dict[str, Float[Tensor, " b"]]:
+        """Further random arguments of the network, by name; none of most objectives."""
+        return {}
 
     def drop_labels(
         self, label: Int[Tensor, " b"] | None, generator: torch.Generator | None = None
@@ -215,10 +279,13 @@ class MeanFlowLoss:
         r: Float[Tensor, " b"],
         label: Int[Tensor, " b"] | None = None,
         augment: Float[Tensor, "b a"] | None = None,
+        progress: Float[Tensor, " b"] | None = None,
+        inputs: Conditions | None = None,
     ) -> tuple[Float[Tensor, ""], Metrics]:
         """The loss at given noise and times: a deterministic function, free of host synchronisation.
 
-        `label` and `augment` (augmentation labels) go to the network where they are given.
+        `label`, `augment` (augmentation labels) and the `inputs` of `draw_inputs` go to the network where they are
+        given; `progress` is the share of the run that is done, for a loss that is `scheduled`.
 
         Metrics, on x's device: `squared_error`, mean over samples and elements; with the static and the shared split
         also `squared_error_fm` and `squared_error_mf`, the same over the samples with r = t and with r != t.
@@ -227,15 +294,16 @@ class MeanFlowLoss:
         check_times(x, t, r)
         n = meanflow_count(self.ratio, len(x)) if self.split in TOLD_APART else len(x)
         z, v = interpolate(x, e, t), conditional_velocity(x, e)
-        given = {k: c for k, c in {"label": label, "augment": augment}.items() if c is not None}
+        given = {k: c for k, c in {"label": label, "augment": augment}.items() if c is not None} | dict(inputs or {})
         check_conditions(x, given)
         if self.guidance is not None:
             v = self.guidance.velocity(model, z, t, v, given)
-        run = self._together if self._shares(model, z, r, t, v, given, n) else self._apart
-        error = run(model, z, v, t, r, given, n)
-        weight = self._weigh(error, t, r, self.weighting_power, self.weighting_eps)
-        loss = (weight * error).mean()
-        reported = {"squared_error": (error := error.detach())}
+        if self.teacher is not None:
+            v = self.teacher.velocity(z, t, given)
+        errors = self._errors(model, PathBatch(z, v, t, r, given, progress, n))
+        weights = [self._weigh(error, t, r, self.weighting_power, self.weighting_eps) for error in errors]
+        loss = torch.stack([w * error for w, error in zip(weights, errors, strict=True)]).sum(0).mean()
+        reported = {"squared_error": (error := errors[0].detach())}
         if self.split in TOLD_APART:
             sides = {"squared_error_mf": error[:n], "squared_error_fm": error[n:]}
             reported |= {name: side for name, side in sides.items() if len(side)}
@@ -268,29 +336,37 @@ class MeanFlowLoss:
         """The velocity along which u is differentiated at these points: the target's own, e - x or the guided one."""
         return v
 
-    def _apart(
-        self, model: Velocity, z: Tensor, v: Tensor, t: Tensor, r: Tensor, conditions: Conditions, n: int
-    ) -> Tensor:
+    def _errors(self, model: Velocity, path: PathBatch) -> tuple[Float[Tensor, " b"], ...]:
+        """Squared errors of each sample, differentiable in the network's weights: of u, then what is added to it."""
+        z, v, t, r, given, n = path.z, path.v, path.t, path.r, path.conditions, path.count
+        return ((self._together if self._shares(model, z, r, t, v, given, n) else self._apart)(model, path),)
+
+    def _target(self, path: PathBatch, dudt: Tensor) -> Tensor:
+        """The target of the samples with a derivative."""
+        taken = self.tangent(dudt, path.t - path.r, path.progress)
+        return meanflow_target(path.v, taken, path.t, path.r)
+
+    def _apart(self, model: Velocity, path: PathBatch) -> Tensor:
         """The errors by a pass over the first n samples with a derivative, and one over the rest without."""
-        errors = []
+        errors, n = [], path.count
         if n > 0:
-            head = {k: c[:n] for k, c in conditions.items()}
-            moving = self._moving(model, z[:n], t[:n], v[:n], head)
-            u, dudt = self.velocity_and_derivative(model, z[:n], r[:n], t[:n], moving, head)
-            errors.append(squared_error(like(z[:n], u), meanflow_target(v[:n], dudt, t[:n], r[:n])))
-        if n < len(z):
-            u = model(z[n:], t[n:], t[n:], **{k: c[n:] for k, c in conditions.items()})
-            errors.append(squared_error(like(z[n:], u), v[n:]))
+            head = path.part(slice(n))
+            moving = self._moving(model, head.z, head.t, head.v, head.conditions)
+            u, dudt = self.velocity_and_derivative(model, head.z, head.r, head.t, moving, head.conditions)
+            errors.append(squared_error(like(head.z, u), self._target(head, like(head.z, dudt, "du/dt"))))
+        if n < len(path.z):
+            rest = path.part(slice(n, None))
+            u = model(rest.z, rest.t, rest.t, **rest.conditions)
+            errors.append(squared_error(like(rest.z, u), rest.v))
         return torch.cat(errors)
 
-    def _together(
-        self, model: Velocity, z: Tensor, v: Tensor, t: Tensor, r: Tensor, conditions: Conditions, n: int
-    ) -> Tensor:
+    def _together(self, model: Velocity, path: PathBatch) -> Tensor:
         """The errors by one pass, in which the first n samples carry a tangent."""
-        r = torch.cat([r[:n], t[n:]])
-        moving = self._moving(model, z[:n], t[:n], v[:n], {k: c[:n] for k, c in conditions.items()})
-        u, dudt = velocity_and_some_derivatives(model, z, r, t, moving, conditions)
-        return squared_error(like(z, u), torch.cat([meanflow_target(v[:n], dudt, t[:n], r[:n]), v[n:]]))
+        n = path.count
+        head, r = path.part(slice(n)), torch.cat([path.r[:n], path.t[n:]])
+        moving = self._moving(model, head.z, head.t, head.v, head.conditions)
+        u, dudt = velocity_and_some_derivatives(model, path.z, r, path.t, moving, path.conditions)
+        return squared_error(like(path.z, u), torch.cat([self._target(head, dudt), path.v[n:]]))
 
 
 def loss_of(config: LossConfig) -> type[MeanFlowLoss]:

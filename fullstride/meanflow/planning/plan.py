@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 
 from fullstride.errors import ConfigError
 from fullstride.meanflow.config.datasets import row_of
+from fullstride.meanflow.config.losses import TeacherPathConfig
 from fullstride.meanflow.config.schema import LossConfig, TrainConfig
 from fullstride.meanflow.data.catalogue import check_padded, load_data
 from fullstride.meanflow.objective.loss import loss_of
@@ -120,8 +121,12 @@ def data_of(config: TrainConfig, records: int | None) -> tuple[int, tuple[int, i
 
 
 def passes_without_gradient(loss: LossConfig) -> float:
-    """Forward passes of guidance and objective in addition to the step's own, in units of the batch."""
+    """Forward passes of guidance, teacher and objective in addition to the step's own, in units of the batch."""
     guidance = (1 if loss.kappa == 0 else 2) if loss.guided and loss.label_dropout > 0 else 0
+    if isinstance(loss, TeacherPathConfig):
+        return 2 * loss.path_steps / loss.path_pairs * (1 if loss.teacher_guidance == 1 else 2)
+    guidance += getattr(loss_of(loss), "passes_of_all", 0) if loss.label_dropout > 0 else 0
+    guidance += (1 if loss.teacher_guidance == 1 else 2) if loss.tangent == "teacher" else 0
     return guidance + loss_of(loss).more_passes * derived_share(loss)
 
 

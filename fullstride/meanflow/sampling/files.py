@@ -56,6 +56,7 @@ def default_place(checkpoint: Path, made: Mapping[str, Any], decay: float) -> Pa
     parts += ["seed", made["seed"], "num", made["num"]]
     for key, default in {"label": None, "ema": decay, "precision": "fp32"}.items():
         parts += [] if made[key] == default else [key, made[key]]
+    parts += ["omega", made["omega"], made["omega_start"], made["omega_end"]] if "omega" in made else []
     parts += ["decoded"] if "vae" in made else []
     up = "../.." if checkpoint.absolute().parent.name == "checkpoints" else ".."
     return Path(os.path.normpath(checkpoint / up)) / SAMPLES / "-".join(map(str, parts))

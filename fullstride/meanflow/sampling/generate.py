@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from fullstride.meanflow.config.schema import TrainConfig
 from fullstride.meanflow.sampling import files
 from fullstride.meanflow.sampling.autoencoder import Autoencoder, load_autoencoder
 from fullstride.meanflow.sampling.graphed import check_backend
+from fullstride.meanflow.sampling.guidance_input import with_guidance_input
 from fullstride.meanflow.sampling.noise import seeded_labels
 from fullstride.meanflow.sampling.samplers import EVALUATIONS, SAMPLERS, SampleResult, sample
 from fullstride.meanflow.training.batch_share import all_started, in_parts
@@ -113,6 +114,7 @@ def sample_command(checkpoint: Path, options: SampleOptions) -> Path:
     with all_started(options.device) as processes:
         found = processes.led(lambda: find_checkpoint(checkpoint))  # once: the run may go on meanwhile
         generator = load_generator(found, options.device, options.ema)
+        generator = replace(generator, model=with_guidance_input(generator.model, generator.config, options))
         check_precision(options.precision, generator.device, "--precision")
         check_backend(options.backend, generator.device, "--backend")
         classes = generator.num_classes
@@ -127,6 +129,7 @@ def sample_command(checkpoint: Path, options: SampleOptions) -> Path:
         made = {"checkpoint": str(found)} | _chosen(options, "sampler", "steps", "seed", "num", "label")
         made |= {"ema": generator.decay} | _chosen(options, "precision", "backend")
         made |= {"vae": str(vae)} if vae else {}
+        made |= _chosen(options, "omega", "omega_start", "omega_end") if options.omega is not None else {}
         place = options.out or files.default_place(found, made, generator.config.ema.decays[0])
 
         def check() -> None:

@@ -13,6 +13,7 @@ from fullstride.meanflow.data.dataset import Dataset
 from fullstride.meanflow.data.edm_augment import EdmAugment
 from fullstride.meanflow.models.common import recompute
 from fullstride.meanflow.objective.loss import MeanFlowLoss, loss_of
+from fullstride.meanflow.objective.teacher import Teacher
 from fullstride.meanflow.training.guard import Guard
 from fullstride.meanflow.training.state import DataFacts, Position, RunState
 from fullstride.meanflow.training.step import RecordObjective
@@ -72,9 +73,12 @@ def in_channels_last(model: nn.Module) -> nn.Module:
     return model.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
 
 
-def build_loss(config: LossConfig, num_classes: int = 0, averages: Averages | None = None) -> MeanFlowLoss:
+def build_loss(
+    config: LossConfig, num_classes: int = 0, averages: Averages | None = None, teacher: Teacher | None = None
+) -> MeanFlowLoss:
     """The objective of a configuration; see `MeanFlowLoss.build`."""
-    return loss_of(config).build(config, num_classes, averages)
+    own = {} if teacher is None else {"teacher": teacher}
+    return loss_of(config).build(config, num_classes, averages, **own)
 
 
 def augment_dim(config: DataConfig) -> int:
@@ -82,10 +86,12 @@ def augment_dim(config: DataConfig) -> int:
     return EdmAugment.dim if config.augment > 0 else 0
 
 
-def build_objective(config: TrainConfig, data: Dataset, averages: Averages) -> RecordObjective:
+def build_objective(
+    config: TrainConfig, data: Dataset, averages: Averages, teacher: Teacher | None = None
+) -> RecordObjective:
     """Build the function that a run minimises on its batches."""
     return RecordObjective(
-        build_loss(config.loss, data.num_classes, averages),
+        build_loss(config.loss, data.num_classes, averages, teacher),
         data.decode,
         hflip=config.data.hflip and data.pixels,
         augment=EdmAugment(config.data.augment) if config.data.augment > 0 else None,

@@ -17,6 +17,7 @@ from fullstride.meanflow.data.sources.known_files import known_files
 from fullstride.meanflow.evaluation.preflight import check_evaluation, check_generating
 from fullstride.meanflow.training.batch_share import check_parts
 from fullstride.meanflow.training.build import steps_per_epoch
+from fullstride.meanflow.training.teacher import check_teacher
 from fullstride.meanflow.training.trackers import check_tracker
 from fullstride.runs.atomic_files import note
 from fullstride.runs.folder import folder_of
@@ -48,6 +49,7 @@ def preflight(config: TrainConfig, processes: Processes = SINGLE) -> tuple[Datas
     if config.data.check:
         processes.led(lambda: check_records(data, config.data.workers, config.data.skip_damaged))
     check_evaluation(data, config.evaluation, due=config.eval_every > 0)
+    check_teacher(config, data)
     return data, steps_per_epoch(config, len(data.train))
 
 

@@ -88,7 +88,10 @@ class RecordObjective:
         x, augment = self.inputs(batch["raw"], generator)
         e, t, r = self.meanflow.draw(x, generator)
         label = self.meanflow.drop_labels(batch["labels"] if self.conditional else None, generator)
-        return {"x": x, "e": e, "t": t, "r": r, "label": label, "augment": augment}
+        drawn = {"x": x, "e": e, "t": t, "r": r, "label": label, "augment": augment}
+        if inputs := self.meanflow.draw_inputs(x, t, r, generator):
+            drawn["inputs"] = inputs
+        return drawn | ({"progress": batch["progress"]} if self.meanflow.scheduled else {})
 
     def __call__(self, model: nn.Module, drawn: dict[str, Any]) -> tuple[Tensor, Metrics]:
         """The loss of a network at what `draw` gives, and its metrics."""
@@ -96,7 +99,11 @@ class RecordObjective:
 
 
 def build_step(config: TrainConfig, objective: RecordObjective, state: RunState, rates: Schedule | None) -> TrainStep:
-    """The step that changes a run's state; batches are `raw` records (b, ...) and their `labels` (b,)."""
+    """The step that changes a run's state.
+
+    Batches are `raw` records (b, ...), their `labels` (b,) and, for a loss that is scheduled, `progress` (b,), the
+    share of the run that is done.
+    """
 
     def awaken(model: nn.Module) -> nn.Module:
         # Alike on all processes; the run's own random numbers stay as they are.

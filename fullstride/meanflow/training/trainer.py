@@ -25,6 +25,7 @@ from fullstride.meanflow.training.preflight import preflight
 from fullstride.meanflow.training.reporter import Reporter
 from fullstride.meanflow.training.saver import CheckpointSaver
 from fullstride.meanflow.training.step import build_step, schedule
+from fullstride.meanflow.training.teacher import load_teacher, write_teacher
 from fullstride.process import torchrun as launched
 from fullstride.process.exit_codes import OUT_OF_MEMORY, UNREAD
 from fullstride.process.gpu_activity import GpuActivity, utilization_probes
@@ -70,7 +71,8 @@ class Trainer:
         self.resume_advice = resume_advice or how_to_resume(config)
         set_precision(process_precision(config.precision, config.loss.jvp_precision), self.device)
         self.state = build_state(config, self.data, self.device, processes)
-        self.objective = build_objective(config, self.data, self.state.ema)
+        teacher = load_teacher(config, str(self.device))
+        self.objective = build_objective(config, self.data, self.state.ema, teacher)
         self.rates = self._rates()
         self.step = build_step(config, self.objective, self.state, self.rates)
         self.loader = Loader(self.data.train, self.device, config.data.workers)
@@ -79,6 +81,7 @@ class Trainer:
         self.run = self.saves.run
         if processes.leads:
             write_config(self.run, config)
+            write_teacher(self.run, config)
             # A set's listing that is there stays, as it is what the run was begun with.
             if self.data.files and not (self.run / KNOWN).exists():
                 replace_file(self.run / KNOWN, self.data.files)
@@ -94,6 +97,7 @@ class Trainer:
         self.after_step: list[Callable[[], None]] = []
         self._going = False  # whether a step was made
         self._go_on_from_the_position()
+        self._take_form()
 
     @property
     def total_steps(self) -> int:
@@ -145,6 +149,8 @@ class Trainer:
         if self.evaluations.is_missing():
             self._evaluate()
         while (position := self.state.position).epoch < self.config.epochs:
+            if self._take_form():
+                self._save(must=False)  # its first step may take minutes
             metrics = self._step(*next(self.batches)) if self._going else self._first_step()
             position.step, position.batch = self.step.made, position.batch + 1
             self.stop.arm()
@@ -166,20 +172,41 @@ class Trainer:
                 self._turn_page()
                 self._after_epoch()
 
+    @property
+    def progress(self) -> float:
+        """Share of the run's steps that are done."""
+        return self.state.position.step / max(1, self.total_steps)
+
+    def _take_form(self) -> bool:
+        """Build the step anew where the objective takes another form; tell whether it did."""
+        loss = self.objective.meanflow.form_at(self.progress)
+        if loss is self.objective.meanflow:
+            return False
+        self.step.end()
+        self.objective = replace(self.objective, meanflow=loss)
+        self.step = build_step(self.config, self.objective, self.state, self.rates)
+        self.step.made = self.state.position.step
+        again, self._going = self._going, False
+        return again
+
     def _step(self, raw: Tensor, labels: Tensor) -> dict[str, Tensor]:
         """One optimizer step, and its metrics on the device."""
+        batch = {"raw": raw, "labels": labels}
+        if self.objective.meanflow.scheduled:
+            batch["progress"] = torch.full(raw.shape[:1], self.progress, device=raw.device)
         try:
-            return self.step({"raw": raw, "labels": labels})
+            return self.step(batch)
         except StepError as error:
             raise ConfigError(f"{error}; set guard.check_step=false to train anyway") from None
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
-            batch, parts = self.config.data.batch_size, self.config.gradient_accumulation_steps
-            raise OutOfMemory(memory.too_large(batch, parts, self.processes.size, self.device)) from None
+            size, parts = self.config.data.batch_size, self.config.gradient_accumulation_steps
+            raise OutOfMemory(memory.too_large(size, parts, self.processes.size, self.device)) from None
 
     def _first_step(self) -> dict[str, Tensor]:
         """The first of this process, which may start workers and compile for minutes; a signal ends it at once."""
+        self._watch_steps()
         try:
             metrics = self.stop.unless_stopped(self._checked_step)
         except Exception:

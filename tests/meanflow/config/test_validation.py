@@ -5,8 +5,9 @@ from operator import attrgetter
 import pytest
 
 from fullstride.errors import ConfigError
+from fullstride.meanflow.config.objectives import OBJECTIVES
 from fullstride.meanflow.config.overrides import validate
-from fullstride.meanflow.config.presets import KEYS, LOSSES, MODELS, chosen
+from fullstride.meanflow.config.presets import KEYS, LOSSES, MODELS, WITH_KEYS_OF_THEIR_OWN, chosen
 from fullstride.meanflow.config.schema import TrainConfig
 from fullstride.settings.fields import walk
 
@@ -18,7 +19,8 @@ def _set(config: TrainConfig, key: str, value: object) -> None:
 
 def _with(key: str, value: object) -> TrainConfig:
     group, _, leaf = key.rpartition(".")
-    config = TrainConfig() if hasattr(TrainConfig().model, leaf) or group != "model" else chosen({"model": "dit_b2"})
+    made = [{"model": name} for name in ("unet", "dit_b2", "mit_b2")] + [{"loss": name} for name in LOSSES]
+    config = next(found for found in map(chosen, made) if not group or hasattr(getattr(found, group), leaf))
     _set(config, key, value)
     return config
 
@@ -107,6 +109,20 @@ BAD = {
     "loss.guidance_start": [-0.1],
     "loss.guidance_end": [1.1],
     "loss.label_dropout": [1.1],
+    "loss.tangent": ["teachers"],
+    "loss.teacher_ema": [1.0],
+    "loss.teacher_guidance": [math.inf],
+    "loss.tangent_warmup": [1.1],
+    "loss.tangent_limit": [-1.0],
+    "loss.flow_until": [1.1],
+    "loss.exact_from": [-0.1],
+    "loss.least_alpha": [0.0, 1.0],
+    "loss.path_steps": [0],
+    "loss.path_pairs": [0],
+    "loss.largest_scale": [0.5, math.inf],
+    "loss.scale_power": [math.nan],
+    "model.decoupled_blocks": [-1],
+    "model.head_blocks": [0],
     "data.augment": [-0.1, 2.0],
     "data.holdout": [0.0, 1.0],
     "data.latent_scale": [0.0],
@@ -150,9 +166,11 @@ BAD = {
 def test_the_defaults_and_the_presets_are_valid():
     validate(TrainConfig())
     for name in MODELS:
-        validate(chosen({"model": name}))
+        validate(chosen({"model": name, "loss": "imf_whole" if name.startswith("mit") else "meanflow"}))
     for name in LOSSES:
-        validate(chosen({"loss": name}))
+        config = chosen({"loss": name, "model": "mit_tiny" if name == "imf_whole" else "unet"})
+        config.loss.teacher = "runs/flow" if OBJECTIVES[name].taught else ""
+        validate(config)
 
 
 @pytest.mark.parametrize(("key", "value"), [(key, value) for key, values in GOOD.items() for value in values])
@@ -169,10 +187,10 @@ def test_an_impossible_value_is_named_with_what_was_expected(key, value):
 
 
 def test_every_key_that_can_be_wrong_has_a_rule():
-    ruled = {key.name for model in MODELS for key in walk(chosen({"model": model})) if key.rules}
+    ruled = {key.name for made in WITH_KEYS_OF_THEIR_OWN for key in walk(chosen(made)) if key.rules}
     ruled |= {"data.name", "model.name", "loss.name", "optimizer.name"}
     free = {name for name, key in KEYS.items() if key.kind is bool}
-    free |= {"data.path", "evaluation.inception_weights"}
+    free |= {"data.path", "evaluation.inception_weights", "loss.teacher"}
     assert set(KEYS) - ruled == free
     assert set(BAD) == ruled
 

@@ -65,7 +65,7 @@ def _job(phase, part: str, arm: int, scale: str, seed: int = 0) -> TrainingJob:
 # A network of few layers: what is scored by many solvers is evaluated hundreds of times.
 SHALLOW = ("model.channel_mult=[1]", "model.num_blocks=1")
 MACHINE = {"cpu": "AMD EPYC", "cores": 2, "gpu": None}
-PHASE2, PHASE3, PHASE4, PHASE5, PHASE6 = PHASES.values()
+PHASE2, PHASE3, PHASE4, PHASE5, PHASE6, PHASE7 = PHASES.values()
 RESULT = ExperimentResult("phase3", "Made", "About.", "smoke", "cpu", {}, [], MACHINE)
 OTHERS = [f"objective-{what}" for what in ("labels", "unweighted", "constant")]
 PARTS = {part.name: part for phase in PHASES.values() for part in phase.parts}
@@ -76,8 +76,25 @@ def test_arms_of_a_part_differ_in_what_is_compared_alone(scale):
     for part in PARTS.values():
         settings = [TrainingJob.of(part, arm, scale, 0, "runs").settings for arm in part.arms]
         assert len({str(sorted(found.items())) for found in settings}) == len(part.arms)
-        for key in ("data", "preset", "model", "epochs", "data.batch_size", "optimizer.lr", "device"):
+        for key in ("data", "preset", "model", "data.batch_size", "optimizer.lr", "device"):
             assert len({found.get(key) for found in settings}) == 1
+        jobs = [TrainingJob.of(part, arm, scale, 0, "runs") for arm in part.arms]
+        taught = [job for job in jobs if job.teacher is not None]
+        # A teacher's own training counts with its pupil's.
+        alone = [job for job in jobs if job.settings not in [one.teacher.settings for one in taught if one.teacher]]
+        epochs = [int(job.settings["epochs"]) + int((job.teacher or job).settings["epochs"]) for job in alone]
+        whole = {e if job.teacher else e // 2 for e, job in zip(epochs, alone, strict=True)}
+        assert len(whole) == 1 or scale == "smoke"
+
+
+def test_a_pupil_is_named_by_its_teachers_run_and_waits_for_it():
+    pupil = _job(PHASE7, "newer", 6, "gpu")
+    assert pupil.teacher is not None
+    assert pupil.teacher.config.loss.name == "mse"
+    assert pupil.config.loss.teacher == f"runs/{pupil.teacher.config.run_name}"
+    elsewhere = TrainingJob.of(PARTS["newer"], PARTS["newer"].arms[6], "gpu", 0, "other/runs")
+    assert elsewhere.config.run_name == pupil.config.run_name
+    assert jobs._told(jobs.Laboratory(), jobs.Training(PARTS["newer"], PARTS["newer"].arms[6], pupil)) is None
 
 
 @pytest.mark.parametrize("part", PARTS.values(), ids=list(PARTS))
