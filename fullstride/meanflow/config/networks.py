@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, ClassVar
 
-from fullstride.settings.fields import BelowOne, Conflict, Count, Counts, Rule
+from fullstride.settings.fields import LATER, BelowOne, Conflict, Count, Counts, Positive, Rule
 
 Channels = Annotated[int, Rule("an even number, at least 2", lambda x: x >= 2 and x % 2 == 0)]
 Sizes = Annotated[list[int], Rule("numbers of at least 1", lambda xs: all(x >= 1 for x in xs))]
@@ -79,6 +79,8 @@ class DiTConfig(ModelConfig):
     depth: Count = 12  # blocks
     heads: Count = 12  # of attention
     qk_norm: bool = False  # normalize queries and keys
+    # what times are multiplied by before they are embedded; 1000 for weights of DiT
+    time_scale: Annotated[Positive, LATER] = 1.0
 
 
 def _dit(name: str, patch_size: int, width: int, depth: int, heads: int) -> Callable[..., ModelConfig]:

@@ -29,10 +29,15 @@ LONGEST_PERIOD = 10_000.0  # of the sines of times, in units of t, and of places
 EMBEDDING_STD = 0.02
 
 
+def wave_frequencies(count: int, dtype: torch.dtype, device: torch.device | str | None = None) -> Float[Tensor, " f"]:
+    """`count` frequencies falling geometrically from 1 towards 1 / 10,000 radians."""
+    octave = torch.arange(count, dtype=dtype, device=device) / count
+    return torch.exp(-math.log(LONGEST_PERIOD) * octave)
+
+
 def waves(x: Float[Batch, "*s"], count: int) -> tuple[Float[Batch, "*s f"], Float[Batch, "*s f"]]:
-    """sin and cos of x at `count` frequencies falling geometrically from 1 towards 1 / 10,000 radians."""
-    octave = torch.arange(count, dtype=x.dtype, device=x.device) / count
-    angle = x[..., None] * torch.exp(-math.log(LONGEST_PERIOD) * octave)
+    """sin and cos of x at `wave_frequencies`."""
+    angle = x[..., None] * wave_frequencies(count, x.dtype, x.device)
     return angle.sin(), angle.cos()
 
 
@@ -60,25 +65,27 @@ def _linear(features: int, out: int, std: float | None = None) -> nn.Linear:
 class TimeMlp(nn.Module):
     """128 cosines and 128 sines of a time, through two linear layers with SiLU between."""
 
-    def __init__(self, width: int):
-        """Make the perceptron."""
+    def __init__(self, width: int, scale: float = 1.0):
+        """Make the perceptron; `scale` is what times are multiplied by first."""
         super().__init__()
+        self.scale = scale
         self.hidden = _linear(TIME_FEATURES, width, EMBEDDING_STD)
         self.out = _linear(width, width, EMBEDDING_STD)
 
     def forward(self, time: Float[Batch, " b"]) -> Float[Batch, "b d"]:
-        """Embed each time, which is not scaled: the fastest wave turns by one radian a unit of t."""
-        sin, cos = waves(full_precision(time), TIME_FEATURES // 2)
+        """Embed each time: the fastest wave turns by `scale` radians a unit of t."""
+        time = full_precision(time)
+        sin, cos = waves(time if self.scale == 1 else time * self.scale, TIME_FEATURES // 2)
         return self.out(F.silu(self.hidden(torch.cat([cos, sin], dim=1))))
 
 
 class Conditioning(nn.Module):
     """The vector that conditions every block: embeddings of t, of t - r and of the class, summed."""
 
-    def __init__(self, width: int, num_classes: int):
+    def __init__(self, width: int, num_classes: int, time_scale: float = 1.0):
         """Make the layers; `num_classes` 0 is unconditional, else one more embedding stands for 'no class'."""
         super().__init__()
-        self.time, self.gap = TimeMlp(width), TimeMlp(width)
+        self.time, self.gap = TimeMlp(width, time_scale), TimeMlp(width, time_scale)
         self.label = nn.Embedding(num_classes + 1, width) if num_classes else None
         if self.label is not None:
             nn.init.normal_(self.label.weight, std=EMBEDDING_STD)
@@ -161,6 +168,7 @@ class DiT(nn.Module):
         heads: int = 12,
         mlp_ratio: float = 4.0,  # hidden width of the perceptrons in units of `width`
         qk_norm: bool = False,  # see SelfAttention
+        time_scale: float = 1.0,  # see TimeMlp
         num_classes: int = 0,  # 0: unconditional
     ):
         """Make the network for square images of `image_size`; its output starts at zero.
@@ -178,12 +186,13 @@ class DiT(nn.Module):
         if width % heads or width % 4:
             raise ValueError(f"width is {width}, expected a multiple of 4 and of the {heads} heads")
         self.image_size, self.patch_size = image_size, patch_size
+        self.time_scale = time_scale
         patch = in_channels * patch_size**2
         position = position_embedding(image_size // patch_size, width)
         self.register_buffer("position", position.to(torch.get_default_dtype()), persistent=False)
         self.position: Tensor
         self.patch_in = _linear(patch, width)
-        self.conditioning = Conditioning(width, num_classes)
+        self.conditioning = Conditioning(width, num_classes, time_scale)
         self.blocks = nn.ModuleList(Block(width, heads, mlp_ratio, qk_norm) for _ in range(depth))
         self.modulation_out = Modulation(width, 2)
         self.patch_out = zero_init(Linear(width, patch))

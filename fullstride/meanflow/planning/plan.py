@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 
 from fullstride.errors import ConfigError
 from fullstride.meanflow.config.datasets import row_of
+from fullstride.meanflow.config.intervals import save_interval
 from fullstride.meanflow.config.schema import LossConfig, TrainConfig
 from fullstride.meanflow.data.catalogue import check_padded, load_data
 from fullstride.meanflow.objective.loss import loss_of
@@ -93,7 +94,9 @@ class RunPlan:
     @property
     def first_save_seconds(self) -> float:
         """Seconds of the steps before the first checkpoint: that of `save_every`, or the run's last."""
-        return self.seconds_of(min(self.steps, steps_to_checkpoint(self.config, Position(), self.epoch_steps)))
+        seconds = self.seconds_of(min(self.steps, steps_to_checkpoint(self.config, Position(), self.epoch_steps)))
+        minutes = save_interval(self.config.save_every).minutes
+        return min(seconds, 60 * minutes) if minutes else seconds
 
     def seconds_of(self, steps: int) -> float:
         """Seconds of that many steps."""
@@ -165,6 +168,10 @@ def make_plan(
             would refuse to share the batch out.
 
     """
+    if config.optimizer.name != "adamw":
+        raise ConfigError(
+            f"optimizer={config.optimizer.name}: expected adamw; steps of other optimizers were not measured"
+        )
     count, shape, classes = data_of(config, records)
     epoch_steps = steps_per_epoch(config, count)
     if machine.gpus > 1:
@@ -176,7 +183,7 @@ def make_plan(
         precision=config.precision,
         backend="graph" if config.backend == "graph" else "compile+graph",
         whole=True,
-        averages=len(config.ema.decays),
+        averages=len(config.ema.decays) + len(config.ema.widths),
         period=config.ema.period,
         accumulate=config.gradient_accumulation_steps,
         guidance=passes_without_gradient(config.loss),

@@ -12,6 +12,7 @@ from fullstride.device.precision import exact_fp32
 from fullstride.errors import ConfigError
 from fullstride.jvp.implementation import only_plain
 from fullstride.meanflow.checkpoints.folder import find_checkpoint
+from fullstride.meanflow.checkpoints.paces import as_written
 from fullstride.meanflow.config.commands import ExportOptions
 from fullstride.meanflow.sampling.generate import Generator, load_generator
 from fullstride.meanflow.sampling.noise import seeded_noise
@@ -67,7 +68,7 @@ def export_command(checkpoint: Path, options: ExportOptions) -> None:
     given = (noise, label) if generator.num_classes else (noise,)
     about = {
         "checkpoint": found.name,
-        "ema": generator.decay,
+        "ema": as_written(generator.decay),
         "steps": options.steps,
         "shape": list(generator.image_shape),
         "num_classes": generator.num_classes,

@@ -42,13 +42,13 @@ def check_place(out: Path) -> None:
         pass
 
 
-def default_place(checkpoint: Path, made: Mapping[str, Any], decay: float) -> Path:
+def default_place(checkpoint: Path, made: Mapping[str, Any], decay: float | str) -> Path:
     """The folder of a set in the run of its checkpoint, named after what the images depend on.
 
     Args:
         checkpoint: the folder of a checkpoint; one that lies outside a run gets the samples next to it.
         made: the settings of the samples.
-        decay: decay of the default average; the name has the decay of any other.
+        decay: decay of the default average, or its name; that of any other is in the folder's name.
 
     """
     parts = [checkpoint.absolute().name, made["sampler"]]

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from fullstride.device.precision import check_precision
 from fullstride.device.select import resolve_device
 from fullstride.errors import ConfigError, one_of
-from fullstride.meanflow.checkpoints.folder import find_checkpoint, read_group, read_manifest
+from fullstride.meanflow.checkpoints.folder import ema_group, find_checkpoint, read_group, read_manifest
+from fullstride.meanflow.checkpoints.paces import as_written, averages_of, chosen_average
 from fullstride.meanflow.config.commands import SampleOptions
 from fullstride.meanflow.config.presets import config_from_dict
 from fullstride.meanflow.config.schema import TrainConfig
@@ -24,8 +25,9 @@ from fullstride.meanflow.sampling.noise import seeded_labels
 from fullstride.meanflow.sampling.samplers import EVALUATIONS, SAMPLERS, SampleResult, sample
 from fullstride.meanflow.training.batch_share import all_started, in_parts
 from fullstride.meanflow.training.build import augment_dim, build_model, classes_of, in_channels_last
-from fullstride.meanflow.training.state import DataFacts, ema_group
+from fullstride.meanflow.training.state import DataFacts
 from fullstride.runs.next_steps import command, say, show_next_steps
+from fullstride.step.torch import Pace
 
 DECODED = 8  # latents that are decoded at a time: each becomes a large picture
 
@@ -38,7 +40,7 @@ class Generator:
     config: TrainConfig
     data: DataFacts
     num_classes: int  # 0 for an unconditional network
-    decay: float  # of the average
+    decay: Pace  # of the average
     device: torch.device
 
     @property
@@ -53,7 +55,7 @@ def load_generator(path: Path, device: str = "auto", ema: float | None = None) -
     Args:
         path: a run's folder or a checkpoint's.
         device: auto, cpu, cuda or mps.
-        ema: the decay of the average; the run's first unless given.
+        ema: the decay, or relative width, of the average; the run's first unless given.
 
     Raises:
         ConfigError: if there is no checkpoint, it is damaged, it has no such average, or the device is not there.
@@ -62,11 +64,7 @@ def load_generator(path: Path, device: str = "auto", ema: float | None = None) -
     checkpoint, chosen = find_checkpoint(path), resolve_device(device)
     manifest = read_manifest(checkpoint)
     config, data = config_from_dict(manifest["config"]), DataFacts.read(manifest)
-    decay = config.ema.decays[0] if ema is None else ema
-    if decay not in config.ema.decays:
-        raise ConfigError(
-            f"--ema {decay}: expected one of {', '.join(map(str, config.ema.decays))}, the run's averages"
-        )
+    decay = chosen_average(config.ema, ema)
     model = build_model(config.model, data.image_shape, data.num_classes, augment_dim(config.data))
     model.load_state_dict(read_group(checkpoint, ema_group(decay)))
     if config.channels_last:
@@ -125,9 +123,9 @@ def sample_command(checkpoint: Path, options: SampleOptions) -> Path:
         load = lambda: load_autoencoder(vae, generator.device) if vae and processes.leads else None  # noqa: E731
         decoder = processes.agreed(load)
         made = {"checkpoint": str(found)} | _chosen(options, "sampler", "steps", "seed", "num", "label")
-        made |= {"ema": generator.decay} | _chosen(options, "precision", "backend")
+        made |= {"ema": as_written(generator.decay)} | _chosen(options, "precision", "backend")
         made |= {"vae": str(vae)} if vae else {}
-        place = options.out or files.default_place(found, made, generator.config.ema.decays[0])
+        place = options.out or files.default_place(found, made, as_written(averages_of(generator.config.ema)[0]))
 
         def check() -> None:
             with _told(place):

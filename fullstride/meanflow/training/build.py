@@ -7,6 +7,9 @@ import torch
 from torch import nn
 
 from fullstride.errors import ConfigError
+from fullstride.meanflow.checkpoints.paces import averages_of
+from fullstride.meanflow.checkpoints.start import begin
+from fullstride.meanflow.config.intervals import save_interval
 from fullstride.meanflow.config.networks import ModelConfig
 from fullstride.meanflow.config.schema import DataConfig, LossConfig, TrainConfig
 from fullstride.meanflow.data.dataset import Dataset
@@ -14,11 +17,13 @@ from fullstride.meanflow.data.edm_augment import EdmAugment
 from fullstride.meanflow.models.common import recompute
 from fullstride.meanflow.objective.loss import MeanFlowLoss, loss_of
 from fullstride.meanflow.training.guard import Guard
+from fullstride.meanflow.training.optimizers import build_optimizer, description
 from fullstride.meanflow.training.state import DataFacts, Position, RunState
 from fullstride.meanflow.training.step import RecordObjective
 from fullstride.process.exit_codes import STUCK
 from fullstride.process.gpu_activity import GpuActivity
 from fullstride.process.watchdog import Verdict, Watchdog, WatchdogLimits
+from fullstride.runs.atomic_files import note
 from fullstride.runs.early_ends import write_end
 from fullstride.settings.overrides import load_object
 from fullstride.step.torch import SINGLE, Averages, Processes, Shards
@@ -96,15 +101,15 @@ def build_objective(config: TrainConfig, data: Dataset, averages: Averages) -> R
 def build_state(config: TrainConfig, data: Dataset, device: torch.device, processes: Processes = SINGLE) -> RunState:
     """The state of a run at its first step: a function of the seed; of several processes each draws its own numbers."""
     torch.manual_seed(config.seed)
-    model = build_model(config.model, data.image_shape, data.num_classes, augment_dim(config.data)).to(device)
+    model = build_model(config.model, data.image_shape, data.num_classes, augment_dim(config.data))
+    begin(model, config, tell=processes.leads)
+    model.to(device)
     if config.channels_last:
         in_channels_last(model)
-    averages = Averages(model, config.ema.decays, config.ema.period, warmup=config.ema.warmup)
-    # AdamW (arXiv:1711.05101), fused: the one that can skip a step on the device.
-    given = config.optimizer
-    betas = (given.beta1, given.beta2)
-    options = {"lr": given.lr, "betas": betas, "eps": given.eps, "weight_decay": given.weight_decay}
-    optimizer = torch.optim.AdamW(model.parameters(), fused=True, **options)
+    averages = Averages(model, averages_of(config.ema), config.ema.period, warmup=config.ema.warmup)
+    optimizer = build_optimizer(config.optimizer, model)
+    if processes.leads and (told := description(optimizer)):
+        note(f"optimizer={config.optimizer.name}: {told}")
     state = RunState(
         model,
         averages,
@@ -162,7 +167,12 @@ def watchdog_of(limits: WatchdogLimits, state: RunState, run: Path, use: GpuActi
 
 
 def steps_to_checkpoint(config: TrainConfig, position: Position, steps: int) -> int:
-    """Number of steps until the next checkpoint, with `steps` of them in an epoch."""
-    every = config.save_every or config.epochs
-    epoch = min(config.epochs, (position.epoch // every + 1) * every)
-    return max(0, epoch * steps - position.epoch * steps - position.batch)
+    """Most steps until the next checkpoint, with `steps` of them in an epoch; one that time decides may come sooner."""
+    every = save_interval(config.save_every)
+    made = position.epoch * steps + position.batch
+    left = config.epochs * steps - made
+    if every.steps:
+        return max(0, min(left, every.steps - position.step % every.steps))
+    if every.epochs:
+        left = min(left, (position.epoch // every.epochs + 1) * every.epochs * steps - made)
+    return max(0, left)
