@@ -25,6 +25,12 @@ class SampleOptions:
     num: Annotated[int, "Number of images.", AT_LEAST_1] = 64
     seed: Annotated[int, "Random seed; image i depends on the seed and i alone."] = 0
     label: Annotated[int | None, "Class of all images; by default all classes."] = None
+    guidance: Annotated[
+        float, "Scale of classifier-free guidance, for a run with loss.label_dropout; 1 is none, others cost twice."
+    ] = 1.0
+    no_class: Annotated[
+        bool, "Images of no class in particular, of a run with loss.label_dropout.", {"names": ("--no-class",)}
+    ] = False
     out: Annotated[Path | None, "Folder for the PNG files; by default in the run's folder, under samples."] = None
     batch_size: Annotated[int, "Number of images per forward pass; does not change the images.", AT_LEAST_1] = 512
     device: Device = "auto"

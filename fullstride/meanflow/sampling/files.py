@@ -54,8 +54,10 @@ def default_place(checkpoint: Path, made: Mapping[str, Any], decay: float | str)
     parts = [checkpoint.absolute().name, made["sampler"]]
     parts += [] if made["steps"] is None else [made["steps"]]
     parts += ["seed", made["seed"], "num", made["num"]]
-    for key, default in {"label": None, "ema": decay, "precision": "fp32"}.items():
-        parts += [] if made[key] == default else [key, made[key]]
+    defaults = {"label": None, "ema": decay, "precision": "fp32", "guidance": 1.0}
+    for key, default in defaults.items():
+        parts += [] if made.get(key, default) == default else [key, made[key]]
+    parts += ["no", "class"] if made.get("no_class") else []
     parts += ["decoded"] if "vae" in made else []
     up = "../.." if checkpoint.absolute().parent.name == "checkpoints" else ".."
     return Path(os.path.normpath(checkpoint / up)) / SAMPLES / "-".join(map(str, parts))

@@ -26,6 +26,7 @@ from fullstride.meanflow.sampling.samplers import EVALUATIONS, SAMPLERS, SampleR
 from fullstride.meanflow.training.batch_share import all_started, in_parts
 from fullstride.meanflow.training.build import augment_dim, build_model, classes_of, in_channels_last
 from fullstride.meanflow.training.state import DataFacts
+from fullstride.runs.atomic_files import note
 from fullstride.runs.next_steps import command, say, show_next_steps
 from fullstride.step.torch import Pace
 
@@ -113,7 +114,8 @@ def sample_command(checkpoint: Path, options: SampleOptions) -> Path:
         generator = load_generator(found, options.device, options.ema)
         check_precision(options.precision, generator.device, "--precision")
         check_backend(options.backend, generator.device, "--backend")
-        classes = generator.num_classes
+        _check_classes(generator, options)
+        classes = 0 if options.no_class else generator.num_classes
         if label is not None and not 0 <= label < classes:
             expected = f"expected one of the run's classes, 0 to {classes - 1}"
             raise ConfigError(f"--label {label}: {expected if classes else 'this run has no classes; leave it out'}")
@@ -122,7 +124,9 @@ def sample_command(checkpoint: Path, options: SampleOptions) -> Path:
         # Before hours of sampling; the first process decodes.
         load = lambda: load_autoencoder(vae, generator.device) if vae and processes.leads else None  # noqa: E731
         decoder = processes.agreed(load)
-        made = {"checkpoint": str(found)} | _chosen(options, "sampler", "steps", "seed", "num", "label")
+        made = {"checkpoint": str(found)} | _chosen(
+            options, "sampler", "steps", "seed", "num", "label", "guidance", "no_class"
+        )
         made |= {"ema": as_written(generator.decay)} | _chosen(options, "precision", "backend")
         made |= {"vae": str(vae)} if vae else {}
         place = options.out or files.default_place(found, made, as_written(averages_of(generator.config.ema)[0]))
@@ -132,11 +136,12 @@ def sample_command(checkpoint: Path, options: SampleOptions) -> Path:
                 files.check_place(place)
 
         processes.led(check)
-        chosen = _chosen(options, "sampler", "steps", "seed", "batch_size", "precision", "backend")
+        chosen = _chosen(options, "sampler", "steps", "seed", "guidance", "batch_size", "precision", "backend")
+        chosen |= {"num_classes": classes}
         result = in_parts(lambda own: _sampled(generator, own, label, **chosen), options.num, processes)
         if result is None:
             return processes.led(lambda: place)  # the first one writes
-        drawn = options.seed if generator.num_classes and label is None else None
+        drawn = options.seed if classes and label is None else None
         path = processes.led(lambda: _write(result, generator, made | {"nfe": result.nfe}, drawn, place, decoder))
         if processes.leads:
             show_next_steps(
@@ -171,6 +176,26 @@ def _check_sampler(sampler: str, steps: int | None) -> None:
         raise ConfigError(f"--sampler {sampler} --steps {steps}: this sampler chooses its own steps; leave --steps out")
 
 
+def _check_classes(generator: Generator, options: SampleOptions) -> None:
+    """Check that a run has what guidance and 'no class' take: classes, and labels that were dropped in training."""
+    given = f"--guidance {options.guidance:g}" if options.guidance != 1 else "--no-class" if options.no_class else ""
+    if not given:
+        return
+    if options.no_class and (options.guidance != 1 or options.label is not None):
+        other = "--guidance" if options.guidance != 1 else "--label"
+        raise ConfigError(f"--no-class with {other}: expected one of them, as no class is neither guided nor named")
+    if not generator.num_classes:
+        raise ConfigError(f"{given}: this run has no classes; leave it out")
+    loss = generator.config.loss
+    if not loss.label_dropout:
+        raise ConfigError(
+            f"{given}: the run was trained with loss.label_dropout=0, so that 'no class' means nothing to its network; "
+            "leave it out, or train with loss.label_dropout=0.1"
+        )
+    if options.guidance != 1 and loss.guided:
+        note(f"{given}: the run's target was guided already (loss.omega={loss.omega:g} loss.kappa={loss.kappa:g})")
+
+
 def _sampled(generator: Generator, own: range, label: int | None, **chosen: Any) -> SampleResult:
     """Images of these indices, all of them finite."""
     try:
@@ -180,7 +205,6 @@ def _sampled(generator: Generator, own: range, label: int | None, **chosen: Any)
             start=own.start,
             shape=generator.image_shape,
             label=label,
-            num_classes=generator.num_classes,
             device=generator.device,
             **chosen,
         )
