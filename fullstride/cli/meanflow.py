@@ -163,7 +163,7 @@ SCORING = {
     "Execution": "device precision backend batch_size",
 }
 SAMPLING = {
-    "Images": "sampler steps num seed label guidance no_class ema out vae",
+    "Images": "sampler steps num seed label guidance no_class conditions ema out vae",
     "Execution": "device precision backend batch_size",
 }
 ENCODING = {

@@ -31,6 +31,9 @@ class SampleOptions:
     no_class: Annotated[
         bool, "Images of no class in particular, of a run with loss.label_dropout.", {"names": ("--no-class",)}
     ] = False
+    conditions: Annotated[
+        Path | None, "File of conditions, for a run on data that have some; sample i takes the i-th in turn."
+    ] = None
     out: Annotated[Path | None, "Folder for the PNG files; by default in the run's folder, under samples."] = None
     batch_size: Annotated[int, "Number of images per forward pass; does not change the images.", AT_LEAST_1] = 512
     device: Device = "auto"

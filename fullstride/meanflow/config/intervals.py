@@ -19,7 +19,8 @@ _FORM = re.compile(r"(\d+)()|(\d+) ?(steps?)|(\d+(?:\.\d+)?) ?(min)")
 def is_interval(value: int | str) -> bool:
     """Tell whether a value is one of these forms; `0steps` and `0min` are not."""
     found = _FORM.fullmatch(str(value))
-    return found is not None and (found.lastindex == 2 or float(found[found.lastindex - 1]) > 0)
+    # A number of epochs may be 0.
+    return found is not None and (found[1] is not None or float(found[3] or found[5]) > 0)
 
 
 def save_interval(value: int | str) -> SaveInterval:

@@ -20,6 +20,7 @@ class ModelConfig:
         network: import path of the class, which is made as `Network(channels, image_size, num_classes=0, **keys)`.
         augmented: whether it takes `augment_dim` and augmentation labels.
         convolutional: whether channels_last changes the memory order of its weights.
+        any_shape: whether it takes samples that are no square pictures, made with the sizes after the channels.
         image_shape: (channels, height, width) of the inputs of its published runs and its benchmarks.
 
     """
@@ -27,7 +28,8 @@ class ModelConfig:
     network: ClassVar[str] = ""
     augmented: ClassVar[bool] = False
     convolutional: ClassVar[bool] = True
-    image_shape: ClassVar[tuple[int, int, int]] = (3, 32, 32)
+    any_shape: ClassVar[bool] = False
+    image_shape: ClassVar[tuple[int, ...]] = (3, 32, 32)
 
     name: str = ""
     class_conditional: bool = False  # the network sees labels; sampling can choose a class
@@ -71,7 +73,7 @@ class DiTConfig(ModelConfig):
 
     network: ClassVar[str] = "fullstride.meanflow.models.dit:DiT"
     convolutional: ClassVar[bool] = False
-    image_shape: ClassVar[tuple[int, int, int]] = (4, 32, 32)
+    image_shape: ClassVar[tuple[int, ...]] = (4, 32, 32)
 
     name: str = "dit_b2"
     patch_size: Count = 2  # side of the squares that become tokens
@@ -81,6 +83,23 @@ class DiTConfig(ModelConfig):
     qk_norm: bool = False  # normalize queries and keys
     # what times are multiplied by before they are embedded; 1000 for weights of DiT
     time_scale: Annotated[Positive, LATER] = 1.0
+
+
+@dataclass
+class TokenDiTConfig(ModelConfig):
+    """`model=token_dit`: a transformer for samples of any rank, 7.6M weights."""
+
+    network: ClassVar[str] = "fullstride.meanflow.models.token_dit:TokenDiT"
+    augmented: ClassVar[bool] = True
+    convolutional: ClassVar[bool] = False
+    any_shape: ClassVar[bool] = True
+
+    name: str = "token_dit"
+    patch_sizes: Counts = field(default_factory=lambda: [1])  # length of a patch along each axis, or one for all
+    width: Count = 256  # features of a token
+    depth: Count = 6  # blocks
+    heads: Count = 4  # of attention
+    qk_norm: bool = False  # normalize queries and keys
 
 
 def _dit(name: str, patch_size: int, width: int, depth: int, heads: int) -> Callable[..., ModelConfig]:
@@ -106,8 +125,9 @@ MODELS: dict[str, Callable[..., ModelConfig]] = {
     "dit_l2": _dit("dit_l2", 2, 1024, 24, 16),
     "dit_xl2": _dit("dit_xl2", 2, 1152, 28, 16),
     "dit_tiny": _dit("dit_tiny", 2, 96, 4, 3),
+    "token_dit": TokenDiTConfig,
 }
-AUGMENTED = [name for name, make in MODELS.items() if make().augmented]
+AUGMENTED = [name for name, make in MODELS.items() if make().augmented and not make().any_shape]
 CONFLICTS = (
     Conflict(
         "channels_last model",
@@ -116,7 +136,7 @@ CONFLICTS = (
     ),
     Conflict(
         "data.augment",
-        lambda c: c.data.augment > 0 and not c.model.augmented,
+        lambda c: c.data.augment > 0 and (not c.model.augmented or c.model.name == "token_dit"),
         f"model={' or '.join(AUGMENTED)}, the networks that take augmentation labels",
     ),
 )

@@ -66,7 +66,7 @@ class DataConfig:
     augment: Share = 0.0  # probability of each EDM augmentation; the CIFAR-10 recipe's is 0.12
     holdout: PartShare = 0.1  # share held out of a folder that has no test/ of its own
     latent_scale: Positive = 0.18215  # latents only: the network sees scale * z
-    num_classes: Natural = 0  # latents only: labels lie below it; 0 takes one more than the largest
+    num_classes: Natural = 0  # latents and tensors only: labels lie below it; 0 takes one more than the largest
     workers: Natural = 2  # processes that decode what does not live on the device
     # most damaged pictures of a folder for which the next of their class stands in
     skip_damaged: Annotated[Natural, LATER] = 0

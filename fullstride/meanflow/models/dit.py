@@ -51,7 +51,7 @@ def position_embedding(side: int, width: int) -> Float[Tensor, "n d"]:
     return torch.cat(parts, dim=1)
 
 
-def _linear(features: int, out: int, std: float | None = None) -> nn.Linear:
+def glorot_linear(features: int, out: int, std: float | None = None) -> nn.Linear:
     """A linear layer that starts without bias: weights N(0, std^2), or uniform by Glorot's rule."""
     layer = Linear(features, out)
     nn.init.zeros_(layer.bias)
@@ -69,8 +69,8 @@ class TimeMlp(nn.Module):
         """Make the perceptron; `scale` is what times are multiplied by first."""
         super().__init__()
         self.scale = scale
-        self.hidden = _linear(TIME_FEATURES, width, EMBEDDING_STD)
-        self.out = _linear(width, width, EMBEDDING_STD)
+        self.hidden = glorot_linear(TIME_FEATURES, width, EMBEDDING_STD)
+        self.out = glorot_linear(width, width, EMBEDDING_STD)
 
     def forward(self, time: Float[Batch, " b"]) -> Float[Batch, "b d"]:
         """Embed each time: the fastest wave turns by `scale` radians a unit of t."""
@@ -123,7 +123,7 @@ class SelfAttention(nn.Module):
         """Make it; `qk_norm` normalises each head's queries and keys, which bounds the logits (arXiv:2302.05442)."""
         super().__init__()
         self.heads = heads
-        self.qkv, self.out = _linear(width, 3 * width), _linear(width, width)
+        self.qkv, self.out = glorot_linear(width, 3 * width), glorot_linear(width, width)
         self.qk_weight = nn.Parameter(torch.ones(2, width // heads)) if qk_norm else None
 
     def forward(self, x: Float[Batch, "b n d"]) -> Float[Batch, "b n d"]:
@@ -145,7 +145,8 @@ class Block(nn.Module):
         hidden = int(mlp_ratio * width)
         self.modulation = Modulation(width, 6)
         self.attention = SelfAttention(width, heads, qk_norm)
-        self.mlp = nn.Sequential(_linear(width, hidden), nn.GELU(approximate="tanh"), _linear(hidden, width))
+        first, last = glorot_linear(width, hidden), glorot_linear(hidden, width)
+        self.mlp = nn.Sequential(first, nn.GELU(approximate="tanh"), last)
 
     def forward(self, x: Float[Batch, "b n d"], conditioning: Float[Batch, "b d"]) -> Float[Batch, "b n d"]:
         """Two residual steps."""
@@ -191,7 +192,7 @@ class DiT(nn.Module):
         position = position_embedding(image_size // patch_size, width)
         self.register_buffer("position", position.to(torch.get_default_dtype()), persistent=False)
         self.position: Tensor
-        self.patch_in = _linear(patch, width)
+        self.patch_in = glorot_linear(patch, width)
         self.conditioning = Conditioning(width, num_classes, time_scale)
         self.blocks = nn.ModuleList(Block(width, heads, mlp_ratio, qk_norm) for _ in range(depth))
         self.modulation_out = Modulation(width, 2)

@@ -103,7 +103,7 @@ class RunPlan:
         return self.ms * steps / 1e3
 
 
-def data_of(config: TrainConfig, records: int | None) -> tuple[int, tuple[int, int, int], int]:
+def data_of(config: TrainConfig, records: int | None) -> tuple[int, tuple[int, ...], int]:
     """Records, shape and classes of a configuration's data; what is not known of them is read.
 
     Raises:
@@ -111,8 +111,13 @@ def data_of(config: TrainConfig, records: int | None) -> tuple[int, tuple[int, i
 
     """
     row = row_of(config.data.name)
-    if not row.records:
+    # The records of a row are ImageNet's, of a path what lies there.
+    if not row.records or (row.folder and config.data.path):
         data = load_data(config.data)
+        if data.condition_shape:
+            raise ConfigError(
+                f"data={config.data.name}: its samples have conditions, expected none; they are not planned"
+            )
         return records or len(data.train), data.image_shape, data.num_classes
     (c, h, w), size = row.image_shape, config.data.image_size
     if not row.resizable and size not in (0, h):

@@ -16,8 +16,10 @@ from fullstride.errors import ConfigError, one_of
 from fullstride.meanflow.checkpoints.folder import ema_group, find_checkpoint, read_group, read_manifest
 from fullstride.meanflow.checkpoints.paces import as_written, averages_of, chosen_average
 from fullstride.meanflow.config.commands import SampleOptions
+from fullstride.meanflow.config.datasets import noun_of, scale_of
 from fullstride.meanflow.config.presets import config_from_dict
 from fullstride.meanflow.config.schema import TrainConfig
+from fullstride.meanflow.data.tensors import read_conditions
 from fullstride.meanflow.sampling import files
 from fullstride.meanflow.sampling.autoencoder import Autoencoder, load_autoencoder
 from fullstride.meanflow.sampling.graphed import check_backend
@@ -45,8 +47,8 @@ class Generator:
     device: torch.device
 
     @property
-    def image_shape(self) -> tuple[int, int, int]:
-        """(channels, height, width)."""
+    def image_shape(self) -> tuple[int, ...]:
+        """(channels, height, width), or of any rank."""
         return self.data.image_shape
 
 
@@ -66,7 +68,8 @@ def load_generator(path: Path, device: str = "auto", ema: float | None = None) -
     manifest = read_manifest(checkpoint)
     config, data = config_from_dict(manifest["config"]), DataFacts.read(manifest)
     decay = chosen_average(config.ema, ema)
-    model = build_model(config.model, data.image_shape, data.num_classes, augment_dim(config.data))
+    length = augment_dim(config.data, data.condition_shape)
+    model = build_model(config.model, data.image_shape, data.num_classes, length)
     model.load_state_dict(read_group(checkpoint, ema_group(decay)))
     if config.channels_last:
         in_channels_last(model)
@@ -74,7 +77,7 @@ def load_generator(path: Path, device: str = "auto", ema: float | None = None) -
     return Generator(model.to(chosen).eval(), config, data, classes, decay, chosen)
 
 
-def check_finite(samples: Float[Tensor, "n c h w"]) -> Float[Tensor, "n c h w"]:
+def check_finite(samples: Float[Tensor, "n *s"]) -> Float[Tensor, "n *s"]:
     """The samples themselves.
 
     Raises:
@@ -119,8 +122,11 @@ def sample_command(checkpoint: Path, options: SampleOptions) -> Path:
         if label is not None and not 0 <= label < classes:
             expected = f"expected one of the run's classes, 0 to {classes - 1}"
             raise ConfigError(f"--label {label}: {expected if classes else 'this run has no classes; leave it out'}")
-        if vae is not None and generator.data.pixels:
-            raise ConfigError(f"--vae {vae}: the run generates pictures, not latents; leave it out")
+        noun = noun_of(generator.config.data.name, pixels=generator.data.pixels)
+        if vae is not None and noun != "latents":
+            kind = "pictures" if generator.data.pixels else noun
+            raise ConfigError(f"--vae {vae}: the run generates {kind}, not latents; leave it out")
+        conditions = _conditions(generator, options)
         # Before hours of sampling; the first process decodes.
         load = lambda: load_autoencoder(vae, generator.device) if vae and processes.leads else None  # noqa: E731
         decoder = processes.agreed(load)
@@ -129,6 +135,7 @@ def sample_command(checkpoint: Path, options: SampleOptions) -> Path:
         )
         made |= {"ema": as_written(generator.decay)} | _chosen(options, "precision", "backend")
         made |= {"vae": str(vae)} if vae else {}
+        made |= {"conditions": str(options.conditions)} if options.conditions else {}
         place = options.out or files.default_place(found, made, as_written(averages_of(generator.config.ema)[0]))
 
         def check() -> None:
@@ -138,14 +145,14 @@ def sample_command(checkpoint: Path, options: SampleOptions) -> Path:
         processes.led(check)
         chosen = _chosen(options, "sampler", "steps", "seed", "guidance", "batch_size", "precision", "backend")
         chosen |= {"num_classes": classes}
-        result = in_parts(lambda own: _sampled(generator, own, label, **chosen), options.num, processes)
+        result = in_parts(lambda own: _sampled(generator, own, label, conditions, **chosen), options.num, processes)
         if result is None:
             return processes.led(lambda: place)  # the first one writes
         drawn = options.seed if classes and label is None else None
         path = processes.led(lambda: _write(result, generator, made | {"nfe": result.nfe}, drawn, place, decoder))
         if processes.leads:
             show_next_steps(
-                {path: "all samples" if path.name == files.LATENTS else "grid of the first samples"},
+                {path: "grid of the first samples" if path.name == files.GRID else "all samples"},
                 {command("meanflow", "evaluate", checkpoint): "score samples of the same weights"},
             )
         return path
@@ -196,7 +203,23 @@ def _check_classes(generator: Generator, options: SampleOptions) -> None:
         note(f"{given}: the run's target was guided already (loss.omega={loss.omega:g} loss.kappa={loss.kappa:g})")
 
 
-def _sampled(generator: Generator, own: range, label: int | None, **chosen: Any) -> SampleResult:
+def _conditions(generator: Generator, options: SampleOptions) -> Tensor | None:
+    """The condition of each sample: those of the file in turn."""
+    shape, file = generator.data.condition_shape, options.conditions
+    if not shape and file is None:
+        return None
+    if not shape or file is None:
+        given = f"--conditions {file}: this run has none; leave it out" if file else "no --conditions FILE"
+        raise ConfigError(f"{given}; expected conditions of shape {shape}" if shape else given)
+    if options.backend == "graph":
+        raise ConfigError("--backend graph with --conditions: expected eager or auto")
+    found = read_conditions(file, shape)
+    return found[torch.arange(options.num) % len(found)]
+
+
+def _sampled(
+    generator: Generator, own: range, label: int | None, conditions: Tensor | None, **chosen: Any
+) -> SampleResult:
     """Images of these indices, all of them finite."""
     try:
         result = sample(
@@ -205,6 +228,7 @@ def _sampled(generator: Generator, own: range, label: int | None, **chosen: Any)
             start=own.start,
             shape=generator.image_shape,
             label=label,
+            condition=None if conditions is None else conditions[own.start : own.stop],
             device=generator.device,
             **chosen,
         )
@@ -225,16 +249,20 @@ def _write(
     """Samples and what they were made with; `seed` where labels were drawn by it."""
     num = len(result.images)
     classes = None if seed is None else seeded_labels(seed, 0, num, generator.num_classes)
+    noun = noun_of(generator.config.data.name, pixels=generator.data.pixels)
+    name = files.LATENTS if noun == "latents" else files.TENSORS
     with _told(out):
         if generator.data.pixels:
             files.replace_set(out, made, lambda part: files.write_pictures(part, [result.images], classes))
         else:
             # Latents, which stay if they cannot be decoded, then pictures of them.
-            latents = result.images / generator.config.data.latent_scale
-            files.replace_set(out, made, lambda part: files.write_latents(part, latents))
+            latents = result.images / scale_of(generator.config.data)
+            tensors = {"latents" if name == files.LATENTS else "samples": latents}
+            tensors |= {} if classes is None else {"labels": classes}
+            files.replace_set(out, made, lambda part: files.write_tensors(part / name, tensors))
             if decoder is not None:
                 pictures = (decoder.pictures(some) for some in latents.split(DECODED))
                 files.add_to_set(out, lambda part: files.write_pictures(part, pictures, classes))
     plural = "s" if result.nfe != 1 else ""
-    say(f"{num} images, {result.nfe:g} network evaluation{plural} each: {out}")
-    return out / (files.GRID if generator.data.pixels or decoder is not None else files.LATENTS)
+    say(f"{num} {'samples' if noun == 'samples' else 'images'}, {result.nfe:g} network evaluation{plural} each: {out}")
+    return out / (files.GRID if generator.data.pixels or decoder is not None else name)

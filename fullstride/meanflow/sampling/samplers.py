@@ -202,6 +202,25 @@ class GuidedNetwork(nn.Module):
         return free + self.scale * (self.network(z, r, t, label=label) - free)
 
 
+class ConditionedNetwork(nn.Module):
+    """u(z, r, t) under one condition for each sample, which the network takes as `augment`."""
+
+    def __init__(self, network: Velocity, condition: Float[Tensor, "b k"]):
+        """Take the conditions of a batch."""
+        super().__init__()
+        self.network, self.condition = network, condition
+
+    def forward(
+        self,
+        z: Float[Tensor, "b *s"],
+        r: Float[Tensor, " b"],
+        t: Float[Tensor, " b"],
+        label: Int[Tensor, " b"] | None = None,
+    ) -> Float[Tensor, "b *s"]:
+        """Evaluate the network."""
+        return self.network(z, r, t, augment=self.condition, **labelled(label))
+
+
 def _labels(
     label: int | Int[Tensor, " n"] | None, seed: int, start: int, num: int, num_classes: int
 ) -> Int[Tensor, " n"] | None:
@@ -230,6 +249,7 @@ def sample(
     label: int | Int[Tensor, " n"] | None = None,
     num_classes: int = 0,
     guidance: float = 1.0,
+    condition: Float[Tensor, "n k"] | None = None,
     batch_size: int = 512,
     device: torch.device | str = "cpu",
     precision: str = "fp32",
@@ -252,6 +272,7 @@ def sample(
         num_classes: number of classes; 0 generates without labels, of a network with classes as 'no class'.
         guidance: scale of classifier-free guidance, for every sampler; 1 leaves the network as it is, any other
             evaluates it twice (see `GuidedNetwork`).
+        condition: a condition for each image, which the network takes as `augment`; such a network runs eagerly.
         batch_size: images of one forward pass.
         device: the network's device.
         precision: precision of the network's products: fp32, tf32 or bf16. Steps are always fp32.
@@ -279,7 +300,10 @@ def sample(
             f"guidance is {guidance:g} with num_classes {num_classes}, expected a number, and 1 without classes"
         )
     passes = 1 if guidance == 1 else 2
-    network = run_by(backend, model if passes == 1 else GuidedNetwork(model, guidance), place)
+    if condition is not None and (backend == "graph" or len(condition) != num):
+        raise ValueError(f"{len(condition)} conditions with backend={backend}, expected {num} with eager or auto")
+    whole = model if passes == 1 else GuidedNetwork(model, guidance)
+    network = run_by(backend if condition is None else "eager", whole, place)
     evaluations: list[float] = []
 
     def given() -> Iterator[tuple[Tensor, Tensor | None]]:
@@ -288,8 +312,14 @@ def sample(
             yield noise, None if labels is None else labels[done : done + batch_size]
 
     def made() -> Iterator[Tensor]:
+        done = 0
         for noise, own in prefetch(given(), place):
-            result = SAMPLERS[sampler](network, noise, steps=steps, label=own)
+            by: Velocity = network
+            if condition is not None:
+                by = ConditionedNetwork(model, condition[done : done + len(noise)].to(place))
+                by = by if passes == 1 else GuidedNetwork(by, guidance)
+            done += len(noise)
+            result = SAMPLERS[sampler](by, noise, steps=steps, label=own)
             evaluations.append(passes * result.nfe * len(noise))
             yield result.images.float()
 

@@ -35,30 +35,43 @@ def classes_of(config: ModelConfig, num_classes: int) -> int:
 
 
 def build_model(
-    config: ModelConfig, image_shape: tuple[int, int, int], num_classes: int, augment_dim: int = 0
+    config: ModelConfig, image_shape: tuple[int, ...], num_classes: int, augment_dim: int | tuple[int, ...] = 0
 ) -> nn.Module:
     """The network for inputs of that shape.
 
     Args:
         config: the configuration of a network.
-        image_shape: (channels, height, width).
+        image_shape: (channels, height, width); of any rank for a network that takes any shape.
         num_classes: number of classes of the data.
-        augment_dim: length of the augmentation labels; 0 for a network without them.
+        augment_dim: length of the augmentation labels or of a condition, (tokens, length) of a sequence; 0 for a
+            network without them.
 
     Raises:
         ConfigError: if the shape, the widths or the classes do not fit the network, or it has no blocks to recompute.
 
     """
-    c, h, w = image_shape
-    if h != w:
-        raise ConfigError(f"images are {h}x{w}, expected square ones; set data.image_size")
+    c, *sizes = image_shape
+    square = len(sizes) == 2 and sizes[0] == sizes[1]
+    if not square and not config.any_shape:
+        if len(sizes) == 2:
+            raise ConfigError(f"images are {sizes[0]}x{sizes[1]}, expected square ones; set data.image_size")
+        raise ConfigError(
+            f"model={config.name} with samples of shape {tuple(image_shape)}: expected square pictures; use "
+            "model=token_dit"
+        )
+    if augment_dim and not config.augmented:
+        raise ConfigError(
+            f"model={config.name} with data that have conditions: expected a network that takes them, such as "
+            "model=token_dit; or remove the conditions from the data"
+        )
     if config.class_conditional and num_classes == 0:
         raise ConfigError("model.class_conditional=true: the data has no labels; leave it out, or use labelled data")
     common = {field.name for field in fields(ModelConfig)}
     keys = {k: v for k, v in vars(config).items() if k not in common}
     keys |= {"augment_dim": augment_dim} if augment_dim else {}
     try:
-        network = load_object(config.network, "model")(c, h, num_classes=classes_of(config, num_classes), **keys)
+        made, size = load_object(config.network, "model"), sizes[0] if square else tuple(sizes)
+        network = made(c, size, num_classes=classes_of(config, num_classes), **keys)
     except ValueError as error:
         raise ConfigError(f"model={config.name}: {error}") from None
     if config.recompute and not recompute(network):
@@ -82,9 +95,11 @@ def build_loss(config: LossConfig, num_classes: int = 0, averages: Averages | No
     return loss_of(config).build(config, num_classes, averages)
 
 
-def augment_dim(config: DataConfig) -> int:
-    """Length of the augmentation labels of a run."""
-    return EdmAugment.dim if config.augment > 0 else 0
+def augment_dim(config: DataConfig, condition_shape: tuple[int, ...] = ()) -> int | tuple[int, ...]:
+    """Length of the augmentation labels of a run, or the shape of its conditions."""
+    if len(condition_shape) == 1:
+        return condition_shape[0]
+    return condition_shape or (EdmAugment.dim if config.augment > 0 else 0)
 
 
 def build_objective(config: TrainConfig, data: Dataset, averages: Averages) -> RecordObjective:
@@ -95,13 +110,16 @@ def build_objective(config: TrainConfig, data: Dataset, averages: Averages) -> R
         hflip=config.data.hflip and data.pixels,
         augment=EdmAugment(config.data.augment) if config.data.augment > 0 else None,
         conditional=config.model.class_conditional,
+        condition=data.condition,
     )
 
 
 def build_state(config: TrainConfig, data: Dataset, device: torch.device, processes: Processes = SINGLE) -> RunState:
     """The state of a run at its first step: a function of the seed; of several processes each draws its own numbers."""
     torch.manual_seed(config.seed)
-    model = build_model(config.model, data.image_shape, data.num_classes, augment_dim(config.data))
+    model = build_model(
+        config.model, data.image_shape, data.num_classes, augment_dim(config.data, data.condition_shape)
+    )
     begin(model, config, tell=processes.leads)
     model.to(device)
     if config.channels_last:

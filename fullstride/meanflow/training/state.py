@@ -90,10 +90,11 @@ class Position:
 class DataFacts:
     """Facts about the data in a checkpoint: enough to sample without the data, and to recognise them."""
 
-    image_shape: tuple[int, int, int]
+    image_shape: tuple[int, ...]
     num_classes: int
     pixels: bool
     fingerprint: str
+    condition_shape: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, data: Dataset) -> "DataFacts":
@@ -104,8 +105,8 @@ class DataFacts:
     def read(cls, manifest: dict[str, Any]) -> "DataFacts":
         """The facts in a checkpoint's manifest."""
         facts = manifest["data"]
-        c, h, w = facts["image_shape"]
-        return cls(**facts | {"image_shape": (c, h, w)})
+        shapes = {key: tuple(facts.get(key, ())) for key in ("image_shape", "condition_shape")}
+        return cls(**facts | shapes)
 
 
 @dataclass

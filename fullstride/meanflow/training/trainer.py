@@ -15,6 +15,7 @@ from fullstride.device import memory
 from fullstride.device.precision import process_precision, set_precision
 from fullstride.device.select import describe, resolve_device
 from fullstride.errors import ConfigError, OutOfMemory, Preempted, ReadError, is_out_of_memory
+from fullstride.meanflow.config.datasets import noun_of
 from fullstride.meanflow.config.intervals import save_interval
 from fullstride.meanflow.config.schema import TrainConfig
 from fullstride.meanflow.data.loader import Loader, Prefetcher
@@ -114,7 +115,7 @@ class Trainer:
         epochs = f"{config.epochs:,} epoch{'s' if config.epochs != 1 else ''}"
         return (
             f"training {config.model.name} ({parameters:,} parameters) on {len(data.train):,} "
-            f"{'images' if data.pixels else 'latents'} ({size}) of data={data.name}: {epochs}, "
+            f"{noun_of(data.name, pixels=data.pixels)} ({size}) of data={data.name}: {epochs}, "
             f"{self.total_steps:,} steps of {batch:,}, on {describe(self.device)}"
         )
 

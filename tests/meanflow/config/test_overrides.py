@@ -82,7 +82,7 @@ def test_every_number_flag_and_list_can_be_set():
     # An expected time is multiplied by the first, so that 0.5 is refused; 0.5 is wider than a power function can be.
     own = {"watch.checkpoint_factor": 2.5, "ema.widths": [0.25, 0.125]}
     reached = set()
-    for model in ("unet", "song_unet", "dit_b2"):
+    for model in ("unet", "song_unet", "dit_b2", "token_dit"):
         keys = {name: key.kind for name, key in keys_of(chosen({"model": model})).items() if key.kind in spelled}
         keys |= {"guard.spike": int} | ({"model.time_max_frequency": int} if model == "unet" else {})
         del keys["overwrite"]  # excluded by resume
@@ -91,8 +91,9 @@ def test_every_number_flag_and_list_can_be_set():
         del keys[f"data.{other}"]
         if model != "song_unet":
             del keys["data.augment"]  # excluded by the network
-        if model == "dit_b2":
+        if "dit" in model:
             del keys["channels_last"]  # it has no convolutions
+        if model == "dit_b2":
             del keys["data.allow_changed"], keys["data.skip_damaged"], keys["data.max_megapixels"]  # of pictures
         else:
             del keys["data.num_classes"]  # of latents

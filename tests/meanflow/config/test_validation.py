@@ -18,7 +18,11 @@ def _set(config: TrainConfig, key: str, value: object) -> None:
 
 def _with(key: str, value: object) -> TrainConfig:
     group, _, leaf = key.rpartition(".")
-    config = TrainConfig() if hasattr(TrainConfig().model, leaf) or group != "model" else chosen({"model": "dit_b2"})
+    config = (
+        TrainConfig()
+        if hasattr(TrainConfig().model, leaf) or group != "model"
+        else chosen({"model": "token_dit" if leaf == "patch_sizes" else "dit_b2"})
+    )
     _set(config, key, value)
     return config
 
@@ -109,6 +113,7 @@ BAD = {
     "model.width": [0],
     "model.heads": [0],
     "model.patch_size": [0],
+    "model.patch_sizes": [[], [0]],
     "loss.omega": [math.nan],
     "loss.kappa": [1.0, -0.1],
     "loss.guidance_start": [-0.1],
