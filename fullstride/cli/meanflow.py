@@ -14,6 +14,7 @@ from fullstride.cli.running import announce
 from fullstride.cli.settings import completing, show_settings
 from fullstride.errors import ConfigError
 from fullstride.meanflow.config.commands import (
+    AverageOptions,
     ConsistencyOptions,
     EncodeOptions,
     ExportOptions,
@@ -30,7 +31,7 @@ app = App(
     {
         "Train": "demo presets keys plan train",
         "Use a trained run": "sample evaluate consistency",
-        "Convert": "encode export",
+        "Convert": "average encode export",
     },
 )
 
@@ -148,12 +149,21 @@ def _export(options: ExportOptions, checkpoint: Checkpoint) -> None:
     export_command(checkpoint, options)
 
 
+def _average(
+    options: AverageOptions,
+    run: Annotated[Path, typer.Argument(help="Folder of a run with ema.widths.")],
+) -> None:
+    from fullstride.meanflow.checkpoints.average import average_command
+
+    average_command(run, options)
+
+
 SCORING = {
     "Scores": "num_samples features inception_weights data_path ema",
     "Execution": "device precision backend batch_size",
 }
 SAMPLING = {
-    "Images": "sampler steps num seed label ema out vae",
+    "Images": "sampler steps num seed label guidance no_class conditions ema out vae",
     "Execution": "device precision backend batch_size",
 }
 ENCODING = {
@@ -165,6 +175,7 @@ app.command("evaluate", sections=SCORING)(command_from(_score, ScoreOptions))
 app.command("consistency", sections=SCORING)(command_from(_score, ConsistencyOptions))
 app.command("encode", sections=ENCODING)(command_from(_encode, EncodeOptions))
 app.command("export")(command_from(_export, ExportOptions))
+app.command("average")(command_from(_average, AverageOptions))
 
 
 @app.command()

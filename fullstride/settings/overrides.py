@@ -45,6 +45,7 @@ EXPECTED: dict[Any, str] = {
     float: "a number",
     bool: "true or false",
     str: "text",
+    int | str: "an integer or text",
     list[int]: "a list of integers such as [1,2]",
     list[float]: "a list of numbers such as [0.999,0.9999]",
     list[str]: "a list of names such as [a,b]",
@@ -131,6 +132,8 @@ def _read(text: str, kind: Any) -> Any:
     text = text[1:-1] if len(text) > 1 and text[0] == text[-1] and text[0] in QUOTES else text
     if kind is bool:
         return BOOLEANS[text.lower()]
+    if kind == int | str:
+        return int(text) if re.fullmatch(r"-?\d+", text) else text
     if kind not in ELEMENTS:
         return kind(text)
     if not (text.startswith("[") and text.endswith("]")):

@@ -150,6 +150,6 @@ def _key(config: TrainConfig) -> str:
     for key in walk(config):  # what came after runs had been named, and is as it was then
         group, _, name = key.name.rpartition(".")
         kind, held = (type(getattr(config, group)), values.get(group, {})) if group else (TrainConfig, values)
-        if key.later and key.value == getattr(kind, name):
+        if key.later and key.value == getattr(kind(), name):
             held.pop(name, None)
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:10]

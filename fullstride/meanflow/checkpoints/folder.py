@@ -21,6 +21,7 @@ from fullstride.errors import ConfigError
 from fullstride.meanflow.config.schema import TrainConfig
 from fullstride.runs.atomic_files import file_sha256, note
 from fullstride.runs.folder import REMOVING, check_kind, open_folder, remove_folder
+from fullstride.step.torch import Pace
 
 MANIFEST = "manifest.json"
 FORMAT = 2
@@ -28,6 +29,12 @@ PREFIX = "step_"
 WRITING, REPLACED = ".writing_", ".replaced_"
 
 Tensors = dict[str, Tensor]
+
+
+def ema_group(decay: Pace) -> str:
+    """The checkpoint's file of an average."""
+    # Every digit: two averages must not share a file.
+    return f"ema_{decay!r}"
 
 
 def _flush(path: Path) -> None:

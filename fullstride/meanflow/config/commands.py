@@ -6,7 +6,7 @@ from typing import Annotated
 
 AT_LEAST_1 = {"min": 1}
 Device = Annotated[str, "Device; auto takes the first of the others that exists.", "auto|cuda|mps|cpu"]
-Ema = Annotated[float | None, "Decay of the averaged weights to use; by default the run's first."]
+Ema = Annotated[float | None, "Decay, or relative width, of the averaged weights to use; by default the run's first."]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +25,15 @@ class SampleOptions:
     num: Annotated[int, "Number of images.", AT_LEAST_1] = 64
     seed: Annotated[int, "Random seed; image i depends on the seed and i alone."] = 0
     label: Annotated[int | None, "Class of all images; by default all classes."] = None
+    guidance: Annotated[
+        float, "Scale of classifier-free guidance, for a run with loss.label_dropout; 1 is none, others cost twice."
+    ] = 1.0
+    no_class: Annotated[
+        bool, "Images of no class in particular, of a run with loss.label_dropout.", {"names": ("--no-class",)}
+    ] = False
+    conditions: Annotated[
+        Path | None, "File of conditions, for a run on data that have some; sample i takes the i-th in turn."
+    ] = None
     out: Annotated[Path | None, "Folder for the PNG files; by default in the run's folder, under samples."] = None
     batch_size: Annotated[int, "Number of images per forward pass; does not change the images.", AT_LEAST_1] = 512
     device: Device = "auto"
@@ -107,5 +116,17 @@ class ExportOptions:
 
     out: Annotated[Path, "File to write, ending in .pt2."]
     steps: Annotated[int, "Number of MeanFlow steps.", AT_LEAST_1] = 1
-    ema: Annotated[float | None, "Decay of the averaged weights; by default the run's first."] = None
+    ema: Ema = None
     device: Device = "auto"
+
+
+@dataclass(frozen=True, kw_only=True)
+class AverageOptions:
+    """Average a run's weights over another length, after training.
+
+    Combines the power-function averages (ema.widths) of all checkpoints that the run has kept.
+    """
+
+    width: Annotated[float, "Relative width of the average, such as 0.07."]
+    out: Annotated[Path, "Folder for the checkpoint of the averaged network, for every other command."]
+    step: Annotated[int | None, "Checkpoint at whose step the average ends; by default the newest.", AT_LEAST_1] = None

@@ -15,11 +15,12 @@ class DatasetRow:
         load: import path of the function that makes its `Dataset`: of a path or None, or, of a folder, of the
             `DataConfig` and the files that a run was begun with.
         records: number of records in the training half; 0 if only reading tells.
-        image_shape: (channels, height, width) of its records.
+        image_shape: (channels, height, width) of its records, or of another rank.
         num_classes: number of classes; 0 if there are no labels.
         folder: whether the data set is the folder at `data.path`.
         made: whether it comes with a package and takes no `data.path`.
-        pixels: whether its records are pictures, not latents.
+        pixels: whether its records are pictures.
+        latents: whether its records are latents of pictures.
         one_by_one: whether its records are files, some of which may be damaged or change.
         resizable: whether `data.image_size` changes the size of its records.
 
@@ -27,11 +28,12 @@ class DatasetRow:
 
     load: str
     records: int = 0
-    image_shape: tuple[int, int, int] = (0, 0, 0)
+    image_shape: tuple[int, ...] = (0, 0, 0)
     num_classes: int = 0
     folder: bool = False
     made: bool = False
     pixels: bool = True
+    latents: bool = False
     one_by_one: bool = False
     resizable: bool = True
 
@@ -45,8 +47,9 @@ DATASETS: dict[str, DatasetRow] = {
     "image_folder": DatasetRow(f"{_DATA}.sources.image_folder:load", folder=True, one_by_one=True),
     # As many as ImageNet's, at 256x256.
     "latents": DatasetRow(
-        f"{_DATA}.latents:load", 1_281_167, (4, 32, 32), 1000, folder=True, pixels=False, resizable=False
+        f"{_DATA}.latents:load", 1_281_167, (4, 32, 32), 1000, folder=True, pixels=False, latents=True, resizable=False
     ),
+    "tensors": DatasetRow(f"{_DATA}.tensors:load", folder=True, pixels=False, resizable=False),
     "deterministic": DatasetRow(f"{_DATA}.overfit:deterministic", 1280, (1, 8, 8), 10, made=True),
     "multiclass": DatasetRow(f"{_DATA}.overfit:multiclass", 1280, (1, 8, 8), 4, made=True),
 }
@@ -55,6 +58,16 @@ DATASETS: dict[str, DatasetRow] = {
 def row_of(name: str) -> DatasetRow:
     """The row of a data set; of one by its import path, a row that knows nothing."""
     return DatasetRow(name) if is_import_path(name) else DATASETS[name]
+
+
+def scale_of(config: Any) -> float:
+    """Factor between the stored records of a `DataConfig` and the network's inputs: that of latents, 1 of others."""
+    return config.latent_scale if row_of(config.name).latents else 1.0
+
+
+def noun_of(name: str, *, pixels: bool) -> str:
+    """Name of a data set's samples, for people."""
+    return "images" if pixels else "latents" if row_of(name).latents else "samples"
 
 
 def _row(config: Any) -> DatasetRow:
@@ -69,7 +82,8 @@ def _those(flag: str, *, value: bool = True) -> str:
     return " or ".join(name for name, row in DATASETS.items() if getattr(row, flag) == value)
 
 
-_FOLDERS, _FILES, _LATENTS = _those("folder"), _those("one_by_one"), _those("pixels", value=False)
+_FOLDERS, _FILES, _LATENTS = _those("folder"), _those("one_by_one"), _those("latents")
+_UNDRAWN = _those("pixels", value=False)
 CONFLICTS = (
     Conflict("data", lambda c: _row(c).folder and not c.data.path, "data.path=FOLDER with data={c.data.name}"),
     Conflict(
@@ -99,9 +113,14 @@ CONFLICTS = (
         "pictures; latents can only be mirrored (data.hflip)",
     ),
     Conflict(
+        "data.hflip data",
+        lambda c: c.data.hflip and not _row(c).pixels and not _row(c).latents,
+        "pictures or latents; leave it out",
+    ),
+    Conflict(
         "data.image_size data",
         lambda c: not _row(c).pixels and c.data.image_size > 0,
-        "data.image_size=0: latents stay as stored",
+        "data.image_size=0: {c.data.name} stay as stored",
     ),
     Conflict(
         "evaluation.features data",
@@ -111,11 +130,11 @@ CONFLICTS = (
     Conflict(
         "data.num_classes data",
         lambda c: c.data.num_classes > 0 and _row(c).pixels,
-        f"none with data={{c.data.name}}, which knows its classes; leave it out, it is for data={_LATENTS}",
+        f"none with data={{c.data.name}}, which knows its classes; leave it out, it is for data={_UNDRAWN}",
     ),
     Conflict(
         "data.latent_scale",
-        lambda c: _changed(c, "latent_scale") and _row(c).pixels,
+        lambda c: _changed(c, "latent_scale") and not _row(c).latents,
         f"none with data={{c.data.name}}; leave it out, it is for data={_LATENTS}",
     ),
     Conflict(

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, ClassVar
 
-from fullstride.settings.fields import LATER, BelowOne, Conflict, Count, Counts, Natural, Rule
+from fullstride.settings.fields import LATER, BelowOne, Conflict, Count, Counts, Natural, Positive, Rule
 
 Channels = Annotated[int, Rule("an even number, at least 2", lambda x: x >= 2 and x % 2 == 0)]
 Sizes = Annotated[list[int], Rule("numbers of at least 1", lambda xs: all(x >= 1 for x in xs))]
@@ -20,6 +20,7 @@ class ModelConfig:
         network: import path of the class, which is made as `Network(channels, image_size, num_classes=0, **keys)`.
         augmented: whether it takes `augment_dim` and augmentation labels.
         convolutional: whether channels_last changes the memory order of its weights.
+        any_shape: whether it takes samples that are no square pictures, made with the sizes after the channels.
         image_shape: (channels, height, width) of the inputs of its published runs and its benchmarks.
 
     """
@@ -27,7 +28,8 @@ class ModelConfig:
     network: ClassVar[str] = ""
     augmented: ClassVar[bool] = False
     convolutional: ClassVar[bool] = True
-    image_shape: ClassVar[tuple[int, int, int]] = (3, 32, 32)
+    any_shape: ClassVar[bool] = False
+    image_shape: ClassVar[tuple[int, ...]] = (3, 32, 32)
 
     name: str = ""
     class_conditional: bool = False  # the network sees labels; sampling can choose a class
@@ -71,7 +73,7 @@ class DiTConfig(ModelConfig):
 
     network: ClassVar[str] = "fullstride.meanflow.models.dit:DiT"
     convolutional: ClassVar[bool] = False
-    image_shape: ClassVar[tuple[int, int, int]] = (4, 32, 32)
+    image_shape: ClassVar[tuple[int, ...]] = (4, 32, 32)
 
     name: str = "dit_b2"
     patch_size: Count = 2  # side of the squares that become tokens
@@ -80,6 +82,25 @@ class DiTConfig(ModelConfig):
     heads: Count = 12  # of attention
     qk_norm: bool = False  # normalize queries and keys
     decoupled_blocks: Annotated[Natural, LATER] = 0  # last blocks that see r, the others t; 0: each sees t and t - r
+    # what times are multiplied by before they are embedded; 1000 for weights of DiT
+    time_scale: Annotated[Positive, LATER] = 1.0
+
+
+@dataclass
+class TokenDiTConfig(ModelConfig):
+    """`model=token_dit`: a transformer for samples of any rank, 7.6M weights."""
+
+    network: ClassVar[str] = "fullstride.meanflow.models.token_dit:TokenDiT"
+    augmented: ClassVar[bool] = True
+    convolutional: ClassVar[bool] = False
+    any_shape: ClassVar[bool] = True
+
+    name: str = "token_dit"
+    patch_sizes: Counts = field(default_factory=lambda: [1])  # length of a patch along each axis, or one for all
+    width: Count = 256  # features of a token
+    depth: Count = 6  # blocks
+    heads: Count = 4  # of attention
+    qk_norm: bool = False  # normalize queries and keys
 
 
 @dataclass
@@ -131,8 +152,9 @@ MODELS: dict[str, Callable[..., ModelConfig]] = {
     "mit_l2": _mit("mit_l2", 1024, 32, 16),
     "mit_xl2": _mit("mit_xl2", 1024, 48, 16),
     "mit_tiny": _mit("mit_tiny", 96, 4, 3, 2),
+    "token_dit": TokenDiTConfig,
 }
-AUGMENTED = [name for name, make in MODELS.items() if make().augmented]
+AUGMENTED = [name for name, make in MODELS.items() if make().augmented and not make().any_shape]
 CONFLICTS = (
     Conflict(
         "model loss",
@@ -146,7 +168,7 @@ CONFLICTS = (
     ),
     Conflict(
         "data.augment",
-        lambda c: c.data.augment > 0 and not c.model.augmented,
+        lambda c: c.data.augment > 0 and (not c.model.augmented or c.model.name == "token_dit"),
         f"model={' or '.join(AUGMENTED)}, the networks that take augmentation labels",
     ),
 )

@@ -49,7 +49,7 @@ def network_config(path: str) -> type[ModelConfig]:
     ]
     found = _fields(_hints(made.__init__), {each.name: each.default for each in settable})
     augmented = "augment_dim" in signature.parameters
-    return _config(ModelConfig, path, found, {"network": path, "augmented": augmented})
+    return _config(ModelConfig, path, found, {"network": path, "augmented": augmented, "any_shape": True})
 
 
 @functools.cache

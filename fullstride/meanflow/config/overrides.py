@@ -5,7 +5,7 @@ import re
 from dataclasses import fields
 
 from fullstride.errors import ConfigError, one_of
-from fullstride.meanflow.config import datasets, networks
+from fullstride.meanflow.config import datasets, networks, optimizers
 from fullstride.meanflow.config.presets import KEYS, OUTSIDE, PRESETS, chosen, keys_of
 from fullstride.meanflow.config.recipes import RECIPES, as_read
 from fullstride.meanflow.config.schema import TrainConfig
@@ -22,8 +22,17 @@ CONFLICTS = (
         lambda c: c.resume and c.overwrite,
         "one of them; resume continues the run, overwrite deletes it",
     ),
+    Conflict(
+        "init_form", lambda c: c.init_form != "auto" and not c.init_from, "init_from=PATH as well, or no init_form"
+    ),
+    Conflict(
+        "ema.decays ema.widths",
+        lambda c: not c.ema.decays and not c.ema.widths,
+        "at least one average, such as ema.decays=[0.9999]",
+    ),
     *networks.CONFLICTS,
     *datasets.CONFLICTS,
+    *optimizers.CONFLICTS,
     *inception.CONFLICTS,
 )
 

@@ -11,6 +11,7 @@ from fullstride.meanflow.config import outside, schema
 from fullstride.meanflow.config.datasets import DATASETS
 from fullstride.meanflow.config.losses import LOSSES
 from fullstride.meanflow.config.networks import MODELS
+from fullstride.meanflow.config.optimizers import OPTIMIZERS
 from fullstride.settings.fields import Key, walk
 from fullstride.settings.overrides import flat, is_import_path
 
@@ -21,7 +22,7 @@ PRESETS: dict[str, Choices] = {
     "data": {name: partial(schema.DataConfig, name=name) for name in DATASETS},
     "model": MODELS,
     "loss": LOSSES,
-    "optimizer": {"adamw": schema.OptimizerConfig},
+    "optimizer": {name: partial(schema.OptimizerConfig, name=name) for name in OPTIMIZERS},
     "ema": {"default": schema.EmaConfig},
     "guard": {"default": schema.GuardConfig},
     "watch": {"default": schema.WatchConfig},

@@ -12,8 +12,11 @@ from typing import Annotated
 
 from fullstride.device.precision import PRECISIONS
 from fullstride.device.select import DEVICES
+from fullstride.meanflow.config.intervals import EXPECTED, is_interval
 from fullstride.meanflow.config.networks import ModelConfig, UNetConfig
 from fullstride.meanflow.config.objectives import OBJECTIVES, SPLITS, TIME_LAWS, WEIGHTINGS
+from fullstride.meanflow.config.optimizers import MOMENTUM
+from fullstride.meanflow.config.starts import AUTO, FORMS, OWN
 from fullstride.settings.fields import (
     LATER,
     AllowedNames,
@@ -63,7 +66,7 @@ class DataConfig:
     augment: Share = 0.0  # probability of each EDM augmentation; the CIFAR-10 recipe's is 0.12
     holdout: PartShare = 0.1  # share held out of a folder that has no test/ of its own
     latent_scale: Positive = 0.18215  # latents only: the network sees scale * z
-    num_classes: Natural = 0  # latents only: labels lie below it; 0 takes one more than the largest
+    num_classes: Natural = 0  # latents and tensors only: labels lie below it; 0 takes one more than the largest
     workers: Natural = 2  # processes that decode what does not live on the device
     # most damaged pictures of a folder for which the next of their class stands in
     skip_damaged: Annotated[Natural, LATER] = 0
@@ -139,13 +142,14 @@ class LossConfig:
 
 @dataclass
 class OptimizerConfig:
-    """`optimizer=adamw`; without weight decay it is Adam."""
+    """`optimizer=adamw`, without weight decay Adam; `optimizer=muon`: Muon for matrices, AdamW for the rest."""
 
     name: str = "adamw"
     lr: Positive = 1e-4  # learning rate after the warm-up
     beta1: BelowOne = 0.9  # decay of the average of gradients
     beta2: BelowOne = 0.95  # decay of the average of their squares
     eps: Positive = 1e-8  # added to the root of the second average
+    momentum: Annotated[BelowOne, LATER] = MOMENTUM  # of muon's average of gradients
     weight_decay: NotNegative = 0.0  # times the learning rate, of each step
     warmup_steps: Natural = 0  # the learning rate rises linearly over these
     decay: Annotated[str, AllowedNames(("constant", "cosine"))] = "constant"  # cosine: to zero at the run's end
@@ -160,10 +164,19 @@ class EmaConfig:
     decays: Annotated[
         list[float],
         Rule(
-            "at least one number in [0, 1), none twice",
-            lambda xs: len(xs) > 0 and all(0 <= x < 1 for x in xs) and len(set(xs)) == len(xs),
+            "numbers in [0, 1), none twice",
+            lambda xs: all(0 <= x < 1 for x in xs) and len(set(xs)) == len(xs),
         ),
     ] = field(default_factory=lambda: [0.9999])
+    # relative widths of averages by power functions (EDM2), such as [0.05,0.1]
+    widths: Annotated[
+        list[float],
+        Rule(
+            "numbers above 0 and below 0.2886, none twice",
+            lambda xs: all(0 < x < 0.2886 for x in xs) and len(set(xs)) == len(xs),
+        ),
+        LATER,
+    ] = field(default_factory=list)
     period: Count = 1  # optimizer steps between updates, each of which keeps decay^period
     warmup: bool = True  # step k keeps at most (1 + k) / (10 + k), so that the initial weights fade early
 
@@ -234,8 +247,13 @@ class TrainConfig:
     # what gradients travel by between GPUs; auto is copies where that can be
     transfers: Annotated[str, AllowedNames(("auto", "copies", "nccl"))] = "auto"
     seed: Seed = 0  # of weights, data order, noise and times
+    # weights to start from: a run, a checkpoint, or a file of another project
+    init_from: Annotated[str, LATER] = ""
+    # whose names those weights have; auto recognises them
+    init_form: Annotated[str, AllowedNames((AUTO, OWN, *FORMS)), LATER] = AUTO
     eval_every: Natural = 0  # epochs between evaluations, the last epoch's included; 0 never evaluates
-    save_every: Natural = 0  # epochs between checkpoints; 0 saves at the end only
+    # between checkpoints: epochs (10), steps (500steps) or minutes (10min); 0 saves at the end only
+    save_every: Annotated[int | str, Rule(EXPECTED, is_interval)] = "10min"
     keep: Natural = 3  # newest checkpoints that stay; 0 keeps all
     log_every: Count = 50  # optimizer steps between lines of metrics.jsonl
     track: Annotated[str, AllowedNames(("none", "trackio", "tensorboard"))] = "none"  # beside metrics.jsonl

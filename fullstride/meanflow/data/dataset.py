@@ -140,7 +140,7 @@ def origin_of(store: Store, index: int) -> str:
 Decode = Callable[[Tensor, torch.Generator | None], Tensor]
 
 
-def decode_images(raw: Tensor, generator: torch.Generator | None = None) -> Float[Tensor, "b c h w"]:
+def decode_images(raw: Tensor, generator: torch.Generator | None = None) -> Float[Tensor, "b *s"]:
     """Pictures in [-1, 1], in fp32: bytes are scaled, floating records are taken as they are."""
     return raw.float() / 127.5 - 1 if raw.dtype == torch.uint8 else raw.float()
 
@@ -154,11 +154,13 @@ class Dataset:
         train: the training split.
         test: the held-out split; generated images are scored against it.
         num_classes: number of classes; 0 if there are no labels.
-        image_shape: (channels, height, width) of the network's input.
+        image_shape: (channels, height, width) of the network's input, or of any rank.
         fingerprint: sha256 over data that identifies the content; other content is another data set.
         decode: function from raw records to the network's input; if a record is a distribution, it draws from the
             generator, or takes the mean without one.
         pixels: whether inputs are pictures in [-1, 1]; latents are not.
+        condition: function from raw records to their conditions, flattened (b, numbers); None without conditions.
+        condition_shape: of one condition, (length,) or (tokens, length); () without.
         files: the list of its files, as `KnownFiles.packed`; empty if the files are not listed.
 
     """
@@ -167,13 +169,19 @@ class Dataset:
     train: Split
     test: Split
     num_classes: int
-    image_shape: tuple[int, int, int]
+    image_shape: tuple[int, ...]
     fingerprint: str
     decode: Decode = decode_images
     pixels: bool = True
     files: bytes = b""
+    condition: Callable[[Tensor], Tensor] | None = None
+    condition_shape: tuple[int, ...] = ()
 
-    def images(self, split: Split, indices: Int[Tensor, " m"]) -> Float[Tensor, "m c h w"]:
+    def conditions(self, split: Split, indices: Int[Tensor, " m"]) -> Float[Tensor, "m k"] | None:
+        """The conditions of chosen records, on the CPU; None if there are none."""
+        return None if self.condition is None else self.condition(split.read(indices)).cpu()
+
+    def images(self, split: Split, indices: Int[Tensor, " m"]) -> Float[Tensor, "m *s"]:
         """The inputs of chosen records, without randomness, on the CPU."""
         return self.decode(split.read(indices), None).cpu()
 

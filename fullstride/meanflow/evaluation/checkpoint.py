@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fullstride.errors import ConfigError
 from fullstride.meanflow.checkpoints.folder import find_checkpoint, read_manifest
+from fullstride.meanflow.checkpoints.paces import as_written, chosen_average
 from fullstride.meanflow.config.commands import ConsistencyOptions, ScoreOptions
 from fullstride.meanflow.config.datasets import row_of
 from fullstride.meanflow.config.presets import config_from_dict
@@ -92,7 +93,7 @@ def _data_of(generator: Generator, path: Path, data_path: str) -> Dataset:
 def _scored(checkpoint: Path, options: ScoreOptions) -> dict[str, Any]:
     """Facts about the weights that were scored, and the settings of the generation."""
     config = config_from_dict(read_manifest(checkpoint)["config"])
-    ema = config.ema.decays[0] if options.ema is None else options.ema
+    ema = as_written(chosen_average(config.ema, options.ema))
     keys = ("precision", "backend", "batch_size")
     asked = {key: getattr(options, key) or getattr(config.evaluation, key) for key in keys}
     return {"checkpoint": checkpoint.name, "ema": ema, **asked}

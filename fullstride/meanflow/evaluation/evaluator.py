@@ -131,18 +131,23 @@ class Evaluator:
         labels = self._labels() if num_classes else None
         own = self.processes.part(self.num)
         part = {"sampler": sampler, "steps": steps, "num_classes": num_classes}
+        part |= {"condition": self.data.conditions(self.data.test, self._compared()[own.start : own.stop])}
         make = lambda: self._part(model, own, None if labels is None else labels[own.start : own.stop], **part)  # noqa: E731
         parts = self.processes.collect(self.processes.agreed(lambda: self._guarded(make)))
         return self.processes.led(lambda: self._guarded(lambda: self._of_parts(parts, sampler, steps, labels, keep)))
 
     def _labels(self) -> Tensor:
-        """The labels of the held-out images that the samples are compared with, so that classes are equally frequent.
+        """The labels of the held-out images that samples are compared with, so that classes are equally frequent."""
+        return self.data.test.labels[self._compared()]
+
+    def _compared(self) -> Tensor:
+        """The held-out images that the samples are compared with.
 
         Where more are generated than are held out, all in turn, and then some of all of them.
         """
         total = len(self.data.test)
         rounds, rest = divmod(self.num, total)
-        return self.data.test.labels[torch.cat([torch.arange(total).repeat(rounds), choose_reference(total, rest)])]
+        return torch.cat([torch.arange(total).repeat(rounds), choose_reference(total, rest)])
 
     def _part(self, model: nn.Module, own: range, label: Tensor | None, **chosen: Any) -> "EvaluationPart":
         """The process's images and their features; none where there are fewer images than processes."""

@@ -31,10 +31,15 @@ LONGEST_PERIOD = 10_000.0  # of the sines of times, in units of t, and of places
 EMBEDDING_STD = 0.02
 
 
+def wave_frequencies(count: int, dtype: torch.dtype, device: torch.device | str | None = None) -> Float[Tensor, " f"]:
+    """`count` frequencies falling geometrically from 1 towards 1 / 10,000 radians."""
+    octave = torch.arange(count, dtype=dtype, device=device) / count
+    return torch.exp(-math.log(LONGEST_PERIOD) * octave)
+
+
 def waves(x: Float[Batch, "*s"], count: int) -> tuple[Float[Batch, "*s f"], Float[Batch, "*s f"]]:
-    """sin and cos of x at `count` frequencies falling geometrically from 1 towards 1 / 10,000 radians."""
-    octave = torch.arange(count, dtype=x.dtype, device=x.device) / count
-    angle = x[..., None] * torch.exp(-math.log(LONGEST_PERIOD) * octave)
+    """sin and cos of x at `wave_frequencies`."""
+    angle = x[..., None] * wave_frequencies(count, x.dtype, x.device)
     return angle.sin(), angle.cos()
 
 
@@ -48,7 +53,7 @@ def position_embedding(side: int, width: int) -> Float[Tensor, "n d"]:
     return torch.cat(parts, dim=1)
 
 
-def _linear(features: int, out: int, std: float | None = None) -> nn.Linear:
+def glorot_linear(features: int, out: int, std: float | None = None) -> nn.Linear:
     """A linear layer that starts without bias: weights N(0, std^2), or uniform by Glorot's rule."""
     layer = Linear(features, out)
     nn.init.zeros_(layer.bias)
@@ -62,25 +67,27 @@ def _linear(features: int, out: int, std: float | None = None) -> nn.Linear:
 class TimeMlp(nn.Module):
     """128 cosines and 128 sines of a time, through two linear layers with SiLU between."""
 
-    def __init__(self, width: int):
-        """Make the perceptron."""
+    def __init__(self, width: int, scale: float = 1.0):
+        """Make the perceptron; `scale` is what times are multiplied by first."""
         super().__init__()
-        self.hidden = _linear(TIME_FEATURES, width, EMBEDDING_STD)
-        self.out = _linear(width, width, EMBEDDING_STD)
+        self.scale = scale
+        self.hidden = glorot_linear(TIME_FEATURES, width, EMBEDDING_STD)
+        self.out = glorot_linear(width, width, EMBEDDING_STD)
 
     def forward(self, time: Float[Batch, " b"]) -> Float[Batch, "b d"]:
-        """Embed each time, which is not scaled: the fastest wave turns by one radian a unit of t."""
-        sin, cos = waves(full_precision(time), TIME_FEATURES // 2)
+        """Embed each time: the fastest wave turns by `scale` radians a unit of t."""
+        time = full_precision(time)
+        sin, cos = waves(time if self.scale == 1 else time * self.scale, TIME_FEATURES // 2)
         return self.out(F.silu(self.hidden(torch.cat([cos, sin], dim=1))))
 
 
 class Conditioning(nn.Module):
     """The vector that conditions every block: embeddings of t, of t - r and of the class, summed."""
 
-    def __init__(self, width: int, num_classes: int):
+    def __init__(self, width: int, num_classes: int, time_scale: float = 1.0):
         """Make the layers; `num_classes` 0 is unconditional, else one more embedding stands for 'no class'."""
         super().__init__()
-        self.time, self.gap = TimeMlp(width), TimeMlp(width)
+        self.time, self.gap = TimeMlp(width, time_scale), TimeMlp(width, time_scale)
         self.label = nn.Embedding(num_classes + 1, width) if num_classes else None
         if self.label is not None:
             nn.init.normal_(self.label.weight, std=EMBEDDING_STD)
@@ -123,7 +130,7 @@ class SelfAttention(nn.Module):
         """Make it; `qk_norm` normalises each head's queries and keys, which bounds the logits (arXiv:2302.05442)."""
         super().__init__()
         self.heads = heads
-        self.qkv, self.out = _linear(width, 3 * width), _linear(width, width)
+        self.qkv, self.out = glorot_linear(width, 3 * width), glorot_linear(width, width)
         self.qk_weight = nn.Parameter(torch.ones(2, width // heads)) if qk_norm else None
 
     def forward(self, x: Float[Batch, "b n d"]) -> Float[Batch, "b n d"]:
@@ -145,7 +152,8 @@ class Block(nn.Module):
         hidden = int(mlp_ratio * width)
         self.modulation = Modulation(width, 6)
         self.attention = SelfAttention(width, heads, qk_norm)
-        self.mlp = nn.Sequential(_linear(width, hidden), nn.GELU(approximate="tanh"), _linear(hidden, width))
+        first, last = glorot_linear(width, hidden), glorot_linear(hidden, width)
+        self.mlp = nn.Sequential(first, nn.GELU(approximate="tanh"), last)
 
     def forward(self, x: Float[Batch, "b n d"], conditioning: Float[Batch, "b d"]) -> Float[Batch, "b n d"]:
         """Two residual steps."""
@@ -169,6 +177,7 @@ class DiT(nn.Module):
         mlp_ratio: float = 4.0,  # hidden width of the perceptrons in units of `width`
         qk_norm: bool = False,  # see SelfAttention
         decoupled_blocks: int = 0,  # last blocks that see r alone, the others t alone; 0: each sees t and t - r
+        time_scale: float = 1.0,  # see TimeMlp
         num_classes: int = 0,  # 0: unconditional
     ):
         """Make the network for square images of `image_size`; its output starts at zero.
@@ -190,12 +199,13 @@ class DiT(nn.Module):
             raise ValueError(f"decoupled_blocks is {decoupled_blocks}, expected 0 to {depth - 1} of {depth} blocks")
         self.decoupled_blocks = decoupled_blocks
         self.image_size, self.patch_size = image_size, patch_size
+        self.time_scale = time_scale
         patch = in_channels * patch_size**2
         position = position_embedding(image_size // patch_size, width)
         self.register_buffer("position", position.to(torch.get_default_dtype()), persistent=False)
         self.position: Tensor
-        self.patch_in = _linear(patch, width)
-        self.conditioning = Conditioning(width, num_classes)
+        self.patch_in = glorot_linear(patch, width)
+        self.conditioning = Conditioning(width, num_classes, time_scale)
         self.blocks = nn.ModuleList(Block(width, heads, mlp_ratio, qk_norm) for _ in range(depth))
         self.modulation_out = Modulation(width, 2)
         self.patch_out = zero_init(Linear(width, patch))

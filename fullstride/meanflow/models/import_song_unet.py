@@ -2,9 +2,11 @@
 
 from collections.abc import Mapping
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from fullstride.errors import ConfigError
+from fullstride.meanflow.models.song_unet import SongUNet
+from fullstride.runs.atomic_files import note
 
 _BLOCK = {
     "norm0": "norm1",
@@ -67,4 +69,25 @@ def from_py_meanflow(state: Mapping[str, Tensor], network: str = "net_ema1") -> 
     if not own:
         found = sorted({name.split(".")[0] for name in state})
         raise ConfigError(f"the checkpoint has {', '.join(found)}, expected {network}; name one of its networks")
+    return own
+
+
+AVERAGES = ("net_ema", "net_ema1", "net_ema2", "net")
+
+
+def first_average(state: Mapping[str, Tensor], network: nn.Module) -> dict[str, Tensor]:
+    """The network of a py-meanflow checkpoint that its own sampling takes, for a run's network.
+
+    A network without augmentation labels does without the layer of those labels, which sampling does not use.
+
+    Raises:
+        ConfigError: as `from_py_meanflow`, or if the network is no `SongUNet`.
+
+    """
+    if not isinstance(network, SongUNet):
+        raise ConfigError(f"weights of py-meanflow for a {type(network).__name__}, expected model=song_unet")
+    name = next(each for each in AVERAGES if any(key.startswith(f"{each}.") for key in state))
+    own = from_py_meanflow(state, name)
+    if network.mapping.augment is None and own.pop("mapping.augment.weight", None) is not None:
+        note(f"{name} without the layer of augmentation labels, as data.augment=0")
     return own

@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 
 from fullstride.errors import ConfigError
 from fullstride.meanflow.config.datasets import row_of
+from fullstride.meanflow.config.intervals import save_interval
 from fullstride.meanflow.config.losses import TeacherPathConfig
 from fullstride.meanflow.config.schema import LossConfig, TrainConfig
 from fullstride.meanflow.data.catalogue import check_padded, load_data
@@ -94,14 +95,16 @@ class RunPlan:
     @property
     def first_save_seconds(self) -> float:
         """Seconds of the steps before the first checkpoint: that of `save_every`, or the run's last."""
-        return self.seconds_of(min(self.steps, steps_to_checkpoint(self.config, Position(), self.epoch_steps)))
+        seconds = self.seconds_of(min(self.steps, steps_to_checkpoint(self.config, Position(), self.epoch_steps)))
+        minutes = save_interval(self.config.save_every).minutes
+        return min(seconds, 60 * minutes) if minutes else seconds
 
     def seconds_of(self, steps: int) -> float:
         """Seconds of that many steps."""
         return self.ms * steps / 1e3
 
 
-def data_of(config: TrainConfig, records: int | None) -> tuple[int, tuple[int, int, int], int]:
+def data_of(config: TrainConfig, records: int | None) -> tuple[int, tuple[int, ...], int]:
     """Records, shape and classes of a configuration's data; what is not known of them is read.
 
     Raises:
@@ -109,8 +112,13 @@ def data_of(config: TrainConfig, records: int | None) -> tuple[int, tuple[int, i
 
     """
     row = row_of(config.data.name)
-    if not row.records:
+    # The records of a row are ImageNet's, of a path what lies there.
+    if not row.records or (row.folder and config.data.path):
         data = load_data(config.data)
+        if data.condition_shape:
+            raise ConfigError(
+                f"data={config.data.name}: its samples have conditions, expected none; they are not planned"
+            )
         return records or len(data.train), data.image_shape, data.num_classes
     (c, h, w), size = row.image_shape, config.data.image_size
     if not row.resizable and size not in (0, h):
@@ -170,6 +178,10 @@ def make_plan(
             would refuse to share the batch out.
 
     """
+    if config.optimizer.name != "adamw":
+        raise ConfigError(
+            f"optimizer={config.optimizer.name}: expected adamw; steps of other optimizers were not measured"
+        )
     count, shape, classes = data_of(config, records)
     epoch_steps = steps_per_epoch(config, count)
     if machine.gpus > 1:
@@ -181,7 +193,7 @@ def make_plan(
         precision=config.precision,
         backend="graph" if config.backend == "graph" else "compile+graph",
         whole=True,
-        averages=len(config.ema.decays),
+        averages=len(config.ema.decays) + len(config.ema.widths),
         period=config.ema.period,
         accumulate=config.gradient_accumulation_steps,
         guidance=passes_without_gradient(config.loss),

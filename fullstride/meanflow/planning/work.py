@@ -95,9 +95,7 @@ class _Counted(TorchDispatchMode):
         return self.narrow.get(_memory(x), x)
 
 
-def count_work(
-    config: ModelConfig, shape: tuple[int, int, int], num_classes: int = 0, half: bool = True
-) -> NetworkWork:
+def count_work(config: ModelConfig, shape: tuple[int, ...], num_classes: int = 0, half: bool = True) -> NetworkWork:
     """The work of a network's forward pass.
 
     Args:

@@ -12,7 +12,9 @@ from fullstride.device.precision import exact_fp32
 from fullstride.errors import ConfigError
 from fullstride.jvp.implementation import only_plain
 from fullstride.meanflow.checkpoints.folder import find_checkpoint
+from fullstride.meanflow.checkpoints.paces import as_written
 from fullstride.meanflow.config.commands import ExportOptions
+from fullstride.meanflow.config.datasets import scale_of
 from fullstride.meanflow.sampling.generate import Generator, load_generator
 from fullstride.meanflow.sampling.noise import seeded_noise
 from fullstride.meanflow.sampling.samplers import meanflow_sample
@@ -31,7 +33,7 @@ class ExportedSampler(nn.Module):
         """Take the averaged network."""
         super().__init__()
         self.network, self.steps = generator.model, steps
-        self.scale = 1.0 if generator.data.pixels else generator.config.data.latent_scale
+        self.scale = scale_of(generator.config.data)
 
     def forward(self, noise: Tensor, label: Tensor | None = None) -> Tensor:
         """MeanFlow's steps; pictures are not clipped."""
@@ -59,6 +61,10 @@ def export_command(checkpoint: Path, options: ExportOptions) -> None:
         raise ConfigError(f"--out {out}: {kind}expected a file's name that ends in {SUFFIX}")
     found = find_checkpoint(checkpoint)
     generator = load_generator(found, options.device, options.ema)
+    if generator.data.condition_shape:
+        raise ConfigError(
+            f"{found}: its network takes conditions, expected one without; sample with fullstride instead"
+        )
     # The order of the run's memory is no part of the file, which PyTorch writes whole of contiguous weights alone.
     generator.model.to(memory_format=torch.contiguous_format)  # pyright: ignore[reportCallIssue]
     sampler = ExportedSampler(generator, options.steps).eval()
@@ -67,7 +73,7 @@ def export_command(checkpoint: Path, options: ExportOptions) -> None:
     given = (noise, label) if generator.num_classes else (noise,)
     about = {
         "checkpoint": found.name,
-        "ema": generator.decay,
+        "ema": as_written(generator.decay),
         "steps": options.steps,
         "shape": list(generator.image_shape),
         "num_classes": generator.num_classes,

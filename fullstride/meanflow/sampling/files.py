@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int, UInt8
+from jaxtyping import Int, UInt8
 from PIL import Image
 from torch import Tensor
 
@@ -23,7 +23,8 @@ from fullstride.runs.atomic_files import note
 from fullstride.runs.lock import locked
 
 SAMPLES = "samples"  # folder in a run's
-MADE, LATENTS, GRID, CLASSES = "samples.json", "latents.safetensors", "grid.png", "classes.png"
+MADE, GRID, CLASSES = "samples.json", "grid.png", "classes.png"
+LATENTS, TENSORS = "latents.safetensors", "samples.safetensors"
 WRITING = ".writing_samples_"
 AT_ONCE = 256  # pictures that are turned into bytes together
 SHOWN, ROWS = 256, 10  # pictures of the grid; classes of the other one, and pictures of each
@@ -42,20 +43,22 @@ def check_place(out: Path) -> None:
         pass
 
 
-def default_place(checkpoint: Path, made: Mapping[str, Any], decay: float) -> Path:
+def default_place(checkpoint: Path, made: Mapping[str, Any], decay: float | str) -> Path:
     """The folder of a set in the run of its checkpoint, named after what the images depend on.
 
     Args:
         checkpoint: the folder of a checkpoint; one that lies outside a run gets the samples next to it.
         made: the settings of the samples.
-        decay: decay of the default average; the name has the decay of any other.
+        decay: decay of the default average, or its name; that of any other is in the folder's name.
 
     """
     parts = [checkpoint.absolute().name, made["sampler"]]
     parts += [] if made["steps"] is None else [made["steps"]]
     parts += ["seed", made["seed"], "num", made["num"]]
-    for key, default in {"label": None, "ema": decay, "precision": "fp32"}.items():
-        parts += [] if made[key] == default else [key, made[key]]
+    defaults = {"label": None, "ema": decay, "precision": "fp32", "guidance": 1.0}
+    for key, default in defaults.items():
+        parts += [] if made.get(key, default) == default else [key, made[key]]
+    parts += ["no", "class"] if made.get("no_class") else []
     parts += ["omega", made["omega"], made["omega_start"], made["omega_end"]] if "omega" in made else []
     parts += ["decoded"] if "vae" in made else []
     up = "../.." if checkpoint.absolute().parent.name == "checkpoints" else ".."
@@ -133,13 +136,13 @@ def _earlier(made: dict[str, Any]) -> list[str]:
         count = int(made["num"])
     except (ValueError, KeyError, TypeError, OverflowError):
         return []
-    return [*(f"{index:06d}.png" for index in range(count)), CLASSES, GRID, LATENTS]
+    return [*(f"{index:06d}.png" for index in range(count)), CLASSES, GRID, LATENTS, TENSORS]
 
 
-def write_latents(folder: Path, latents: Float[Tensor, "n c h w"]) -> None:
-    """Write all latents to one file."""
-    save_tensors({"latents": latents}, folder / LATENTS)
-    (folder / LATENTS).chmod(0o644)  # safetensors lets nobody else read
+def write_tensors(file: Path, tensors: dict[str, Tensor]) -> None:
+    """Write latents or samples, and what belongs to them, to one file."""
+    save_tensors(tensors, file)
+    file.chmod(0o644)  # safetensors lets nobody else read
 
 
 def write_pictures(folder: Path, images: Iterable[Tensor], classes: Int[Tensor, " n"] | None) -> None:

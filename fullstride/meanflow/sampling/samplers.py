@@ -3,6 +3,7 @@
 Both use the same network, u(z, r, t): v(z, t) is u(z, t, t). Noise is at t = 1, images at t = 0.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -10,7 +11,7 @@ from itertools import pairwise
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from fullstride.device.precision import matmul_precision
 from fullstride.errors import one_of
@@ -181,6 +182,45 @@ SAMPLERS: dict[str, Sampler] = {
 }
 
 
+class GuidedNetwork(nn.Module):
+    """u(z, r, t) without class, plus `scale` times the way from there to u of the class (arXiv:2207.12598, equation 6).
+
+    At r = t this is classifier-free guidance of the velocity. Over a longer interval it guides the average velocity,
+    which is not the average of the guided one.
+    """
+
+    def __init__(self, network: Velocity, scale: float):
+        """Take a network that was trained with dropped labels."""
+        super().__init__()
+        self.network, self.scale = network, scale
+
+    def forward(
+        self, z: Float[Tensor, "b *s"], r: Float[Tensor, " b"], t: Float[Tensor, " b"], label: Int[Tensor, " b"]
+    ) -> Float[Tensor, "b *s"]:
+        """Evaluate the network twice."""
+        free = self.network(z, r, t)
+        return free + self.scale * (self.network(z, r, t, label=label) - free)
+
+
+class ConditionedNetwork(nn.Module):
+    """u(z, r, t) under one condition for each sample, which the network takes as `augment`."""
+
+    def __init__(self, network: Velocity, condition: Float[Tensor, "b k"]):
+        """Take the conditions of a batch."""
+        super().__init__()
+        self.network, self.condition = network, condition
+
+    def forward(
+        self,
+        z: Float[Tensor, "b *s"],
+        r: Float[Tensor, " b"],
+        t: Float[Tensor, " b"],
+        label: Int[Tensor, " b"] | None = None,
+    ) -> Float[Tensor, "b *s"]:
+        """Evaluate the network."""
+        return self.network(z, r, t, augment=self.condition, **labelled(label))
+
+
 def _labels(
     label: int | Int[Tensor, " n"] | None, seed: int, start: int, num: int, num_classes: int
 ) -> Int[Tensor, " n"] | None:
@@ -208,6 +248,8 @@ def sample(
     start: int = 0,
     label: int | Int[Tensor, " n"] | None = None,
     num_classes: int = 0,
+    guidance: float = 1.0,
+    condition: Float[Tensor, "n k"] | None = None,
     batch_size: int = 512,
     device: torch.device | str = "cpu",
     precision: str = "fp32",
@@ -227,7 +269,10 @@ def sample(
         seed: seed of the noise and of the labels.
         start: index i of the first image; several processes generate a set in parts.
         label: one class for all images, a class for each, or None: balanced labels from the seed.
-        num_classes: number of classes; 0 generates without labels.
+        num_classes: number of classes; 0 generates without labels, of a network with classes as 'no class'.
+        guidance: scale of classifier-free guidance, for every sampler; 1 leaves the network as it is, any other
+            evaluates it twice (see `GuidedNetwork`).
+        condition: a condition for each image, which the network takes as `augment`; such a network runs eagerly.
         batch_size: images of one forward pass.
         device: the network's device.
         precision: precision of the network's products: fp32, tf32 or bf16. Steps are always fp32.
@@ -239,7 +284,8 @@ def sample(
 
     Raises:
         ValueError: for an unknown sampler; num or batch_size below 1; labels outside [0, num_classes) or not one for
-            each image; a negative seed; and what the sampler itself refuses.
+            each image; a negative seed; guidance without classes, or by a scale that is not finite; and what the
+            sampler itself refuses.
         ConfigError: for an unknown precision or backend, tf32 or graph without CUDA, or a network that cannot be
             recorded.
 
@@ -249,7 +295,15 @@ def sample(
         raise ValueError(f"num is {num} and batch_size {batch_size}, expected both at least 1")
     place = torch.device(device)
     labels = _labels(label, seed, start, num, num_classes)
-    network = run_by(backend, model, place)
+    if not math.isfinite(guidance) or (guidance != 1 and labels is None):
+        raise ValueError(
+            f"guidance is {guidance:g} with num_classes {num_classes}, expected a number, and 1 without classes"
+        )
+    passes = 1 if guidance == 1 else 2
+    if condition is not None and (backend == "graph" or len(condition) != num):
+        raise ValueError(f"{len(condition)} conditions with backend={backend}, expected {num} with eager or auto")
+    whole = model if passes == 1 else GuidedNetwork(model, guidance)
+    network = run_by(backend if condition is None else "eager", whole, place)
     evaluations: list[float] = []
 
     def given() -> Iterator[tuple[Tensor, Tensor | None]]:
@@ -258,9 +312,15 @@ def sample(
             yield noise, None if labels is None else labels[done : done + batch_size]
 
     def made() -> Iterator[Tensor]:
+        done = 0
         for noise, own in prefetch(given(), place):
-            result = SAMPLERS[sampler](network, noise, steps=steps, label=own)
-            evaluations.append(result.nfe * len(noise))
+            by: Velocity = network
+            if condition is not None:
+                by = ConditionedNetwork(model, condition[done : done + len(noise)].to(place))
+                by = by if passes == 1 else GuidedNetwork(by, guidance)
+            done += len(noise)
+            result = SAMPLERS[sampler](by, noise, steps=steps, label=own)
+            evaluations.append(passes * result.nfe * len(noise))
             yield result.images.float()
 
     images = torch.empty(num, *shape, dtype=torch.float32, device="cpu")

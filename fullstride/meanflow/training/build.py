@@ -7,6 +7,9 @@ import torch
 from torch import nn
 
 from fullstride.errors import ConfigError
+from fullstride.meanflow.checkpoints.paces import averages_of
+from fullstride.meanflow.checkpoints.start import begin
+from fullstride.meanflow.config.intervals import save_interval
 from fullstride.meanflow.config.networks import ModelConfig
 from fullstride.meanflow.config.schema import DataConfig, LossConfig, TrainConfig
 from fullstride.meanflow.data.dataset import Dataset
@@ -15,11 +18,13 @@ from fullstride.meanflow.models.common import recompute
 from fullstride.meanflow.objective.loss import MeanFlowLoss, loss_of
 from fullstride.meanflow.objective.teacher import Teacher
 from fullstride.meanflow.training.guard import Guard
+from fullstride.meanflow.training.optimizers import build_optimizer, description
 from fullstride.meanflow.training.state import DataFacts, Position, RunState
 from fullstride.meanflow.training.step import RecordObjective
 from fullstride.process.exit_codes import STUCK
 from fullstride.process.gpu_activity import GpuActivity
 from fullstride.process.watchdog import Verdict, Watchdog, WatchdogLimits
+from fullstride.runs.atomic_files import note
 from fullstride.runs.early_ends import write_end
 from fullstride.settings.overrides import load_object
 from fullstride.step.torch import SINGLE, Averages, Processes, Shards
@@ -31,30 +36,43 @@ def classes_of(config: ModelConfig, num_classes: int) -> int:
 
 
 def build_model(
-    config: ModelConfig, image_shape: tuple[int, int, int], num_classes: int, augment_dim: int = 0
+    config: ModelConfig, image_shape: tuple[int, ...], num_classes: int, augment_dim: int | tuple[int, ...] = 0
 ) -> nn.Module:
     """The network for inputs of that shape.
 
     Args:
         config: the configuration of a network.
-        image_shape: (channels, height, width).
+        image_shape: (channels, height, width); of any rank for a network that takes any shape.
         num_classes: number of classes of the data.
-        augment_dim: length of the augmentation labels; 0 for a network without them.
+        augment_dim: length of the augmentation labels or of a condition, (tokens, length) of a sequence; 0 for a
+            network without them.
 
     Raises:
         ConfigError: if the shape, the widths or the classes do not fit the network, or it has no blocks to recompute.
 
     """
-    c, h, w = image_shape
-    if h != w:
-        raise ConfigError(f"images are {h}x{w}, expected square ones; set data.image_size")
+    c, *sizes = image_shape
+    square = len(sizes) == 2 and sizes[0] == sizes[1]
+    if not square and not config.any_shape:
+        if len(sizes) == 2:
+            raise ConfigError(f"images are {sizes[0]}x{sizes[1]}, expected square ones; set data.image_size")
+        raise ConfigError(
+            f"model={config.name} with samples of shape {tuple(image_shape)}: expected square pictures; use "
+            "model=token_dit"
+        )
+    if augment_dim and not config.augmented:
+        raise ConfigError(
+            f"model={config.name} with data that have conditions: expected a network that takes them, such as "
+            "model=token_dit; or remove the conditions from the data"
+        )
     if config.class_conditional and num_classes == 0:
         raise ConfigError("model.class_conditional=true: the data has no labels; leave it out, or use labelled data")
     common = {field.name for field in fields(ModelConfig)}
     keys = {k: v for k, v in vars(config).items() if k not in common}
     keys |= {"augment_dim": augment_dim} if augment_dim else {}
     try:
-        network = load_object(config.network, "model")(c, h, num_classes=classes_of(config, num_classes), **keys)
+        made, size = load_object(config.network, "model"), sizes[0] if square else tuple(sizes)
+        network = made(c, size, num_classes=classes_of(config, num_classes), **keys)
     except ValueError as error:
         raise ConfigError(f"model={config.name}: {error}") from None
     if config.recompute and not recompute(network):
@@ -81,9 +99,11 @@ def build_loss(
     return loss_of(config).build(config, num_classes, averages, **own)
 
 
-def augment_dim(config: DataConfig) -> int:
-    """Length of the augmentation labels of a run."""
-    return EdmAugment.dim if config.augment > 0 else 0
+def augment_dim(config: DataConfig, condition_shape: tuple[int, ...] = ()) -> int | tuple[int, ...]:
+    """Length of the augmentation labels of a run, or the shape of its conditions."""
+    if len(condition_shape) == 1:
+        return condition_shape[0]
+    return condition_shape or (EdmAugment.dim if config.augment > 0 else 0)
 
 
 def build_objective(
@@ -96,21 +116,24 @@ def build_objective(
         hflip=config.data.hflip and data.pixels,
         augment=EdmAugment(config.data.augment) if config.data.augment > 0 else None,
         conditional=config.model.class_conditional,
+        condition=data.condition,
     )
 
 
 def build_state(config: TrainConfig, data: Dataset, device: torch.device, processes: Processes = SINGLE) -> RunState:
     """The state of a run at its first step: a function of the seed; of several processes each draws its own numbers."""
     torch.manual_seed(config.seed)
-    model = build_model(config.model, data.image_shape, data.num_classes, augment_dim(config.data)).to(device)
+    model = build_model(
+        config.model, data.image_shape, data.num_classes, augment_dim(config.data, data.condition_shape)
+    )
+    begin(model, config, tell=processes.leads)
+    model.to(device)
     if config.channels_last:
         in_channels_last(model)
-    averages = Averages(model, config.ema.decays, config.ema.period, warmup=config.ema.warmup)
-    # AdamW (arXiv:1711.05101), fused: the one that can skip a step on the device.
-    given = config.optimizer
-    betas = (given.beta1, given.beta2)
-    options = {"lr": given.lr, "betas": betas, "eps": given.eps, "weight_decay": given.weight_decay}
-    optimizer = torch.optim.AdamW(model.parameters(), fused=True, **options)
+    averages = Averages(model, averages_of(config.ema), config.ema.period, warmup=config.ema.warmup)
+    optimizer = build_optimizer(config.optimizer, model)
+    if processes.leads and (told := description(optimizer)):
+        note(f"optimizer={config.optimizer.name}: {told}")
     state = RunState(
         model,
         averages,
@@ -168,7 +191,12 @@ def watchdog_of(limits: WatchdogLimits, state: RunState, run: Path, use: GpuActi
 
 
 def steps_to_checkpoint(config: TrainConfig, position: Position, steps: int) -> int:
-    """Number of steps until the next checkpoint, with `steps` of them in an epoch."""
-    every = config.save_every or config.epochs
-    epoch = min(config.epochs, (position.epoch // every + 1) * every)
-    return max(0, epoch * steps - position.epoch * steps - position.batch)
+    """Most steps until the next checkpoint, with `steps` of them in an epoch; one that time decides may come sooner."""
+    every = save_interval(config.save_every)
+    made = position.epoch * steps + position.batch
+    left = config.epochs * steps - made
+    if every.steps:
+        return max(0, min(left, every.steps - position.step % every.steps))
+    if every.epochs:
+        left = min(left, (position.epoch // every.epochs + 1) * every.epochs * steps - made)
+    return max(0, left)

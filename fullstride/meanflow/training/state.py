@@ -6,19 +6,20 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fullstride.errors import ConfigError
-from fullstride.meanflow.checkpoints.folder import Tensors, read_group, read_manifest, write_checkpoint
+from fullstride.meanflow.checkpoints.folder import Tensors, ema_group, read_group, read_manifest, write_checkpoint
 from fullstride.meanflow.config.presets import chosen
 from fullstride.meanflow.config.schema import TrainConfig
 from fullstride.meanflow.data.dataset import Dataset
 from fullstride.meanflow.data.sources.known_files import KnownFiles, changed_files, check_comparable, known_files
 from fullstride.meanflow.objective.loss import SAME_LOSS
 from fullstride.meanflow.training.guard import Guard
+from fullstride.meanflow.training.optimizers import load_optimizer, optimizer_tensors
 from fullstride.runs.atomic_files import note
 from fullstride.runs.folder import FREE, refuse, setting_changes
-from fullstride.step.torch import SINGLE, Averages, Processes, Shards
+from fullstride.step.torch import SINGLE, Averages, Pace, Processes, Shards
 
 
 def stream_tensors(generator: torch.Generator) -> Tensors:
@@ -72,12 +73,6 @@ FREE_KEYS = FREE | {
 }  # fmt: skip
 
 
-def ema_group(decay: float) -> str:
-    """The checkpoint's file of an average."""
-    # Every digit: two averages must not share a file.
-    return f"ema_{decay!r}"
-
-
 @dataclass
 class Position:
     """Position in the run: `step` optimizer steps in all, `batch` of them in epoch `epoch`.
@@ -95,10 +90,11 @@ class Position:
 class DataFacts:
     """Facts about the data in a checkpoint: enough to sample without the data, and to recognise them."""
 
-    image_shape: tuple[int, int, int]
+    image_shape: tuple[int, ...]
     num_classes: int
     pixels: bool
     fingerprint: str
+    condition_shape: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, data: Dataset) -> "DataFacts":
@@ -109,8 +105,8 @@ class DataFacts:
     def read(cls, manifest: dict[str, Any]) -> "DataFacts":
         """The facts in a checkpoint's manifest."""
         facts = manifest["data"]
-        c, h, w = facts["image_shape"]
-        return cls(**facts | {"image_shape": (c, h, w)})
+        shapes = {key: tuple(facts.get(key, ())) for key in ("image_shape", "condition_shape")}
+        return cls(**facts | shapes)
 
 
 @dataclass
@@ -142,7 +138,7 @@ class RunState:
         """
         groups = {
             "model": dict(self.model.state_dict()),
-            "optimizer": _optimizer_tensors(self.optimizer) if self.shards is None else self.shards.optimizer_tensors(),
+            "optimizer": optimizer_tensors(self.optimizer) if self.shards is None else self.shards.optimizer_tensors(),
             "rng": merge_ranks(self.processes.gather(stream_tensors(self.generator))),
             "guard": self.guard.tensors,
             **{ema_group(decay): self._average(decay) for decay in self.ema.models},
@@ -157,7 +153,7 @@ class RunState:
         }
         return self.processes.led(lambda: write_checkpoint(folder, self.position.step, groups, manifest))
 
-    def _average(self, decay: float) -> Tensors:
+    def _average(self, decay: Pace) -> Tensors:
         with self.ema.whole(decay) as model:
             if self.shards is None:
                 return dict(model.state_dict())
@@ -179,7 +175,7 @@ class RunState:
             self.ema.load(decay, read_group(checkpoint, ema_group(decay)))
         optimizer = read_group(checkpoint, "optimizer")
         if self.shards is None:
-            _load_optimizer(self.optimizer, optimizer)
+            load_optimizer(self.optimizer, optimizer)
         else:
             self.shards.load_optimizer(optimizer)
         self.guard.load(read_group(checkpoint, "guard"))
@@ -236,20 +232,3 @@ def changed_settings(saved: dict[str, Any], wanted: dict[str, Any]) -> dict[str,
 def _over(usual: dict[str, Any], saved: dict[str, Any]) -> dict[str, Any]:
     """Nested settings on top of others."""
     return usual | {key: _over(usual.get(key, {}), x) if isinstance(x, dict) else x for key, x in saved.items()}
-
-
-def _optimizer_tensors(optimizer: torch.optim.Optimizer) -> Tensors:
-    state = optimizer.state_dict()["state"]
-    return {f"{index}.{key}": value for index, entry in state.items() for key, value in entry.items()}
-
-
-def _load_optimizer(optimizer: torch.optim.Optimizer, tensors: Tensors) -> None:
-    state: dict[int, dict[str, Tensor]] = {}
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    for name, value in tensors.items():
-        index, key = name.split(".", 1)
-        # In its parameter's memory order: a fused optimizer takes both as the rows of bytes that they are.
-        parameter = parameters[int(index)]
-        alike = value.shape == parameter.shape
-        state.setdefault(int(index), {})[key] = torch.empty_like(parameter).copy_(value) if alike else value
-    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})

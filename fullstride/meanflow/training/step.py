@@ -1,5 +1,6 @@
 """A run's optimizer step: MeanFlow's random draws and objective, for a `TrainStep`."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,6 +67,7 @@ class RecordObjective:
         hflip: whether each picture is mirrored with probability 1/2.
         augment: EDM's augmentations, or None.
         conditional: whether the network takes labels.
+        condition: function from raw records to conditions (b, numbers), which the network takes as `augment`; or None.
 
     """
 
@@ -74,12 +76,15 @@ class RecordObjective:
     hflip: bool = False
     augment: EdmAugment | None = None
     conditional: bool = False
+    condition: Callable[[Tensor], Tensor] | None = None
 
     def inputs(self, raw: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor | None]:
-        """Inputs in fp32, and the augmentation labels for the network if there are any."""
+        """Inputs in fp32, and the augmentation labels or conditions for the network if there are any."""
         x = self.decode(raw, generator)
         if self.hflip:
             x = random_hflip(x, generator)
+        if self.condition is not None:
+            return x, self.condition(raw)
         return (x, None) if self.augment is None else self.augment(x, generator)
 
     def draw(self, batch: dict[str, Tensor], generator: torch.Generator | None) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """A training run from its first step to its last, through stops, skipped steps, restored checkpoints and full disks."""
 
 import signal
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,8 @@ from fullstride.device import memory
 from fullstride.device.precision import process_precision, set_precision
 from fullstride.device.select import describe, resolve_device
 from fullstride.errors import ConfigError, OutOfMemory, Preempted, ReadError, is_out_of_memory
+from fullstride.meanflow.config.datasets import noun_of
+from fullstride.meanflow.config.intervals import save_interval
 from fullstride.meanflow.config.schema import TrainConfig
 from fullstride.meanflow.data.loader import Loader, Prefetcher
 from fullstride.meanflow.data.order import epoch_orders
@@ -95,6 +98,8 @@ class Trainer:
         self.gpu_use = GpuActivity(utilization_probes(self.device) if self.limits.gpu_idle else [])
         self.watchdog = watchdog_of(self.limits, self.state, self.run, self.gpu_use)
         self.after_step: list[Callable[[], None]] = []
+        self._every = save_interval(config.save_every)
+        self._saved_at, self._saved_step = 0.0, 0
         self._going = False  # whether a step was made
         self._go_on_from_the_position()
         self._take_form()
@@ -114,7 +119,7 @@ class Trainer:
         epochs = f"{config.epochs:,} epoch{'s' if config.epochs != 1 else ''}"
         return (
             f"training {config.model.name} ({parameters:,} parameters) on {len(data.train):,} "
-            f"{'images' if data.pixels else 'latents'} ({size}) of data={data.name}: {epochs}, "
+            f"{noun_of(data.name, pixels=data.pixels)} ({size}) of data={data.name}: {epochs}, "
             f"{self.total_steps:,} steps of {batch:,}, on {describe(self.device)}"
         )
 
@@ -252,7 +257,16 @@ class Trainer:
         if position.batch >= self.steps:  # more of a set that has become smaller
             position.epoch, position.batch = position.epoch + 1, 0
 
+    def _is_due(self) -> bool:
+        """Return whether `save_every`, in steps or minutes, has passed; the last step is saved anyway."""
+        if (step := self.state.position.step) in (self.total_steps, self._saved_step):
+            return False
+        if self._every.minutes:
+            return time.monotonic() - self._saved_at >= 60 * self._every.minutes
+        return self._every.steps > 0 and step % self._every.steps == 0
+
     def _expect_checkpoint(self) -> None:
+        self._saved_at, self._saved_step = time.monotonic(), self.state.position.step
         self.watchdog.expect_checkpoint(steps_to_checkpoint(self.config, self.state.position, self.steps))
 
     def _watch_steps(self) -> None:
@@ -262,25 +276,29 @@ class Trainer:
             self.watchdog.wait_for("the first step", self.limits.first_step)
 
     def _heed(self) -> None:
-        """Do what a stop signal, a batch that cannot be read or an overdue checkpoint asks for, in any process.
+        """Do what a stop signal, a batch that cannot be read or a checkpoint that is due asks for, in any process.
 
         A scheduler's SIGTERM goes to the loader's workers, too, which then end before this process: it comes first.
         """
         unread = self.batches.error is not None
-        found = 4 * (self.stop.signal or 0) + 2 * unread + self.watchdog.checkpoint_overdue
+        due = 2 * self._is_due() + self.watchdog.checkpoint_overdue
+        found = 8 * (self.stop.signal or 0) + 4 * unread + due
         if self.processes.size > 1:
             found = self.processes.largest(found)
-        if signalled := found // 4:
+        if signalled := found // 8:
             self.stop.signal = signalled
             self._end_stopped()
-        if found & 2:  # save, then raise why the next batch is not there
+        if found & 4:  # save, then raise why the next batch is not there
             error = self.batches.error or ReadError("another process cannot read its data")
             try:
                 kept = f"saved {self._save(must=True)}"
             except OSError as failed:
                 kept = str(failed)
             raise type(error)(f"{error}; {kept}; to continue, {self.resume_advice}") from None
-        if found & 1:  # its steps have become much slower, and the next checkpoint is far away
+        if found & 2:
+            self._save(must=False)
+            self._expect_checkpoint()
+        elif found & 1:  # its steps have become much slower, and the next checkpoint is far away
             if saved := self._save(must=False):
                 self.saves.note(f"steps became slower; saved early: {saved}")
             self._expect_checkpoint()
@@ -288,7 +306,7 @@ class Trainer:
     def _after_epoch(self) -> None:
         epoch, config = self.state.position.epoch, self.config
         last = epoch == config.epochs
-        if last or (config.save_every and epoch % config.save_every == 0):
+        if last or (self._every.epochs and epoch % self._every.epochs == 0):
             self._save(must=last)
             self._expect_checkpoint()
         if self.evaluations.is_due():

@@ -11,7 +11,8 @@ from fullstride.step.torch.clipping import Clip
 from fullstride.step.torch.distributed.join import join_processes
 from fullstride.step.torch.distributed.processes import SINGLE, Processes
 from fullstride.step.torch.distributed.shards import Shards
-from fullstride.step.torch.ema.averages import Averages
+from fullstride.step.torch.ema.averages import Averages, Pace
+from fullstride.step.torch.ema.power import Power
 from fullstride.step.torch.explanation import Compilation, Explanation
 from fullstride.step.torch.runners.backends import BACKENDS
 from fullstride.step.torch.schedules import constant, cosine, cosine_of, warmed_up
@@ -29,6 +30,8 @@ __all__ = [
     "Explanation",
     "HostCopy",
     "LateMetrics",
+    "Pace",
+    "Power",
     "Processes",
     "Shards",
     "TrainStep",

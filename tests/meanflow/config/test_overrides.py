@@ -89,10 +89,10 @@ OWN_KEYS = {
 def test_every_number_flag_and_list_can_be_set():
     spelled = {int: "4", float: "0.5", bool: "true", list[int]: "[2,3]", list[float]: "[0.5,0]"}
     values = {int: 4, float: 0.5, bool: True, list[int]: [2, 3], list[float]: [0.5, 0.0]}
-    # An expected time is multiplied by it, so that 0.5 is refused.
-    own = {"watch.checkpoint_factor": 2.5}
+    # An expected time is multiplied by the first, so that 0.5 is refused; 0.5 is wider than a power function can be.
+    own = {"watch.checkpoint_factor": 2.5, "ema.widths": [0.25, 0.125]}
     reached = set()
-    for model in ("unet", "song_unet", "dit_b2"):
+    for model in ("unet", "song_unet", "dit_b2", "token_dit"):
         keys = {name: key.kind for name, key in keys_of(chosen({"model": model})).items() if key.kind in spelled}
         keys |= {"guard.spike": int} | ({"model.time_max_frequency": int} if model == "unet" else {})
         del keys["overwrite"]  # excluded by resume
@@ -103,12 +103,13 @@ def test_every_number_flag_and_list_can_be_set():
         del keys[f"data.{other}"]
         if model != "song_unet":
             del keys["data.augment"]  # excluded by the network
-        if model == "dit_b2":
+        if "dit" in model:
             del keys["channels_last"]  # it has no convolutions
+        if model == "dit_b2":
             del keys["data.allow_changed"], keys["data.skip_damaged"], keys["data.max_megapixels"]  # of pictures
         else:
             del keys["data.num_classes"]  # of latents
-        choices = [f"model={model}", f"data={data}", "data.path=folder", "loss.time_law=v1"]
+        choices = [f"model={model}", f"data={data}", "data.path=folder", "loss.time_law=v1", "optimizer=muon"]
         config = compose([*choices, *(f"{key}={own.get(key, spelled[kind])}" for key, kind in keys.items())])
         for key, kind in keys.items():
             assert attrgetter(key)(config) == own.get(key, values[kind]), key

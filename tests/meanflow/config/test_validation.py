@@ -19,7 +19,7 @@ def _set(config: TrainConfig, key: str, value: object) -> None:
 
 def _with(key: str, value: object) -> TrainConfig:
     group, _, leaf = key.rpartition(".")
-    made = [{"model": name} for name in ("unet", "dit_b2", "mit_b2")] + [{"loss": name} for name in LOSSES]
+    made = [{"model": name} for name in ("unet", "dit_b2", "mit_b2", "token_dit")] + [{"loss": name} for name in LOSSES]
     config = next(found for found in map(chosen, made) if not group or hasattr(getattr(found, group), leaf))
     _set(config, key, value)
     return config
@@ -50,6 +50,9 @@ GOOD = {
     "evaluation.backend": ["auto", "eager", "graph"],
     "guard.spike": [0.0, 1.5],
     "keep": [0, 1],
+    "save_every": [0, 3, "7", "500steps", "1 step", "10min", "0.5 min"],
+    "ema.widths": [[], [0.05, 0.1]],
+    "model.time_scale": [1000.0],
     "data.workers": [0],
     "data.num_classes": [0],
     "data.skip_damaged": [0],
@@ -99,11 +102,16 @@ BAD = {
     "model.num_blocks": [0],
     "model.attention_resolutions": [[0]],
     "model.time_max_frequency": [0.5, math.inf],
-    "ema.decays": [[], [1.0], [0.9, 0.9], [-0.1]],
+    "ema.decays": [[1.0], [0.9, 0.9], [-0.1]],
+    "ema.widths": [[0.0], [0.2886], [0.1, 0.1]],
+    "optimizer.momentum": [1.0, -0.1],
+    "model.time_scale": [0.0, math.inf],
+    "init_form": ["sd"],
     "model.depth": [0],
     "model.width": [0],
     "model.heads": [0],
     "model.patch_size": [0],
+    "model.patch_sizes": [[], [0]],
     "loss.omega": [math.nan],
     "loss.kappa": [1.0, -0.1],
     "loss.guidance_start": [-0.1],
@@ -156,7 +164,7 @@ BAD = {
     "device": ["tpu"],
     "seed": [-1, 2**32],
     "eval_every": [-1],
-    "save_every": [-1],
+    "save_every": [-1, "0min", "0steps", "10 h", "-5min", "steps", "1.5", ""],
     "log_every": [0],
     "run_name": ["", " ", ".", "..", "a/b", "a\\b", "../a"],
     "output_dir": ["", " "],
@@ -190,7 +198,7 @@ def test_every_key_that_can_be_wrong_has_a_rule():
     ruled = {key.name for made in WITH_KEYS_OF_THEIR_OWN for key in walk(chosen(made)) if key.rules}
     ruled |= {"data.name", "model.name", "loss.name", "optimizer.name"}
     free = {name for name, key in KEYS.items() if key.kind is bool}
-    free |= {"data.path", "evaluation.inception_weights", "loss.teacher"}
+    free |= {"data.path", "evaluation.inception_weights", "loss.teacher", "init_from"}
     assert set(KEYS) - ruled == free
     assert set(BAD) == ruled
 
@@ -225,6 +233,7 @@ def test_flow_matching_refuses_values_that_it_would_ignore(key):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        ({"ema.decays": []}, "ema.decays=[] ema.widths=[]: expected at least one average"),
         ({"loss.omega": 2.0}, "expected model.class_conditional=true with guidance"),
         ({"loss.label_dropout": 0.1}, "expected model.class_conditional=true"),
         ({"loss.omega": 2.0, "model.class_conditional": True}, "expected loss.label_dropout above 0"),

@@ -9,11 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from fullstride.errors import ConfigError
+from fullstride.step.torch.ema.power import Power
 
 if TYPE_CHECKING:
     from fullstride.step.torch.distributed.shards import Shard
 
 M = TypeVar("M", bound=nn.Module)
+Pace = float | Power  # the share that a step keeps, or a power function
 
 # Their spacing is wider than what an average moves in a step: added there, it would be rounded away.
 HALF = (torch.bfloat16, torch.float16)
@@ -87,18 +89,20 @@ class Averages(Generic[M]):
     Weights in 16 bits are averaged in fp32, and the averaged networks then compute in it: in bf16 a decay of 0.9999
     would move nothing. `load` takes averages of any format.
 
+    A `Power` keeps ((step - period) / step)^(g + 1) in place of a constant share.
+
     Attributes:
-        models: the averaged networks by their decay, in eval mode, without gradients; shared out over processes they
-            have weights only within `whole`.
+        models: the averaged networks by their decay or `Power`, in eval mode, without gradients; shared out over
+            processes they have weights only within `whole`.
 
     """
 
-    def __init__(self, model: M, decays: Sequence[float], period: int = 1, *, warmup: bool = True):
+    def __init__(self, model: M, decays: Sequence[Pace], period: int = 1, *, warmup: bool = True):
         """Start from the present weights.
 
         Args:
             model: the network to follow.
-            decays: share of the average that a step keeps, in [0, 1), one for each average.
+            decays: share of the average that a step keeps, in [0, 1), or a `Power`; one for each average.
             period: optimizer steps between updates.
             warmup: step k keeps at most (1 + k) / (10 + k); otherwise the initial weights would stay for about
                 1 / (1 - decay) steps.
@@ -107,21 +111,21 @@ class Averages(Generic[M]):
             ValueError: for a decay outside [0, 1), or a period below 1.
 
         """
-        if wrong := [decay for decay in decays if not 0 <= decay < 1]:
+        if wrong := [decay for decay in decays if not (isinstance(decay, Power) or 0 <= decay < 1)]:
             raise ValueError(f"decays are {wrong}, expected shares in [0, 1), such as 0.999")
         if period < 1:
             raise ValueError(f"period is {period}, expected a number of steps, 1 or more")
-        self.models: dict[float, M] = {d: _copied(model) for d in decays}
+        self.models: dict[Pace, M] = {d: _copied(model) for d in decays}
         self.period, self.warmup = period, warmup
         self._weights = [weight.detach() for weight in model.parameters()]
         self._model = model
         self._kernel: Any = None
         self._decays: dict[torch.device, Tensor] = {}
-        self._shared: dict[float, SharedAverage] = {}
+        self._shared: dict[Pace, SharedAverage] = {}
 
     @property
-    def first(self) -> float:
-        """Decay of the first average."""
+    def first(self) -> Pace:
+        """Decay, or power, of the first average."""
         return next(iter(self.models))
 
     @property
@@ -135,7 +139,7 @@ class Averages(Generic[M]):
         self._weights, self._kernel = weights, None
 
     @contextmanager
-    def whole(self, decay: float) -> Iterator[M]:
+    def whole(self, decay: Pace) -> Iterator[M]:
         """Return the averaged network with all of its weights; collective if it is sharded."""
         if not self._shared:
             yield self.models[decay]
@@ -143,7 +147,7 @@ class Averages(Generic[M]):
         with self._shared[decay].whole():
             yield self.models[decay]
 
-    def load(self, decay: float, state: Mapping[str, Any]) -> None:
+    def load(self, decay: Pace, state: Mapping[str, Any]) -> None:
         """Replace an average by a whole state dict."""
         if not self._shared:
             self.models[decay].load_state_dict(state)
@@ -151,7 +155,7 @@ class Averages(Generic[M]):
         with self._shared[decay].replaced():
             self.models[decay].load_state_dict(state)
 
-    def tensors(self, decay: float) -> list[Tensor]:
+    def tensors(self, decay: Pace) -> list[Tensor]:
         """Return the averaged tensors on this process."""
         return self._shared[decay].own if self._shared else list(self.models[decay].parameters())
 
@@ -162,17 +166,24 @@ class Averages(Generic[M]):
     def get_ready(self, device: torch.device) -> None:
         """Put the inputs of `follow` on the device: a step under capture can neither copy nor load a kernel."""
         if device not in self._decays:
-            self._decays[device] = torch.tensor(list(self.models), dtype=torch.float64).to(device)
+            rows = [(0.0, p.exponent + 1) if isinstance(p, Power) else (p, 0.0) for p in self.models]
+            self._decays[device] = torch.tensor(list(zip(*rows, strict=True)) or [[], []], dtype=torch.float64).to(
+                device
+            )
             if device.type == "cuda":
-                self._fused()(torch.zeros_like(self._decays[device]))  # goes nowhere
+                self._fused()(torch.zeros_like(self._decays[device][0]))  # goes nowhere
 
     def moved(self, step: Tensor) -> Tensor:
         """Return how far each average moves towards the weights at a step: (averages,), in fp64."""
         self.get_ready(step.device)
-        decays = self._decays[step.device]
+        decays, exponents = self._decays[step.device]
         if self.warmup:
             decays = decays.minimum(step.double() / (9 + step.double()))
-        return 1 - decays**self.period
+        kept = decays**self.period
+        if any(isinstance(pace, Power) for pace in self.models):
+            since = (step.double() - self.period).clamp(min=0) / step.double()
+            kept = torch.where(exponents > 0, since**exponents, kept)
+        return 1 - kept
 
     @torch.no_grad()
     def update(self, step: int) -> None:
