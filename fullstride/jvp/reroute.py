@@ -10,7 +10,7 @@ from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.nn.attention.bias import CausalBias
 
-from fullstride.jvp import elementary, functional_norms, products, state
+from fullstride.jvp import elementary, functional_norms, losses, products, state
 from fullstride.jvp.attention import written_out
 from fullstride.jvp.attention.arguments import as_causal
 from fullstride.jvp.attention.op import attention
@@ -69,6 +69,7 @@ ROUTES: dict[Any, Callable[..., Any]] = {
     F.multi_head_attention_forward: _multi_head,
     **functional_norms.ROUTES,
     **elementary.ROUTES,
+    **losses.ROUTES,
 }
 NAMES = frozenset(f.__name__ for f in ROUTES)
 GRADIENTS = {torch.autograd.grad, torch.autograd.backward, Tensor.backward}
@@ -84,8 +85,19 @@ WRONG_GRADIENTS = frozenset({
     torch.linalg.solve_ex, torch.linalg.tensorsolve, torch.linalg.householder_product,
     *(getattr(torch.ops.aten, name) for name in _ATEN), *(getattr(torch.ops.aten, name).default for name in _ATEN),
 })  # fmt: skip
+# Functions without a derivative in PyTorch, which gives their results no tangent, without a word.
+_SPECIAL = (
+    "airy_ai", "bessel_j0", "bessel_j1", "bessel_y0", "bessel_y1", "chebyshev_polynomial_t", "chebyshev_polynomial_u",
+    "chebyshev_polynomial_v", "chebyshev_polynomial_w", "hermite_polynomial_h", "hermite_polynomial_he",
+    "laguerre_polynomial_l", "legendre_polynomial_p", "modified_bessel_i0", "modified_bessel_i1",
+    "modified_bessel_k0", "modified_bessel_k1", "scaled_modified_bessel_k0", "scaled_modified_bessel_k1",
+    "shifted_chebyshev_polynomial_t", "shifted_chebyshev_polynomial_u", "shifted_chebyshev_polynomial_v",
+    "shifted_chebyshev_polynomial_w", "spherical_bessel_j0",
+)  # fmt: skip
+UNDERIVED = frozenset(getattr(torch.special, name) for name in _SPECIAL)
+SCATTERS = frozenset({torch.scatter_reduce, Tensor.scatter_reduce, Tensor.scatter_reduce_})
 # Eager calls of other functions are not checked, since a check of every operation costs host time.
-HANDLED = frozenset({*ROUTES, *GRADIENTS, *WRONG_GRADIENTS, Tensor.add_})
+HANDLED = frozenset({*ROUTES, *GRADIENTS, *WRONG_GRADIENTS, *UNDERIVED, *SCATTERS, Tensor.add_})
 
 
 class RerouteFunctional(state.OwnMode):
@@ -124,6 +136,10 @@ def handled(func: Any, args: tuple, kwargs: dict) -> Any:
         raise state.GradientInside
     elif func in WRONG_GRADIENTS and state.tangent_grad():
         _refuse_wrong_gradient(func, (*args, *kwargs.values()))
+    elif func in UNDERIVED:
+        _refuse_underived(func.__name__.removeprefix("special_"), (*args, *kwargs.values()))
+    elif func in SCATTERS and "prod" in (*args[4:5], kwargs.get("reduce")):
+        _refuse_underived("scatter_reduce with 'prod'", (*args, *kwargs.values()))
     elif func is Tensor.add_ and _counts(*args):
         with torch._C._DisableFuncTorch():
             return func(*args, **kwargs)
@@ -143,6 +159,14 @@ def _refuse_wrong_gradient(func: Any, given: tuple[Any, ...]) -> None:
             f"torch's gradient through the tangent of {func.__name__} is wrong, and gradients of tangents may be "
             "needed here; expected jvp without tangent_grad, a norm of torch.nn.functional, or elementary operations "
             "(torch.linalg.inv has a right one)"
+        )
+
+
+def _refuse_underived(name: str, given: tuple[Any, ...]) -> None:
+    if any(map(moves, given)):
+        raise ValueError(
+            f"PyTorch has no right forward derivative of {name}, expected arguments without a tangent, or elementary "
+            "operations in its place"
         )
 
 
