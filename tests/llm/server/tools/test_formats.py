@@ -202,7 +202,7 @@ def test_channels_of_gpt_oss(separates, seed):
         ('{"name": function name, "parameters": x}', "llama3_json"),
         ("<|tool_call|>", "granite"),
         ("<\uff5ctool▁calls▁begin\uff5c>", "deepseek_v3"),
-        ("[func_name1(params_name1=1)]", "pythonic"),
+        ("[func_name1(param1=value1)]", "pythonic"),
         ("<|channel|>", "gpt_oss"),
     ],
 )
