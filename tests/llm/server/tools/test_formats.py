@@ -84,7 +84,7 @@ def ambiguous(calls: list[tuple[str, dict[str, Any]]]) -> bool:
 def test_every_call_is_read_whatever_its_arguments_and_its_pieces(writer, thinking, seed):
     draw = random.Random(seed)
     name, write = WRITERS[writer]
-    for _ in range(60):
+    for _ in range(15):
         calls = calls_of(draw, draw.randint(1, 3))
         if name == "qwen3_coder" and ambiguous(calls):
             continue
@@ -105,7 +105,7 @@ def test_every_call_is_read_whatever_its_arguments_and_its_pieces(writer, thinki
 @pytest.mark.parametrize("name", FORMATS)
 def test_any_text_is_read_alike_whatever_its_pieces(name, seed):
     draw, writes = random.Random(seed), [write for kind, write in WRITERS.values() if kind == name]
-    for _ in range(150):
+    for _ in range(40):
         parts = draw.choices(PROSE + HOSTILE, k=draw.randrange(9))
         parts += [part for write in writes for part in pieces_of(write(calls_of(draw, 2)), draw)]
         text = "".join(draw.sample(parts, draw.randrange(len(parts) + 1)) if draw.random() < 0.5 else parts)
