@@ -138,6 +138,21 @@ def test_a_call_without_a_tag_is_one_at_the_beginning_only(writer):
     assert len(read(form(name).parser(SCHEMAS), list("\n " + text))[2]) == 1
 
 
+@pytest.mark.parametrize("writer", sorted(BARE))
+def test_an_answer_that_has_begun_has_no_call_without_a_tag(writer):
+    name, write = WRITERS[writer]
+    text = write([("weather", {"text": "x"})])
+    for said, calls in (
+        ("", 1),
+        ("<think>so", 0),
+        ("<think>so</think>\n", 1),
+        ("Here: ", 0),
+        ("<think></think>It is ", 0),
+    ):
+        parser = form(name).after(said).parser(SCHEMAS, thinking=said == "<think>so")
+        assert len(read(parser, list(text))[2]) == calls
+
+
 def test_values_without_quotes_have_the_types_of_their_schema():
     properties = {
         "n": {"type": "integer"},
