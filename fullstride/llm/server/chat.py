@@ -68,7 +68,8 @@ def read_chat(body: ChatRequest, server: ServerState) -> ReadChat:
         BadRequestError: if it cannot be served.
 
     """
-    answers = server.served.answers
+    said = str(body.messages[-1].content) if body.continue_final_message else ""
+    answers = server.served.answers.after(said)
     asked = ToolPlan.of(body, server.limits, answers)
     param, shape, params = _params(body, server, asked)
     rendered = chat_prompt(body, server.served, server.limits, asked.shown, forced=asked.forced is not None)
@@ -76,9 +77,7 @@ def read_chat(body: ChatRequest, server: ServerState) -> ReadChat:
     server.served.check_length(text, "messages")
     ids = server.served.special.encode(rendered)
     ids = server.served.fitting(ids, "messages", params.max_tokens or 1, body.truncate_prompt_tokens)
-    thinking = answers.tags.begins(text)
-    if body.continue_final_message:
-        thinking = thinking or answers.tags.goes_on(str(body.messages[-1].content))
+    thinking = answers.tags.begins(text) or answers.tags.goes_on(said)
     separates = answers.reasons if body.separate_reasoning is None else body.separate_reasoning
     reader, constraint, calls = asked.for_prompt(thinking, separates, shape)
     return ReadChat(reader, EnginePrompt(ids, replace(params, structured_outputs=constraint)), param, shape, calls)

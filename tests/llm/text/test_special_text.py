@@ -20,7 +20,7 @@ def _conversation(draw: random.Random) -> list[dict]:
 def test_no_text_ends_a_message(seed):
     draw, tokenizer = random.Random(seed), Tokenizer(make_tokenizer(), eos=(2,), template=ChatTemplate(TEMPLATE, {}))
     special = SpecialText(tokenizer)
-    for _ in range(60):
+    for _ in range(20):
         talk = _conversation(draw)
         rendered = tokenizer.chat(special.hide(talk))
         plain = tokenizer.chat(talk)

@@ -1,7 +1,7 @@
 """Parser of an answer: its reasoning, content and calls, as the model's own format has them."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fullstride.llm.server.tools.call_parser import CallParser
@@ -37,6 +37,12 @@ class AnswerFormat:
         calls = format_of(name, template)
         shown = [tags for tags in (MISTRAL, THINK) if template is not None and template.reads(tags.close)]
         return cls(calls, shown[0] if shown else THINK, bool(shown) or calls.parser is not None)
+
+    def after(self, said: str) -> "AnswerFormat":
+        """Return the format of the rest of an answer that begins like this, with no call without a tag any more."""
+        if self.tags.goes_on(said) or not said.rpartition(self.tags.close)[2].strip():
+            return self
+        return replace(self, calls=replace(self.calls, bare=""))
 
     @property
     def marks(self) -> tuple[str, ...]:

@@ -57,7 +57,7 @@ def _list(cursor: Cursor) -> Reading[str]:
 
 FORMAT = CallFormat(
     name="pythonic",
-    signs=("func_name1(params_name1", OPEN),
+    signs=("func_name1(param", OPEN),
     opens=(OPEN,),
     read=read,
     bare="[",
