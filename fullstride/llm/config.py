@@ -170,6 +170,12 @@ class ModelConfig:
         """Return the number of tokens that a token sees in a layer; None for all."""
         return self.windows[layer] if self.windows else None
 
+    @property
+    def widest_window(self) -> int | None:
+        """Number of tokens that a token sees in any layer; None if it sees all in one."""
+        seen = [window for window in self.windows if window is not None]
+        return max(seen) if seen and len(seen) == len(self.windows) else None
+
 
 # Matrices that concatenate several of a layer's parameters.
 FUSED = {"qkv": ("q", "k", "v"), "qkv_bias": ("q_bias", "k_bias", "v_bias"), "gate_up": ("gate", "up")}

@@ -77,7 +77,9 @@ class Engine:
         self.kernels, self.sizes = parts.kernels.name, parts.sizes
         self.dead: str | None = None
         self._intake, self._caching = RequestValidator(self.model, self.sizes, self.tokenizer), config.prefix_cache
-        self._scheduler = Scheduler(self.sizes, BlockManager(self.sizes.blocks, self._caching))
+        self._scheduler = Scheduler(
+            self.sizes, BlockManager(self.sizes.blocks, self._caching), self.model.widest_window
+        )
         self._flights: deque[InFlightStep] = deque()
         self._outbox: list[Delta] = []
         self._live: dict[str, list[Running]] = {}
@@ -263,6 +265,7 @@ class Engine:
 
     def _computed(self, sequence: Running) -> None:
         self._scheduler.name(sequence, len(sequence.tokens) - 1)
+        self._scheduler.forget(sequence, len(sequence.tokens) - 1)
 
     def _leave(self, sequence: Running) -> None:
         self._scheduler.leave(sequence)

@@ -49,10 +49,15 @@ class StepPlan:
 
 @dataclass
 class Scheduler:
-    """First-come, first-served scheduler; if blocks run out, the newest sequence is preempted and recomputed later."""
+    """First-come, first-served scheduler; if blocks run out, the newest sequence is preempted and recomputed later.
+
+    With `window`, the most tokens that a token sees in any layer, a sequence gives back the blocks that none sees;
+    its table has the scratch block in their place.
+    """
 
     sizes: CompiledShapes
     blocks: BlockManager
+    window: int | None = None
     waiting: deque[Sequence] = field(default_factory=deque)
     running: list[Sequence] = field(default_factory=list)
     preemptions: int = 0
@@ -97,12 +102,12 @@ class Scheduler:
             self.running.remove(sequence)
         elif sequence in self.waiting:
             self.waiting.remove(sequence)
-        self.blocks.release(sequence.blocks)
+        self.blocks.release([block for block in sequence.blocks if block])
         if sequence.row is not None:
             self._rows.append(sequence.row)
         sequence.blocks = []
         sequence.row = None
-        sequence.num_published_blocks = 0
+        sequence.num_published_blocks = sequence.num_freed_blocks = 0
 
     def preempt(self, sequence: Sequence) -> None:
         """Preempt a sequence: return it to the head of the queue, without its blocks."""
@@ -118,6 +123,16 @@ class Scheduler:
         while (sequence.num_published_blocks + 1) * size <= computed and sequence.num_published_blocks < len(names):
             self.blocks.publish(sequence.blocks[sequence.num_published_blocks], names[sequence.num_published_blocks])
             sequence.num_published_blocks += 1
+
+    def forget(self, sequence: Sequence, position: int) -> None:
+        """Free the blocks that no token from `position` on sees; steps that were dispatched read them before others."""
+        if self.window is None or sequence.row is None:
+            return
+        first, last = sequence.num_freed_blocks, (position - self.window + 1) // self.sizes.block
+        if last > first:
+            self.blocks.release(sequence.blocks[first:last])
+            sequence.blocks[first:last] = [0] * (last - first)
+            sequence.num_freed_blocks = last
 
     def _decodes(self) -> list[Sequence]:
         ready: list[Sequence] = []
@@ -155,6 +170,7 @@ class Scheduler:
         for sequence in self._prompts(admitted, admit):
             left = len(sequence.tokens) - sequence.computed
             count = min(left, budget, tiles * self.sizes.tile)
+            self.forget(sequence, sequence.computed)
             chunks.append(Chunk(sequence, sequence.computed, count))
             budget, tiles = budget - count, tiles - -(-count // self.sizes.tile)
             sequence.computed += count

@@ -97,6 +97,7 @@ class Sequence:
         steps_in_flight: number of dispatched steps that include it.
         blocks: block table, in order.
         num_published_blocks: number of blocks registered in the prefix cache.
+        num_freed_blocks: number of blocks at the beginning of the table that it gave back, as no token sees them.
         block_hashes: hashes of its full blocks.
         row: row on the device; None while it waits.
         order: number of its first admission; the newest is preempted first.
@@ -122,6 +123,7 @@ class Sequence:
     steps_in_flight: int = 0
     blocks: list[int] = field(default_factory=list)
     num_published_blocks: int = 0
+    num_freed_blocks: int = 0
     block_hashes: list[bytes] = field(default_factory=list)
     row: int | None = None
     order: int = -1

@@ -9,7 +9,7 @@ import transformers
 from fullstride.llm.engine import Engine, EngineConfig
 from fullstride.llm.weights import load
 from tests.llm import tiny
-from tests.llm.engine.conftest import run
+from tests.llm.engine.conftest import Completion, run
 from tests.llm.engine.test_engine import continued, greedy, logprobs_of
 from tests.llm.lora import ATTENTION, MLP, merged, save_adapter
 from tests.llm.models.test_decoder import require_transformers_logits
@@ -69,7 +69,17 @@ def test_tokens_and_logprobs_are_those_of_transformers(tiny_model, name, seed):
     engine = Engine(load(folder), SMALL)
     theirs = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
     prompts = [rng.integers(3, 320, count).tolist() for count in (25, 75)]
-    found = run(engine, *((ids, greedy(15, logprobs=0, prompt_logprobs=0)) for ids in prompts))
+    window = engine.model.widest_window
+    params, last, held = greedy(15, logprobs=0, prompt_logprobs=0), Completion(), []
+    found = [*run(engine, (prompts[0], params)), last]
+    engine.add("1", prompts[1], params)
+    while engine.busy:
+        for delta in engine.step():
+            last.take(delta)
+        held.append(engine.stats().blocks - engine.stats().free_blocks)
+    # Of 89 tokens all blocks are held, or those that some token still sees; in the end none.
+    assert held[-2] >= 22 if window is None else held[-2] <= window // 4 + 3
+    assert held[-1] == 0
     assert [completion.tokens for completion in found] == [continued(theirs, ids, 15) for ids in prompts]
     for ids, completion in zip(prompts, found, strict=True):
         expected, whole = logprobs_of(theirs, ids + completion.tokens), ids + completion.tokens
