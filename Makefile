@@ -13,6 +13,9 @@ else
 TORCH_PACKAGE := torch==$(TORCH)
 endif
 
+# Compiled Python is kept: without it each process of the tests compiles the package, and each run the tests.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test quick lint docs install clean
 
 demo: $(RUN)
