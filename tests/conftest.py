@@ -2,9 +2,12 @@ import gc
 import importlib.util
 import os
 import tempfile
+from collections.abc import Iterator
 
 import hypothesis
 import pytest
+
+from tests.helpers.forked import Run, forks
 
 # Before anything of the package is imported. Without its checker nothing is checked, as on a machine for GPU tests.
 if importlib.util.find_spec("beartype"):
@@ -45,3 +48,10 @@ def pytest_collection_finish() -> None:
 def seed(request) -> int:
     """Return a seed of random inputs; `SEEDS=3 make test` tries each test with three."""
     return request.param
+
+
+@pytest.fixture(scope="session")
+def forked() -> Iterator[Run]:
+    """Return what runs modules in processes that cost no start of Python."""
+    with forks() as run:
+        yield run

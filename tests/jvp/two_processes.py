@@ -1,6 +1,7 @@
-"""Derivatives on two processes: mean gradients equal those of one process with all samples; run by torchrun."""
+"""Derivatives on two processes, run with a rank and a store: mean gradients are those of one with all samples."""
 
 import os
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -115,7 +116,7 @@ def refused() -> None:
 
 
 if __name__ == "__main__":
-    dist.init_process_group("gloo")
+    dist.init_process_group("gloo", store=dist.FileStore(sys.argv[2], 2), rank=int(sys.argv[1]), world_size=2)
     check(sharded, past, tangent_grad=False)
     check(sharded, through, tangent_grad=True)
     check(replicated, past, tangent_grad=False)

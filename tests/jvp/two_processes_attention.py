@@ -1,9 +1,10 @@
-"""Attention on two processes, run by torchrun: FSDP2, and context parallelism, in which each has some of the rows.
+"""Attention on two processes, run with a rank and a store: FSDP2, and context parallelism over the rows.
 
 Values, tangents and gradients, through the tangent and past it, are those of one process with the whole batch.
 """
 
 import os
+import sys
 from typing import Any
 
 import torch
@@ -120,7 +121,7 @@ def check_context_parallel(loss: Any, tangent_grad: bool) -> None:
 
 
 if __name__ == "__main__":
-    dist.init_process_group("gloo")
+    dist.init_process_group("gloo", store=dist.FileStore(sys.argv[2], 2), rank=int(sys.argv[1]), world_size=2)
     for check in (check_sharded, check_context_parallel):
         check(past, tangent_grad=False)
         check(through, tangent_grad=True)

@@ -1,8 +1,10 @@
 """Run in a process of its own: how many products a compiled derivative takes."""
 
+import functools
 import sys
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from functorch.compile import make_boxed_func
@@ -47,8 +49,8 @@ def products(seen: Counter[str]) -> int:
     return sum(seen[name] for name in PRODUCTS)
 
 
-def compiled(step: Callable[..., Tensor | tuple[Tensor, ...]], *given: object) -> list[Counter[str]]:
-    """The operations of the forward graph and, if there is one, of the backward graph."""
+def compiled(step: Callable[..., Any], *given: object) -> tuple[list[Counter[str]], Any]:
+    """The operations of the forward graph and, if there is one, of the backward graph, and what the step returned."""
     graphs: list[Counter[str]] = []
 
     def count(graph, _):
@@ -60,7 +62,7 @@ def compiled(step: Callable[..., Tensor | tuple[Tensor, ...]], *given: object) -
     out = torch.compile(step, fullgraph=True, backend=backend)(*given)
     if isinstance(out, Tensor):
         out.backward()
-    return graphs
+    return graphs, out
 
 
 def derivative(network: nn.Module) -> None:
@@ -70,19 +72,28 @@ def derivative(network: nn.Module) -> None:
     with Counting() as alone:
         network(z, r, t)
     with torch.no_grad():
-        graphs = compiled(velocity_and_derivative, network, z, r, t, v)
+        graphs, _ = compiled(velocity_and_derivative, network, z, r, t, v)
     assert products(alone.seen) > 8
     assert [products(seen) for seen in graphs] == [2 * products(alone.seen)]
 
 
 def shared(network: nn.Module) -> None:
-    """A step of one pass has one product a layer more than one of flow matching, and the same backward pass."""
+    """A step of one pass has one product a layer more than one of flow matching, and the same backward pass.
+
+    Its loss and gradients are those of an eager step.
+    """
     x, e = torch.randn(2, 5, 3, 8, 8)
     t = torch.rand(5)
     steps = []
     for ratio in (0.0, 0.4):
         loss = MeanFlowLoss(ratio=ratio, split="shared")
-        steps.append(compiled(lambda loss=loss, ratio=ratio: loss.at(network, x, e, t, t * (1 - ratio))[0]))
+        step = functools.partial(lambda loss, r: loss.at(network, x, e, t, r)[0], loss, t * (1 - ratio))
+        network.zero_grad()
+        graphs, found = compiled(step)
+        steps.append(graphs)
+        torch.testing.assert_close(found, expected := step(), rtol=1e-5, atol=0)
+        for p, gradient in zip(network.parameters(), torch.autograd.grad(expected, network.parameters()), strict=True):
+            torch.testing.assert_close(p.grad, gradient, rtol=1e-3, atol=1e-5)
     (plain, plain_backward), (forward, backward) = steps
     assert products(plain) > 8
     assert products(forward) == 2 * products(plain)
@@ -93,6 +104,9 @@ def shared(network: nn.Module) -> None:
 
 
 if __name__ == "__main__":
+    torch.manual_seed(0)
     network = SMALL[sys.argv[1]]()
+    for p in network.parameters():
+        nn.init.normal_(p, std=0.1)
     derivative(network)
     shared(network)

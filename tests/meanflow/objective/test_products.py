@@ -1,7 +1,5 @@
 """A derivative takes each convolution and each product of a weight twice: for the primal and for the tangent."""
 
-import subprocess
-import sys
 from collections import Counter
 
 import pytest
@@ -65,8 +63,9 @@ def test_one_pass_takes_each_product_once_of_all_samples_and_once_of_some(networ
     assert both.seen == {7: count, 3: count}
 
 
-@pytest.mark.parametrize("name", ["unet", pytest.param("song_unet", marks=pytest.mark.thorough), "dit"])
-def test_nor_does_a_compiled_one(name):
-    command = [sys.executable, "-m", "tests.meanflow.objective.compiled_products", name]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+@pytest.mark.parametrize(
+    "name", ["unet", *(pytest.param(name, marks=pytest.mark.thorough) for name in ("song_unet", "dit"))]
+)
+def test_nor_does_a_compiled_one(forked, name):
+    (done,) = forked(["tests.meanflow.objective.compiled_products", name])
     assert done.returncode == 0, done.stderr[-3000:]

@@ -1,8 +1,6 @@
 """Losses, guidance and samplers of any rank, against sums sample by sample."""
 
 import math
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -125,10 +123,9 @@ def test_a_network_without_labels_trains_and_is_sampled():
     assert str(made[0]) == "5 samples of 2 x 3, 2 evaluations of the network each"
 
 
-def test_what_cannot_be_is_refused_by_its_shape_in_a_line():
+def test_what_cannot_be_is_refused_by_its_shape_in_a_line(forked):
     """(b, 1, h, w) less (b, c, h, w), or times (b, 1) beside (b, d), is no error to PyTorch, and another loss."""
-    command = [sys.executable, "-m", "tests.meanflow.objective.refused_shapes"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    (done,) = forked(["tests.meanflow.objective.refused_shapes"])
     assert done.returncode == 0, done.stderr[-2000:]
     said = dict(line.split(": ", 1) for line in done.stdout.splitlines())
     assert len(said) > 25

@@ -1,8 +1,5 @@
 """`split="auto"`: the shared pass where the network allows it, the static one where not, and no trace of the trial."""
 
-import subprocess
-import sys
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -124,7 +121,6 @@ def test_the_librarys_networks_share(capfd):
     assert "split=auto of UNet: shared" in capfd.readouterr().err
 
 
-def test_a_compiled_step_refuses_a_shared_pass_that_loses_what_a_view_is_given():
-    command = [sys.executable, "-m", "tests.meanflow.objective.compiled_view"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+def test_a_compiled_step_refuses_a_shared_pass_that_loses_what_a_view_is_given(forked):
+    (done,) = forked(["tests.meanflow.objective.compiled_view"])
     assert done.returncode == 0, done.stderr[-2000:]
