@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fullstride.errors import ConfigError
-from fullstride.llm.text.confined import IsolatedFunction
+from fullstride.llm.text.confined import IsolatedFunction, TooCostlyError
 from fullstride.llm.text.utf8_stream import whole_characters
 
 Message = Mapping[str, Any]
@@ -64,9 +64,13 @@ class ChatTemplate:
                 _rendered((each, None))
         except ConfigError as error:
             raise ConfigError(f"the chat template is not valid Jinja: {error}") from None
-        self.forms = {
-            bool(tools): CallForm.of(lambda each, t=tools: self._text(each, t, False)) for tools in (None, TOOLS)
-        }
+        self.forms = {bool(tools): self._form(tools) for tools in (None, TOOLS)}
+
+    def _form(self, tools: Sequence[Mapping[str, Any]] | None) -> "CallForm":
+        try:
+            return CallForm.of(lambda messages: self._text(messages, tools, False))
+        except TooCostlyError:
+            return CallForm(empty=())  # it renders nothing, which each further trial would take as long to find
 
     def reads(self, name: str) -> bool:
         """Return whether a variable is named in the template: others have no effect."""
@@ -100,7 +104,7 @@ class ChatTemplate:
         try:
             return _rendered((self._with_tools if tools else self.text, given))
         except ConfigError as error:
-            raise ConfigError(f"the model's chat template refuses these messages: {error}") from None
+            raise type(error)(f"the model's chat template refuses these messages: {error}") from None
 
 
 @dataclass(frozen=True)
@@ -181,10 +185,17 @@ def _called(content: str | None, as_text: bool) -> Message:
 
 
 def _probed(render: Render, answer: Message) -> str | None:
-    """Render a conversation with this answer; None if the template refuses it."""
+    """Render a conversation with this answer; None if the template refuses it.
+
+    Raises:
+        TooCostlyError: if it takes too much.
+
+    """
     result = {"role": "tool", "content": RESULT, "tool_call_id": CALL_ID, "name": NAME}
     try:
         return render([{"role": "user", "content": "probe"}, answer, result])
+    except TooCostlyError:
+        raise
     except ConfigError:
         return None
 
