@@ -34,6 +34,9 @@ try:
         os.environ.setdefault("OMP_NUM_THREADS", "1")
         # More would be processes that import PyTorch, for each process that compiles.
         os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+        from tests.helpers import interpreted
+
+        interpreted.install()
 except ModuleNotFoundError:
     pass
 

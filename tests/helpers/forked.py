@@ -23,7 +23,7 @@ Run = Callable[..., list[subprocess.CompletedProcess[str]]]
 def forks() -> Iterator[Run]:
     """Start the process that imports, and yield what runs modules in forks of it.
 
-    `run(*lines, timeout=300)` returns what became of each line `[module, *arguments]`. A process that takes longer
+    `run(*lines, timeout=900)` returns what became of each line `[module, *arguments]`. A process that takes longer
     than `timeout` seconds is killed, and returns -14. Each has the caller's environment as it is now.
     """
     command = [sys.executable, "-m", __name__]
@@ -35,7 +35,7 @@ def forks() -> Iterator[Run]:
         assert server.stdout is not None
         ask, answer = server.stdin, server.stdout
 
-        def run(*lines: list[str], timeout: int = 300) -> list[subprocess.CompletedProcess[str]]:
+        def run(*lines: list[str], timeout: int = 900) -> list[subprocess.CompletedProcess[str]]:
             said = [str(Path(folder, str(i))) for i in range(len(lines))]
             asked = {"lines": lines, "said": said, "timeout": timeout, "environment": dict(os.environ)}
             ask.write(json.dumps(asked) + "\n")

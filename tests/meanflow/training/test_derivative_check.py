@@ -1,7 +1,5 @@
 import copy
 import dataclasses
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -245,7 +243,6 @@ def test_out_of_memory_is_said_plainly(tmp_path, monkeypatch):
         train(config(tmp_path, guard=CHECKED))
 
 
-def test_the_compiled_derivative_is_checked_as_compiled(tmp_path):
-    command = [sys.executable, "-m", "tests.meanflow.training.compiled_tangents", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+def test_the_compiled_derivative_is_checked_as_compiled(forked, tmp_path):
+    (done,) = forked(["tests.meanflow.training.compiled_tangents", str(tmp_path)])
     assert done.returncode == 0, done.stderr[-3000:]

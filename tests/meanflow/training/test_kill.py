@@ -1,6 +1,3 @@
-import subprocess
-import sys
-
 import pytest
 
 from fullstride.meanflow.checkpoints.folder import checkpoints
@@ -10,11 +7,10 @@ from tests.meanflow.training.test_trainer import assert_identical, config, learn
 
 
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.thorough)])
-def test_a_run_killed_at_random_and_during_saves_ends_as_if_nothing_had_been(tmp_path, seed):
+def test_a_run_killed_at_random_and_during_saves_ends_as_if_nothing_had_been(forked, tmp_path, seed):
     """SIGKILL on a real process: weights, averages, optimizer, generators and data order are bit-identical."""
     straight = train(config(tmp_path / "straight", epochs=12, data=DataConfig(batch_size=149)))
-    command = [sys.executable, "-m", "tests.meanflow.training.killed_run", str(tmp_path / "killed"), str(seed)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    (done,) = forked(["tests.meanflow.training.killed_run", str(tmp_path / "killed"), str(seed)])
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("killed True") >= 4, done.stdout
     killed = tmp_path / "killed" / "run"

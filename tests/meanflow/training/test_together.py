@@ -26,11 +26,10 @@ from tests.meanflow.training.together import settings
 
 
 @pytest.fixture(scope="module")
-def together(tmp_path_factory) -> Path:
+def together(forked, tmp_path_factory) -> Path:
     """Return what the scenarios left, each in its folder; one process imports, and forks those of all scenarios."""
     folder = tmp_path_factory.mktemp("together")
-    command = [sys.executable, "-m", "tests.meanflow.training.together", str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=900)
+    (done,) = forked(["tests.meanflow.training.together", str(folder)])
     assert done.returncode == 0, done.stdout + done.stderr
     return folder
 
@@ -165,6 +164,7 @@ def test_processes_save_and_leave_when_torchrun_is_killed(tmp_path):
         until(lambda: not any(Path(f"/proc/{process}").exists() for process in processes))
         (last,) = checkpoints(run)
         assert read_manifest(last)["position"]["step"] == learned(run)[-1]["step"] > 0
+        assert all(line["images"] == 128 * line["step"] for line in learned(run))
     finally:
         torchrun.kill()
         for process in processes:
@@ -179,6 +179,7 @@ def until(is_so: Callable[[], bool]) -> None:
         time.sleep(0.1)
 
 
+@pytest.mark.thorough  # the test of a killed torchrun trains by it, too
 def test_the_command_line_trains_in_two_processes(tmp_path):
     words = "meanflow train distributed=ddp device=cpu model=unet_tiny model.channels=8 epochs=1 data.batch_size=128"
     done = torchrun("-m", "fullstride", *words.split(), f"output_dir={tmp_path}", "run_name=a", "log_every=1")

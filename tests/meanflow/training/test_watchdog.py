@@ -1,6 +1,4 @@
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -21,11 +19,10 @@ def steps_of(run: Path) -> int:
 
 
 @pytest.fixture(scope="module")
-def troubled(tmp_path_factory) -> tuple[Path, dict[str, int], str]:
+def troubled(forked, tmp_path_factory) -> tuple[Path, dict[str, int], str]:
     """The folder of the runs, the exit codes of their processes, what these said."""
     folder = tmp_path_factory.mktemp("stuck")
-    command = [sys.executable, "-m", "tests.meanflow.training.stuck_run", str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    (done,) = forked(["tests.meanflow.training.stuck_run", str(folder)])
     assert done.returncode == 0, done.stderr
     return folder, json.loads(done.stdout.splitlines()[-1]), done.stderr
 
