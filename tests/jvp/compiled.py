@@ -22,7 +22,7 @@ from torch.nn.attention.bias import causal_upper_left
 from fullstride import jvp as ours
 from fullstride.jvp import jvp
 from tests.jvp import plain_ops
-from tests.jvp.attention.rules import CASES, PLAIN, defined
+from tests.jvp.attention.rules import ALIKE, CASES, PLAIN, defined
 from tests.jvp.attention.rules import draw as rule_points
 from tests.jvp.derivatives import Call, Points, close, gradients, torchs
 from tests.jvp.networks import random_network, random_points
@@ -119,10 +119,6 @@ def masks(backend: str) -> None:
     causal: Callable = lambda q: jvp(lambda q: ours.attention(q, q, q, attn_mask=BIAS), (q,), (q.cos(),))  # noqa: E731
     found = torch.compile(causal, fullgraph=True, backend=backend)(q)
     close(found, torchs(functools.partial(plain_ops.attention, is_causal=True), [q] * 3, [q.cos()] * 3))
-
-
-# What differs from others in numbers alone, which eager mode checks.
-ALIKE = {"bottom_right_tall", "bottom_right_square", "bottom_right_narrow", "documents", "slopes", "sinks"}
 
 
 def rules(backend: str) -> None:

@@ -139,6 +139,8 @@ CASES: dict[str, Callable[[int], Made]] = {
     "function_mask": function_mask,
     "block_mask": block_mask,
 }
+# What differs from others in numbers alone, which the plain form and eager mode check.
+ALIKE = {"bottom_right_tall", "bottom_right_square", "bottom_right_narrow", "documents", "slopes", "sinks"}
 
 
 def softcap(seed: int) -> Made:

