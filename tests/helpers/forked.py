@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+PATIENCE = 900  # seconds; a machine may be busy
 # Called with command lines, of a module and its arguments; they run at the same time.
 Run = Callable[..., list[subprocess.CompletedProcess[str]]]
 
@@ -23,8 +24,8 @@ Run = Callable[..., list[subprocess.CompletedProcess[str]]]
 def forks() -> Iterator[Run]:
     """Start the process that imports, and yield what runs modules in forks of it.
 
-    `run(*lines, timeout=900)` returns what became of each line `[module, *arguments]`. A process that takes longer
-    than `timeout` seconds is killed, and returns -14. Each has the caller's environment as it is now.
+    `run(*lines)` returns what became of each line `[module, *arguments]`. A process that takes too long is killed, and
+    returns -14. Each has the caller's environment as it is now.
     """
     command = [sys.executable, "-m", __name__]
     with (
@@ -35,10 +36,9 @@ def forks() -> Iterator[Run]:
         assert server.stdout is not None
         ask, answer = server.stdin, server.stdout
 
-        def run(*lines: list[str], timeout: int = 900) -> list[subprocess.CompletedProcess[str]]:
+        def run(*lines: list[str]) -> list[subprocess.CompletedProcess[str]]:
             said = [str(Path(folder, str(i))) for i in range(len(lines))]
-            asked = {"lines": lines, "said": said, "timeout": timeout, "environment": dict(os.environ)}
-            ask.write(json.dumps(asked) + "\n")
+            ask.write(json.dumps({"lines": lines, "said": said, "environment": dict(os.environ)}) + "\n")
             ask.flush()
             codes = json.loads(answer.readline())
             return [_completed(*each) for each in zip(lines, codes, said, strict=True)]
@@ -63,7 +63,7 @@ def _serve() -> None:
             if (pid := os.fork()) == 0:
                 os.environ.clear()
                 os.environ.update(asked["environment"])
-                signal.alarm(asked["timeout"])
+                signal.alarm(PATIENCE)
                 _become(said, *line)
             pids.append(pid)
         codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]

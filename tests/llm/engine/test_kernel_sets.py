@@ -44,11 +44,15 @@ def answers(monkeypatch, kernels, requests, model=MODEL, **settings: Any):
     return [completion.tokens for completion in run(Engine(loaded, config), *requests)]
 
 
-def test_tokens_are_the_plain_sets(monkeypatch):
+@pytest.mark.parametrize(
+    "names", [("token",), pytest.param(("paged", "chained"), marks=pytest.mark.thorough)], ids="-".join
+)
+def test_tokens_are_the_plain_sets(monkeypatch, names):
+    """In the tests below, `chained` has a KV cache of fp8, and `paged` a model of another family."""
     requests = [([5, 6, 7], greedy(5)), (list(range(40, 53)), greedy(4))]
     expected = answers(monkeypatch, choose("plain", MODEL, "bfloat16", 8, jax.devices()[0]), requests)
     device = SimpleNamespace(core_count=4)
-    for name in ("paged", "chained", "token"):
+    for name in names:
         assert answers(monkeypatch, made(name, MODEL, device), requests) == expected
 
 

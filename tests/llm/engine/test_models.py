@@ -62,6 +62,7 @@ def theirs(real) -> transformers.LlamaForCausalLM:
     return model
 
 
+@pytest.mark.thorough  # of tiny models always; the conversations below are transformers' as well
 def test_tokens_of_smollm2_are_those_of_transformers(real, theirs):
     ids = real.loaded.tokenizer.encode("The history of the Alps begins")
     assert run(real.engine, (ids, greedy(50)))[0].tokens == generated(theirs, ids, 50)

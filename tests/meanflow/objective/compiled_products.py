@@ -92,7 +92,9 @@ def shared(network: nn.Module) -> None:
         graphs, found = compiled(step)
         steps.append(graphs)
         torch.testing.assert_close(found, expected := step(), rtol=1e-5, atol=0)
-        for p, gradient in zip(network.parameters(), torch.autograd.grad(expected, [*network.parameters()]), strict=True):
+        for p, gradient in zip(
+            network.parameters(), torch.autograd.grad(expected, [*network.parameters()]), strict=True
+        ):
             torch.testing.assert_close(p.grad, gradient, rtol=1e-3, atol=1e-5)
     (plain, plain_backward), (forward, backward) = steps
     assert products(plain) > 8
