@@ -1,5 +1,6 @@
-"""A run of which one process fails in its fourth step, the first time; started by torchrun."""
+"""A run of which one process fails in its fourth step, the first time; started by torchrun, or with a rank."""
 
+import os
 import sys
 from pathlib import Path
 
@@ -21,4 +22,6 @@ class Failing(trainer.Trainer):
 
 if __name__ == "__main__":
     trainer.Trainer = Failing
-    trainer.train(settings(Path(sys.argv[1])))
+    folder, *rank = sys.argv[1:]
+    os.environ |= dict.fromkeys(("RANK", "LOCAL_RANK"), rank[0]) if rank else {}
+    trainer.train(settings(Path(folder)))

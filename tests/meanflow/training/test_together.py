@@ -137,6 +137,27 @@ def test_a_failed_process_ends_all_with_its_reason(tmp_path):
     assert [p.name for p in checkpoints(tmp_path / "failed" / "run")] == ["step_00000002"]
 
 
+def test_processes_that_are_started_anew_after_a_failure_go_on(forked, tmp_path, monkeypatch):
+    """As torchrun starts them: both attempts meet in one store."""
+    store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    given = {
+        "MASTER_ADDR": store.host,
+        "MASTER_PORT": store.port,
+        "WORLD_SIZE": 2,
+        "TORCHELASTIC_USE_AGENT_STORE": True,
+    }
+    codes = []
+    for attempt in (0, 1):
+        for name, value in (given | {"TORCHELASTIC_RESTART_COUNT": attempt}).items():
+            monkeypatch.setenv(name, str(value))
+        lines = (["tests.meanflow.training.failing", str(tmp_path), str(rank)] for rank in (0, 1))
+        codes.append([done.returncode for done in forked(*lines)])
+    assert 0 not in codes[0]
+    assert codes[1] == [0, 0]
+    assert [line["step"] for line in learned(tmp_path / "run")] == list(range(1, 7))
+
+
+@pytest.mark.thorough
 def test_after_a_failure_torchrun_starts_all_anew_and_they_go_on(tmp_path):
     again = torchrun("--max-restarts", "1", "-m", "tests.meanflow.training.failing", str(tmp_path / "again"))
     assert again.returncode == 0, again.stderr

@@ -10,5 +10,3 @@ from fullstride.measure.timing import TimingPlan
 def quick(monkeypatch):
     """Measure one call per row, with small ceilings."""
     monkeypatch.setattr(bench_timing, "PLAN", TimingPlan(warmup=0, repeats=1, seconds=0.0))
-    monkeypatch.setattr("fullstride.measure.roofline.GEMM_SIZE", {"cpu": 64})
-    monkeypatch.setattr("fullstride.measure.roofline.COPY_BYTES", {"cpu": 1 << 16})

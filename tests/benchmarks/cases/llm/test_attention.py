@@ -11,17 +11,10 @@ from benchmarks.cases.llm import attention_work as pallas
 from benchmarks.cases.llm.attention_work import Way, draw, gather, slots
 from benchmarks.cli.app import app
 from fullstride.llm.kernels.interface import AttentionShape, QKNorm
-from fullstride.measure import roofline as floor
 from fullstride.measure.gate import GateError
 
 
-def small(monkeypatch):
-    monkeypatch.setitem(floor.GEMM_SIZE, "cpu", 64)
-    monkeypatch.setitem(floor.COPY_BYTES, "cpu", 1 << 16)
-
-
-def test_attention_stands_beside_a_gather_and_its_floor(tmp_path, monkeypatch):
-    small(monkeypatch)
+def test_attention_stands_beside_a_gather_and_its_floor(tmp_path):
     arguments = ["paged-attention", "--heads", "6", "--kv-heads", "2", "--head-dim", "16", "--block", "4"]
     arguments += ["--contexts", "5", "40", "--batch", "1", "--batch", "3", "--dtype", "float32", "--out", str(tmp_path)]
     result = CliRunner().invoke(app, arguments)
@@ -59,7 +52,6 @@ def test_jaxs_own_kernel_reads_and_writes_the_same_pool(width, monkeypatch):
 
 
 def test_another_kernel_that_breaks_costs_nothing_of_the_others(tmp_path, monkeypatch):
-    small(monkeypatch)
 
     def breaks(*_, **__):
         raise NotImplementedError("not on this machine")
@@ -90,7 +82,6 @@ def test_what_cannot_be_is_told_in_a_line(given, tmp_path):
 
 
 def test_what_is_wrong_is_not_timed_and_costs_nothing_that_is_right(tmp_path, monkeypatch):
-    small(monkeypatch)
     right = bench_attention._gate
 
     def off(way, case, pool, norms, shape):

@@ -12,6 +12,7 @@ from benchmarks.cases.llm import latency as bench_latency
 from benchmarks.cases.llm import parallel as bench_parallel
 from benchmarks.cases.llm import replicas as bench_replicas
 from benchmarks.cases.llm import serve as bench_serve
+from benchmarks.cases.llm import shared as bench_shared
 from benchmarks.cases.llm import sweep as bench_sweep
 from benchmarks.cases.llm import work as bench_work
 from benchmarks.cases.llm.clients import ClientRequest, ask
@@ -145,9 +146,16 @@ def test_the_sweep_times_a_step_by_batch_and_context(one_layer, tmp_path, monkey
     )
 
 
-def test_a_run_with_flags_of_xla_has_a_file_of_its_own(one_layer, tmp_path, monkeypatch):
+@pytest.fixture
+def untimed(idle, monkeypatch):
+    """Neither build the engine of a sweep, nor gate or time it, which other tests do."""
+    monkeypatch.setattr(bench_shared, "Engine", lambda *_: idle)
+    monkeypatch.setattr(bench_sweep, "gate", lambda *_: {})
+    monkeypatch.setattr(bench_sweep, "step_samples", lambda *_: iter([3.0, 1.0, 2.0]))
+
+
+def test_a_run_with_flags_of_xla_has_a_file_of_its_own(one_layer, tmp_path, monkeypatch, untimed):
     monkeypatch.setitem(bench_sweep.GRIDS, "cpu", ((1,), (20,)))
-    monkeypatch.setattr(bench_sweep, "REPEATS", 1)
     monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_enable_command_buffer= --xla_dump_to=/nowhere")
     arguments = ["llm", "--model", str(one_layer), "--out", str(tmp_path), "--workload", "sweep"]
     result = CliRunner().invoke(app, arguments)
@@ -156,9 +164,8 @@ def test_a_run_with_flags_of_xla_has_a_file_of_its_own(one_layer, tmp_path, monk
     assert not list(tmp_path.glob("*nowhere*"))
 
 
-def test_a_sweep_that_is_cut_short_has_written_its_rows(one_layer, tmp_path, monkeypatch):
+def test_a_sweep_that_is_cut_short_has_written_its_rows(one_layer, tmp_path, monkeypatch, untimed):
     monkeypatch.setitem(bench_sweep.GRIDS, "cpu", ((1, 3), (20,)))
-    monkeypatch.setattr(bench_sweep, "REPEATS", 1)
     samples = bench_sweep.step_samples
 
     def cut(runner, batch, context):

@@ -1,3 +1,5 @@
+from collections.abc import Mapping, Sequence
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,9 +9,12 @@ from typer.testing import CliRunner
 
 from benchmarks.cases.llm import case as bench
 from benchmarks.cases.llm import devices as bench_devices
+from benchmarks.cases.llm import hostile as bench_hostile
 from benchmarks.cases.llm import latency as bench_latency
+from benchmarks.cases.llm import parallel as bench_parallel
 from benchmarks.cases.llm import replicas as bench_replicas
 from benchmarks.cases.llm import serve as bench_serve
+from benchmarks.cases.llm import shared as bench_shared
 from benchmarks.cases.llm import sweep as bench_sweep
 from benchmarks.cases.llm.gate import Dense, gate
 from benchmarks.cases.llm.options import WORKLOADS
@@ -23,6 +28,7 @@ from fullstride.measure.gate import GateError
 from tests.llm import reference, tiny
 
 pytestmark = pytest.mark.usefixtures("compiled_soon")
+GATED = (bench, bench_hostile, bench_latency, bench_parallel, bench_replicas, bench_serve, bench_sweep)
 LENGTHS = (5, 40)
 
 
@@ -104,8 +110,31 @@ def test_what_is_not_a_number_fails(one_layer, monkeypatch):
         gate(*engine, LENGTHS, 3)
 
 
-@pytest.mark.parametrize("workload", WORKLOADS)
-def test_every_workload_is_gated(one_layer, tmp_path, monkeypatch, broken, workload):
+def _fails(engine: Engine, parameters: Mapping, lengths: Sequence[int], at_once: int, name: str = "") -> None:
+    """Stand-in for a gate."""
+    assert lengths
+    assert at_once > 0
+    raise GateError("a stand-in; not timed")
+
+
+@pytest.mark.parametrize(
+    ("workload", "kernels"),
+    [
+        ("small", "broken"),
+        *((name, "any") for name in WORKLOADS),
+        *(pytest.param(name, "broken", marks=pytest.mark.thorough) for name in WORKLOADS if name != "small"),
+    ],
+)
+def test_every_workload_is_gated(one_layer, tmp_path, monkeypatch, request, workload, kernels):
+    """With wrong kernels, or, on an engine that all share, by a gate that fails whatever they are."""
+    if kernels == "broken":
+        request.getfixturevalue("broken")
+    else:
+        idle = request.getfixturevalue("idle")
+        for module in GATED:
+            monkeypatch.setattr(module, "gate", _fails)
+        for module in (bench_shared, bench_latency, bench_parallel, bench_replicas):
+            monkeypatch.setattr(module, "Engine", lambda *_, **__: idle)
     monkeypatch.setattr(bench_latency, "_starts", lambda *_: [dict.fromkeys(bench_latency.PHASES, 1.0)])
     monkeypatch.setattr(bench, "large", lambda *_: ModelWork([[5] * 20, [6] * 9], [4, 8]))
     monkeypatch.setitem(bench_sweep.GRIDS, "cpu", ((1, 2), (20, 40)))

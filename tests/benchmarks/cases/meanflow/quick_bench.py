@@ -27,8 +27,6 @@ def quick(monkeypatch):
     monkeypatch.setattr(bench_step_setup, "PLAN", plan)
     monkeypatch.setattr(bench_step_setup, "SLOW", plan)
     monkeypatch.setattr(bench_step_gate, "SAMPLES", 3)
-    monkeypatch.setattr("fullstride.measure.roofline.GEMM_SIZE", {"cpu": 64})
-    monkeypatch.setattr("fullstride.measure.roofline.COPY_BYTES", {"cpu": 1 << 16})
 
 
 def setup(**options: Any) -> StepSetup:

@@ -18,8 +18,6 @@ def quick(monkeypatch):
     """Reduce the work: the times are not tested."""
     monkeypatch.setattr(bench_loader, "TimingPlan", lambda **_: TimingPlan(warmup=0, repeats=1, seconds=0.0))
     monkeypatch.setattr(bench_loader, "RECORDS", {"memory": 50, "pictures": 9, "latents": 13})
-    monkeypatch.setattr("fullstride.measure.roofline.GEMM_SIZE", {"cpu": 64})
-    monkeypatch.setattr("fullstride.measure.roofline.COPY_BYTES", {"cpu": 1 << 16})
 
 
 def test_every_set_is_measured_beside_its_floor(tmp_path, capsys):

@@ -30,8 +30,6 @@ def names(state, network: str) -> dict[str, torch.Tensor]:
 def _alone(monkeypatch):
     """Reduce the work, and isolate the official modules from those of other tests."""
     precision = torch.get_float32_matmul_precision()
-    monkeypatch.setattr("fullstride.measure.roofline.GEMM_SIZE", {"cpu": 64})
-    monkeypatch.setattr("fullstride.measure.roofline.COPY_BYTES", {"cpu": 1 << 16})
     monkeypatch.setattr(bench_peer_codes, "from_py_meanflow", names)
     yield
     torch.set_float32_matmul_precision(precision)

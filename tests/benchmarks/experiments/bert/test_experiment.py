@@ -17,7 +17,6 @@ from benchmarks.experiments.bert.result import gather
 from benchmarks.harness.time_limit import Limit
 from fullstride.bert.training.settings import settings_of
 from fullstride.errors import ConfigError, Preempted
-from fullstride.measure import roofline as floor
 from fullstride.measure.roofline import Ceilings
 from tests.helpers.time_over import over_within
 
@@ -27,8 +26,6 @@ pytestmark = pytest.mark.usefixtures("compiled_soon")
 @pytest.fixture(autouse=True)
 def _small(monkeypatch, tiny_is_small):
     monkeypatch.setattr(experiment_steps, "ROUNDS", 1)
-    monkeypatch.setitem(floor.GEMM_SIZE, "cpu", 64)
-    monkeypatch.setitem(floor.COPY_BYTES, "cpu", 1 << 16)
     with jax.numpy_dtype_promotion("standard"):  # optax promotes where its learning rate is a schedule
         yield
 
