@@ -11,7 +11,7 @@ from fullstride.device.precision import PRECISIONS
 from fullstride.errors import ConfigError
 from fullstride.meanflow.config.presets import MODELS
 
-SECTIONS = ("ratios", "backends", "alternatives", "scaling", "batches", "profile", "autotune")
+SECTIONS = ("ratios", "backends", "alternatives", "scaling", "batches", "profile", "autotune", "objectives")
 BACKENDS = ("eager", "graph", "compile", "compile+graph")
 SAMPLED_BY = ("eager", "graph", "compile+graph")
 KINDS = ("ddp", "fsdp")

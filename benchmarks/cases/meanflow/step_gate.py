@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor, nn
 
-from benchmarks.cases.meanflow.step_setup import Drawn, StepSetup
+from benchmarks.cases.meanflow.step_setup import Drawn, StepSetup, progress_of
 from fullstride.meanflow.objective.loss import MeanFlowLoss, conditional_velocity, interpolate
 from fullstride.meanflow.objective.times import meanflow_count
 from fullstride.measure.gate import require_close
@@ -35,6 +35,13 @@ def gradients(parameters: list[Tensor | None]) -> Tensor:
     return torch.cat([g.flatten() for g in parameters if g is not None])
 
 
+def reference(loss: MeanFlowLoss, ratio: float) -> MeanFlowLoss:
+    """Return the loss of that ratio in the plainest way, which is MeanFlow's for another way to its derivative."""
+    if type(loss).__module__.startswith("fullstride."):
+        return replace(loss, ratio=ratio, split="static", backend="func", chunk=0, precision=None)
+    return MeanFlowLoss(ratio, loss.times, loss.weighting_power, loss.weighting_eps)
+
+
 @dataclass
 class Exact:
     """Reference loss and gradients in fp64 of a few samples, which are drawn once."""
@@ -57,7 +64,8 @@ class Exact:
         drawn = {name: values[index] for name, values in self.samples.items()}
         straight = torch.arange(size, device=self.setup.device) >= curved
         # In the order of what is timed, for which the step is compiled.
-        return drawn | {"x": self.setup.ordered(drawn["x"]), "r": torch.where(straight, drawn["t"], drawn["r"])}
+        drawn |= {"x": self.setup.ordered(drawn["x"]), "r": torch.where(straight, drawn["t"], drawn["r"])}
+        return drawn | progress_of(loss, drawn["x"])
 
     def step(self, loss: MeanFlowLoss, size: int) -> Mean:
         """Return the loss and the gradient of that batch."""
@@ -78,13 +86,14 @@ class Exact:
 
     def _round(self, loss: MeanFlowLoss, ratio: float, count: int) -> Mean:
         """Return the mean over the first `count` samples, a few at a time to bound the memory."""
-        key = ratio, count, loss.weighting_power, loss.weighting_eps
+        plain = reference(loss, ratio)
+        key = type(plain), plain.teacher is None, ratio, count, loss.weighting_power, loss.weighting_eps
         if key not in self._found:
-            plain = MeanFlowLoss(ratio, loss.times, loss.weighting_power, loss.weighting_eps)
             self.model.zero_grad(set_to_none=True)
             total = torch.zeros((), dtype=torch.float64, device=self.setup.device)
             for start in range(0, count, CHUNK):
                 part = {k: a[start : min(start + CHUNK, count)].double() for k, a in self.samples.items()}
+                part |= progress_of(plain, part["x"])
                 value = plain.at(self.model, **part if ratio else part | {"r": part["t"]})[0] * len(part["t"]) / count
                 value.backward()
                 total += value.detach()

@@ -9,6 +9,7 @@ letter: the samples in the JVP and the others apart, where a run takes all toget
 impossible are tried all the same, and their errors are reported.
 """
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import partial
@@ -25,8 +26,12 @@ from fullstride.device.cuda_graph import CudaGraph
 from fullstride.errors import ConfigError
 from fullstride.jvp import jvp
 from fullstride.jvp.implementation import only_plain
+from fullstride.meanflow.objective.alpha_flow import AlphaFlow
 from fullstride.meanflow.objective.derivative import Conditions, velocity_and_derivative
+from fullstride.meanflow.objective.improved import ImprovedMeanFlow
 from fullstride.meanflow.objective.loss import MeanFlowLoss
+from fullstride.meanflow.objective.teacher import Teacher
+from fullstride.meanflow.objective.terminal_velocity import TerminalVelocityMatching
 from fullstride.step.torch.runners.graph import WARM
 
 Way = Callable[..., tuple[Tensor, Tensor]]
@@ -225,6 +230,8 @@ def cases_of(section: str, setup: StepSetup) -> list[StepCase | Pass]:
         return [first, meanflow(setup, 0.25), meanflow(setup, 1.0)]
     if section == "alternatives":
         return [first, *alternatives(setup)]
+    if section == "objectives":
+        return [first, meanflow(setup, 0.75), *objectives(setup)]
     if section == "autotune":
         return [first, meanflow(setup, 1.0), compiler_mode(setup, "max-autotune")]
     if section == "scaling":
@@ -234,6 +241,34 @@ def cases_of(section: str, setup: StepSetup) -> list[StepCase | Pass]:
     if section == "batches":
         return [make for size in BATCHES for make in (flow_matching(setup, size), meanflow(setup, 1.0, size))]
     return [first, meanflow(setup, 1.0), plain_operations(setup)]  # profile
+
+
+class InFp32(nn.Module):
+    """Copy of a network that computes in fp32 whatever it is given: one function for a step and its reference."""
+
+    def __init__(self, model: nn.Module):
+        super().__init__()
+        self.model = copy.deepcopy(model).eval().requires_grad_(False)
+
+    def forward(self, z: Tensor, r: Tensor, t: Tensor) -> Tensor:
+        return self.model(z.float(), r.float(), t.float()).to(z.dtype)
+
+
+def objectives(setup: StepSetup) -> list[StepCase]:
+    """Return the steps of the newer objectives, with three quarters of the samples in the derivative."""
+    ratio, plain = 0.75, setup.loss(0.75)
+    given = {"times": plain.times, "weighting_power": plain.weighting_power, "weighting_eps": plain.weighting_eps}
+    # Forward passes beyond flow matching's three, for each sample that is differentiated, and for all.
+    found: list[tuple[str, MeanFlowLoss, float, float]] = [
+        ("by a teacher", MeanFlowLoss(ratio, **given, teacher=Teacher(InFp32(setup.model))), 1.0, 1.0),
+        ("alphaflow, a difference", AlphaFlow(ratio, **given, form="discrete"), 1.0, 0.0),
+        ("imf", ImprovedMeanFlow(ratio, **given), 2.0, 0.0),
+        ("tvm", TerminalVelocityMatching(ratio, **given), 4.0, 0.0),
+    ]
+    return [
+        StepCase(f"{name_of(ratio)}, {name}", loss, forwards=3.0 + ratio * each + of_all)
+        for name, loss, each, of_all in found
+    ]
 
 
 def chosen(case: StepCase | Pass, only: tuple[str, ...]) -> bool:

@@ -29,7 +29,8 @@ PLAN, SLOW, SLOW_MS = (
     TimingPlan(warmup=1, repeats=8, seconds=0.0),
     250.0,
 )
-Drawn = dict[str, Tensor]  # x, e, t and r of a batch
+PROGRESS = 0.35
+Drawn = dict[str, Any]  # x, e, t and r of a batch
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ class StepSetup:
     def drawn(self, loss: MeanFlowLoss, x: Tensor) -> Drawn:
         """Draw noise and times for data."""
         e, t, r = loss.draw(x, self.generator)
-        return {"x": x, "e": e, "t": t, "r": r}
+        return {"x": x, "e": e, "t": t, "r": r} | progress_of(loss, x)
 
     def floor(self, forwards: float, passes: float, batch: int) -> RooflineBound:
         """Return the roofline bound of `forwards` forward passes of a batch and `passes` transfers of the weights."""
@@ -86,6 +87,11 @@ class StepSetup:
     def plan(self, ms: float) -> TimingPlan:
         """Return how often to call a function that takes this long."""
         return SLOW if ms > SLOW_MS else PLAN
+
+
+def progress_of(loss: MeanFlowLoss, x: Tensor) -> Drawn:
+    """Return the share of a run at which a scheduled loss is measured; none for another."""
+    return {"progress": x.new_full(x.shape[:1], PROGRESS)} if loss.scheduled else {}
 
 
 def weight_passes(averages: int, parts: int = 1) -> float:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, ClassVar
 
-from fullstride.settings.fields import LATER, BelowOne, Conflict, Count, Counts, Natural, Positive, Rule
+from fullstride.settings.fields import LATER, AllowedNames, BelowOne, Conflict, Count, Counts, Natural, Positive, Rule
 
 Channels = Annotated[int, Rule("an even number, at least 2", lambda x: x >= 2 and x % 2 == 0)]
 Sizes = Annotated[list[int], Rule("numbers of at least 1", lambda xs: all(x >= 1 for x in xs))]
@@ -33,6 +33,8 @@ class ModelConfig:
 
     name: str = ""
     class_conditional: bool = False  # the network sees labels; sampling can choose a class
+    # output of the network: the velocity, or an image from which it follows
+    prediction: Annotated[str, AllowedNames(("velocity", "x")), LATER] = "velocity"
     recompute: bool = False  # the blocks' activations anew in the backward pass: less memory, a forward pass more
 
 

@@ -15,6 +15,7 @@ from fullstride.meanflow.config.schema import DataConfig, LossConfig, TrainConfi
 from fullstride.meanflow.data.dataset import Dataset
 from fullstride.meanflow.data.edm_augment import EdmAugment
 from fullstride.meanflow.models.common import recompute
+from fullstride.meanflow.models.x_prediction import XPrediction
 from fullstride.meanflow.objective.loss import MeanFlowLoss, loss_of
 from fullstride.meanflow.objective.teacher import Teacher
 from fullstride.meanflow.training.guard import Guard
@@ -75,6 +76,8 @@ def build_model(
         network = made(c, size, num_classes=classes_of(config, num_classes), **keys)
     except ValueError as error:
         raise ConfigError(f"model={config.name}: {error}") from None
+    if config.prediction == "x":
+        network = XPrediction(network)
     if config.recompute and not recompute(network):
         raise ConfigError(
             f"model.recompute=true model={config.name}: expected a network with blocks that have an attribute "

@@ -34,7 +34,8 @@ def strangers(tmp_path, monkeypatch):
 def test_what_a_class_adds_is_a_key_of_its_type():
     config = compose([*TRAINED, "model.depths=[2,3]"])
     assert asdict(config.model) | {"name": ""} == {
-        "name": "", "class_conditional": False, "recompute": False, "width": 6, "depths": [2, 3],
+        "name": "", "class_conditional": False, "prediction": "velocity", "recompute": False, "width": 6,
+        "depths": [2, 3],
     }  # fmt: skip
     assert vars(config.loss).items() >= {"name": "strangers.losses:Halved", "share": 0.25}.items()
     assert compose([NET]).model == compose([NET]).model

@@ -131,6 +131,7 @@ BAD = {
     "loss.scale_power": [math.nan],
     "model.decoupled_blocks": [-1],
     "model.head_blocks": [0],
+    "model.prediction": ["e"],
     "data.augment": [-0.1, 2.0],
     "data.holdout": [0.0, 1.0],
     "data.latent_scale": [0.0],

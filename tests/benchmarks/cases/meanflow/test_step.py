@@ -46,6 +46,15 @@ def test_the_ratios_are_measured_beside_their_floors(tmp_path, capsys, given):
     assert "x FM: of the fastest FM MSE step of this run, by eager" in out
 
 
+def test_each_newer_objective_is_measured_as_its_own_reference_has_it(tmp_path):
+    rows = read_result(run(Options(**CPU, sections=("objectives",)), tmp_path))["rows"]
+    named = {row["extra"]["name"].removeprefix("MeanFlow 75%, "): row for row in rows}
+    assert list(named) == ["FM MSE", "MeanFlow 75%", "by a teacher", "alphaflow, a difference", "imf", "tvm"]
+    assert all(0 < max(row["extra"]["errors"].values()) < TOLERANCE["fp32"] for row in rows)
+    least = [row["floor"]["arithmetic_ms"] / rows[0]["floor"]["arithmetic_ms"] * 3 for row in rows]
+    assert least == pytest.approx([3, 3.75, 4.75, 3.75, 4.5, 6])
+
+
 def test_other_tables_share_what_was_measured(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(bench_step_sections, "BATCHES", (2, 4))
     monkeypatch.setattr("benchmarks.cases.meanflow.step_table.BATCHES", (2, 4))

@@ -88,13 +88,13 @@ def test_arms_of_a_part_differ_in_what_is_compared_alone(scale):
 
 
 def test_a_pupil_is_named_by_its_teachers_run_and_waits_for_it():
-    pupil = _job(PHASE7, "newer", 6, "gpu")
+    pupil = _job(PHASE7, "newer", -1, "gpu")
     assert pupil.teacher is not None
     assert pupil.teacher.config.loss.name == "mse"
     assert pupil.config.loss.teacher == f"runs/{pupil.teacher.config.run_name}"
-    elsewhere = TrainingJob.of(PARTS["newer"], PARTS["newer"].arms[6], "gpu", 0, "other/runs")
+    elsewhere = TrainingJob.of(PARTS["newer"], PARTS["newer"].arms[-1], "gpu", 0, "other/runs")
     assert elsewhere.config.run_name == pupil.config.run_name
-    assert jobs._told(jobs.Laboratory(), jobs.Training(PARTS["newer"], PARTS["newer"].arms[6], pupil)) is None
+    assert jobs._told(jobs.Laboratory(), jobs.Training(PARTS["newer"], PARTS["newer"].arms[-1], pupil)) is None
 
 
 @pytest.mark.parametrize("part", PARTS.values(), ids=list(PARTS))
