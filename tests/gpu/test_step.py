@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from fullstride.device.cuda_graph import CudaGraph
 from fullstride.jvp import jvp, prepare
 from fullstride.step.torch import BACKENDS, Averages, LateMetrics, TrainStep, cosine, cosine_of, prefetch, warmed_up
+from fullstride.step.torch.muon import Muon
 
 pytestmark = [
     pytest.mark.gpu,
@@ -227,6 +228,27 @@ def test_a_replay_heeds_what_is_done_to_the_optimizer(backend, seed):
                 step.body.model.get_parameter("0.bias").requires_grad_(False)
             step(batch)
     torch.testing.assert_close(state(recorded), state(eager), rtol=2e-3, atol=2e-4)
+
+
+@pytest.mark.parametrize("backend", RECORDED)
+def test_muon_is_recorded_as_it_steps_eagerly(backend, seed):
+    torch._dynamo.reset()
+    models = []
+    for name in ("eager", backend):
+        model = network(seed)
+        by_muon = [p for p in model.parameters() if p.ndim > 1]
+        rest = [p for p in model.parameters() if p.ndim < 2]
+        optimizers = [Muon(by_muon, lr=1e-3), torch.optim.AdamW(rest, lr=1e-3, fused=True)]
+        generator = torch.Generator(CUDA).manual_seed(seed)
+        step = TrainStep(loss, model, optimizers, draw=draw, generator=generator, backend=name)
+        for batch in batches(seed, count=12, last=32):
+            step(batch)
+        models.append(model)
+    for recorded, eager, first in zip(
+        models[1].parameters(), models[0].parameters(), network(seed).parameters(), strict=True
+    ):
+        torch.testing.assert_close(recorded, eager, rtol=5e-3, atol=5e-4)
+        assert (eager - first).abs().max() > 1e-3
 
 
 def test_what_waits_for_the_device_cannot_be_recorded(seed):

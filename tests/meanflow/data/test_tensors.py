@@ -2,6 +2,7 @@
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -65,6 +66,7 @@ def test_every_form_of_file_gives_the_same_rows(name, shape, conditions, tmp_pat
         assert torch.equal(split.labels, tensors["labels"][found])
         given = data.conditions(split, every)
         if conditions:
+            assert given is not None
             assert torch.equal(given, tensors["conditions"][found].flatten(1))
         else:
             assert given is None
@@ -141,7 +143,7 @@ def test_a_run_learns_samples_and_is_scored(conditions, tmp_path, seed, capfd):
     file = saved(tmp_path, content(seed, (2, 6), conditions))
     run = train(run_config(tmp_path, file, loss=LOSSES["meanflow"]()))
     assert "on 54 samples (2x6) of data=tensors" in capfd.readouterr().out
-    given = {"conditions": file} if conditions else {}
+    given: dict[str, Any] = {"conditions": file} if conditions else {}
     made = load_file(sample_command(run, SampleOptions(steps=2, num=7, batch_size=3, device="cpu", **given)))
     assert made["samples"].shape == (7, 2, 6)
     one_by_one = SampleOptions(steps=2, num=7, batch_size=7, device="cpu", **given)
@@ -163,12 +165,13 @@ def test_what_conditions_cannot_do_is_refused(tmp_path, seed):
     file = saved(tmp_path, content(seed, (2, 6), (4,)), "with.safetensors")
     run = train(run_config(tmp_path, file, run_name="with"))
     wrong = saved(tmp_path, content(seed, (2, 6), (5,)), "wrong.safetensors")
-    for place, options, message in (
+    refused: list[tuple[Path, dict[str, Any], str]] = [
         (plain, {"conditions": file}, "this run has none; leave it out"),
         (run, {}, r"no --conditions FILE; expected conditions of shape \(4,\)"),
         (run, {"conditions": wrong}, r"conditions of shape \(5,\), expected \(4,\)"),
         (run, {"conditions": file, "backend": "graph"}, "the device is cpu"),
-    ):
+    ]
+    for place, options, message in refused:
         with pytest.raises(ConfigError, match=message):
             sample_command(place, SampleOptions(steps=1, num=2, device="cpu", **options))
     with pytest.raises(ConfigError, match="takes conditions, expected one without"):

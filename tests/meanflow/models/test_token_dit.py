@@ -1,5 +1,7 @@
 """The transformer for samples of any rank."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -10,7 +12,8 @@ from fullstride.meanflow.models.token_dit import TokenDiT, axis_positions
 from fullstride.meanflow.objective.derivative import velocity_and_some_derivatives
 from fullstride.meanflow.training.step import randomize_zero_layers
 
-SMALL = {"width": 24, "depth": 2, "heads": 3, "num_classes": 4}
+SMALL: dict[str, Any] = {"width": 24, "depth": 2, "heads": 3, "num_classes": 4}
+UNEVEN: dict[str, Any] = SMALL | {"width": 25}
 SHAPES = [((5,), (1,), 0), ((2, 6), (3,), 7), ((3, 4, 4), (2,), (3, 5)), ((2, 3, 4, 6), (1, 2, 3), 0)]
 
 
@@ -68,7 +71,7 @@ def test_the_derivative_is_right_also_of_some_samples(shape, patches, condition,
 
 def test_of_square_pictures_it_is_dit(seed):
     torch.manual_seed(seed)
-    sizes = {"width": 24, "depth": 2, "heads": 3, "num_classes": 4}
+    sizes: dict[str, Any] = {"width": 24, "depth": 2, "heads": 3, "num_classes": 4}
     picture, any_rank = DiT(3, 6, patch_size=2, **sizes), TokenDiT(3, 6, patch_sizes=(2,), **sizes)
     for net in (picture, any_rank):
         net.position.zero_()  # whose axes are in another order
@@ -92,7 +95,7 @@ def test_places_are_told_apart_by_each_axis():
     [
         (lambda: TokenDiT(2, (6, 4), patch_sizes=(4,), **SMALL), r"patch_sizes are \[4\] for samples of 2 x \(6, 4\)"),
         (lambda: TokenDiT(2, (6, 4), patch_sizes=(2, 2, 2), **SMALL), "a divisor of each axis"),
-        (lambda: TokenDiT(2, (6,), **SMALL | {"width": 25}), "width is 25"),
+        (lambda: TokenDiT(2, (6,), **UNEVEN), "width is 25"),
         (
             lambda: TokenDiT(2, (6,), **SMALL)(torch.zeros(1, 2, 7), torch.zeros(1), torch.zeros(1)),
             r"expected \(2, 6\)",

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -37,7 +38,7 @@ class Drift(nn.Module):
 def test_every_sampler_goes_along_the_guided_velocity(sampler, scale, seed):
     model, label = Drift(seed), torch.tensor([4, 0, 1])
     steps = None if sampler == "dopri5" else 3
-    given = {"sampler": sampler, "steps": steps, "num": 3, "shape": (2, 3), "seed": seed}
+    given: dict[str, Any] = {"sampler": sampler, "steps": steps, "num": 3, "shape": (2, 3), "seed": seed}
     found = sample(model, label=label, num_classes=5, guidance=scale, **given)
     v = model.none + scale * (model.of_class[label] - model.none)
     expected = seeded_noise(seed, 0, 3, (2, 3)) - v[:, None, None]
@@ -69,10 +70,11 @@ def runs(tmp_path_factory) -> dict[str, Path]:
 
 def test_the_command_samples_guided_and_without_class(runs):
     generator = load_generator(runs["dropped"], "cpu")
-    for options, given in (
+    pairs: list[tuple[dict[str, Any], dict[str, Any]]] = [
         ({"guidance": 3.0, "label": 2}, {"guidance": 3.0, "label": 2, "num_classes": 10}),
         ({"no_class": True}, {"num_classes": 0}),
-    ):
+    ]
+    for options, given in pairs:
         grid = sample_command(runs["dropped"], SampleOptions(steps=2, num=4, device="cpu", **options))
         made = json.loads((grid.parent / "samples.json").read_text())
         expected = sample(generator.model, sampler="meanflow", steps=2, num=4, shape=(1, 8, 8), seed=0, **given)

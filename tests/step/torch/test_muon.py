@@ -1,5 +1,7 @@
 """Muon against torch's own, and a step that is skipped."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -26,7 +28,7 @@ def momenta(optimizer: Muon) -> list[Tensor]:
 
 def test_it_is_torchs_muon_with_the_size_of_adamws_steps(seed):
     ours, theirs = weights(seed), weights(seed)
-    options = {"lr": 0.02, "momentum": 0.9, "weight_decay": 0.1}
+    options: dict[str, Any] = {"lr": 0.02, "momentum": 0.9, "weight_decay": 0.1}
     pair = Muon(ours, **options), torch.optim.Muon(theirs, adjust_lr_fn="match_rms_adamw", **options)
     for step in range(4):
         for parameters, optimizer in zip((ours, theirs), pair, strict=True):
