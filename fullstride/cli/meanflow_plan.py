@@ -108,15 +108,16 @@ def _plans(
 
 
 def _config(overrides: list[str]) -> "TrainConfig":
-    """Return a configuration whose data need not exist, as a plan does not read them."""
+    """Return a configuration whose data need not exist: of a row that knows its records, a path is read if given."""
     from fullstride.meanflow.config.datasets import row_of
     from fullstride.meanflow.config.overrides import read, validate
 
     config = read(overrides)
-    row = row_of(config.data.name)
+    row, path = row_of(config.data.name), config.data.path
     if row.folder and row.records:
-        config.data.path = config.data.path or "."
+        config.data.path = path or "."
     validate(config)
+    config.data.path = path
     return config
 
 
