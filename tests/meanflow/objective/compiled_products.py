@@ -27,7 +27,9 @@ NETWORKS = {
 # Of one resolution or one block: a trace takes as long as a network has layers.
 SMALL = {
     "unet": lambda: UNet(3, 8, channels=8, channel_mult=(1,), num_blocks=1, attention_resolutions=(8,)),
-    "song_unet": lambda: SongUNet(3, 8, channels=8, channel_mult=(1,), num_blocks=1, attention_resolutions=(8,)),
+    "song_unet": lambda: SongUNet(
+        3, 8, channels=8, channel_mult=(1,), num_blocks=1, attention_resolutions=(8,), dropout=0.0
+    ),
     "dit": lambda: DiT(3, 8, patch_size=2, width=16, depth=1, heads=2),
 }
 
@@ -91,11 +93,11 @@ def shared(network: nn.Module) -> None:
         network.zero_grad()
         graphs, found = compiled(step)
         steps.append(graphs)
-        torch.testing.assert_close(found, expected := step(), rtol=1e-5, atol=0)
+        torch.testing.assert_close(found, expected := step(), rtol=1e-7, atol=0)
         for p, gradient in zip(
             network.parameters(), torch.autograd.grad(expected, [*network.parameters()]), strict=True
         ):
-            torch.testing.assert_close(p.grad, gradient, rtol=1e-3, atol=1e-5)
+            torch.testing.assert_close(p.grad, gradient, rtol=1e-5, atol=1e-7)
     (plain, plain_backward), (forward, backward) = steps
     assert products(plain) > 8
     assert products(forward) == 2 * products(plain)
@@ -107,6 +109,7 @@ def shared(network: nn.Module) -> None:
 
 if __name__ == "__main__":
     torch.manual_seed(0)
+    torch.set_default_dtype(torch.float64)
     network = SMALL[sys.argv[1]]()
     for p in network.parameters():
         nn.init.normal_(p, std=0.1)
