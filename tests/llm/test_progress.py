@@ -63,7 +63,7 @@ def test_a_start_that_fails_is_not_said_to_be_ready():
 class Instant(Engine):
     """An engine of three programs that takes no time."""
 
-    def __init__(self, loaded, config, ready, devices=None, *, loading):
+    def __init__(self, loaded, config, ready, devices=None, *, loading, adapters=None):
         self.loaded = loaded
         loading(1, 1)
         for done in range(4):

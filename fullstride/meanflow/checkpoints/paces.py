@@ -10,8 +10,14 @@ def averages_of(config: EmaConfig) -> list[Pace]:
     return [*config.decays, *map(Power, config.widths)]
 
 
-def chosen_average(config: EmaConfig, given: float | None) -> Pace:
+def chosen_average(config: EmaConfig, given: float | None, option: str = "--ema", of: str = "the run's") -> Pace:
     """The average of a decay or a relative width; the run's first if none is given.
+
+    Args:
+        config: which averages the run keeps.
+        given: the decay or the relative width.
+        option: what it was given by, for the message.
+        of: whose averages they are, for the message.
 
     Raises:
         ConfigError: if the run has no such average.
@@ -23,7 +29,7 @@ def chosen_average(config: EmaConfig, given: float | None) -> Pace:
     for pace in found:
         if given == (pace.width if isinstance(pace, Power) else pace):
             return pace
-    raise ConfigError(f"--ema {given}: expected one of {', '.join(map(str, found))}, the run's averages")
+    raise ConfigError(f"{option} {given}: expected one of {', '.join(map(str, found))}, {of} averages")
 
 
 def as_written(pace: Pace) -> float | str:

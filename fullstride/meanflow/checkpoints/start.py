@@ -29,8 +29,8 @@ from fullstride.runs.atomic_files import note
 from fullstride.runs.folder import folder_of, run_config
 from fullstride.settings.overrides import load_object
 
-# Of a network's settings those that change neither its weights nor what they compute.
-FREE_MODEL_KEYS = {"name", "class_conditional", "recompute", "dropout"}
+# Of a network's settings those that change neither its weights nor what they compute where r is t.
+FREE_MODEL_KEYS = {"name", "class_conditional", "recompute", "dropout", "decoupled_blocks"}
 
 
 @dataclass(frozen=True)

@@ -113,7 +113,7 @@ class LossConfig:
     # velocity of the target and of the tangent: the sample's own, or that of a pretrained flow
     tangent: Annotated[str, AllowedNames(("data", "teacher")), LATER] = "data"
     teacher: Annotated[str, LATER] = ""  # folder of the pretrained run, or of one of its checkpoints
-    teacher_ema: Annotated[BelowOne, LATER] = 0.0  # decay of the teacher's average; 0 is its run's first
+    teacher_ema: Annotated[BelowOne, LATER] = 0.0  # decay or width of the teacher's average; 0 is its run's first
     # scale of the teacher's guidance, for t in [guidance_start, guidance_end]; 1 is none
     teacher_guidance: Annotated[Finite, LATER] = 1.0
     tangent_warmup: Annotated[Share, LATER] = 0.0  # share of the run over which du/dt enters the target

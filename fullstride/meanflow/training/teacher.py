@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from fullstride.errors import ConfigError
-from fullstride.meanflow.checkpoints.folder import find_checkpoint, read_manifest
+from fullstride.meanflow.checkpoints.folder import ema_group, find_checkpoint, read_manifest
+from fullstride.meanflow.checkpoints.paces import as_written, chosen_average
 from fullstride.meanflow.config.objectives import OBJECTIVES
 from fullstride.meanflow.config.presets import config_from_dict
 from fullstride.meanflow.config.schema import TrainConfig
@@ -13,9 +14,10 @@ from fullstride.meanflow.data.dataset import Dataset
 from fullstride.meanflow.objective.teacher import Teacher
 from fullstride.meanflow.sampling.generate import load_generator
 from fullstride.meanflow.training.build import augment_dim, classes_of
-from fullstride.meanflow.training.state import DataFacts, ema_group
+from fullstride.meanflow.training.state import DataFacts
 from fullstride.runs.atomic_files import replace_file
 from fullstride.runs.folder import folder_of
+from fullstride.step.torch import Pace
 
 RECORD = "teacher.json"  # in the run's folder: the weights that it learns from
 
@@ -35,12 +37,8 @@ def _checkpoint(config: TrainConfig) -> tuple[Path, dict[str, Any]]:
     return checkpoint, read_manifest(checkpoint)
 
 
-def _decay(config: TrainConfig, teacher: TrainConfig) -> float:
-    decay = config.loss.teacher_ema or teacher.ema.decays[0]
-    if decay not in teacher.ema.decays:
-        expected = ", ".join(map(str, teacher.ema.decays))
-        raise ConfigError(f"loss.teacher_ema={decay}: expected one of {expected}, the teacher's averages")
-    return decay
+def _average(config: TrainConfig, teacher: TrainConfig) -> Pace:
+    return chosen_average(teacher.ema, config.loss.teacher_ema or None, "loss.teacher_ema", "the teacher's")
 
 
 def check_teacher(config: TrainConfig, data: Dataset) -> None:
@@ -77,7 +75,7 @@ def check_teacher(config: TrainConfig, data: Dataset) -> None:
             f"loss.teacher_guidance={config.loss.teacher_guidance}: the teacher never saw 'no class' "
             "(loss.label_dropout=0); expected 1, or a teacher with label_dropout"
         )
-    _check_same(config, _identity(manifest, _decay(config, teacher)))
+    _check_same(config, _identity(manifest, _average(config, teacher)))
 
 
 def _check_flow(checkpoint: Path, teacher: TrainConfig) -> None:
@@ -91,8 +89,9 @@ def _check_flow(checkpoint: Path, teacher: TrainConfig) -> None:
         )
 
 
-def _identity(manifest: dict[str, Any], decay: float) -> dict[str, Any]:
-    return {"step": manifest["step"], "ema": decay, "sha256": manifest["files"][f"{ema_group(decay)}.safetensors"]}
+def _identity(manifest: dict[str, Any], average: Pace) -> dict[str, Any]:
+    weights = manifest["files"][f"{ema_group(average)}.safetensors"]
+    return {"step": manifest["step"], "ema": as_written(average), "sha256": weights}
 
 
 def _check_same(config: TrainConfig, found: dict[str, Any]) -> None:
@@ -113,9 +112,7 @@ def load_teacher(config: TrainConfig, device: str) -> Teacher | None:
     """
     if not config.loss.taught:
         return None
-    checkpoint, manifest = _checkpoint(config)
-    decay = _decay(config, config_from_dict(manifest["config"]))
-    generator = load_generator(checkpoint, device, decay)
+    generator = load_generator(_checkpoint(config)[0], device, config.loss.teacher_ema or None)
     return Teacher(
         generator.model.requires_grad_(False),
         generator.num_classes,
@@ -134,5 +131,5 @@ def write_teacher(run: Path, config: TrainConfig) -> None:
     """
     if config.loss.taught and not (run / RECORD).exists():
         manifest = _checkpoint(config)[1]
-        identity = _identity(manifest, _decay(config, config_from_dict(manifest["config"])))
+        identity = _identity(manifest, _average(config, config_from_dict(manifest["config"])))
         replace_file(run / RECORD, json.dumps(identity, indent=1) + "\n")

@@ -206,7 +206,7 @@ def test_a_compressed_body_is_refused_by_name_and_one_that_is_none_is_not(http):
 
 
 def test_paths_and_methods_that_are_none(http):
-    for method, path, status in (("GET", "/v1/embeddings", 404), ("GET", "/v1/completions", 405)):
+    for method, path, status in (("GET", "/v1/audio/speech", 404), ("GET", "/v1/completions", 405)):
         answer = http.request(method, path)
         assert (answer.status_code, answer.json()["error"]["type"]) == (status, "invalid_request_error")
     assert http.get("/v1/completions").headers["allow"] == "POST"

@@ -80,6 +80,7 @@ def test_the_description_names_all_routes(http):
     assert paths.keys() == {
         "/v1/completions",
         "/v1/chat/completions",
+        "/v1/embeddings",
         "/v1/responses",
         "/v1/models",
         "/v1/models/{model}",

@@ -116,6 +116,16 @@ def test_what_does_not_fit_is_named_and_changes_nothing(first, change, named):
     assert all(torch.equal(x, before[k]) for k, x in net.state_dict().items())
 
 
+def test_a_flow_is_a_start_for_blocks_that_see_r_alone(first):
+    nets = [build_model(dataclasses.replace(MODEL, decoupled_blocks=n), (1, 8, 8), 10) for n in (0, 1)]
+    for net, n in zip(nets, (0, 1), strict=True):
+        start_from(net, read_start(first), dataclasses.replace(MODEL, decoupled_blocks=n))
+    z, t, label = torch.randn(3, 1, 8, 8), torch.rand(3), torch.tensor([0, 5, 9])
+    found, expected = (net(z, t, t, label) for net in reversed(nets))
+    torch.testing.assert_close(found, expected)
+    assert expected.abs().max() > 1e-3
+
+
 def test_weights_that_are_not_finite_are_refused(first):
     given = read_start(first)
     given.tensors["patch_out.bias"][0] = float("nan")
