@@ -343,7 +343,8 @@ class MeanFlowLoss:
 
     def _target(self, path: PathBatch, dudt: Tensor) -> Tensor:
         """The target of the samples with a derivative."""
-        taken = self.tangent(dudt, path.t - path.r, path.progress)
+        control = self.tangent
+        taken = control(dudt, path.t - path.r, path.progress) if control.warmup or control.limit else dudt
         return meanflow_target(path.v, taken, path.t, path.r)
 
     def _apart(self, model: Velocity, path: PathBatch) -> Tensor:

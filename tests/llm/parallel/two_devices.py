@@ -193,7 +193,7 @@ def test_a_pool_of_fp8_is_shared_as_any_other():
 
 def test_replicas_have_devices_of_their_own_and_one_compiler_of_grammars(qwen3, monkeypatch):
     class Recorded(Engine):
-        def __init__(self, loaded, config, progress, devices, loading):
+        def __init__(self, loaded, config, progress, devices, *, loading, adapters):
             self.devices, self.shares = devices, []
 
         def share_grammars(self, other):
