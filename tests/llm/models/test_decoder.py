@@ -83,7 +83,7 @@ def require_transformers_logits(
     if bfloat16:
         rounded = np.linalg.norm(theirs(torch.bfloat16) - expected)
         for found in all_logits(loaded, ids, dtype="bfloat16"):
-            assert np.linalg.norm(found - expected) < 1.5 * rounded < 0.2 * np.linalg.norm(expected)
+            assert np.linalg.norm(found - expected) < 1.5 * rounded < 0.5 * np.linalg.norm(expected)
 
 
 @pytest.mark.parametrize("kind", ["tiny_qwen3", "tiny_llama", "tiny_qwen2"])

@@ -79,7 +79,7 @@ def test_the_watch_knows_what_is_done_and_how_far_the_next_checkpoint_is(tmp_pat
     monkeypatch.setattr(trainer.evaluations, "_scores", dict)
     trainer.run_to_end()
     evaluation = ("an evaluation", 240.0 * 60)
-    assert told == [4, "steps", 2, 0, evaluation, "steps"]
+    assert told == [4, ("the first step", 60.0 * 60), "steps", 2, 0, evaluation, "steps"]
 
 
 @pytest.mark.parametrize(
