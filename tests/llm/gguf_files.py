@@ -25,7 +25,7 @@ SHIFTED = ("gemma2", "gemma3_text")
 def write_gguf(path: Path, model: Any, kind: str = "F32", **metadata: Any) -> Path:
     """A model of transformers and the tiny tokenizer; matrices are packed as `kind`, vectors are F32."""
     config = model.config
-    architecture = ARCHITECTURES.get(config.model_type, config.model_type)
+    architecture = str(ARCHITECTURES.get(config.model_type, config.model_type))
     writer = gguf.GGUFWriter(path, architecture)
     _write_sizes(writer, config)
     OWN.get(config.model_type, lambda *_: None)(writer, config)
@@ -40,7 +40,9 @@ def write_gguf(path: Path, model: Any, kind: str = "F32", **metadata: Any) -> Pa
         array = _permuted(name, value.float().numpy(), config)
         if config.model_type in SHIFTED and name.endswith("norm.weight"):
             array = array + np.float32(1)
-        _write_tensor(writer, names.get_name(name, try_suffixes=(".weight", ".bias")), array, kind)
+        written = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        assert written is not None
+        _write_tensor(writer, written, array, kind)
     if _rope_of(config)["rope_type"] == "llama3":
         writer.add_tensor("rope_freqs.weight", _divisors(config))
     writer.write_header_to_file()

@@ -85,7 +85,7 @@ def test_embeddings_are_transformers_last_hidden_states(llm, theirs, pooling, se
 
 def test_scores_are_transformers_log_likelihoods(llm, theirs):
     prompt, continuations = "The quick brown fox ", ["jumps over the lazy dog", "ate"]
-    found = llm.score(prompt, continuations, use_tqdm=False)
+    found, whole, start = llm.score(prompt, continuations, use_tqdm=False), list[int](), 0
     for continuation, output in zip(continuations, found, strict=True):
         whole, start = llm.tokenizer.encode(prompt + continuation), len(llm.tokenizer.encode(prompt.rstrip()))
         with torch.no_grad():

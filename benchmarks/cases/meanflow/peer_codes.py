@@ -132,7 +132,9 @@ class Theirs:
         ours.load_state_dict(from_py_meanflow(state, "net"))
         z, v = (torch.randn(CHECKED, *SHAPE, device=self._device) for _ in range(2))
         t, r = torch.tensor([[0.9, 0.5, 0.7, 1.0], [0.0, 0.5, 0.2, 0.6]], device=self._device)
-        labels = torch.rand(CHECKED, augment_dim(config.data), device=self._device)
+        length = augment_dim(config.data)
+        assert isinstance(length, int)
+        labels = torch.rand(CHECKED, length, device=self._device)
         theirs.eval()
         with exact_fp32(self._device), torch.no_grad():
             found = velocity_and_derivative(ours, z, r, t, v, {"augment": labels} if labels.numel() else {})

@@ -40,7 +40,7 @@ class StepSetup:
     options: StepOptions
     device: torch.device
     model: nn.Module
-    shape: tuple[int, int, int]
+    shape: tuple[int, ...]
     generator: torch.Generator
     clock: Clock
     ceilings: Ceilings

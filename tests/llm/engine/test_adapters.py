@@ -4,7 +4,7 @@ import json
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import openai
@@ -33,7 +33,7 @@ class Adapted(NamedTuple):
     folder: Path
 
 
-SMALL = {key: value for key, value in vars(TIGHT).items() if "lora" not in key} | {"max_sequences": 3}
+SMALL: dict[str, Any] = {key: value for key, value in vars(TIGHT).items() if "lora" not in key} | {"max_sequences": 3}
 
 
 @pytest.fixture(scope="module")
@@ -119,9 +119,13 @@ def test_clients_choose_an_adapter_as_a_model(adapted, seed):
     expected = [each.tokens for each in mixed(engine, ids, [None, "wide", "thin"], greedy(5))]
     talk = engine.tokenizer.encode(engine.tokenizer.chat([{"role": "user", "content": text}]), special=False)
     (said,) = mixed(engine, talk, ["thin"], greedy(5))
-    asked = {"max_tokens": 5, "temperature": 0, "extra_body": {"ignore_eos": True, "return_token_ids": True}}
+    asked: dict[str, Any] = {
+        "max_tokens": 5,
+        "temperature": 0,
+        "extra_body": {"ignore_eos": True, "return_token_ids": True},
+    }
     with real_server(load(adapted.folder), engine) as live, connected(live) as client:
-        assert [(each.id, each.root, each.parent) for each in client.models.list()] == [
+        assert [(each.id, each.root, each.parent) for each in cast("list[Any]", list(client.models.list()))] == [
             ("tiny", "tiny", None),
             ("wide", "wide", "tiny"),
             ("thin", "thin", "tiny"),
@@ -131,7 +135,7 @@ def test_clients_choose_an_adapter_as_a_model(adapted, seed):
             found = list(threads.map(ask, ["tiny", "wide", "thin"]))
         assert [each.choices[0].token_ids for each in found] == expected
         assert [each.model for each in found] == ["tiny", "wide", "thin"]
-        message = [{"role": "user", "content": text}]
+        message: list[Any] = [{"role": "user", "content": text}]
         answer = client.chat.completions.create(model="thin", messages=message, **asked)
         assert answer.choices[0].token_ids == said.tokens
         with pytest.raises(openai.NotFoundError, match="'other' does not exist; this server has tiny, wide, thin"):

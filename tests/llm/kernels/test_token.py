@@ -34,7 +34,7 @@ def rows_of(config, lengths, width):
     tokens = draw.integers(0, config.vocab_size, len(lengths))
     none = np.zeros((0, width))
     ints = [jnp.asarray(x, jnp.int32) for x in (tokens, positions, slots, blocks, none)]
-    return StepBatch(*ints, *angles)
+    return StepBatch(*ints, *angles)  # pyright: ignore[reportCallIssue]
 
 
 def pool_of(config, batch):

@@ -1,6 +1,7 @@
 """The split `shared`: the losses and gradients of `static`, at the primals' cost in memory and products."""
 
 import dataclasses
+from typing import Any
 
 import pytest
 import torch
@@ -38,14 +39,14 @@ def network(name: str, seed: int, dropout: float = 0.0) -> nn.Module:
     return net
 
 
-def batch(name: str, size: int, seed: int) -> dict[str, Tensor]:
+def batch(name: str, size: int, seed: int) -> dict[str, Any]:
     """Noise, data and labels."""
     x, e, t, r = batch_of_points(seed, batch=size, shape=(3, 8, 8))
     given = {"x": x, "e": e, "t": t, "r": r, "label": torch.arange(size) % 4}
     return given | ({"augment": torch.randn(size, 5).double()} if name == "song_unet" else {})
 
 
-def results(net: nn.Module, loss: MeanFlowLoss, given: dict[str, Tensor]) -> list[Tensor]:
+def results(net: nn.Module, loss: MeanFlowLoss, given: dict[str, Any]) -> list[Tensor]:
     """Loss, metrics and gradients."""
     value, metrics = loss.at(net, **given)
     return [value, *metrics.values(), *torch.autograd.grad(value, list(net.parameters()))]
