@@ -85,6 +85,7 @@ WRONG_GRADIENTS = frozenset({
     torch.linalg.solve_ex, torch.linalg.tensorsolve, torch.linalg.householder_product,
     *(getattr(torch.ops.aten, name) for name in _ATEN), *(getattr(torch.ops.aten, name).default for name in _ATEN),
 })  # fmt: skip
+BATCH_NORMS = frozenset(f for f in WRONG_GRADIENTS if "batch_norm" in f.__name__)
 # Functions without a derivative in PyTorch, which gives their results no tangent, without a word.
 _SPECIAL = (
     "airy_ai", "bessel_j0", "bessel_j1", "bessel_y0", "bessel_y1", "chebyshev_polynomial_t", "chebyshev_polynomial_u",
@@ -134,8 +135,12 @@ def handled(func: Any, args: tuple, kwargs: dict) -> Any:
             return route(*args, **kwargs)
     elif func in GRADIENTS and state.computes_apart():
         raise state.GradientInside
-    elif func in WRONG_GRADIENTS and state.tangent_grad():
-        _refuse_wrong_gradient(func, (*args, *kwargs.values()))
+    elif func in WRONG_GRADIENTS:
+        if func in BATCH_NORMS:
+            statistics = (*args[3:5], *(kwargs.get(name) for name in ("running_mean", "running_var")))
+            _refuse_underived(f"{func.__name__} by its running statistics", statistics)
+        if state.tangent_grad():
+            _refuse_wrong_gradient(func, (*args, *kwargs.values()))
     elif func in UNDERIVED:
         _refuse_underived(func.__name__.removeprefix("special_"), (*args, *kwargs.values()))
     elif func in SCATTERS and "prod" in (*args[4:5], kwargs.get("reduce")):

@@ -89,6 +89,10 @@ def test_a_loss_in_chunks_has_its_whole_tangent(seed):
     [
         (torch.special.bessel_j0, "bessel_j0"),
         (lambda x: torch.special.legendre_polynomial_p(x, torch.tensor(3)), "legendre_polynomial_p"),
+        (
+            lambda x: torch.native_batch_norm(x[None], None, None, x.flip(0), x, False, 0.1, 1e-5)[0],
+            "native_batch_norm",
+        ),
         (lambda x: x.scatter_reduce(0, torch.tensor([0, 0, 1]), x, "prod"), "scatter_reduce with 'prod'"),
     ],
 )
