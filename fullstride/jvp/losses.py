@@ -63,10 +63,14 @@ def binary_cross_entropy(
     reduce: bool | None = None,
     reduction: str = "mean",
 ) -> Tensor:
-    """Compute `F.binary_cross_entropy`, also along a tangent of the weight."""
-    if weight is None or not moves(weight):
+    """Compute `F.binary_cross_entropy`, also along a tangent of the weight, and with a gradient of a moving target."""
+    if not moves(target) and (weight is None or not moves(weight)):
         return F.binary_cross_entropy(input, target, weight, size_average, reduce, reduction)
-    loss = F.binary_cross_entropy(input, target, reduction="none") * weight
+    if moves(target):  # PyTorch's own logarithms are at least -100, too
+        loss = -target * input.log().clamp(min=-100) - (1 - target) * (-input).log1p().clamp(min=-100)
+    else:
+        loss = F.binary_cross_entropy(input, target, reduction="none")
+    loss = loss if weight is None else loss * weight
     return _reduced(loss, _reduction(size_average, reduce, reduction))
 
 

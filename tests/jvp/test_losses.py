@@ -67,6 +67,21 @@ def test_a_margin_moves_with_its_target(seed):
     torch.testing.assert_close(tangent, (loss(target + STEP * t) - loss(target - STEP * t)) / (2 * STEP))
 
 
+def test_a_tangent_of_a_target_has_its_gradient(seed):
+    x, _, target = drawn(seed)
+    x, t, target = x.sigmoid(), torch.randn_like(x), target.requires_grad_()
+    tangent = jvp(lambda y: F.binary_cross_entropy(x, y, reduction="sum"), (target.sin(),), (t,), tangent_grad=True)[1]
+    torch.testing.assert_close(tangent, (t * ((1 - x).log() - x.log())).sum())
+    squared = jvp(
+        lambda y: F.binary_cross_entropy(x * y.exp() / 9, y, reduction="sum"), (target,), (t,), tangent_grad=True
+    )
+    (found,) = torch.autograd.grad(squared[1], target)
+    z = x * target.exp() / 9
+    by_hand = (t * ((1 - z).log() - z.log() - target + (1 - target) * z / (1 - z))).sum()
+    torch.testing.assert_close(squared[1], by_hand)
+    torch.testing.assert_close(found, torch.autograd.grad(by_hand, target)[0])
+
+
 @pytest.mark.skipif(not hasattr(F, "linear_cross_entropy"), reason="this PyTorch has none")
 def test_a_loss_in_chunks_has_its_whole_tangent(seed):
     x, classes, _ = drawn(seed)
