@@ -112,8 +112,9 @@ async def _leave(live: Live, engine: Engine) -> None:
     bodies = [{**_body(random.Random(i)), "stream": i % 2 == 0, "max_tokens": MOST_TOKENS} for i in range(LEAVING)]
     with _held(engine) as allowed:
         async with _many(live) as http:
-            asks = [_streamed(http, body, 0) if body["stream"] else _whole(http, body) for body in bodies]
-            tasks = [asyncio.create_task(ask) for ask in asks]
+            tasks = [asyncio.create_task(_streamed(http, body, 0)) for body in bodies if body["stream"]]
+            await asyncio.to_thread(until, lambda: _accepted(live) == len(tasks))  # the engine takes them first
+            tasks += [asyncio.create_task(_whole(http, body)) for body in bodies if not body["stream"]]
             await asyncio.to_thread(until, lambda: _accepted(live) == LEAVING)
             allowed.release(STEPS)
             first, waiting = await asyncio.wait(tasks, timeout=60, return_when=asyncio.FIRST_COMPLETED)
