@@ -1,4 +1,7 @@
-"""Losses by arguments that PyTorch's derivatives take for constants: weights and targets, whose tangents they lose."""
+"""Losses by arguments that PyTorch's derivatives take for constants: weights and targets, whose tangents they lose.
+
+PyTorch's own loss is called unless one of them moves; the formulas are those of its documentation.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,45 +17,41 @@ Loss = Callable[..., Tensor]
 def cross_entropy(
     input: Tensor,  # noqa: A002
     target: Tensor,
-    weight: Tensor | None = None,
+    weight: Tensor,
     size_average: bool | None = None,
     ignore_index: int = -100,
     reduce: bool | None = None,
     reduction: str = "mean",
     label_smoothing: float = 0.0,
 ) -> Tensor:
-    """Compute `F.cross_entropy`, also along a tangent of the classes' weights."""
-    if weight is None or not moves(weight) or target.is_floating_point():  # shares of classes are multiplied
-        return F.cross_entropy(
-            input, target, weight, size_average, ignore_index, reduce, reduction, label_smoothing
-        )  # fmt: skip
+    """Compute `F.cross_entropy` with a weight that moves."""
+    if target.is_floating_point():  # shares of classes, which PyTorch multiplies by the weight
+        return F.cross_entropy(input, target, weight, size_average, -100, reduce, reduction, label_smoothing)
     dim = 1 if input.dim() > 1 else 0
-    logs, shown = input.log_softmax(dim), target != ignore_index
-    weights = _of_classes(weight, target, shown)
-    loss = -_at(logs, target, shown, dim) * weights
+    logs = input.log_softmax(dim)
+    loss = nll_loss(logs, target, weight, ignore_index=ignore_index, reduction="none")
+    shown = target != ignore_index
     if label_smoothing:
-        shape = [-1 if i == dim else 1 for i in range(input.dim())]
-        even = -(logs * weight.view(shape)).sum(dim) * shown
+        even = -(logs.movedim(dim, -1) * weight).sum(-1) * shown
         loss = (1 - label_smoothing) * loss + label_smoothing / input.shape[dim] * even
-    return _reduced(loss, _reduction(size_average, reduce, reduction), weights)
+    return _reduced(loss, size_average, reduce, reduction, weight[target.where(shown, 0)] * shown)
 
 
 def nll_loss(
     input: Tensor,  # noqa: A002
     target: Tensor,
-    weight: Tensor | None = None,
+    weight: Tensor,
     size_average: bool | None = None,
     ignore_index: int = -100,
     reduce: bool | None = None,
     reduction: str = "mean",
 ) -> Tensor:
-    """Compute `F.nll_loss`, also along a tangent of the classes' weights."""
-    if weight is None or not moves(weight):
-        return F.nll_loss(input, target, weight, size_average, ignore_index, reduce, reduction)
-    shown = target != ignore_index
-    weights = _of_classes(weight, target, shown)
-    loss = -_at(input, target, shown, 1 if input.dim() > 1 else 0) * weights
-    return _reduced(loss, _reduction(size_average, reduce, reduction), weights)
+    """Compute `F.nll_loss` with a weight that moves."""
+    dim, shown = 1 if input.dim() > 1 else 0, target != ignore_index
+    classes = target.where(shown, 0)
+    weights = weight[classes] * shown
+    loss = -input.gather(dim, classes.unsqueeze(dim)).squeeze(dim) * weights
+    return _reduced(loss, size_average, reduce, reduction, weights)
 
 
 def binary_cross_entropy(
@@ -63,15 +62,9 @@ def binary_cross_entropy(
     reduce: bool | None = None,
     reduction: str = "mean",
 ) -> Tensor:
-    """Compute `F.binary_cross_entropy`, also along a tangent of the weight, and with a gradient of a moving target."""
-    if not moves(target) and (weight is None or not moves(weight)):
-        return F.binary_cross_entropy(input, target, weight, size_average, reduce, reduction)
-    if moves(target):  # PyTorch's own logarithms are at least -100, too
-        loss = -target * input.log().clamp(min=-100) - (1 - target) * (-input).log1p().clamp(min=-100)
-    else:
-        loss = F.binary_cross_entropy(input, target, reduction="none")
-    loss = loss if weight is None else loss * weight
-    return _reduced(loss, _reduction(size_average, reduce, reduction))
+    """Compute `F.binary_cross_entropy` with a weight or a target that moves; logarithms are at least -100."""
+    loss = -target * input.log().clamp(min=-100) - (1 - target) * (-input).log1p().clamp(min=-100)
+    return _reduced(loss if weight is None else loss * weight, size_average, reduce, reduction)
 
 
 def binary_cross_entropy_with_logits(
@@ -83,15 +76,10 @@ def binary_cross_entropy_with_logits(
     reduction: str = "mean",
     pos_weight: Tensor | None = None,
 ) -> Tensor:
-    """Compute `F.binary_cross_entropy_with_logits`, also along tangents of the weights."""
-    if not any(x is not None and moves(x) for x in (weight, pos_weight)):
-        return F.binary_cross_entropy_with_logits(
-            input, target, weight, size_average, reduce, reduction, pos_weight
-        )  # fmt: skip
+    """Compute `F.binary_cross_entropy_with_logits` with weights that move."""
     positive = target if pos_weight is None else target * pos_weight
     loss = -positive * F.logsigmoid(input) - (1 - target) * F.logsigmoid(-input)
-    loss = loss if weight is None else loss * weight
-    return _reduced(loss, _reduction(size_average, reduce, reduction))
+    return _reduced(loss if weight is None else loss * weight, size_average, reduce, reduction)
 
 
 def soft_margin_loss(
@@ -101,10 +89,8 @@ def soft_margin_loss(
     reduce: bool | None = None,
     reduction: str = "mean",
 ) -> Tensor:
-    """Compute `F.soft_margin_loss`, also along a tangent of the target."""
-    if not moves(target):
-        return F.soft_margin_loss(input, target, size_average, reduce, reduction)
-    return _reduced(-F.logsigmoid(target * input), _reduction(size_average, reduce, reduction))
+    """Compute `F.soft_margin_loss` with a target that moves."""
+    return _reduced(-F.logsigmoid(target * input), size_average, reduce, reduction)
 
 
 def linear_cross_entropy(*args: Any, options: Any = None, **kwargs: Any) -> Tensor:
@@ -114,22 +100,12 @@ def linear_cross_entropy(*args: Any, options: Any = None, **kwargs: Any) -> Tens
     return F.linear_cross_entropy(*args, **kwargs)
 
 
-def _at(logs: Tensor, target: Tensor, shown: Tensor, dim: int) -> Tensor:
-    return logs.gather(dim, target.where(shown, 0).unsqueeze(dim)).squeeze(dim)
-
-
-def _of_classes(weight: Tensor, target: Tensor, shown: Tensor) -> Tensor:
-    return weight[target.where(shown, 0)] * shown
-
-
-def _reduction(size_average: bool | None, reduce: bool | None, reduction: str) -> str:
-    """Return the reduction that two older arguments stand for, if they are given."""
-    if size_average is None and reduce is None:
-        return reduction
-    return "none" if reduce is False else "sum" if size_average is False else "mean"
-
-
-def _reduced(loss: Tensor, reduction: str, weights: Tensor | None = None) -> Tensor:
+def _reduced(
+    loss: Tensor, size_average: bool | None, reduce: bool | None, reduction: str, weights: Tensor | None = None
+) -> Tensor:
+    """Reduce as `reduction` says, or the two older arguments if one is given; a mean is by the weights, if any."""
+    if size_average is not None or reduce is not None:
+        reduction = "none" if reduce is False else "sum" if size_average is False else "mean"
     if reduction == "none":
         return loss
     if reduction == "sum":
@@ -137,7 +113,24 @@ def _reduced(loss: Tensor, reduction: str, weights: Tensor | None = None) -> Ten
     return loss.mean() if weights is None else loss.sum() / weights.sum()
 
 
-_NAMES = ("cross_entropy", "nll_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits", "soft_margin_loss")
-ROUTES: dict[Any, Loss] = {getattr(F, name): globals()[name] for name in _NAMES}
+def _unless_still(theirs: Loss, ours: Loss, **constants: int) -> Loss:
+    """PyTorch's loss, or ours if one of the arguments at these places that it takes for constants moves."""
+
+    def loss(*args: Any, **kwargs: Any) -> Tensor:
+        given = [args[at] if at < len(args) else kwargs.get(name) for name, at in constants.items()]
+        return (ours if any(x is not None and moves(x) for x in given) else theirs)(*args, **kwargs)
+
+    return loss
+
+
+ROUTES: dict[Any, Loss] = {
+    F.cross_entropy: _unless_still(F.cross_entropy, cross_entropy, weight=2),
+    F.nll_loss: _unless_still(F.nll_loss, nll_loss, weight=2),
+    F.binary_cross_entropy: _unless_still(F.binary_cross_entropy, binary_cross_entropy, target=1, weight=2),
+    F.binary_cross_entropy_with_logits: _unless_still(
+        F.binary_cross_entropy_with_logits, binary_cross_entropy_with_logits, weight=2, pos_weight=6
+    ),
+    F.soft_margin_loss: _unless_still(F.soft_margin_loss, soft_margin_loss, target=1),
+}
 if hasattr(F, "linear_cross_entropy"):
     ROUTES[F.linear_cross_entropy] = linear_cross_entropy

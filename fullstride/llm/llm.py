@@ -288,7 +288,7 @@ class LLM:
         try:
             for deltas in self._steps():
                 for delta in deltas:
-                    merge(outputs[delta.request_id], delta)
+                    outputs[delta.request_id].add(delta)
                     if delta.embedding is not None:
                         vectors[delta.request_id] = delta.embedding
                     failed = failed or delta.error
@@ -332,20 +332,3 @@ def _warn(params: Iterable[SamplingParams]) -> None:
             logger.warning(
                 "no grammar enforces %s of the schema: check whether the texts conform to it", ", ".join(parts)
             )
-
-
-def merge(output: RequestOutput, delta: Delta) -> None:
-    """Merge a delta into the outputs."""
-    completion = output.outputs[delta.index]
-    completion.text += delta.text
-    completion.token_ids += delta.token_ids
-    if delta.logprobs is not None:
-        completion.logprobs = [*(completion.logprobs or ()), *delta.logprobs]
-        own = sum(place[0].logprob for place in delta.logprobs)
-        completion.cumulative_logprob = (completion.cumulative_logprob or 0.0) + own
-    if delta.prompt_logprobs is not None:
-        output.prompt_logprobs = list(delta.prompt_logprobs)
-    output.cached_tokens = max(output.cached_tokens, delta.cached_tokens)
-    if delta.finish_reason is not None:
-        completion.finish_reason, completion.stop_reason = delta.finish_reason, delta.stop_reason
-        output.finished = all(other.finish_reason for other in output.outputs)

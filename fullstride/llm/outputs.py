@@ -72,6 +72,22 @@ class RequestOutput:
     cached_tokens: int = 0
     finished: bool = False
 
+    def add(self, delta: Delta) -> None:
+        """Merge a delta into the outputs."""
+        completion = self.outputs[delta.index]
+        completion.text += delta.text
+        completion.token_ids += delta.token_ids
+        if delta.logprobs is not None:
+            completion.logprobs = [*(completion.logprobs or ()), *delta.logprobs]
+            own = sum(place[0].logprob for place in delta.logprobs)
+            completion.cumulative_logprob = (completion.cumulative_logprob or 0.0) + own
+        if delta.prompt_logprobs is not None:
+            self.prompt_logprobs = list(delta.prompt_logprobs)
+        self.cached_tokens = max(self.cached_tokens, delta.cached_tokens)
+        if delta.finish_reason is not None:
+            completion.finish_reason, completion.stop_reason = delta.finish_reason, delta.stop_reason
+            self.finished = all(other.finish_reason for other in self.outputs)
+
 
 @dataclass
 class EmbeddingOutput:

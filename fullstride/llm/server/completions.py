@@ -55,11 +55,13 @@ def _read(body: CompletionRequest, server: ServerState) -> tuple[str, list[Engin
     at_most("n", len(several) * params.n, limits.completions, " completions in all")
     prompts = []
     for each in several:
-        if isinstance(each, str):
-            ids = served.encode(each, "prompt", special=body.add_special_tokens)
-        else:
-            ids = served.known(each, "prompt")
-        ids = served.fitting(ids, "prompt", params.max_tokens or 1, body.truncate_prompt_tokens)
+        ids = served.prompt(
+            each,
+            "prompt",
+            completion=params.max_tokens or 1,
+            special=body.add_special_tokens,
+            keep=body.truncate_prompt_tokens,
+        )
         prompts.append(EnginePrompt(ids, params))
     return param, prompts
 

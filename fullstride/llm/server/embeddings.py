@@ -38,11 +38,9 @@ def _read(body: EmbeddingRequest, served: ServedModel) -> list[EnginePrompt]:
     adapter = served.adapter(served.name(body.model))
     prompts = []
     for each in several:
-        if isinstance(each, str):
-            ids = served.encode(each, "input", special=body.add_special_tokens)
-        else:
-            ids = served.known(each, "input")
-        ids = served.fitting(ids, "input", 1, body.truncate_prompt_tokens)
+        ids = served.prompt(
+            each, "input", completion=1, special=body.add_special_tokens, keep=body.truncate_prompt_tokens
+        )
         prompts.append(EnginePrompt(ids, EMBEDDING, adapter, body.pooling or "last"))
     return prompts
 

@@ -94,6 +94,13 @@ class ServedModel:
             raise BadRequestError(message, param=param)
         return ids
 
+    def prompt(
+        self, given: str | list[int], param: str, *, completion: int, special: bool, keep: int | None
+    ) -> list[int]:
+        """Read a prompt that is a text or token ids; see `encode`, `known` and `fitting`."""
+        ids = self.encode(given, param, special=special) if isinstance(given, str) else self.known(given, param)
+        return self.fitting(ids, param, completion, keep)
+
     def fitting(self, ids: list[int], param: str, completion: int = 1, keep: int | None = None) -> list[int]:
         """Return `ids` if a completion fits after them, or the last ones.
 

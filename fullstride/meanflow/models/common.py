@@ -137,6 +137,17 @@ def as_tokens(x: Float[Batch, "b c h w"]) -> Float[Batch, "b n c"]:
     return x.flatten(2).transpose(1, 2)
 
 
+def patches(z: Float[Batch, "b c h w"], size: int) -> Float[Batch, "b n p"]:
+    """Squares of `size` x `size` pixels, each as the row, column and channel of its pixels, in this order."""
+    return z.unflatten(3, (-1, size)).unflatten(2, (-1, size)).permute(0, 2, 4, 3, 5, 1).flatten(3).flatten(1, 2)
+
+
+def from_patches(x: Float[Batch, "b n p"], like: Float[Batch, "b d h w"], size: int) -> Float[Batch, "b c h w"]:
+    """The inverse of `patches`, with as many rows and columns as `like`."""
+    squares = x.unflatten(2, (size, size, -1)).unflatten(1, (like.shape[2] // size, -1))
+    return squares.permute(0, 5, 1, 3, 2, 4).flatten(4).flatten(2, 3)
+
+
 def as_image(tokens: Float[Batch, "b n c"], like: Float[Batch, "b d h w"]) -> Float[Batch, "b c h w"]:
     """The pixels of tokens, as many as another image has; of contiguous tokens a view in channels_last."""
     return tokens.transpose(1, 2).unflatten(2, like.shape[2:])

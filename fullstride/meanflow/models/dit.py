@@ -20,7 +20,9 @@ from fullstride.meanflow.models.common import (
     Labels,
     ada_layer_norm,
     class_vector,
+    from_patches,
     full_precision,
+    patches,
     rms_norm,
     through,
     zero_init,
@@ -226,18 +228,8 @@ class DiT(nn.Module):
             early, late = self.conditioning.at(t, r, label), self.conditioning.at(r, r, label)
         else:
             early = late = self.conditioning(r, t, label)
-        x = self.patch_in(self._patches(z)) + self.position
+        x = self.patch_in(patches(z, self.patch_size)) + self.position
         for number, block in enumerate(self.blocks, self.decoupled_blocks - len(self.blocks)):
             x = through(block, x, early if number < 0 else late)
         shift, scale = self.modulation_out(late)
-        return self._image(self.patch_out(ada_layer_norm(x, scale, shift)))
-
-    def _patches(self, z: Float[Batch, "b c h w"]) -> Float[Batch, "b n p"]:
-        """Each patch as the row, column and channel of its pixels, in this order."""
-        p = self.patch_size
-        return z.unflatten(3, (-1, p)).unflatten(2, (-1, p)).permute(0, 2, 4, 3, 5, 1).flatten(3).flatten(1, 2)
-
-    def _image(self, x: Float[Batch, "b n p"]) -> Float[Batch, "b c h w"]:
-        """The inverse of `_patches`."""
-        p, side = self.patch_size, self.image_size // self.patch_size
-        return x.unflatten(2, (p, p, -1)).unflatten(1, (side, side)).permute(0, 5, 1, 3, 2, 4).flatten(4).flatten(2, 3)
+        return from_patches(self.patch_out(ada_layer_norm(x, scale, shift)), z, self.patch_size)

@@ -15,7 +15,16 @@ from torch import Tensor, nn
 from fullstride.jvp import attention
 from fullstride.jvp.mixed_batch import Batch
 from fullstride.jvp.modules import Linear
-from fullstride.meanflow.models.common import Images, Labels, full_precision, rms_norm, through, zero_init
+from fullstride.meanflow.models.common import (
+    Images,
+    Labels,
+    from_patches,
+    full_precision,
+    patches,
+    rms_norm,
+    through,
+    zero_init,
+)
 from fullstride.meanflow.models.dit import LONGEST_PERIOD, TIME_FEATURES, waves
 
 BLOCK_STD = 0.32  # of a block's weights, times the root of their inputs
@@ -134,14 +143,18 @@ class MiT(nn.Module):
             raise ValueError(f"width is {width}, expected a multiple of twice the {heads} heads")
         if not 1 <= head_blocks <= depth:
             raise ValueError(f"head_blocks is {head_blocks}, expected 1 to {depth}, the depth")
-        self.image_size, self.patch_size, self.num_classes = image_size, patch_size, num_classes
+        self.image_size = image_size
+        self.patch_size = patch_size
+        self.num_classes = num_classes
         patch = in_channels * patch_size**2
         self.patch_in = Linear(patch, width)
         nn.init.xavier_uniform_(self.patch_in.weight)
         nn.init.zeros_(self.patch_in.bias)
         self.gap = Tokens(width, TIME_TOKENS)
         if num_classes:
-            self.scale, self.start, self.end = (Tokens(width, k) for k in (SCALE_TOKENS, *[INTERVAL_TOKENS] * 2))
+            self.scale = Tokens(width, SCALE_TOKENS)
+            self.start = Tokens(width, INTERVAL_TOKENS)
+            self.end = Tokens(width, INTERVAL_TOKENS)
             self.label = nn.Embedding(num_classes + 1, width)
             nn.init.normal_(self.label.weight, std=1 / math.sqrt(width))
             self.label_tokens = nn.Parameter(torch.randn(CLASS_TOKENS, width) / math.sqrt(width))
@@ -183,12 +196,12 @@ class MiT(nn.Module):
                 "make the network with their image_size, or pad or crop them to a square of it"
             )
         front = self._context(r, t, label, omega, start, end)
-        x = torch.cat([*front, self.patch_in(self._patches(z))], dim=1)
+        x = torch.cat([*front, self.patch_in(patches(z, self.patch_size))], dim=1)
         first = sum(tokens.shape[1] for tokens in front)
         for block in self.blocks:
             x = through(block, x)
-        u = self._image(self.u(x, first))
-        return torch.cat([u, self._image(self.v(x, first))], dim=1) if both else u
+        u = from_patches(self.u(x, first), z, self.patch_size)
+        return torch.cat([u, from_patches(self.v(x, first), z, self.patch_size)], dim=1) if both else u
 
     def _context(
         self,
@@ -213,13 +226,3 @@ class MiT(nn.Module):
             scale = self.scale(1 - 1 / (one if omega is None else omega))
             begin, until = self.start(0 * one if start is None else start), self.end(one if end is None else end)
             return [named, scale, begin, until, self.gap(t - r)]
-
-    def _patches(self, z: Float[Batch, "b c h w"]) -> Float[Batch, "b n p"]:
-        """Each patch as the row, column and channel of its pixels, in this order."""
-        p = self.patch_size
-        return z.unflatten(3, (-1, p)).unflatten(2, (-1, p)).permute(0, 2, 4, 3, 5, 1).flatten(3).flatten(1, 2)
-
-    def _image(self, x: Float[Batch, "b n p"]) -> Float[Batch, "b c h w"]:
-        """The inverse of `_patches`."""
-        p, side = self.patch_size, self.image_size // self.patch_size
-        return x.unflatten(2, (p, p, -1)).unflatten(1, (side, side)).permute(0, 5, 1, 3, 2, 4).flatten(4).flatten(2, 3)

@@ -95,7 +95,8 @@ def test_langchain_tools(live):
     assert "".join(chunk.content for chunk in chat.stream([asked])) == DONE
 
 
-def test_pydantic_ai(live):
+@pytest.mark.parametrize("model", ["OpenAIChatModel", "OpenAIResponsesModel"])
+def test_pydantic_ai(live, model):
     ai = pytest.importorskip("pydantic_ai")
     models = pytest.importorskip("pydantic_ai.models.openai")
     providers = pytest.importorskip("pydantic_ai.providers.openai")
@@ -103,10 +104,10 @@ def test_pydantic_ai(live):
     async def talk() -> tuple[str, City]:
         async with httpx.AsyncClient() as http:
             provider = providers.OpenAIProvider(base_url=f"{live.url}/v1", api_key="none", http_client=http)
-            model = models.OpenAIChatModel("fake", provider=provider)
-            said = await ai.Agent(model, tools=[weather]).run("How is Rome?")
-            made = await ai.Agent(model, output_type=ai.NativeOutput(City)).run("Which?")
-            return said.output, made.output
+            made = getattr(models, model)("fake", provider=provider)
+            said = await ai.Agent(made, tools=[weather]).run("How is Rome?")
+            city = await ai.Agent(made, output_type=ai.NativeOutput(City)).run("Which?")
+            return said.output, city.output
 
     assert asyncio.run(talk()) == (DONE, City(name="Zürich", tags={"a"}))
     assert any(
@@ -135,22 +136,6 @@ def test_langchain_responses(live):
     results = [tool(weather).invoke(call) for call in answer.tool_calls]
     assert able.invoke([asked, answer, *results]).text == DONE
     assert chat.with_structured_output(City, method="json_schema").invoke("Which?") == City(name="Zürich", tags={"a"})
-
-
-def test_pydantic_ai_responses(live):
-    ai = pytest.importorskip("pydantic_ai")
-    models = pytest.importorskip("pydantic_ai.models.openai")
-    providers = pytest.importorskip("pydantic_ai.providers.openai")
-
-    async def talk() -> tuple[str, City]:
-        async with httpx.AsyncClient() as http:
-            provider = providers.OpenAIProvider(base_url=f"{live.url}/v1", api_key="none", http_client=http)
-            model = models.OpenAIResponsesModel("fake", provider=provider)
-            said = await ai.Agent(model, tools=[weather]).run("How is Rome?")
-            made = await ai.Agent(model, output_type=ai.NativeOutput(City)).run("Which?")
-            return said.output, made.output
-
-    assert asyncio.run(talk()) == (DONE, City(name="Zürich", tags={"a"}))
 
 
 def test_instructor(live):

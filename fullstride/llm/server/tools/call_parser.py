@@ -36,7 +36,10 @@ class CallParser(ToolParser):
             tags: around reasoning.
 
         """
-        self._form, self._schemas, self._most, self._tags = form, schemas, most, tags
+        self._form = form
+        self._schemas = schemas
+        self._most = most
+        self._tags = tags
         self._made = 0
         self._held = ""
         self._state: Callable[[bool], Pieces | None] = self._thinking if thinking else self._beginning
@@ -99,7 +102,10 @@ class CallParser(ToolParser):
 
     def _open(self, written: str, tag: str, rest: str) -> None:
         """Read a call; if there is none, what was written before it is content."""
-        self._tag, self._held, self._state, self._cursor = written, rest, self._call, Cursor()
+        self._tag = written
+        self._held = rest
+        self._state = self._call
+        self._cursor = Cursor()
         self._reading = self._form.read(self._cursor, tag, self._schemas)
 
     def _certain(self, held: int) -> Pieces | None:

@@ -71,7 +71,9 @@ class Cursor:
 
     def __init__(self):
         """Start without text."""
-        self.text, self.last, self.at = "", False, 0
+        self.text = ""
+        self.last = False
+        self.at = 0
 
     @property
     def rest(self) -> str:

@@ -30,7 +30,9 @@ class ReasoningParser(ToolParser):
 
     def __init__(self, rest: ToolParser, thinking: bool = False, tags: ThinkTags = THINK):
         """Give the rest of the text to a parser; `thinking` if the prompt ends within reasoning."""
-        self._rest, self._held, self._tags = rest, "", tags
+        self._rest = rest
+        self._held = ""
+        self._tags = tags
         self._opened, self._closed = thinking, False
 
     def read(self, text: str, last: bool) -> Pieces:

@@ -46,7 +46,9 @@ class ChannelParser(ToolParser):
 
     def __init__(self, schemas: Mapping[str, Any], most: int | None, separates: bool):
         """Read calls of these functions, at most so many; without `separates` reasoning is content, with its marks."""
-        self._schemas, self._most, self._separates = schemas, most, separates
+        self._schemas = schemas
+        self._most = most
+        self._separates = separates
         self._held, self._made = "", 0
         self._message: _Message | None = None
 
