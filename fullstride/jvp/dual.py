@@ -13,7 +13,8 @@ from torch.nn.attention.bias import CausalBias
 
 from fullstride.jvp.state import without_own_modes
 
-# As `forward_ad` calls them, which first looks for a mode of torch.export at each call.
+# As `forward_ad` calls them, which first looks for a mode of torch.export at each call, and makes named tuples, which
+# a compiler traces step by step.
 _unpack_dual: Any = torch._VF._unpack_dual  # pyright: ignore[reportAttributeAccessIssue]
 _make_dual: Any = torch._VF._make_dual  # pyright: ignore[reportAttributeAccessIssue]
 _level_is_outermost = False
@@ -45,20 +46,13 @@ def unpack(x: Tensor) -> Dual:
         RuntimeError: under a jvp of a jvp, of a gradient or of a vmap, which ops that unpack would answer wrongly.
 
     """
-    if torch.compiler.is_compiling():
-        # The level is named: left out, the compiler would read the global one at the first op that it meets and take it
-        # for all, also for those inside the JVP if that first one was outside.
-        primal, tangent = forward_ad.unpack_dual(x, level=0)
-        if tangent is not None:
-            refuse_higher_order()
-        return Dual(primal, tangent) if tangent is not None else Dual(x, None)
     return Dual(*unpack_all(x)[0])
 
 
 def unpack_all(*tensors: Tensor | None) -> list[tuple[Any, Tensor | None]]:
     """Unpack an op's arguments, any of which may be absent, like `unpack`."""
     if torch.compiler.is_compiling():
-        return [unpack_optional(x) for x in tensors]
+        return [_traced(x) for x in tensors]
     with without_own_modes():
         if _inside_jvp(TransformType.Vmap):
             raise RuntimeError(
@@ -71,6 +65,18 @@ def unpack_all(*tensors: Tensor | None) -> list[tuple[Any, Tensor | None]]:
         if any(tangent is not None for _, tangent in found):
             refuse_higher_order()
         return found
+
+
+def _traced(x: Tensor | None) -> tuple[Any, Tensor | None]:
+    if x is None:
+        return None, None
+    # The level is named: left out, the compiler would read the global one at the first op that it meets and take it
+    # for all, also for those inside the JVP if that first one was outside.
+    primal, tangent = _unpack_dual(x, level=0)
+    if tangent is None:
+        return x, None
+    refuse_higher_order()
+    return primal, tangent
 
 
 def _unpacked(x: Tensor | None) -> tuple[Any, Tensor | None]:
@@ -99,8 +105,6 @@ def pack(primal: Tensor, tangent: Tensor | None) -> Tensor:
     """Return the dual tensor of a primal and a tangent; the primal itself if there is no tangent."""
     if tangent is None:
         return primal
-    if torch.compiler.is_compiling():
-        return forward_ad.make_dual(primal, tangent, level=0)
     with without_own_modes():
         return _make_dual(primal, tangent, level=0)
 
@@ -132,9 +136,9 @@ def moves(x: object) -> bool:
         return True
     if not torch.compiler.is_compiling() and forward_ad._current_level < 0:
         return False
-    if torch.compiler.is_compiling():
-        return forward_ad.unpack_dual(x, level=0).tangent is not None
     _, tangent = _unpack_dual(x, level=0)
+    if torch.compiler.is_compiling():
+        return tangent is not None
     return tangent is not None and not tangent._is_zerotensor()
 
 

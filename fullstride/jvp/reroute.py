@@ -97,8 +97,34 @@ _SPECIAL = (
 )  # fmt: skip
 UNDERIVED = frozenset(getattr(torch.special, name) for name in _SPECIAL)
 SCATTERS = frozenset({torch.scatter_reduce, Tensor.scatter_reduce, Tensor.scatter_reduce_})
-# Eager calls of other functions are not checked, since a check of every operation costs host time.
-HANDLED = frozenset({*ROUTES, *GRADIENTS, *WRONG_GRADIENTS, *UNDERIVED, *SCATTERS, Tensor.add_})
+# What is to be done with a call, where it is not that of PyTorch.
+KINDS: dict[Any, str] = {
+    **dict.fromkeys(GRADIENTS, "gradient"),
+    **dict.fromkeys(WRONG_GRADIENTS, "wrong gradient"),
+    **dict.fromkeys(BATCH_NORMS, "batch norm"),
+    **dict.fromkeys(UNDERIVED, "underived"),
+    **dict.fromkeys(SCATTERS, "scatter"),
+    **dict.fromkeys(ROUTES, "route"),
+    Tensor.add_: "counter",
+}
+# Calls of other functions are not checked, since a check of every operation costs host time, or a compiler's.
+HANDLED = frozenset(KINDS)
+# For these there are rules in eager mode.
+COMPILED = {Tensor.unflatten: "unflatten", F.linear: "route", torch.mul: "product", Tensor.mul: "product"}
+COMPILED_ROUTES = ROUTES | {F.linear: products.linear}
+
+
+def _kind(func: Any) -> str | None:
+    return COMPILED.get(func) or KINDS.get(func)
+
+
+def _route(func: Any) -> Callable[..., Any]:
+    return COMPILED_ROUTES[func]
+
+
+# Constants to a compiler, which would look at each entry of the tables at every call of what it has compiled.
+for _constant in (_kind, _route):
+    _constant._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
 
 
 class RerouteFunctional(state.OwnMode):
@@ -114,38 +140,45 @@ class RerouteFunctional(state.OwnMode):
         """
         kwargs = kwargs or {}
         if torch.compiler.is_compiling():
-            # A method in Python that calls super(), which the compiler cannot follow through a mode.
-            if func is Tensor.unflatten:
-                return torch.ops.aten.unflatten.int(*args, **kwargs)
-            return handled(func, args, kwargs)
+            return _compiled(func, args, kwargs)
         state.refuse_checkpoint()
         return handled(func, args, kwargs) if func in HANDLED else func(*args, **kwargs)
 
 
+def _compiled(func: Any, args: tuple, kwargs: dict) -> Any:
+    kind = _kind(func)
+    if kind is None:
+        return func(*args, **kwargs)
+    if kind == "unflatten":  # a method in Python that calls super(), which the compiler cannot follow through a mode
+        return torch.ops.aten.unflatten.int(*args, **kwargs)
+    if kind == "product":
+        apart = not kwargs and products.broadcast(*args)
+        return products.multiply(*args) if apart else func(*args, **kwargs)
+    return _handled(kind, func, args, kwargs)
+
+
 def handled(func: Any, args: tuple, kwargs: dict) -> Any:
-    """Run a call of one of the functions `HANDLED`, or of any."""
-    route = ROUTES.get(func)
-    if torch.compiler.is_compiling():  # in eager mode rules do it
-        if func is F.linear:
-            route = products.linear
-        elif func in (torch.mul, Tensor.mul) and not kwargs and products.broadcast(*args):
-            return products.multiply(*args)
-    if route is not None:
+    """Run a call of one of the functions `HANDLED`."""
+    return _handled(KINDS[func], func, args, kwargs)
+
+
+def _handled(kind: str, func: Any, args: tuple, kwargs: dict) -> Any:
+    if kind == "route":
         if state.gradient_inside() or any(map(moves, (*args, *kwargs.values()))):
-            return route(*args, **kwargs)
-    elif func in GRADIENTS and state.computes_apart():
+            return _route(func)(*args, **kwargs)
+    elif kind == "gradient" and state.computes_apart():
         raise state.GradientInside
-    elif func in WRONG_GRADIENTS:
-        if func in BATCH_NORMS:
+    elif kind in ("wrong gradient", "batch norm"):
+        if kind == "batch norm":
             statistics = (*args[3:5], *(kwargs.get(name) for name in ("running_mean", "running_var")))
             _refuse_underived(f"{func.__name__} by its running statistics", statistics)
         if state.tangent_grad():
             _refuse_wrong_gradient(func, (*args, *kwargs.values()))
-    elif func in UNDERIVED:
+    elif kind == "underived":
         _refuse_underived(func.__name__.removeprefix("special_"), (*args, *kwargs.values()))
-    elif func in SCATTERS and "prod" in (*args[4:5], kwargs.get("reduce")):
+    elif kind == "scatter" and "prod" in (*args[4:5], kwargs.get("reduce")):
         _refuse_underived("scatter_reduce with 'prod'", (*args, *kwargs.values()))
-    elif func is Tensor.add_ and _counts(*args):
+    elif kind == "counter" and _counts(*args):
         with torch._C._DisableFuncTorch():
             return func(*args, **kwargs)
     return func(*args, **kwargs)
