@@ -54,7 +54,7 @@ def follows(tokens: np.ndarray, shares: np.ndarray, bins: np.ndarray) -> bool:
 
 @pytest.mark.parametrize(
     ("size", "spread", "temperature", "count"),
-    [(7, 1, 1.3, 4096), (128, 0, 1.0, 4096), (129, 6, 0.8, 4096), (1000, 2, 0.5, 4096), (50_257, 1.5, 0.9, 2048)],
+    [(7, 1, 1.3, 4096), (128, 0, 1.0, 4096), (129, 6, 0.8, 4096), (50_257, 1.5, 0.9, 2048)],
 )
 def test_draws_follow_the_softmax(rng, size, spread, temperature, count):
     logits = (spread * rng.standard_normal(size)).astype(np.float32)
