@@ -22,8 +22,9 @@ demo: $(RUN)
 	$(BIN)/fullstride meanflow demo $(if $(EPOCHS),--epochs $(EPOCHS))
 
 # Each process takes one half in its order, so that what a file's tests share is made once, and in the end of the other's.
+# Without a GPU's device file its tests, which would all be skipped, are not collected either.
 test: $(DEV)
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+	$(BIN)/python -m pytest -n 2 --dist worksteal $(if $(wildcard /dev/nvidia0),,--ignore=tests/gpu)
 
 # What is slow and of a kind that `make test` has a quick member of: sweeps over networks, real weights, package resolvers.
 .PHONY: test-thorough
@@ -34,14 +35,21 @@ test-thorough: $(DEV)
 QUICK := $(wildcard tests/test_[elr]*.py) $(addprefix tests/, \
   assets runs process measure device cli/test_help.py launch/test_words.py launch/test_processes.py launch/test_attempts.py \
   jvp/test_dual.py jvp/test_dual_op.py jvp/checking jvp/norms/test_naive.py jvp/attention/test_naive.py \
-  step/torch/test_batches.py step/torch/test_body.py step/torch/ema step/jax/test_loss.py step/jax/trees \
+  step/torch/test_batches.py step/torch/test_body.py step/torch/ema step/torch/transfer step/torch/distributed/test_join.py \
+  step/torch/runners/test_expected_shapes.py step/jax/test_loss.py step/jax/trees \
   meanflow/config meanflow/checkpoints meanflow/models/test_dit.py meanflow/objective/test_times.py \
-  meanflow/objective/test_weighting.py meanflow/objective/test_loss.py bert/model bert/data \
-  llm/text llm/weights llm/engine/test_blocks.py llm/engine/test_pool.py llm/server/test_schemas.py llm/server/tools \
-  benchmarks/harness benchmarks/report/test_staleness.py benchmarks/report/test_frame.py)
+  meanflow/objective/test_weighting.py meanflow/objective/test_loss.py meanflow/data meanflow/metrics \
+  meanflow/sampling/test_noise.py meanflow/sampling/test_files.py meanflow/sampling/test_grids.py \
+  meanflow/evaluation/test_scoring.py meanflow/training/test_guard.py meanflow/training/test_reporter.py \
+  meanflow/planning/test_plan.py bert/model bert/data bert/training/test_settings.py bert/training/test_reporter.py \
+  $(addprefix llm/test_, prompts.py sampling_params.py vllm_names.py) llm/text llm/weights llm/kernels/test_emulation.py \
+  llm/engine/test_blocks.py llm/engine/test_pool.py llm/server/test_schemas.py llm/server/tools pages/test_pages.py \
+  benchmarks/harness benchmarks/cli benchmarks/tuning benchmarks/report/test_staleness.py benchmarks/report/test_frame.py \
+  benchmarks/cases/jvp/test_table.py benchmarks/cases/jvp/test_common.py benchmarks/cases/meanflow/test_step_table.py)
 SLOW := $(addprefix tests/, \
-  device/test_memory.py process/test_watchdog.py test_extras.py llm/text/test_chat_template.py llm/weights/test_smollm2.py \
-  benchmarks/harness/test_stop_requests.py)
+  device/test_memory.py device/test_launch_replay.py device/test_precision.py process/test_watchdog.py test_extras.py \
+  bert/data/test_sources.py meanflow/data/test_reading.py meanflow/metrics/test_classifier.py \
+  llm/text/test_chat_template.py llm/weights/test_smollm2.py benchmarks/harness/test_stop_requests.py)
 quick: $(DEV)
 	$(BIN)/python -m pytest -n 2 --dist worksteal $(QUICK) $(addprefix --ignore=,$(SLOW))
 

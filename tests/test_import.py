@@ -34,16 +34,16 @@ def test_the_command_line_loads_no_framework(module, tmp_path):
     assert not _loaded(module, tmp_path) & HEAVY
 
 
-def test_a_trainer_does_without_what_single_data_sets_and_samplers_need(tmp_path):
-    loaded = _loaded("fullstride.meanflow.training.trainer", tmp_path)
-    assert "torch" in loaded
-    assert not loaded & {"sklearn", "scipy", "torchdiffeq", "matplotlib"}
-
-
-def test_what_a_cpu_runs_does_without_triton(tmp_path):
+def test_a_trainer_does_without_what_single_data_sets_and_samplers_need_and_a_cpu_without_triton(tmp_path):
     """CPU builds of PyTorch do not bring it."""
-    needed = "meanflow.training.trainer", "meanflow.planning.plan", "meanflow.sampling.generate", "jvp", "step.torch"
-    named = ", ".join(f"fullstride.{module}" for module in needed)
-    code = f"import sys; sys.modules['triton'] = None; import {named}"
+    needed = "meanflow.planning.plan", "meanflow.sampling.generate", "jvp", "step.torch"
+    code = (
+        "import sys; sys.modules['triton'] = None; import fullstride.meanflow.training.trainer; "
+        "print(*{name.partition('.')[0] for name in sys.modules}); "
+        f"import {', '.join(f'fullstride.{module}' for module in needed)}"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
+    loaded = set(done.stdout.split())
+    assert "torch" in loaded
+    assert not loaded & {"sklearn", "scipy", "torchdiffeq", "matplotlib"}

@@ -5,12 +5,11 @@ from pathlib import Path
 
 import matplotlib
 import numpy as np
-from matplotlib.figure import Figure
 
 from benchmarks.harness.experiment_table import number
 from benchmarks.report.frame import Results, read_results
 from benchmarks.report.placed.headlines import HEADLINES
-from benchmarks.report.plots import COLOURS, DASHED, STYLE, as_svg
+from benchmarks.report.plots import COLOURS, DASHED, STYLE, as_svg, blank
 from fullstride.runs.atomic_files import replace_file
 
 HEIGHT = 0.36  # of a bar, of a row's 1
@@ -29,19 +28,17 @@ ROWS = (
 def chart(results: Results) -> str:
     """Return the chart as SVG."""
     labels, peers, units, columns = zip(*ROWS, strict=True)
-    rows = (block.frame(results).iloc[0] for block in HEADLINES)
-    values = np.array([row[list(names)] for row, names in zip(rows, columns, strict=True)], float)
+    found = zip(HEADLINES, columns, strict=True)
+    values = np.array([block.frame(results).iloc[0][list(names)] for block, names in found], float)
     # A time over the bound's, and the bound's rate over a rate.
     ratios = np.where(np.array(units)[:, None] == "ms", values / values[:, 2:], values[:, 2:] / values)
     places = np.arange(len(ROWS))
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(7.6, 0.9 + 0.78 * len(ROWS)), layout="constrained")
-        axes = figure.add_subplot()
+        figure, axes = blank(0.9 + 0.78 * len(ROWS), 7.6)
         for side, (names, colour) in enumerate(((["fullstride"] * len(ROWS), "one"), (peers, "grid"))):
             bars = axes.barh(places + (side - 0.5) * HEIGHT, ratios[:, side], HEIGHT, color=COLOURS[colour])
-            told = [
-                f"{name}: {number(x, 3)} {unit}" for name, x, unit in zip(names, values[:, side], units, strict=True)
-            ]
+            every = zip(names, values[:, side], units, strict=True)
+            told = [f"{name}: {number(value, 3)} {unit}" for name, value, unit in every]
             axes.bar_label(bars, told, padding=4, fontsize=8.5)
         axes.axvline(1, color=COLOURS["ink"], **DASHED)
         axes.text(1, -0.62, "roofline bound", ha="left", va="bottom", fontsize=8.5)

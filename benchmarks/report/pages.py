@@ -114,8 +114,7 @@ def _records(found: pd.DataFrame) -> dict[str, pd.DataFrame]:
 def _experiment(source: Source) -> dict[str, Any]:
     data = source.data
     tables = dict(_part(part) for part in data["parts"] if part["rows"])
-    claims = [(claim["text"], claim["found"], VERDICTS[claim["holds"]]) for claim in data["claims"]]
-    if claims:
+    if claims := [(claim["text"], claim["found"], VERDICTS[claim["holds"]]) for claim in data["claims"]]:
         tables["What was to be checked"] = pd.DataFrame(claims, columns=["claim", "found", "holds"])
     figures = []
     for curve in data["curves"]:

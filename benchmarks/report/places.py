@@ -55,8 +55,7 @@ def fill_pages(pages: Sequence[Path], tables: Makers, check: bool = False) -> li
     """Write the tables into pages, or only `check` them; return the pages that changed."""
     found = []
     for page in pages:
-        with page.open(encoding="utf-8", newline="") as file:
-            text = file.read()
+        text = page.read_bytes().decode()
         ends = "\r\n" if "\r\n" in text else "\n"
         if (new := filled(text.replace("\r\n", "\n"), tables, page.name).replace("\n", ends)) != text:
             found.append(page)

@@ -93,7 +93,7 @@ def dots(series: Sequence[Series], xlabel: str, log: bool = False, marks: Mappin
     """
     labels = list(dict.fromkeys(label for one in series for label in one.values))
     with matplotlib.rc_context(STYLE):
-        figure, axes = _blank(0.95 + 0.1 * len(series) + 0.36 * len(labels))
+        figure, axes = blank(0.95 + 0.1 * len(series) + 0.36 * len(labels))
         for row, label in enumerate(labels):
             axes.axhline(row, color=COLOURS["grid"], linewidth=0.8, zorder=0)
             axes.text(0, row - 0.42, cut(label), transform=axes.get_yaxis_transform(), va="center", fontsize=9)
@@ -121,7 +121,7 @@ def lines(
 ) -> Figure:  # fmt: skip
     """Draw lines over numbers, with markers if there are few; `marks` are horizontal lines."""
     with matplotlib.rc_context(STYLE):
-        figure, axes = _blank(4.0)
+        figure, axes = blank(4.0)
         for place, one in enumerate(series):
             chosen = look(place) if len(one.values) <= MARKED else {"color": look(place)["color"], "linewidth": 1.2}
             axes.plot(*zip(*sorted(one.values.items()), strict=True), label=one.name, markersize=5, **chosen)
@@ -137,9 +137,9 @@ def lines(
     return figure
 
 
-def _blank(height: float) -> tuple[Figure, Axes]:
-    """Return a figure of one plot with a height in inches."""
-    figure = Figure(figsize=(WIDTH, height), layout="constrained")
+def blank(height: float, width: float = WIDTH) -> tuple[Figure, Axes]:
+    """Return a figure of one plot with a size in inches."""
+    figure = Figure(figsize=(width, height), layout="constrained")
     return figure, figure.add_subplot()
 
 
@@ -147,9 +147,8 @@ def _legend(figure: Figure, names: Sequence[str]) -> None:
     """Draw the legend above the plot, in two columns if its names are short."""
     # Named one by one, as matplotlib leaves out what begins with an underscore, which a run's name may.
     drawn = {artist.get_label(): artist for artist in figure.axes[0].get_children()}
-    columns = 2 if max(map(len, names)) <= LONGEST_OF_TWO else 1
-    shown = {"loc": "outside upper left", "ncols": columns, "frameon": False, "handletextpad": 0.4, "fontsize": 9}
-    figure.legend([drawn[name] for name in names], names, **shown)
+    shown = {"loc": "outside upper left", "frameon": False, "handletextpad": 0.4, "fontsize": 9}
+    figure.legend([drawn[name] for name in names], names, ncols=1 + (max(map(len, names)) <= LONGEST_OF_TWO), **shown)
 
 
 def _ticks(axes: Axes, which: str, log: bool) -> None:

@@ -54,9 +54,8 @@ def drawings(found: pd.DataFrame) -> tuple[list[Drawn], list[str]]:
     names, made = sorted(dict.fromkeys(varied["name"]), key=_rank), []
     for place, name in enumerate(names[:MOST]):
         rows = found[found["name"] == name]
-        series = [
-            Series(str(run), dict(zip(of.step, of.value, strict=True))) for run, of in rows.groupby("run", sort=False)
-        ]
+        groups = rows.groupby("run", sort=False)
+        series = [Series(str(run), dict(zip(of.step, of.value, strict=True))) for run, of in groups]
         wide = bool(rows.value.min() > 0 and rows.value.max() > WIDE * rows.value.min())
         figure = lines(series, "optimizer steps", f"{name.split()[-1]}{' (log)' * wide}", log_y=wide)
         made.append(Drawn(f"curve-{place}", f"{name} by optimizer step.", figure))

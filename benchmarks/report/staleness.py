@@ -17,9 +17,8 @@ CURRENT, HARNESS, CHANGED, UNKNOWN = "current", "harness changed", "code under t
 # New paths of moved files, by the paths in older results.
 MOVES: dict[str, str] = json.loads(Path(__file__).with_name("moves.json").read_text())
 CASES: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_name("cases.toml").read_text())
-# Commands by the names that they had in older results, and what a race is told, which gathers finished runs unasked.
+# Commands by the names that they had in older results. A race that is told its codes gathers finished runs unasked.
 OLD = re.compile(r"(?P<launcher>torchrun .*-m )?fullstride (?:bench|experiment) ")
-RACE = f" --gpus N,N --official {FOLDER}py-meanflow"
 KEPT = "# what is finished in its folder of runs is not run again, so remove that, or give other --runs: "
 
 
@@ -75,5 +74,6 @@ def _command(source: Source) -> str:
     if "torchrun --nnodes=" in command:
         return f"# start it on every node, with a rendezvous: {command}"
     if source.kind == "experiment" and command:
-        return KEPT + command.replace(" --collect", RACE if "time-to-quality" in source.case else "")
+        race = f" --gpus N,N --official {FOLDER}py-meanflow" if "time-to-quality" in source.case else ""
+        return KEPT + command.replace(" --collect", race)
     return f"# put folders for {FOLDER}: {command}" if FOLDER in command else command

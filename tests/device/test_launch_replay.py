@@ -66,7 +66,7 @@ def repeated(replayed: Replayed) -> list[bool]:
 def test_calls_of_one_kind_are_right_for_any_tensors(name, seed):
     torch.manual_seed(seed)
     op, primals, tangents, _ = CASES[name]
-    made = [both(name, drawn([*primals, *tangents])) for _ in range(4)]
+    made = [both(name, drawn([*primals, *tangents])) for _ in range(3)]
     tensors = [x for call in made for half in call for x in half if x is not None]
     assert len({x.data_ptr() for x in tensors}) == len(tensors)  # each has memory of its own
     assert repeated(op._replayed_forward) == repeated(op._replayed_backward) == [True]

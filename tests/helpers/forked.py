@@ -52,11 +52,16 @@ def _completed(line: list[str], code: int, said: str) -> subprocess.CompletedPro
 
 
 def _serve() -> None:
-    import torch._dynamo
+    import functorch.compile  # noqa: F401
+    import torch._inductor.compile_fx
 
     import fullstride.meanflow.training.trainer  # noqa: F401
 
     torch.set_num_threads(1)
+    # What the compiler imports as it goes takes two seconds more.
+    torch.compile(lambda x: (x @ x.sin()).sum())(torch.ones(2, 2, requires_grad=True)).backward()
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
     for asked in map(json.loads, sys.stdin):
         pids = []
         for line, said in zip(asked["lines"], asked["said"], strict=True):

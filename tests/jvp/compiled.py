@@ -49,10 +49,12 @@ def compare(
     backend: str,
     absent: str = "",
     throughs: tuple[bool, ...] = (True, False),
+    alone: bool = True,
 ) -> None:
     """Values and gradients, through the tangent and past it; the tangents named by number are absent.
 
-    The gradients through the tangent are of a loss that no other values have; past it values are computed alone, too.
+    The gradients through the tangent are of a loss that no other values have; past it, `alone` computes values without
+    a graph of gradients, too.
     """
     g = torch.Generator().manual_seed(9)
     there = [str(i) not in absent for i in range(len(primals))]
@@ -63,7 +65,7 @@ def compare(
     for through in throughs:
         torch._dynamo.reset()  # else it would count each case as one more recompilation
         way: Callable = torch.compile(functools.partial(pair, through), fullgraph=True, backend=backend)
-        if not through:
+        if alone and not through:
             close(tuple(way(op, primals, tangents)), expected)
         found = gradients(op, way, primals, tangents, weights, through)
         close(found, gradients(reference, torchs, primals, tangents, weights, through))
@@ -76,9 +78,9 @@ def attention(backend: str) -> None:
     cases: list[tuple[dict[str, Any], str]] = [({"attn_mask": mask}, ""), ({"is_causal": True, "scale": 0.7}, "12")]
     cases += [({"window": (2, 1)}, "1"), ({"attn_mask": mask.double()}, "0")]
     every: dict[str, Any] = {"enable_gqa": True}
-    for options, absent in cases:
+    for i, (options, absent) in enumerate(cases):
         op, reference = (functools.partial(f, **every, **options) for f in (ours.attention, plain_ops.attention))
-        compare(op, reference, qkv, backend, absent)
+        compare(op, reference, qkv, backend, absent, throughs=(i % 2 == 0,))
     cut = lambda f: lambda x: f(*(x[i : i + 2] for i in range(3)))  # noqa: E731
     compare(cut(ours.attention), cut(plain_ops.attention), draw((4, 2, 5, 6)), backend)
     starts = torch.tensor([0, 2, 5], dtype=torch.int32)
@@ -125,18 +127,25 @@ def rules(backend: str) -> None:
     """Check arguments beyond SDPA's, and the plain form."""
     forms = [
         *((name, "auto") for name in CASES if name not in ALIKE),
-        *((name, "plain") for name in (*PLAIN, "causal_sinks")),
+        *((name, "plain") for name in ("softcap_and_all", "causal_sinks")),
     ]
     for i, (name, form) in enumerate(forms):
         lengths, given, named = (CASES | PLAIN)[name](3)
         op = functools.partial(ours.attention, implementation=form, **given)
-        compare(op, functools.partial(defined, **named), rule_points(4, *lengths), backend, throughs=(i % 2 == 0,))
+        compare(
+            op,
+            functools.partial(defined, **named),
+            rule_points(4, *lengths),
+            backend,
+            throughs=(i % 2 == 0,),
+            alone=i == 1,
+        )
     options = {"implementation": "plain", "dropout_p": 0.4, "dropout_seed": torch.tensor(5)}
     dropped = functools.partial(ours.attention, **options)
-    compare(dropped, dropped, rule_points(4, 5, 7), backend)
+    compare(dropped, dropped, rule_points(4, 5, 7), backend, throughs=(True,))
     starts = torch.tensor([0, 2, 5], dtype=torch.int32)
     packed = lambda q, k, v: ours.attention_varlen(q, k, v, starts, starts, 3, 3, implementation="plain")  # noqa: E731
-    compare(packed, packed, draw(*[(5, 2, 6)] * 3), backend)
+    compare(packed, packed, draw(*[(5, 2, 6)] * 3), backend, throughs=(False,))
     jagged(backend)
 
 
@@ -162,8 +171,9 @@ def norms(backend: str) -> None:
     """Each norm."""
     rows, images = draw((2, 5, 7), (7,), (7,)), draw((2, 6, 3, 5), (6,), (6,))
     compare(ours.layer_norm, plain_ops.layer_norm, rows, backend)
-    compare(ours.rms_norm, plain_ops.rms_norm, rows[:2], backend, absent="1")
-    compare(ours.ada_layer_norm, plain_ops.ada_layer_norm, draw((2, 5, 7), (2, 7), (2, 7)), backend)
+    compare(ours.rms_norm, plain_ops.rms_norm, rows[:2], backend, absent="1", throughs=(True,))
+    modulated = draw((2, 5, 7), (2, 7), (2, 7))
+    compare(ours.ada_layer_norm, plain_ops.ada_layer_norm, modulated, backend, throughs=(False,))
     grouped = lambda f: lambda x, w, b: f(x, 3, w, b, act="silu")  # noqa: E731
     compare(grouped(ours.group_norm), grouped(plain_ops.group_norm), images, backend, absent="1")
 
@@ -285,7 +295,7 @@ def transforms(backend: str) -> None:
     nested = lambda q: torch.func.jvp(lambda x: jvp(ours.layer_norm, (x,), (q,))[1], (q,), (q,))[1]  # noqa: E731
     of_gradient = lambda q: jvp(grad(lambda x: ours.attention(x, x, x).sum()), (q,), (q,))[1]  # noqa: E731
     of_vmap = lambda q: jvp(vmap(ours.layer_norm), (q,), (q,))[1]  # noqa: E731
-    refused = {"nested": nested} if backend == "aot_eager" else {"gradient": of_gradient, "vmap": of_vmap}
+    refused = {"nested": nested, "gradient": of_gradient, "vmap": of_vmap}
     for name, call in refused.items():
         in_a_fork(functools.partial(is_refused, name, lambda call=call: compiled(call)(qkv[0])))
 

@@ -17,7 +17,10 @@ def test_kernels_compile_for_hopper(which):
         assert re.search(f"{family}: [1-9]", done.stdout)
 
 
-@pytest.mark.parametrize("by", ["threads", "processes", pytest.param("changed", marks=pytest.mark.thorough)])
+# Launches that threads compile are tested in tests/device, too.
+@pytest.mark.parametrize(
+    "by", ["processes", *(pytest.param(x, marks=pytest.mark.thorough) for x in ("threads", "changed"))]
+)
 def test_kernels_of_traced_operators_are_compiled_meanwhile(by, tmp_path):
     ptxas = tmp_path / "ptxas"
     ptxas.write_text('#!/bin/sh\n[ "$1" = --version ] && echo "Cuda compilation tools, release 99.9, V99.9.9"\n')

@@ -4,8 +4,7 @@ import pytest
 @pytest.mark.parametrize(
     ("backend", "families"),
     [
-        pytest.param("eager", ["attention", "networks"], marks=pytest.mark.thorough),
-        ("eager", ["transforms"]),
+        pytest.param("eager", ["attention", "networks", "transforms"], marks=pytest.mark.thorough),
         ("aot_eager", ["attention", "masks"]),
         ("aot_eager", ["rules"]),
         ("aot_eager", ["norms", "formats", "explicit", "products"]),

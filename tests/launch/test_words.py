@@ -3,8 +3,11 @@ from pathlib import PurePosixPath
 import pytest
 import typer
 
+from benchmarks.cli.app import app as benchmarks
+from benchmarks.harness.result_paths import outputs
 from fullstride.cli.app import app
 from fullstride.errors import ConfigError
+from fullstride.launch import paths
 from fullstride.launch.paths import check_inputs, check_output
 from fullstride.launch.words import check_command, resumed, runs_of, shared_out, value_of
 
@@ -80,6 +83,12 @@ def test_a_sweep_without_what_knows_its_values_says_how_to_get_it(monkeypatch):
 KEPT = ["/fullstride/runs", "/data"]
 
 
+@pytest.fixture
+def in_process(monkeypatch):
+    """Ask the benchmarks for their places here; tests of the back ends start the process."""
+    monkeypatch.setattr(paths, "_of_benchmarks", lambda words: outputs(typer.main.get_command(benchmarks), words[1:]))
+
+
 def test_a_run_must_land_where_it_stays():
     good = ("runs", "/fullstride/runs/a", "/data", "runs/sweep1", "./runs/a", "../data/a", "runs/a/../b")
     for setting in ([], *([f"output_dir={place}"] for place in good)):
@@ -117,6 +126,7 @@ def test_a_run_must_land_where_it_stays():
         ),
     ],
 )
+@pytest.mark.usefixtures("in_process")
 def test_what_a_command_makes_must_land_where_it_stays(command, message):
     with pytest.raises(ConfigError, match=message):
         check_output(command.split(), KEPT)
@@ -147,6 +157,7 @@ def test_what_a_command_makes_must_land_where_it_stays(command, message):
         "doctor",
     ],
 )
+@pytest.mark.usefixtures("in_process")
 def test_what_lands_where_it_stays_is_launched(command):
     check_output(command.split(), KEPT)
 

@@ -20,8 +20,13 @@ from fullstride.meanflow.training.trainer import Trainer, train
 from tests.meanflow.training.test_trainer import assert_identical, config, learned
 
 RECIPE = demo.demo_config
+# Either signal stops a training in test_trainer.py.
 STOPS = pytest.mark.parametrize(
-    ("number", "error"), [(signal.SIGTERM, Preempted), (signal.SIGINT, KeyboardInterrupt)], ids=["term", "int"]
+    ("number", "error"),
+    [
+        pytest.param(signal.SIGTERM, Preempted, marks=pytest.mark.thorough, id="term"),
+        pytest.param(signal.SIGINT, KeyboardInterrupt, id="int"),
+    ],
 )
 
 

@@ -19,24 +19,21 @@ LEARNED = {"steps": ",.0f", "minutes of steps": ".1f", "training loss": ".2f", "
            "accuracy": ".3f", "bits/byte": ".3f"}  # fmt: skip
 
 
-def middle(seeds: Seeds) -> float:
-    """Return the mean over seeds."""
-    return mean([*seeds.values()])
-
-
 def in_words(seeds: Seeds | None, form: str) -> str:
     """Format mean and deviation as `0.0612 ± 0.0018`; only the mean for one seed, nothing without values."""
     if not seeds:
         return ""
     deviation = spread([*seeds.values()])
-    shown = f"{middle(seeds):z{form}}"  # z: a floor may be a zero with a sign
+    shown = f"{mean([*seeds.values()]):z{form}}"  # z: a floor may be a zero with a sign
     return shown if deviation is None else f"{shown} ± {deviation:{form}}"
 
 
 def compared(every: Sequence[Seeds | None], form: str) -> list[str]:
     """Return cells, the lowest in bold if the next is farther away than the larger standard deviation."""
     cells = [in_words(seeds, form) for seeds in every]
-    there = sorted((middle(seeds), place, spread([*seeds.values()])) for place, seeds in enumerate(every) if seeds)
+    there = sorted(
+        (mean([*seeds.values()]), place, spread([*seeds.values()])) for place, seeds in enumerate(every) if seeds
+    )
     (low, best, first), (following, _, second) = (*there, (0.0, 0, None), (0.0, 0, None))[:2]
     if first is not None and second is not None and following - low > max(first, second):
         cells[best] = f"**{cells[best]}**"
@@ -89,7 +86,9 @@ def _solvers(results: Results, machine: str, *, scale: str) -> Made:
     of = {(metric, by): seeds for (_, metric, by), seeds in found.items()}
     (floor,) = (f"*{training}*" for training, metric, by in found if metric == ENERGY and not by)
     rows: dict[str, dict[str, Seeds]] = {}
-    for by in sorted((by for metric, by in of if metric == "NFE" and by), key=lambda by: middle(of["NFE", by])):
+    for by in sorted(
+        (by for metric, by in of if metric == "NFE" and by), key=lambda by: mean([*of["NFE", by].values()])
+    ):
         rows.setdefault(in_words(of["NFE", by], ".0f").removesuffix(" ± 0"), {})[by.partition(" ")[0]] = of[ENERGY, by]
     kinds = [kind for kind in SOLVERS if any(kind in row for row in rows.values())]
     cells = [(label, *compared([row.get(kind) for kind in kinds], FORMS[ENERGY])) for label, row in rows.items()]
@@ -111,18 +110,15 @@ def _table(file: str, part: str, samplers: Sequence[str], more: dict[tuple[str, 
     return Table(("training", *header), partial(_arms, file=file, part=part, columns=columns))
 
 
+RIGHT = {("labels right", ONE): ".1f"}
+ON_CPU = {"phase5": ("objective", "objective-labels", "objective-unweighted"), "phase6": ("weight", "weight-labels")}
+SOLVED, LEARNS = ("network evaluations", *SOLVERS.values()), ("model", *LEARNED)
 TABLES = {
-    "phase3-solvers-cpu": Table(("network evaluations", *SOLVERS.values()), partial(_solvers, scale="cpu")),
-    "phase3-solvers-gpu": Table(("network evaluations", *SOLVERS.values()), partial(_solvers, scale="gpu")),
-    "phase4-ratio-gpu": _table("phase4--gpu", "ratio", (ONE, TWO, EULER), {("labels right", ONE): ".1f"}),
-    "phase4-times-gpu": _table("phase4--gpu", "times", (ONE, TWO, EULER), {("labels right", ONE): ".1f"}),
-    "phase4-power-gpu": _table("phase4--gpu", "power", (ONE, TWO, EULER), {("labels right", ONE): ".1f"}),
-    "phase5-objective-cpu": _table("phase5--cpu", "objective", (ONE, TWO, FINE)),
-    "phase5-objective-labels-cpu": _table("phase5--cpu", "objective-labels", (ONE, TWO, FINE)),
-    "phase5-objective-unweighted-cpu": _table("phase5--cpu", "objective-unweighted", (ONE, TWO, FINE)),
-    "phase6-weight-cpu": _table("phase6--cpu", "weight", (ONE, TWO, FINE)),
-    "phase6-weight-labels-cpu": _table("phase6--cpu", "weight-labels", (ONE, TWO, FINE)),
+    **{f"phase3-solvers-{scale}": Table(SOLVED, partial(_solvers, scale=scale)) for scale in ("cpu", "gpu")},
+    **{f"phase4-{part}-gpu": _table("phase4--gpu", part, (ONE, TWO, EULER), RIGHT)
+       for part in ("ratio", "times", "power")},
+    **{f"{phase}-{part}-cpu": _table(f"{phase}--cpu", part, (ONE, TWO, FINE))
+       for phase, parts in ON_CPU.items() for part in parts},
     "phase5-objective-gpu": _table("phase5--gpu", "objective", (ONE, TWO, FINE)),
-    "bert-cpu": Table(("model", *LEARNED), partial(_bert, scale="cpu")),
-    "bert-gpu": Table(("model", *LEARNED), partial(_bert, scale="gpu")),
-}
+    **{f"bert-{scale}": Table(LEARNS, partial(_bert, scale=scale)) for scale in ("cpu", "gpu")},
+}  # fmt: skip

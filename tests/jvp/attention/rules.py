@@ -140,7 +140,16 @@ CASES: dict[str, Callable[[int], Made]] = {
     "block_mask": block_mask,
 }
 # What differs from others in numbers alone, which the plain form and eager mode check.
-ALIKE = {"bottom_right_tall", "bottom_right_square", "bottom_right_narrow", "documents", "slopes", "sinks"}
+ALIKE = {
+    "bottom_right_tall",
+    "bottom_right_square",
+    "bottom_right_narrow",
+    "documents",
+    "documents_with_a_bias",
+    "slopes",
+    "sinks",
+    "causal_bias",
+}
 
 
 def softcap(seed: int) -> Made:

@@ -1,4 +1,5 @@
 import dataclasses
+import itertools
 
 import pytest
 import torch
@@ -80,8 +81,9 @@ LAUNCHES = [
 ]
 
 
-@pytest.mark.parametrize("config", LAUNCHES, ids=["a_row_a_program", "two_walk", "padded"])
-@pytest.mark.parametrize("case", [*CASES[::5], *EVERY[2::3]], ids=str)
+@pytest.mark.parametrize(
+    ("case", "config"), [*itertools.product(EVERY[2::3], LAUNCHES), *zip(CASES[::5], LAUNCHES, strict=True)], ids=str
+)
 def test_every_way_to_launch(case, config):
     inputs = case.draw(CASES.index(case) if case in CASES else 0, torch.float32)
     exact, detached = inputs.to(torch.float64), case.absent >= {"tx", "tweight", "tbias"}

@@ -88,15 +88,13 @@ def _for_transformers(loaded) -> dict[str, torch.Tensor]:
 PARIS = ("What is the capital of France?", "The capital of France is Paris.")
 PLANETS = (
     "Name the planets of the solar system.",
-    "The planets of the solar system are:\n\n1. Earth: The only planet that supports life, orbiting the Sun.\n\n"
-    "2. Mars: The second planet from Earth, with the Red Planet.\n\n"
-    "3. Jupiter: The largest planet in our solar system, with the largest moon, Europa.",
+    "The planets of the solar system are:\n\n1. Earth: The only planet that supports life, orbiting the Sun.",
 )
 MOON = ("Answer briefly.", "What do bees make?", "Honey.", "Who was the first person on the Moon?")
 # The most probable token leads by 0.07 or more at each place, a thousand times the difference from transformers.
 GOLDEN = [
     ((("user", PARIS[0]),), PARIS[1], "stop", (37, 8)),
-    ((("user", PLANETS[0]),), PLANETS[1], "length", (38, 60)),
+    ((("user", PLANETS[0]),), PLANETS[1], "length", (38, 24)),
     (
         tuple(zip(("system", "user", "assistant", "user"), MOON, strict=True)),
         "The first person to walk on the Moon was Neil Armstrong.",
@@ -115,7 +113,7 @@ def test_a_golden_chat_from_openais_client_to_smollm2_and_back(real):
     with real_server(real.loaded, real.engine) as live, connected(live) as client:
         for talk, answer, finish, counts in GOLDEN:
             messages: list = [{"role": role, "content": content} for role, content in talk]
-            done = client.chat.completions.create(model="tiny", messages=messages, temperature=0, max_tokens=60)
+            done = client.chat.completions.create(model="tiny", messages=messages, temperature=0, max_tokens=24)
             assert (done.choices[0].message.content, done.choices[0].finish_reason) == (answer, finish)
             assert done.usage is not None
             assert (done.usage.prompt_tokens, done.usage.completion_tokens) == counts

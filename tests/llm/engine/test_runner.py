@@ -63,7 +63,7 @@ def test_progress_comes_before_the_first_program_and_while_none_is_ready(monkeyp
 ONE_HEAD = ModelConfig("qwen3", 203, 64, 96, 2, 8, 1, 16, 256, tied=True, qk_norm=True, dtype="float32")
 
 
-@pytest.fixture(scope="module", params=["qwen3", "one key head", "fp8"])
+@pytest.fixture(scope="module")
 def large(request, qwen3) -> Runner:
     """A pool that is larger than anything else by far, and the two kinds of programs for it."""
     kernels, device = plain(dynamic=True), jax.devices()[0]
@@ -82,7 +82,20 @@ def large(request, qwen3) -> Runner:
     return runner
 
 
-@pytest.mark.parametrize("key", [("mixed", 1, 1, 16), ("decode", 1, 0, 16), ("quick_decode", 1, 0, 16)])
+KEYS = ("mixed", 1, 1, 16), ("decode", 1, 0, 16), ("quick_decode", 1, 0, 16)
+
+
+@pytest.mark.parametrize(
+    ("large", "key"),
+    [
+        *(("qwen3", key) for key in KEYS),
+        ("one key head", KEYS[0]),
+        ("fp8", KEYS[1]),
+        *(pytest.param("one key head", key, marks=pytest.mark.thorough) for key in KEYS[1:]),
+        *(pytest.param("fp8", key, marks=pytest.mark.thorough) for key in KEYS[::2]),
+    ],
+    indirect=["large"],
+)
 def test_the_pool_is_written_where_it_lies(large, key):
     """On the optimised program: nothing as large as one layer's keys is copied, cut out or put together."""
     compiled = large.lower(key).compile()

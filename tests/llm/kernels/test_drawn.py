@@ -54,7 +54,7 @@ def follows(tokens: np.ndarray, shares: np.ndarray, bins: np.ndarray) -> bool:
 
 @pytest.mark.parametrize(
     ("size", "spread", "temperature", "count"),
-    [(7, 1, 1.3, 4096), (128, 0, 1.0, 4096), (129, 6, 0.8, 4096), (1000, 2, 0.5, 4096), (50_257, 1.5, 0.9, 2048)],
+    [(7, 1, 1.3, 4096), (128, 0, 1.0, 4096), (129, 6, 0.8, 4096), (50_257, 1.5, 0.9, 2048)],
 )
 def test_draws_follow_the_softmax(rng, size, spread, temperature, count):
     logits = (spread * rng.standard_normal(size)).astype(np.float32)
@@ -97,8 +97,13 @@ def test_a_weight_of_zero_never_wins(rng):
     assert (weights[np.arange(len(words)), found.argmax(-1)] > 0).all()
 
 
-@pytest.mark.parametrize("words", [(0, 0), (LAST, LAST), (0, LAST), (LAST, 0)])
-@pytest.mark.parametrize("size", [7, BLOCK, 3 * BLOCK, 3 * BLOCK + 5])
+@pytest.mark.parametrize(
+    ("size", "words"),
+    [
+        *((3 * BLOCK + 5, words) for words in ((0, 0), (LAST, LAST), (0, LAST), (LAST, 0))),
+        *((size, (word, word)) for size in (7, BLOCK, 3 * BLOCK) for word in (0, LAST)),
+    ],
+)
 def test_the_only_tokens_left_are_drawn_at_any_random_number(monkeypatch, rng, size, words):
     """At both ends of blocks and of the vocabulary; blocks before and after have no mass."""
     ends = sorted({place % size for block in range(0, size, BLOCK) for place in (block - 1, block)})
@@ -140,12 +145,12 @@ def test_rows_of_any_temperature_share_a_step(rng):
 drawing, asking = jax.jit(drawn), jax.jit(sample, static_argnums=2)
 
 
-@pytest.mark.parametrize("size", [7, 1003, 50_257])
+@pytest.mark.parametrize("size", [1003, 50_257])
 def test_a_row_gets_the_same_token_in_any_company(rng, size):
     logits, hot = rng.standard_normal((64, size)).astype(np.float32), np.where(rng.random(64) < 0.8, 0.9, 0)
     given = {"key": keys(rng, 64), "temperature": hot, "position": rng.integers(0, 9999, 64)}
     together = np.asarray(drawing(jnp.asarray(logits), make(64, size, **given)))
-    for some in ([0], [5, 3, 63], rng.permutation(64)[:33]):
+    for some in ([0], rng.permutation(64)[:33]):
         own = make(len(some), size, **{name: value[some] for name, value in given.items()})
         np.testing.assert_array_equal(drawing(jnp.asarray(logits[some]), own), together[some])
     # Others ask for more: the program has conditions.

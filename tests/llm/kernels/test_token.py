@@ -86,7 +86,7 @@ def test_logits_and_keys_are_those_of_the_plain_step(config):
     check(config, [37, -1, 0, 130], 9)
 
 
-@pytest.mark.parametrize("rows", [1, 11, 16, *(pytest.param(n, marks=pytest.mark.thorough) for n in (2, 8))])
+@pytest.mark.parametrize("rows", [1, 11, *(pytest.param(n, marks=pytest.mark.thorough) for n in (2, 8, 16))])
 def test_any_number_of_rows(rows):
     check(QWEN, [int(n) for n in np.random.default_rng().integers(0, 40, rows)], 8)
 

@@ -19,7 +19,7 @@ def described():
 # What the schema allows may still be too much for a server's limits, or ask for a model that is none.
 BUT = [positive_data_acceptance]
 SETTINGS = hypothesis.settings(
-    max_examples=25,
+    max_examples=15,
     derandomize=True,
     deadline=None,
     suppress_health_check=[hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.filter_too_much],

@@ -24,10 +24,9 @@ NETWORKS = {
 }
 # Backend of the derivative, split, options: every one of them with the smallest network, and the others with one.
 CASES = {
-    "unet": [("func", "shared", "predicted")],
+    "unet": [("func", "shared", "predicted"), ("two_pass", "static")],
     "song_unet": [("func", "static", "huber")],
     "dit": [
-        ("two_pass", "static"),
         ("forward_ad", "static", "huber"),
         ("func", "static", "guided", "chunked"),
         ("func", "shared", "averaged", "recomputed"),

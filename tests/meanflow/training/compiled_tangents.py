@@ -42,32 +42,48 @@ def without_inductor(*args: Any, options: Any = None, **kwargs: Any) -> Any:
     return COMPILE(*args, backend="aot_eager", **kwargs)
 
 
-def main(folder: str) -> None:
-    """Compiled by AOT autograd, the derivative passes; one that is off by a tenth when compiled is refused.
+def off(*args: Any, **kwargs: Any) -> Any:
+    """The velocity and its derivative, which is off by a tenth when compiled."""
+    u, dudt = velocity_and_derivative(*args, **kwargs)
+    return u, dudt * 0.9 if torch.compiler.is_compiling() else dudt
 
-    It is seen by the check of du/dt if no steps are compared, and else in the compiled step itself, although the last
-    layer, behind which the derivative is, starts as zero.
-    """
-    torch.compile = without_inductor
+
+def right(folder: str) -> None:
+    """The derivative passes."""
     report = check_of(folder, "dit", "bf16")()
     assert report is not None
     assert 0 < report["tangent"] < report["tolerance"] / 2
-    right = trainer_of(f"{folder}/right", "dit", "fp32", "static", check_step=True)
-    right.run_to_end()
-    errors = right.step.errors
+
+
+def right_step(folder: str) -> None:
+    """The compiled step passes."""
+    trainer = trainer_of(folder, "dit", "fp32", "static", check_step=True)
+    trainer.run_to_end()
+    errors = trainer.step.errors
     assert 0 < errors["backend=compile, other weights"] < 1e-4, errors
 
-    def wrong(*args, **kwargs):
-        u, dudt = velocity_and_derivative(*args, **kwargs)
-        return u, dudt * 0.9 if torch.compiler.is_compiling() else dudt
 
-    objective.velocity_and_derivative = wrong
+def wrong(folder: str) -> None:
+    """If no steps are compared, the check of du/dt sees what is wrong."""
+    objective.velocity_and_derivative = off
     with pytest.raises(ConfigError, match="backend=compile .* by torch.func.jvp of plain operations in fp64"):
-        check_of(f"{folder}/wrong", "dit", "fp32", "static")()
-    trainer = trainer_of(f"{folder}/step", "dit", "fp32", "static", check_step=True)
+        check_of(folder, "dit", "fp32", "static")()
+
+
+def wrong_step(folder: str) -> None:
+    """It is seen in the compiled step, although the last layer, behind which the derivative is, starts as zero."""
+    objective.velocity_and_derivative = off
+    trainer = trainer_of(folder, "dit", "fp32", "static", check_step=True)
     with pytest.raises(ConfigError, match="backend=compile, other weights: the (loss|gradients)"):
         trainer.run_to_end()
     assert trainer.state.position.step == 0
+
+
+def main(folder: str, *cases: str) -> None:
+    """Check cases by name, compiled by AOT autograd."""
+    torch.compile = without_inductor
+    for case in cases:
+        {"right": right, "right_step": right_step, "wrong": wrong, "wrong_step": wrong_step}[case](f"{folder}/{case}")
 
 
 if __name__ == "__main__":

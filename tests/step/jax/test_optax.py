@@ -46,7 +46,13 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+# Their state is of a kind that another has, too.
+LIKE_OTHERS = ("masked", "apply_if_finite", "sam in a chain")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(x, marks=pytest.mark.thorough) if x in LIKE_OTHERS else x for x in OPTIMIZERS]
+)
 def test_agrees_with_the_plain_loop(name):
     batches = [batch_of(i) for i in range(3)]
     with jax.numpy_dtype_promotion("standard"):

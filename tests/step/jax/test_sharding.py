@@ -16,7 +16,7 @@ from tests.helpers.compiled_soon import FLAGS
 ROOT = Path(__file__).parents[3]
 
 
-@pytest.fixture(scope="module", params=[2, 4])
+@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.thorough)])
 def found(request, tmp_path_factory):
     """Results of a process with as many virtual devices as the parameter says."""
     flags = f"{FLAGS} --xla_force_host_platform_device_count={request.param}"

@@ -65,8 +65,20 @@ def benched(*arguments):
     return CliRunner().invoke(app, ["llm", *map(str, arguments)])
 
 
+def test_vllm_is_given_the_same_weights_and_prompts(one_layer, vllm):
+    work, peers = ModelWork([[5, 6], [7, 8, 9]], [GATE_TOKENS, GATE_TOKENS + 3]), Peers()
+    peers.add_vllm(vllm(), str(one_layer), "float32", 2, work, 4)
+    assert [len(samples) for samples in peers.times.values()] == [3]
+    assert (
+        peers.greedy["vLLM"]
+        == generate(network(model(str(one_layer), "float32"), "cpu"), [[7, 8, 9]], GATE_TOKENS, 0.0)[0]
+    )
+    assert peers.versions["vllm"] == "0.0"
+
+
+@pytest.mark.thorough
 @pytest.mark.usefixtures("compiled_soon")
-@pytest.mark.parametrize("workload", [pytest.param("small", marks=pytest.mark.thorough), "large"])
+@pytest.mark.parametrize("workload", ["small", "large"])
 def test_vllm_runs_by_its_own_interpreter_on_the_same_weights(workload, one_layer, vllm, tmp_path, monkeypatch):
     draw = random.Random(5)
     few = [[draw.randrange(3, 200) for _ in range(length)] for length in (30, 11)]
@@ -94,8 +106,9 @@ def test_vllm_that_answers_with_too_few_tokens_is_an_error(tiny_qwen3, vllm, cap
     assert "vLLM: answers of [2, 2] tokens, expected [3, 3]" in capfd.readouterr().err
 
 
-def test_weights_that_cannot_be_written_are_an_error(vllm, tmp_path):
-    with pytest.raises(ConfigError, match="its weights were not written"):
+def test_weights_that_cannot_be_written_are_an_error(vllm, tmp_path, monkeypatch):
+    monkeypatch.setattr(bench_beside, "_run_baseline", lambda *_: SimpleNamespace(returncode=1))
+    with pytest.raises(ConfigError, match=r"its weights were not written \(exit code 1\)"):
         Peers().add_vllm(vllm(), str(tmp_path / "nowhere"), "float32", 1, small(100), 4)
 
 

@@ -62,8 +62,8 @@ assert "jax" not in sys.modules
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
-def test_it_stands_beside_transformers_whose_attention_is_asked_for_by_name(tiny_qwen3, tmp_path):
-    arguments = ["llm", "--model", str(tiny_qwen3), "--runs", "1", "--out", str(tmp_path)]
+def test_it_stands_beside_transformers_whose_attention_is_asked_for_by_name(one_layer, tmp_path):
+    arguments = ["llm", "--model", str(one_layer), "--runs", "1", "--out", str(tmp_path)]
     result = CliRunner().invoke(app, [*arguments, "--baseline-attention", "eager"])
     assert result.exit_code == 0, result.output
     (file,) = tmp_path.glob("llm--*--baseline-attention-eager--*.json")

@@ -34,7 +34,7 @@ LENGTHS = (5, 40)
 
 def _engine(folder, **settings):
     loaded = load(folder, dtype=settings.get("dtype", "float32"))
-    config = EngineConfig(max_sequences=3, max_length=64, kv_blocks=16, **settings)
+    config = EngineConfig(max_sequences=3, max_tokens_per_step=32, max_length=64, kv_blocks=16, **settings)
     return Engine(loaded, config), loaded.parameters
 
 

@@ -133,7 +133,11 @@ def test_no_section_but_the_first_is_begun_without_time(tmp_path, capsys):
 
 @pytest.mark.parametrize(
     ("modes", "named"),
-    [(("dropout", "sdpa"), None), (("eager",), "eager"), (("sdpa", "eager", "dropout"), "sdpa-eager-dropout")],
+    [
+        (("dropout", "sdpa"), None),
+        pytest.param(("eager",), "eager", marks=pytest.mark.thorough),
+        (("sdpa", "eager", "dropout"), "sdpa-eager-dropout"),
+    ],
 )
 def test_other_modes_than_the_usual_two_have_a_file_of_their_own(tmp_path, modes, named):
     (path,) = run(TrainStepOptions(("step",), modes=modes, only=("TrainStep",), seconds=0.0), _network, tmp_path)
@@ -141,7 +145,7 @@ def test_other_modes_than_the_usual_two_have_a_file_of_their_own(tmp_path, modes
     assert (f"--{named}--" in path.name) is (named is not None)
 
 
-@pytest.mark.parametrize("length", [TrainStepOptions.length, 96])
+@pytest.mark.parametrize("length", [pytest.param(TrainStepOptions.length, marks=pytest.mark.thorough), 96])
 def test_results_with_flags_of_xlas_have_a_file_of_their_own(tmp_path, monkeypatch, length):
     monkeypatch.setenv("XLA_FLAGS", "--xla_dump_to=/nowhere")
     sizes = TrainStepOptions(("step",), length=length, only=("TrainStep",), seconds=0.0)
@@ -165,7 +169,7 @@ def test_names_that_are_not():
         run(TrainStepOptions(model="tiny", only=("nothing",)), _network, Path("unused"))
 
 
-@pytest.mark.parametrize("asked", ["flat", "=flat list"])
+@pytest.mark.parametrize("asked", [pytest.param("flat", marks=pytest.mark.thorough), "=flat list"])
 def test_what_is_compared_with_may_be_asked_for_alone(tmp_path, asked):
     (path,) = run(TrainStepOptions(("static",), model="tiny", calls=10, only=(asked,)), _network, tmp_path)
     assert [row["name"] for row in read_result(path)["rows"]] == ["flat list, leaves", "flat list, static"]

@@ -62,8 +62,6 @@ def _job(phase, part: str, arm: int, scale: str, seed: int = 0) -> TrainingJob:
     return TrainingJob.of(found, found.arms[arm], scale, seed, "runs")
 
 
-# A network of few layers: what is scored by many solvers is evaluated hundreds of times.
-SHALLOW = ("model.channel_mult=[1]", "model.num_blocks=1")
 MACHINE = {"cpu": "AMD EPYC", "cores": 2, "gpu": None}
 PHASE2, PHASE3, PHASE4, PHASE5, PHASE6, PHASE7 = PHASES.values()
 RESULT = ExperimentResult("phase3", "Made", "About.", "smoke", "cpu", {}, [], MACHINE)
@@ -225,7 +223,7 @@ def test_scores_by_another_classifier_stand_beside_no_others(phase2, tmp_path):
 
 def test_a_part_that_overrides_cannot_be_of_keeps_no_other_from_being_gathered(tmp_path):
     asked = ExperimentRequest(
-        "smoke", ("objective-labels",), (0,), runs=tmp_path, overrides=("loss.label_dropout=0.1", *SHALLOW)
+        "smoke", ("objective-labels",), (0,), runs=tmp_path, overrides=("loss.label_dropout=0.1",)
     )
     found = json.loads(run("phase5", asked, tmp_path / "results").read_text())
     assert {part["name"]: len(part["rows"]) for part in found["parts"] if part["rows"]} == {"objective-labels": 13}
@@ -505,16 +503,16 @@ def test_what_a_training_held_is_let_go_of_before_its_scores_and_the_next(tmp_pa
 
 def test_overrides_are_of_all_trainings_and_take_no_results_place(tmp_path):
     given = ["phase4", "--scale", "smoke", "--part", "ratio", "--seed", "0", "--runs", str(tmp_path)]
-    done = CliRunner().invoke(app, [*given, "data=multiclass", "epochs=2", *SHALLOW])
+    done = CliRunner().invoke(app, [*given, "data=multiclass", "epochs=2", "optimizer.lr=2e-3"])
     assert done.exit_code == 0, done.output
     (path,) = (tmp_path / "results").glob("*.json")
     found = json.loads(path.read_text())
-    assert found["conditions"]["overrides"] == ["data=multiclass", "epochs=2", *SHALLOW]
+    assert found["conditions"]["overrides"] == ["data=multiclass", "epochs=2", "optimizer.lr=2e-3"]
     runs = sorted((tmp_path / "smoke").glob("multiclass-*-seed0"))
     assert len(runs) == 4  # of four shares
     for run_of in runs:
         config = json.loads((run_of / "config.json").read_text())
-        assert (config["epochs"], config["model"]["channel_mult"]) == (2, [1])
+        assert (config["epochs"], config["optimizer"]["lr"]) == (2, 2e-3)
     assert results_folder(None, "gpu", tmp_path, ("epochs=2",)) == tmp_path / "results"
     done = CliRunner().invoke(app, [*given, "epochs"])
     assert done.exit_code == 2
@@ -544,7 +542,7 @@ def test_an_override_that_would_not_be_taken_is_refused(tmp_path, command, given
 
 
 def test_a_part_alone(tmp_path):
-    asked = ExperimentRequest("smoke", ("solvers",), (0,), runs=tmp_path, overrides=SHALLOW)
+    asked = ExperimentRequest("smoke", ("solvers",), (0,), runs=tmp_path)
     path = run("phase3", asked, tmp_path)
     found = json.loads(path.read_text())
     assert [len(part["rows"]) for part in found["parts"]] == [23, 0, 0]

@@ -80,7 +80,7 @@ def test_a_static_field_of_a_batch_is_named():
 
 @pytest.mark.parametrize("form", ["flat", "grouped", "accumulated", "call", "partition"])
 def test_without_jit_a_loop_gives_the_same_and_warns_of_nothing(form):
-    batches = [batch_of(5 + i) for i in range(3)]
+    batches = [batch_of(5 + i) for i in range(2)]
     expected = plain_loop(Net(1), adam(), batches)
     with jax.disable_jit(), warnings.catch_warnings(action="error", category=RetraceWarning):
         if form == "call":
