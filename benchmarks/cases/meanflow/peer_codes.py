@@ -127,7 +127,7 @@ class Theirs:
         """
         theirs, config = self._training.model.net, self._config
         randomize_zero_layers(theirs, torch.Generator(self._device).manual_seed(0))
-        ours = build_model(config.model, SHAPE, 0, augment_dim(config.data)).to(self._device).eval()
+        ours = build_model(config.model, SHAPE, 0, augment_dim=augment_dim(config.data)).to(self._device).eval()
         state = {f"net.{name}": value for name, value in theirs.state_dict().items()}
         ours.load_state_dict(from_py_meanflow(state, "net"))
         z, v = (torch.randn(CHECKED, *SHAPE, device=self._device) for _ in range(2))

@@ -29,8 +29,9 @@ from fullstride.runs.atomic_files import note
 from fullstride.runs.folder import folder_of, run_config
 from fullstride.settings.overrides import load_object
 
-# Of a network's settings those that change neither its weights nor what they compute where r is t.
-FREE_MODEL_KEYS = {"name", "class_conditional", "recompute", "dropout", "decoupled_blocks"}
+# Of a network's settings those that change neither its weights nor what they compute where r is t; what the output
+# stands for may change, and is said.
+FREE_MODEL_KEYS = {"name", "class_conditional", "recompute", "dropout", "decoupled_blocks", "prediction"}
 
 
 @dataclass(frozen=True)
@@ -109,6 +110,8 @@ def start_from(network: nn.Module, weights: StartWeights, config: ModelConfig, f
     """
     found = _converted(network, weights, form)
     own, told = dict(network.state_dict()), []
+    if (before := weights.model.get("prediction", "velocity")) != config.prediction:
+        told.append(f"the weights predict {before}, which model.prediction={config.prediction} has to unlearn")
     for name in [name for name in own.keys() | found.keys() if f".{name}".endswith(".label.weight")]:
         if name not in own:
             del found[name]

@@ -17,6 +17,7 @@ from fullstride.meanflow.objective import derivative, guidance, teacher
 from fullstride.meanflow.objective.derivative import (
     Conditions,
     Velocity,
+    labelled,
     velocity_and_derivative,
     velocity_and_some_derivatives,
 )
@@ -81,6 +82,28 @@ def squared_error(prediction: Float[Tensor, "b *s"], target: Float[Tensor, "b *s
     """||prediction - target||^2, summed over a sample's elements in fp32 or better."""
     error = prediction - target
     return error.to(torch.promote_types(error.dtype, torch.float32)).square().reshape(len(error), -1).sum(1)
+
+
+@dataclass(frozen=True)
+class Draw:
+    """Arguments of `MeanFlowLoss.at`, checked.
+
+    Attributes:
+        x: data (b, ...).
+        e: noise of its shape.
+        t: the later times (b,).
+        r: the earlier times (b,).
+        conditions: further arguments of the network, the label among them, each with an entry for each sample.
+        progress: share of the run that is done (b,), if the loss is scheduled.
+
+    """
+
+    x: Float[Tensor, "b *s"]
+    e: Float[Tensor, "b *s"]
+    t: Float[Tensor, " b"]
+    r: Float[Tensor, " b"]
+    conditions: Conditions
+    progress: Float[Tensor, " b"] | None
 
 
 @dataclass(frozen=True)
@@ -220,14 +243,14 @@ class MeanFlowLoss:
         x: Float[Tensor, "b *s"],
         label: Int[Tensor, " b"] | None = None,
         *,
-        augment: Float[Tensor, "b a"] | None = None,
+        conditions: Conditions | None = None,
         generator: torch.Generator | None = None,
         progress: float | None = None,
     ) -> tuple[Float[Tensor, ""], Metrics]:
         """The loss of a batch of data `x` (b, ...) with fresh noise, times and dropped labels; see `at`.
 
-        A sample has any rank: a row of a table, a sound, a picture, a film. `progress` is the share of the run that is
-        done, for a loss that is `scheduled`.
+        A sample has any rank: a row of a table, a sound, a picture, a film. `conditions` are further arguments of the
+        network by keyword. `progress` is the share of the run that is done, for a loss that is `scheduled`.
 
         Raises:
             ValueError: for an empty or integer batch, labels that are not one for each sample, or a network whose
@@ -235,10 +258,9 @@ class MeanFlowLoss:
 
         """
         drawn = self.draw(x, generator)
-        inputs = self.draw_inputs(x, drawn[1], drawn[2], generator)
-        given: dict[str, Any] = {"inputs": inputs} if inputs else {}
-        given |= {} if progress is None else {"progress": x.new_full(x.shape[:1], progress)}
-        return self.at(model, x, *drawn, self.drop_labels(label, generator), augment, **given)
+        given = dict(conditions or {}) | self.draw_inputs(x, drawn[1], drawn[2], generator)
+        done = None if progress is None else x.new_full(x.shape[:1], progress)
+        return self.at(model, x, *drawn, self.drop_labels(label, generator), conditions=given, progress=done)
 
     def draw(
         self, x: Float[Tensor, "b *s"], generator: torch.Generator | None = None
@@ -278,29 +300,34 @@ class MeanFlowLoss:
         t: Float[Tensor, " b"],
         r: Float[Tensor, " b"],
         label: Int[Tensor, " b"] | None = None,
-        augment: Float[Tensor, "b a"] | None = None,
+        *,
+        conditions: Conditions | None = None,
         progress: Float[Tensor, " b"] | None = None,
-        inputs: Conditions | None = None,
     ) -> tuple[Float[Tensor, ""], Metrics]:
         """The loss at given noise and times: a deterministic function, free of host synchronisation.
 
-        `label`, `augment` (augmentation labels) and the `inputs` of `draw_inputs` go to the network where they are
-        given; `progress` is the share of the run that is done, for a loss that is `scheduled`.
+        `label` and `conditions`, further arguments by keyword with an entry for each sample, go to the network where
+        they are given; `progress` is the share of the run that is done, for a loss that is `scheduled`.
 
         Metrics, on x's device: `squared_error`, mean over samples and elements; with the static and the shared split
         also `squared_error_fm` and `squared_error_mf`, the same over the samples with r = t and with r != t.
         """
         check_batch(x)
         check_times(x, t, r)
-        n = meanflow_count(self.ratio, len(x)) if self.split in TOLD_APART else len(x)
-        z, v = interpolate(x, e, t), conditional_velocity(x, e)
-        given = {k: c for k, c in {"label": label, "augment": augment}.items() if c is not None} | dict(inputs or {})
+        given = labelled(label) | dict(conditions or {})
         check_conditions(x, given)
+        return self._value(model, Draw(x, e, t, r, given, progress))
+
+    def _value(self, model: Velocity, drawn: "Draw") -> tuple[Float[Tensor, ""], Metrics]:
+        """The loss, and its metrics, at what was drawn and checked."""
+        x, t, r, given = drawn.x, drawn.t, drawn.r, drawn.conditions
+        n = meanflow_count(self.ratio, len(x)) if self.split in TOLD_APART else len(x)
+        z, v = interpolate(x, drawn.e, t), conditional_velocity(x, drawn.e)
         if self.guidance is not None:
             v = self.guidance.velocity(model, z, t, v, given)
         if self.teacher is not None:
             v = self.teacher.velocity(z, t, given)
-        errors = self._errors(model, PathBatch(z, v, t, r, given, progress, n))
+        errors = self._errors(model, PathBatch(z, v, t, r, given, drawn.progress, n))
         weights = [self._weigh(error, t, r, self.weighting_power, self.weighting_eps) for error in errors]
         loss = torch.stack([w * error for w, error in zip(weights, errors, strict=True)]).sum(0).mean()
         reported = {"squared_error": (error := errors[0].detach())}

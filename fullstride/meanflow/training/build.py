@@ -15,7 +15,7 @@ from fullstride.meanflow.config.schema import DataConfig, LossConfig, TrainConfi
 from fullstride.meanflow.data.dataset import Dataset
 from fullstride.meanflow.data.edm_augment import EdmAugment
 from fullstride.meanflow.models.common import recompute
-from fullstride.meanflow.models.x_prediction import XPrediction
+from fullstride.meanflow.models.x_prediction import predict_x
 from fullstride.meanflow.objective.loss import MeanFlowLoss, loss_of
 from fullstride.meanflow.objective.teacher import Teacher
 from fullstride.meanflow.training.guard import Guard
@@ -37,7 +37,12 @@ def classes_of(config: ModelConfig, num_classes: int) -> int:
 
 
 def build_model(
-    config: ModelConfig, image_shape: tuple[int, ...], num_classes: int, augment_dim: int | tuple[int, ...] = 0
+    config: ModelConfig,
+    image_shape: tuple[int, ...],
+    num_classes: int,
+    *,
+    augment_dim: int = 0,
+    condition_shape: tuple[int, ...] = (),
 ) -> nn.Module:
     """The network for inputs of that shape.
 
@@ -45,8 +50,8 @@ def build_model(
         config: the configuration of a network.
         image_shape: (channels, height, width); of any rank for a network that takes any shape.
         num_classes: number of classes of the data.
-        augment_dim: length of the augmentation labels or of a condition, (tokens, length) of a sequence; 0 for a
-            network without them.
+        augment_dim: length of EDM's augmentation labels; 0 without them.
+        condition_shape: of a condition, (length,) or (tokens, length) of a sequence; () without conditions.
 
     Raises:
         ConfigError: if the shape, the widths or the classes do not fit the network, or it has no blocks to recompute.
@@ -61,23 +66,24 @@ def build_model(
             f"model={config.name} with samples of shape {tuple(image_shape)}: expected square pictures; use "
             "model=token_dit"
         )
-    if augment_dim and not config.augmented:
+    if condition_shape and not config.conditioned:
         raise ConfigError(
-            f"model={config.name} with data that have conditions: expected a network that takes them, such as "
-            "model=token_dit; or remove the conditions from the data"
+            f"model={config.name} with data that have conditions: expected a network that is made with condition_shape "
+            "and called with condition, such as model=token_dit; or remove the conditions from the data"
         )
     if config.class_conditional and num_classes == 0:
         raise ConfigError("model.class_conditional=true: the data has no labels; leave it out, or use labelled data")
     common = {field.name for field in fields(ModelConfig)}
     keys = {k: v for k, v in vars(config).items() if k not in common}
     keys |= {"augment_dim": augment_dim} if augment_dim else {}
+    keys |= {"condition_shape": condition_shape} if condition_shape else {}
     try:
         made, size = load_object(config.network, "model"), sizes[0] if square else tuple(sizes)
         network = made(c, size, num_classes=classes_of(config, num_classes), **keys)
     except ValueError as error:
         raise ConfigError(f"model={config.name}: {error}") from None
     if config.prediction == "x":
-        network = XPrediction(network)
+        predict_x(network)
     if config.recompute and not recompute(network):
         raise ConfigError(
             f"model.recompute=true model={config.name}: expected a network with blocks that have an attribute "
@@ -102,11 +108,9 @@ def build_loss(
     return loss_of(config).build(config, num_classes, averages, **own)
 
 
-def augment_dim(config: DataConfig, condition_shape: tuple[int, ...] = ()) -> int | tuple[int, ...]:
-    """Length of the augmentation labels of a run, or the shape of its conditions."""
-    if len(condition_shape) == 1:
-        return condition_shape[0]
-    return condition_shape or (EdmAugment.dim if config.augment > 0 else 0)
+def augment_dim(config: DataConfig) -> int:
+    """Length of the augmentation labels of a run; 0 without them."""
+    return EdmAugment.dim if config.augment > 0 else 0
 
 
 def build_objective(
@@ -127,7 +131,11 @@ def build_state(config: TrainConfig, data: Dataset, device: torch.device, proces
     """The state of a run at its first step: a function of the seed; of several processes each draws its own numbers."""
     torch.manual_seed(config.seed)
     model = build_model(
-        config.model, data.image_shape, data.num_classes, augment_dim(config.data, data.condition_shape)
+        config.model,
+        data.image_shape,
+        data.num_classes,
+        augment_dim=augment_dim(config.data),
+        condition_shape=data.condition_shape,
     )
     begin(model, config, tell=processes.leads)
     model.to(device)

@@ -126,6 +126,13 @@ def test_a_flow_is_a_start_for_blocks_that_see_r_alone(first):
     assert expected.abs().max() > 1e-3
 
 
+def test_a_flow_is_a_start_for_a_network_that_predicts_images(first):
+    wanted = dataclasses.replace(MODEL, prediction="x")
+    net = build_model(wanted, (1, 8, 8), 10)
+    assert "predict velocity, which model.prediction=x has to unlearn" in start_from(net, read_start(first), wanted)[0]
+    assert all(torch.equal(x, read_start(first).tensors[name]) for name, x in net.state_dict().items())
+
+
 def test_weights_that_are_not_finite_are_refused(first):
     given = read_start(first)
     given.tensors["patch_out.bias"][0] = float("nan")
