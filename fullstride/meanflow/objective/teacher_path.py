@@ -71,7 +71,7 @@ class TeacherPath(MeanFlowLoss):
     ) -> "MeanFlowLoss":
         """Build as `MeanFlowLoss.build`; only the teacher and its paths are read."""
         common = vars(LossConfig())
-        own |= {key: value for key, value in vars(config).items() if key not in common}
+        own = {key: value for key, value in vars(config).items() if key not in common} | own
         return cls(ratio=0.0, weighting_power=0.0, **own)
 
     def draw(
