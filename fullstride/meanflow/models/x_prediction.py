@@ -12,28 +12,28 @@ predicted, as z - t u is then z - LEAST_TIME u.
 from typing import Any
 
 import torch
-from torch import nn
+from jaxtyping import Float
+from torch import Tensor, nn
 
 from fullstride.jvp.mixed_batch import Batch
 
 LEAST_TIME = 0.05
+PREFIX = "network."  # of the names of its weights
 
 
-def predict_x(network: nn.Module) -> nn.Module:
-    """The network itself, whose output is taken for images and turned into a velocity: its weights keep their names.
+class XPrediction(nn.Module):
+    """The average velocity by a network that predicts an image."""
 
-    Args:
-        network: called as one of a velocity is, `network(z, r, t, ...)`; from then on it returns (z - x) / t, of each
-            output along the channels.
+    def __init__(self, network: nn.Module):
+        """Take a network that is called as one of a velocity is."""
+        super().__init__()
+        self.network = network
 
-    """
-    network.register_forward_hook(_velocity, with_kwargs=True)
-    return network
-
-
-def _velocity(network: nn.Module, args: tuple[Any, ...], given: dict[str, Any], x: Batch) -> Batch:
-    named = dict(zip("zrt", args, strict=False)) | given
-    z, t = named["z"], named["t"]
-    copies = x.shape[1] // z.shape[1]
-    time = torch.clamp(t, min=LEAST_TIME)[(slice(None), *[None] * (len(z.shape) - 1))]
-    return ((z if copies == 1 else torch.cat([z] * copies, dim=1)) - x) / time
+    def forward(
+        self, z: Float[Batch, "b c *s"], r: Float[Tensor, " b"], t: Float[Batch, " b"], *args: Any, **given: Any
+    ) -> Float[Batch, "b d *s"]:
+        """(z - x) / t of each output along the channels."""
+        x = self.network(z, r, t, *args, **given)
+        copies = x.shape[1] // z.shape[1]
+        time = torch.clamp(t, min=LEAST_TIME)[(slice(None), *[None] * (len(z.shape) - 1))]
+        return ((z if copies == 1 else torch.cat([z] * copies, dim=1)) - x) / time

@@ -20,7 +20,7 @@ from fullstride.meanflow.data.edm_augment import EdmAugment
 from fullstride.meanflow.evaluation.preflight import can_classify
 from fullstride.meanflow.metrics.reference import reference_classifier
 from fullstride.meanflow.models.common import recompute
-from fullstride.meanflow.models.x_prediction import predict_x
+from fullstride.meanflow.models.x_prediction import XPrediction
 from fullstride.meanflow.objective.loss import MeanFlowLoss, loss_of
 from fullstride.meanflow.objective.perceptual import Maps
 from fullstride.meanflow.objective.teacher import Teacher
@@ -89,7 +89,7 @@ def build_model(
     except ValueError as error:
         raise ConfigError(f"model={config.name}: {error}") from None
     if config.prediction == "x":
-        predict_x(network)
+        network = XPrediction(network)
     if config.recompute and not recompute(network):
         raise ConfigError(
             f"model.recompute=true model={config.name}: expected a network with blocks that have an attribute "
