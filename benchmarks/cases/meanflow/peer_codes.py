@@ -16,7 +16,8 @@ from fullstride.meanflow.config.schema import TrainConfig
 from fullstride.meanflow.data.dataset import Dataset, Split
 from fullstride.meanflow.models.import_song_unet import from_py_meanflow
 from fullstride.meanflow.objective.derivative import velocity_and_derivative
-from fullstride.meanflow.training.build import augment_dim, build_model, build_objective, build_state
+from fullstride.meanflow.training.build import augment_dim, build_model, build_state
+from fullstride.meanflow.training.objective import build_objective
 from fullstride.meanflow.training.step import build_step, randomize_zero_layers, schedule
 from fullstride.measure.gate import require_close
 from fullstride.measure.timing import HostClock, Timing

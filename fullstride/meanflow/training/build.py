@@ -1,33 +1,24 @@
 """From a configuration to its objects: network, loss, optimizer, state, inputs."""
 
-from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fullstride.errors import ConfigError
 from fullstride.meanflow.checkpoints.paces import averages_of
 from fullstride.meanflow.checkpoints.start import begin
 from fullstride.meanflow.config.intervals import save_interval
-from fullstride.meanflow.config.losses import CLASSIFIER, PerceptualConfig
 from fullstride.meanflow.config.networks import ModelConfig
-from fullstride.meanflow.config.schema import DataConfig, LossConfig, TrainConfig
+from fullstride.meanflow.config.schema import DataConfig, TrainConfig
 from fullstride.meanflow.data.dataset import Dataset
 from fullstride.meanflow.data.edm_augment import EdmAugment
-from fullstride.meanflow.evaluation.preflight import can_classify
-from fullstride.meanflow.metrics.reference import reference_classifier
 from fullstride.meanflow.models.common import recompute
 from fullstride.meanflow.models.x_prediction import XPrediction
-from fullstride.meanflow.objective.loss import MeanFlowLoss, loss_of
-from fullstride.meanflow.objective.perceptual import Maps
-from fullstride.meanflow.objective.teacher import Teacher
 from fullstride.meanflow.training.guard import Guard
 from fullstride.meanflow.training.optimizers import build_optimizer, description
 from fullstride.meanflow.training.state import DataFacts, Position, RunState
-from fullstride.meanflow.training.step import RecordObjective
 from fullstride.process.exit_codes import STUCK
 from fullstride.process.gpu_activity import GpuActivity
 from fullstride.process.watchdog import Verdict, Watchdog, WatchdogLimits
@@ -106,53 +97,9 @@ def in_channels_last(model: nn.Module) -> nn.Module:
     return model.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
 
 
-def build_loss(config: LossConfig, num_classes: int = 0, averages: Averages | None = None, **own: Any) -> MeanFlowLoss:
-    """The objective of a configuration, with a teacher or features of its own; see `MeanFlowLoss.build`."""
-    return loss_of(config).build(config, num_classes, averages, **own)
-
-
-def features_of(name: str, data: Dataset, device: torch.device) -> Callable[[Tensor], Maps]:
-    """The frozen network whose features an objective compares, by name.
-
-    Raises:
-        ConfigError: for data that are no pictures, a classifier without classes, or a name of no network.
-
-    """
-    if not data.pixels:
-        raise ConfigError(f"loss=perceptual data={data.name}: expected pictures, which latents are not; use loss=imf")
-    if name == CLASSIFIER:
-        if not can_classify(data):
-            raise ConfigError(
-                f"loss.features={name} data={data.name}: expected pictures of several classes, at least 8x8; name a "
-                "network of features, package.module:Class"
-            )
-        return reference_classifier(data, device).maps
-    made = load_object(name, "loss.features")
-    if not (isinstance(made, type) and issubclass(made, nn.Module)):
-        raise ConfigError(f"loss.features={name}: expected a class of torch.nn.Module, made without arguments")
-    return made().to(device).eval().requires_grad_(False)
-
-
 def augment_dim(config: DataConfig) -> int:
     """Length of the augmentation labels of a run; 0 without them."""
     return EdmAugment.dim if config.augment > 0 else 0
-
-
-def build_objective(
-    config: TrainConfig, data: Dataset, averages: Averages, teacher: Teacher | None = None
-) -> RecordObjective:
-    """Build the function that a run minimises on its batches."""
-    own: dict[str, Any] = {} if teacher is None else {"teacher": teacher}
-    if isinstance(config.loss, PerceptualConfig):
-        own["features"] = features_of(config.loss.features, data, next(averages.model.parameters()).device)
-    return RecordObjective(
-        build_loss(config.loss, data.num_classes, averages, **own),
-        data.decode,
-        hflip=config.data.hflip and data.pixels,
-        augment=EdmAugment(config.data.augment) if config.data.augment > 0 else None,
-        conditional=config.model.class_conditional,
-        condition=data.condition,
-    )
 
 
 def build_state(config: TrainConfig, data: Dataset, device: torch.device, processes: Processes = SINGLE) -> RunState:

@@ -18,7 +18,8 @@ from fullstride.meanflow.objective.derivative import velocity_and_some_derivativ
 from fullstride.meanflow.objective.guidance import Guidance
 from fullstride.meanflow.objective.improved import ImprovedMeanFlow
 from fullstride.meanflow.objective.loss import MeanFlowLoss
-from fullstride.meanflow.training.build import build_loss, in_channels_last
+from fullstride.meanflow.training.build import in_channels_last
+from fullstride.meanflow.training.objective import build_loss
 from tests.jvp.networks import saved_bytes
 from tests.meanflow.fields import batch_of_points
 from tests.meanflow.objective.test_derivative import central_difference

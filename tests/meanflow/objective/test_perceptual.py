@@ -11,7 +11,7 @@ from fullstride.meanflow.metrics.classifier import FeatureClassifier
 from fullstride.meanflow.objective.improved import ImprovedMeanFlow
 from fullstride.meanflow.objective.loss import MeanFlowLoss, interpolate
 from fullstride.meanflow.objective.perceptual import PerceptualMeanFlow, feature_distance
-from fullstride.meanflow.training.build import features_of
+from fullstride.meanflow.training.objective import features_of
 from fullstride.meanflow.training.trainer import Trainer, train
 from fullstride.runs.folder import read_metrics
 from tests.meanflow.checkpoints.test_start import config
