@@ -42,7 +42,7 @@ class FeatureClassifier(nn.Module):
     def maps(self, x: Float[Tensor, "n c h w"]) -> list[Float[Tensor, "n _ _ _"]]:
         """The maps behind each convolution, differentiable."""
         found = []
-        for layer in self.body[:6]:
+        for layer in [*self.body.children()][:6]:
             x = layer(x)
             if isinstance(layer, nn.SiLU):
                 found.append(x)
