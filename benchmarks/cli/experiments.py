@@ -76,6 +76,10 @@ class PhaseOptions:
     parts: Annotated[
         tuple[str, ...], typer.Option("--part", metavar="NAME", help="Part to run; may be repeated. All if not given.")
     ] = ()
+    arms: Annotated[
+        tuple[str, ...],
+        typer.Option("--arm", metavar="NAME", help="Arm to run, with its teacher; may be repeated. All if not given."),
+    ] = ()
     seeds: Annotated[tuple[int, ...], typer.Option("--seed", min=0, metavar="N", help="Seed; may be repeated.")] = SEEDS
     gpus: Annotated[str | None, f"{SPREAD}; a GPU that is named twice, as in 0,0, runs two at a time.", "N,N"] = None
     collect: Collect = False
@@ -92,7 +96,7 @@ def _phase(options: PhaseOptions, name: str) -> None:
 
         seeds, runs, given = tuple(dict.fromkeys(options.seeds)), options.runs, options.overrides
         runs_nothing = options.collect or options.gpus is not None
-        asked = ExperimentRequest(options.scale, options.parts, seeds, runs_nothing, runs, given)
+        asked = ExperimentRequest(options.scale, options.parts, seeds, runs_nothing, runs, given, options.arms)
         asked.check(name)
         folder = results_folder(options.out, options.scale, runs, [*given, *narrower(name, seeds=seeds)])
         if options.gpus is None:
@@ -102,7 +106,9 @@ def _phase(options: PhaseOptions, name: str) -> None:
         from benchmarks.harness.seeds import conclude
 
         # They take trainings until none is left. What each finds alone is no result, and stays beside its log.
-        rest = words_of(scale=options.scale, part=options.parts, runs=runs, out=runs / "logs" / "results")
+        rest = words_of(
+            scale=options.scale, part=options.parts, arm=options.arms, runs=runs, out=runs / "logs" / "results"
+        )
         words = ["benchmarks", name, *given, *words_of(seed=seeds), *rest]
         count = min(count_missing(name, asked), len(options.gpus.split(",")))
         tasks = [Task(f"{name}-{lane}", words) for lane in range(count)]
@@ -134,9 +140,9 @@ class RaceOptions:
     ] = ()
     code: Annotated[
         str,
-        "Code to train in this process. fullstride-imf, -imf-ema, -labels, -imf-labels, -huber, -huber-labels and "
-        "-huber-imf-labels have other objectives or weights, or use labels; -short trains for less time with a "
-        "decaying learning rate.",
+        "Code to train in this process. fullstride-imf, -imf-ema, -labels, -imf-labels, -huber, -huber-labels, "
+        "-huber-imf-labels, -alphaflow, -warmup, -muon and -imf-muon have other objectives, weights or optimizers, or "
+        "use labels; -short trains for less time with a decaying learning rate.",
         "fullstride|official|fullstride-...",
     ] = ""
     seed: Annotated[

@@ -28,7 +28,7 @@ from fullstride.meanflow.data.catalogue import load_data
 from fullstride.meanflow.models.common import GroupNorm
 from fullstride.meanflow.objective.loss import conditional_velocity, interpolate
 from fullstride.meanflow.sampling.generate import load_generator
-from fullstride.meanflow.training.build import build_loss
+from fullstride.meanflow.training.objective import build_loss
 
 WHAT = "the target's term (t - r) du/dt with the statistics of GroupNorms held constant, beside the exact one"
 SEED = 0

@@ -91,7 +91,9 @@ def test_every_option_and_command_is_in_exactly_one_section(monkeypatch):
 
 def test_train_lists_presets_and_groups_one_a_line(monkeypatch):
     shown = page(("meanflow", "train"), 100, monkeypatch)
-    assert re.search(r"^  loss= +meanflow, imf, imf_ema, imf_whole, alphaflow, tvm, cmt, mse$", shown, re.MULTILINE)
+    assert re.search(
+        r"^  loss= +meanflow, imf, imf_ema, imf_whole, perceptual, alphaflow, tvm, cmt, mse$", shown, re.MULTILINE
+    )
     assert all(name in shown for name in RECIPES)
     assert "fullstride meanflow keys" in flowing(shown)
 

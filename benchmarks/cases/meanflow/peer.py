@@ -46,7 +46,7 @@ class PeerBench:
         self.errors: dict[str, float] = {}
         self.left_out: list[dict[str, str]] = []
         self._budget = Budget.of(self.options.seconds)
-        shape = build_model(self.config.model, SHAPE, 0, augment_dim(self.config.data))
+        shape = build_model(self.config.model, SHAPE, 0, augment_dim=augment_dim(self.config.data))
         self.weights = sum(p.numel() for p in shape.parameters())
         one = torch.zeros(1, *SHAPE), torch.zeros(1), torch.ones(1)
         self._flops = count_flops(lambda: shape(*one))

@@ -16,7 +16,8 @@ from fullstride.meanflow.config.schema import TrainConfig
 from fullstride.meanflow.data.dataset import Dataset, Split
 from fullstride.meanflow.models.import_song_unet import from_py_meanflow
 from fullstride.meanflow.objective.derivative import velocity_and_derivative
-from fullstride.meanflow.training.build import augment_dim, build_model, build_objective, build_state
+from fullstride.meanflow.training.build import augment_dim, build_model, build_state
+from fullstride.meanflow.training.objective import build_objective
 from fullstride.meanflow.training.step import build_step, randomize_zero_layers, schedule
 from fullstride.measure.gate import require_close
 from fullstride.measure.timing import HostClock, Timing
@@ -127,7 +128,7 @@ class Theirs:
         """
         theirs, config = self._training.model.net, self._config
         randomize_zero_layers(theirs, torch.Generator(self._device).manual_seed(0))
-        ours = build_model(config.model, SHAPE, 0, augment_dim(config.data)).to(self._device).eval()
+        ours = build_model(config.model, SHAPE, 0, augment_dim=augment_dim(config.data)).to(self._device).eval()
         state = {f"net.{name}": value for name, value in theirs.state_dict().items()}
         ours.load_state_dict(from_py_meanflow(state, "net"))
         z, v = (torch.randn(CHECKED, *SHAPE, device=self._device) for _ in range(2))

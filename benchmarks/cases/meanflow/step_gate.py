@@ -37,7 +37,7 @@ def gradients(parameters: list[Tensor | None]) -> Tensor:
 
 def reference(loss: MeanFlowLoss, ratio: float) -> MeanFlowLoss:
     """Return the loss of that ratio in the plainest way, which is MeanFlow's for another way to its derivative."""
-    if type(loss).__module__.startswith("fullstride."):
+    if type(loss).__module__.startswith("fullstride.") or hasattr(loss, "network"):
         return replace(loss, ratio=ratio, split="static", backend="func", chunk=0, precision=None)
     return MeanFlowLoss(ratio, loss.times, loss.weighting_power, loss.weighting_eps)
 
@@ -87,7 +87,8 @@ class Exact:
     def _round(self, loss: MeanFlowLoss, ratio: float, count: int) -> Mean:
         """Return the mean over the first `count` samples, a few at a time to bound the memory."""
         plain = reference(loss, ratio)
-        key = type(plain), plain.teacher is None, ratio, count, loss.weighting_power, loss.weighting_eps
+        form = type(plain), plain.teacher is None, getattr(plain, "network", None)
+        key = *form, ratio, count, loss.weighting_power, loss.weighting_eps
         if key not in self._found:
             self.model.zero_grad(set_to_none=True)
             total = torch.zeros((), dtype=torch.float64, device=self.setup.device)

@@ -26,10 +26,14 @@ from fullstride.device.cuda_graph import CudaGraph
 from fullstride.errors import ConfigError
 from fullstride.jvp import jvp
 from fullstride.jvp.implementation import only_plain
+from fullstride.meanflow.models.dit import DiT
+from fullstride.meanflow.models.mit import MiT
+from fullstride.meanflow.models.x_prediction import XPrediction
 from fullstride.meanflow.objective.alpha_flow import AlphaFlow
 from fullstride.meanflow.objective.derivative import Conditions, velocity_and_derivative
 from fullstride.meanflow.objective.improved import ImprovedMeanFlow
-from fullstride.meanflow.objective.loss import MeanFlowLoss
+from fullstride.meanflow.objective.improved_whole import WholeImprovedMeanFlow
+from fullstride.meanflow.objective.loss import Draw, MeanFlowLoss, Metrics
 from fullstride.meanflow.objective.teacher import Teacher
 from fullstride.meanflow.objective.terminal_velocity import TerminalVelocityMatching
 from fullstride.step.torch.runners.graph import WARM
@@ -254,8 +258,29 @@ class InFp32(nn.Module):
         return self.model(z.float(), r.float(), t.float()).to(z.dtype)
 
 
+@dataclass(frozen=True)
+class OfAnother(MeanFlowLoss):
+    """MeanFlow's loss of another network over the same weights, for a step and its reference."""
+
+    network: Callable[[nn.Module], nn.Module] = XPrediction
+
+    def _value(self, model: Any, drawn: Draw) -> tuple[Tensor, Metrics]:
+        return super()._value(self.network(model), drawn)
+
+
+def decoupled(model: nn.Module) -> nn.Module:
+    """Return a DiT over the same weights whose last third of the blocks sees r alone."""
+    assert isinstance(model, DiT)
+    other = copy.copy(model)
+    other.decoupled_blocks = -(-len(model.blocks) // 3)
+    return other
+
+
 def objectives(setup: StepSetup) -> list[StepCase]:
-    """Return the steps of the newer objectives, with three quarters of the samples in the derivative."""
+    """Return the steps of the newer objectives, with three quarters of the samples in the derivative.
+
+    Improved MeanFlow as a whole needs a network with a head for v; without classes there is no guidance in it.
+    """
     ratio, plain = 0.75, setup.loss(0.75)
     given = {"times": plain.times, "weighting_power": plain.weighting_power, "weighting_eps": plain.weighting_eps}
     # Forward passes beyond flow matching's three, for each sample that is differentiated, and for all.
@@ -264,7 +289,12 @@ def objectives(setup: StepSetup) -> list[StepCase]:
         ("alphaflow, a difference", AlphaFlow(ratio, **given, form="discrete"), 1.0, 0.0),
         ("imf", ImprovedMeanFlow(ratio, **given), 2.0, 0.0),
         ("tvm", TerminalVelocityMatching(ratio, **given), 4.0, 0.0),
+        ("an image as the output", OfAnother(ratio, **given, split="static"), 1.0, 0.0),
     ]
+    if isinstance(setup.model, DiT) and len(setup.model.blocks) > 1:
+        found.append(("decoupled", OfAnother(ratio, **given, split="static", network=decoupled), 1.0, 0.0))
+    if isinstance(setup.model, MiT):
+        found.append(("imf_whole", WholeImprovedMeanFlow(ratio, **given), 2.0, 0.0))
     return [
         StepCase(f"{name_of(ratio)}, {name}", loss, forwards=3.0 + ratio * each + of_all)
         for name, loss, each, of_all in found

@@ -162,7 +162,7 @@ def build(
     }
     torch.manual_seed(config.seed)
     theirs = configs.instantiate_model(args).to(device)
-    ours = build_model(model, data.image_shape, 0, augment_dim(config.data))
+    ours = build_model(model, data.image_shape, 0, augment_dim=augment_dim(config.data))
     counts = [sum(p.numel() for p in net.parameters()) for net in (theirs.net, ours)]
     if counts[0] != counts[1]:
         raise ConfigError(f"--official: its network has {counts[0]:,} weights, expected {counts[1]:,} as in fullstride")

@@ -16,7 +16,7 @@ from benchmarks.experiments.meanflow.jobs import (
 )
 from benchmarks.experiments.meanflow.phase_rows import FLOOR, apart, by_evaluations, rows_of
 from benchmarks.experiments.meanflow.phases import PHASES
-from benchmarks.experiments.meanflow.spec import SCALES, Experiment, Part, TrainingJob, by_key
+from benchmarks.experiments.meanflow.spec import SCALES, Arm, Experiment, Part, TrainingJob, by_key
 from benchmarks.harness.result_paths import SEEDS
 from benchmarks.harness.run_provenance import expect_here, of_runs
 from benchmarks.harness.seeds import (
@@ -46,6 +46,7 @@ class ExperimentRequest:
     # The folder of runs, which may be shared by several processes with other seeds or parts.
     runs: Path = Path("runs/experiments")
     overrides: tuple[str, ...] = ()  # key=value of all trainings, such as data=cifar10
+    arms: tuple[str, ...] = ()  # names, with their teachers; all if empty
 
     def check(self, name: str) -> None:
         """See that these parts can be, before anything begins; ConfigError for an unknown scale or part, or an override
@@ -54,6 +55,8 @@ class ExperimentRequest:
         one_of("--scale", self.scale, SCALES)
         for part in self.parts:
             one_of("--part", part, [p.name for p in PHASES[name].parts])
+        for arm in self.arms:
+            one_of("--arm", arm, [a.name for part in self.parts_of(PHASES[name]) for a in part.arms])
         for part in self.parts_of(PHASES[name]):
             if own := sorted(by_key(self.overrides).keys() & {key for arm in part.arms for key in arm.settings}):
                 raise ConfigError(f"{', '.join(own)}: set by the arms of --part {part.name}; omit it")
@@ -61,6 +64,11 @@ class ExperimentRequest:
     def parts_of(self, experiment: Experiment) -> list[Part]:
         """Return the requested parts."""
         return [part for part in experiment.parts if not self.parts or part.name in self.parts]
+
+    def arms_of(self, part: Part) -> list[Arm]:
+        """Return the requested arms of a part, and those that they learn from."""
+        taught = {arm.settings.get("loss.teacher") for arm in part.arms if arm.name in self.arms}
+        return [arm for arm in part.arms if not self.arms or arm.name in self.arms or arm.name in taught]
 
     @property
     def root(self) -> str:
@@ -87,7 +95,7 @@ def trainings(experiment: Experiment, asked: ExperimentRequest) -> list[Training
         Training(part, arm, TrainingJob.of(part, arm, asked.scale, seed, asked.root, asked.overrides))
         for seed in asked.seeds
         for part in asked.parts_of(experiment)
-        for arm in part.arms
+        for arm in asked.arms_of(part)
     ]
 
 

@@ -43,6 +43,11 @@ class WatchedTrainer(Trainer):
         watch.go_on_from(self.state.position.step)
         self._look_at_the_clock()
 
+    @property
+    def progress(self) -> float:
+        """Share of the time, of which there are fewer steps than the configuration has."""
+        return self.watch.share
+
     def _rates(self) -> Schedule | None:
         if not self._decays:
             return super()._rates()

@@ -25,12 +25,14 @@ from fullstride.meanflow.config.networks import ModelConfig
 from fullstride.meanflow.config.presets import config_from_dict
 from fullstride.meanflow.config.schema import TrainConfig
 from fullstride.meanflow.config.starts import AUTO, FORMS, OWN, forms_of
+from fullstride.meanflow.models.x_prediction import PREFIX, XPrediction
 from fullstride.runs.atomic_files import note
 from fullstride.runs.folder import folder_of, run_config
 from fullstride.settings.overrides import load_object
 
-# Of a network's settings those that change neither its weights nor what they compute where r is t.
-FREE_MODEL_KEYS = {"name", "class_conditional", "recompute", "dropout", "decoupled_blocks"}
+# Of a network's settings those that change neither its weights nor what they compute where r is t; what the output
+# stands for may change, and is said.
+FREE_MODEL_KEYS = {"name", "class_conditional", "recompute", "dropout", "decoupled_blocks", "prediction"}
 
 
 @dataclass(frozen=True)
@@ -107,8 +109,11 @@ def start_from(network: nn.Module, weights: StartWeights, config: ModelConfig, f
             unchanged.
 
     """
-    found = _converted(network, weights, form)
+    network = network.network if isinstance(network, XPrediction) else network
+    found = _without_prefix(_converted(network, weights, form))
     own, told = dict(network.state_dict()), []
+    if (before := weights.model.get("prediction", "velocity")) != config.prediction:
+        told.append(f"the weights predict {before}, which model.prediction={config.prediction} has to unlearn")
     for name in [name for name in own.keys() | found.keys() if f".{name}".endswith(".label.weight")]:
         if name not in own:
             del found[name]
@@ -121,6 +126,13 @@ def start_from(network: nn.Module, weights: StartWeights, config: ModelConfig, f
     _check_fit(own, found, _other_settings(weights.model, asdict(config)), weights.origin)
     network.load_state_dict(found)
     return told
+
+
+def _without_prefix(tensors: Tensors) -> Tensors:
+    """The tensors by the names that they have in a network of a velocity."""
+    if not all(name.startswith(PREFIX) for name in tensors):
+        return tensors
+    return {name.removeprefix(PREFIX): tensor for name, tensor in tensors.items()}
 
 
 def _converted(network: nn.Module, weights: StartWeights, form: str) -> Tensors:

@@ -8,7 +8,14 @@ from typing import Annotated
 
 from fullstride.meanflow.config.objectives import OBJECTIVES
 from fullstride.meanflow.config.schema import LossConfig
-from fullstride.settings.fields import Count, Finite, PartShare, Rule, Share
+from fullstride.settings.fields import Count, Finite, NotNegative, PartShare, Rule, Share
+from fullstride.settings.overrides import is_import_path
+
+CLASSIFIER = "classifier"
+
+
+def _names_features(name: str) -> bool:
+    return name == CLASSIFIER or is_import_path(name)
 
 
 @dataclass
@@ -30,6 +37,16 @@ class WholeImprovedConfig(LossConfig):
 
 
 @dataclass
+class PerceptualConfig(LossConfig):
+    """`loss=perceptual`: improved MeanFlow with a distance of features."""
+
+    # network of the features: the classifier of evaluations, or package.module:Class, made without arguments
+    features: Annotated[str, Rule("classifier, or package.module:Class", _names_features)] = "classifier"
+    perceptual_weight: NotNegative = 0.4  # weight of the distance
+    perceptual_until: Share = 0.8  # largest t of a sample whose features are compared
+
+
+@dataclass
 class TeacherPathConfig(LossConfig):
     """`loss=cmt`: mid-training on a teacher's paths."""
 
@@ -41,6 +58,7 @@ OWN: Mapping[str, type[LossConfig]] = {
     "alphaflow": AlphaFlowConfig,
     "imf_whole": WholeImprovedConfig,
     "cmt": TeacherPathConfig,
+    "perceptual": PerceptualConfig,
 }
 LOSSES: Mapping[str, Callable[..., LossConfig]] = {
     name: partial(OWN.get(name, LossConfig), name=name, **row.settings) for name, row in OBJECTIVES.items()

@@ -18,7 +18,8 @@ class ModelConfig:
 
     Attributes:
         network: import path of the class, which is made as `Network(channels, image_size, num_classes=0, **keys)`.
-        augmented: whether it takes `augment_dim` and augmentation labels.
+        augmented: whether it takes `augment_dim` and EDM's augmentation labels.
+        conditioned: whether it takes `condition_shape` and conditions.
         convolutional: whether channels_last changes the memory order of its weights.
         any_shape: whether it takes samples that are no square pictures, made with the sizes after the channels.
         image_shape: (channels, height, width) of the inputs of its published runs and its benchmarks.
@@ -27,6 +28,7 @@ class ModelConfig:
 
     network: ClassVar[str] = ""
     augmented: ClassVar[bool] = False
+    conditioned: ClassVar[bool] = False
     convolutional: ClassVar[bool] = True
     any_shape: ClassVar[bool] = False
     image_shape: ClassVar[tuple[int, ...]] = (3, 32, 32)
@@ -93,7 +95,7 @@ class TokenDiTConfig(ModelConfig):
     """`model=token_dit`: a transformer for samples of any rank, 7.6M weights."""
 
     network: ClassVar[str] = "fullstride.meanflow.models.token_dit:TokenDiT"
-    augmented: ClassVar[bool] = True
+    conditioned: ClassVar[bool] = True
     convolutional: ClassVar[bool] = False
     any_shape: ClassVar[bool] = True
 
@@ -156,7 +158,7 @@ MODELS: dict[str, Callable[..., ModelConfig]] = {
     "mit_tiny": _mit("mit_tiny", 96, 4, 3, 2),
     "token_dit": TokenDiTConfig,
 }
-AUGMENTED = [name for name, make in MODELS.items() if make().augmented and not make().any_shape]
+AUGMENTED = [name for name, make in MODELS.items() if make().augmented]
 CONFLICTS = (
     Conflict(
         "model loss",
@@ -170,7 +172,7 @@ CONFLICTS = (
     ),
     Conflict(
         "data.augment",
-        lambda c: c.data.augment > 0 and (not c.model.augmented or c.model.name == "token_dit"),
+        lambda c: c.data.augment > 0 and not c.model.augmented,
         f"model={' or '.join(AUGMENTED)}, the networks that take augmentation labels",
     ),
 )

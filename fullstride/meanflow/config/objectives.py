@@ -31,6 +31,7 @@ OBJECTIVES: dict[str, ObjectiveRow] = {
     "imf": ObjectiveRow(f"{_HERE}.improved:ImprovedMeanFlow"),
     "imf_ema": ObjectiveRow(f"{_HERE}.improved:AverageMeanFlow"),
     "imf_whole": ObjectiveRow(f"{_HERE}.improved_whole:WholeImprovedMeanFlow"),
+    "perceptual": ObjectiveRow(f"{_HERE}.perceptual:PerceptualMeanFlow"),
     "alphaflow": ObjectiveRow(f"{_HERE}.alpha_flow:AlphaFlow"),
     "tvm": ObjectiveRow(
         f"{_HERE}.terminal_velocity:TerminalVelocityMatching", {"meanflow_ratio": 0.5, "weighting_power": 0.0}

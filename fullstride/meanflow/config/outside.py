@@ -19,6 +19,7 @@ from fullstride.settings.overrides import EXPECTED, load_object
 
 NETWORK = "a class of torch.nn.Module, made as Network(channels, image_size, num_classes=0, ...)"
 OBJECTIVE = "a dataclass that inherits from MeanFlowLoss of fullstride.meanflow.objective.loss"
+FROM_DATA = ("num_classes", "augment_dim", "condition_shape")  # arguments of a network that are no keys
 
 Field = tuple[str, Any, Any]
 
@@ -44,12 +45,11 @@ def network_config(path: str) -> type[ModelConfig]:
             f"model={path}: cannot be called as {made.__name__}{signature} ({error}), expected {NETWORK}"
         ) from None
     own = list(signature.parameters.values())[2:]
-    settable = [
-        each for each in own if each.name not in ("num_classes", "augment_dim") and each.default is not Parameter.empty
-    ]
+    settable = [each for each in own if each.name not in FROM_DATA and each.default is not Parameter.empty]
     found = _fields(_hints(made.__init__), {each.name: each.default for each in settable})
-    augmented = "augment_dim" in signature.parameters
-    return _config(ModelConfig, path, found, {"network": path, "augmented": augmented, "any_shape": True})
+    given = {"augmented": "augment_dim", "conditioned": "condition_shape"}
+    takes = {fact: name in signature.parameters for fact, name in given.items()}
+    return _config(ModelConfig, path, found, {"network": path, "any_shape": True} | takes)
 
 
 @functools.cache

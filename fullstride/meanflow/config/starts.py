@@ -30,6 +30,10 @@ FORMS: dict[str, FormRow] = {
         f"{_MODELS}.import_dit:from_diffusers_dit",
         ("pos_embed.proj.weight", "transformer_blocks.0.norm1.linear.weight", "proj_out_2.weight"),
     ),
+    "imf": FormRow(
+        f"{_MODELS}.import_mit:from_imf",
+        ("net.x_embedder.proj.weight", "net.omega_tokens", "net.u_final_layer.norm.weight"),
+    ),
     "py_meanflow": FormRow(
         f"{_MODELS}.import_song_unet:first_average", ("net.map_layer0.weight", "net.map_layer1.weight")
     ),

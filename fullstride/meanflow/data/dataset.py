@@ -159,7 +159,7 @@ class Dataset:
         decode: function from raw records to the network's input; if a record is a distribution, it draws from the
             generator, or takes the mean without one.
         pixels: whether inputs are pictures in [-1, 1]; latents are not.
-        condition: function from raw records to their conditions, flattened (b, numbers); None without conditions.
+        condition: function from raw records to their conditions (b, ...); None without conditions.
         condition_shape: of one condition, (length,) or (tokens, length); () without.
         files: the list of its files, as `KnownFiles.packed`; empty if the files are not listed.
 
@@ -177,7 +177,7 @@ class Dataset:
     condition: Callable[[Tensor], Tensor] | None = None
     condition_shape: tuple[int, ...] = ()
 
-    def conditions(self, split: Split, indices: Int[Tensor, " m"]) -> Float[Tensor, "m k"] | None:
+    def conditions(self, split: Split, indices: Int[Tensor, " m"]) -> Float[Tensor, "m *k"] | None:
         """The conditions of chosen records, on the CPU; None if there are none."""
         return None if self.condition is None else self.condition(split.read(indices)).cpu()
 

@@ -53,7 +53,7 @@ def load(config: DataConfig, known: KnownFiles | None = None) -> Dataset:
     data = Dataset("tensors", train, test, _count_classes(config, halves, first), shape, content, pixels=False)
     if not condition_shape:
         return data
-    taken = {"decode": TakeSample(shape), "condition": TakeCondition(math.prod(shape))}
+    taken = {"decode": TakeSample(shape), "condition": TakeCondition(math.prod(shape), condition_shape)}
     return replace(data, condition_shape=condition_shape, **taken)
 
 
@@ -73,10 +73,11 @@ class TakeCondition:
     """The condition in a record that has it behind `start` numbers of the sample."""
 
     start: int
+    shape: tuple[int, ...]
 
-    def __call__(self, raw: Float[Tensor, "b k"]) -> Float[Tensor, "b c"]:
-        """In fp32, flattened."""
-        return raw[:, self.start :].float()
+    def __call__(self, raw: Float[Tensor, "b k"]) -> Float[Tensor, "b *c"]:
+        """In fp32."""
+        return raw[:, self.start :].float().unflatten(1, self.shape)
 
 
 @dataclass(frozen=True)
@@ -167,8 +168,8 @@ def _floating(file: Path, key: str, found: Tensor) -> Tensor:
     return check_finite_records(found, f"{file}: row {{}} of {key}".format)
 
 
-def read_conditions(file: Path, shape: tuple[int, ...]) -> Float[Tensor, "n k"]:
-    """Conditions to sample with, flattened: those of a file as `load` reads it, or a file of conditions alone.
+def read_conditions(file: Path, shape: tuple[int, ...]) -> Float[Tensor, "n *k"]:
+    """Conditions to sample with: those of a file as `load` reads it, or a file of conditions alone.
 
     Raises:
         ConfigError: if there are none of that shape.
@@ -181,7 +182,7 @@ def read_conditions(file: Path, shape: tuple[int, ...]) -> Float[Tensor, "n k"]:
     found = _floating(file, key, content[key])
     if tuple(found.shape[1:]) != shape:
         raise ConfigError(f"{file}: {CONDITIONS} of shape {tuple(found.shape[1:])}, expected {shape}, as in training")
-    return found.float().flatten(1)
+    return found.float()
 
 
 def _content(file: Path) -> Mapping[str, Tensor]:

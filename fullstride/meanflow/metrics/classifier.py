@@ -39,6 +39,15 @@ class FeatureClassifier(nn.Module):
         """Logits."""
         return self.head(self.body(x))
 
+    def maps(self, x: Float[Tensor, "n c h w"]) -> list[Float[Tensor, "n _ _ _"]]:
+        """The maps behind each convolution, differentiable."""
+        found = []
+        for layer in [*self.body.children()][:6]:
+            x = layer(x)
+            if isinstance(layer, nn.SiLU):
+                found.append(x)
+        return found
+
     @torch.no_grad()
     def features(self, x: Float[Tensor, "n c h w"]) -> Float[Tensor, "n 64"]:
         """The 64 features before the logits."""

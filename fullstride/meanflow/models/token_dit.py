@@ -31,8 +31,8 @@ class TokenDiT(nn.Module):
     A sample (c, n1, n2, ...) has a token for each patch of p1 x p2 x ... places. One of a single dimension, such as a
     row of a table, is one token: then the blocks are perceptrons with a conditioned norm.
 
-    A condition comes as `augment`, flattened: a vector is embedded and added to the embedded times, the vectors of a
-    sequence become tokens behind the sample's own, whose outputs are left out.
+    A condition is a vector, which is embedded and added to the embedded times, or a sequence of vectors, which become
+    tokens behind the sample's own, whose outputs are left out.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class TokenDiT(nn.Module):
         mlp_ratio: float = 4.0,  # hidden width of the perceptrons in units of `width`
         qk_norm: bool = False,  # normalize queries and keys
         num_classes: int = 0,  # 0: unconditional
-        augment_dim: int | Sequence[int] = 0,  # length of a condition, or (tokens, length) of a sequence; 0: none
+        condition_shape: Sequence[int] = (),  # of a condition: (length,), or (tokens, length) of a sequence
     ):
         """Make the network for samples (in_channels, *image_size), or square pictures; its output starts at zero.
 
@@ -73,9 +73,7 @@ class TokenDiT(nn.Module):
         self.position: Tensor
         self.patch_in = glorot_linear(numbers, width)
         self.conditioning = Conditioning(width, num_classes)
-        self.condition_shape = (
-            (augment_dim,) * (augment_dim > 0) if isinstance(augment_dim, int) else tuple(augment_dim)
-        )
+        self.condition_shape = tuple(condition_shape)
         self.condition_in = glorot_linear(self.condition_shape[-1], width) if self.condition_shape else None
         tokens = self.condition_shape[:-1]
         self.register_buffer("order", axis_positions(tokens, width).to(dtype), persistent=False)
@@ -90,7 +88,7 @@ class TokenDiT(nn.Module):
         r: Float[Tensor, " b"],
         t: Float[Batch, " b"],
         label: Labels = None,
-        augment: Float[Tensor, "b a"] | None = None,
+        condition: Float[Tensor, "b *k"] | None = None,
     ) -> Float[Batch, "b *s"]:
         """The average velocity over [r, t] of the path through z at time t.
 
@@ -103,7 +101,7 @@ class TokenDiT(nn.Module):
                 f"samples are {tuple(z.shape[1:])}, expected {(self.channels, *self.sizes)}; make the network for "
                 "their shape"
             )
-        conditioning, given = self.conditioning(r, t, label), self._condition(augment)
+        conditioning, given = self.conditioning(r, t, label), self._condition(condition)
         x = self.patch_in(self._tokens(z)) + self.position
         own = x.shape[1]
         if given is not None and given.ndim == 2:
@@ -117,15 +115,14 @@ class TokenDiT(nn.Module):
 
     def _condition(self, given: Tensor | None) -> Tensor | None:
         """The embedded condition: (b, width) of a vector, (b, tokens, width) of a sequence."""
-        numbers = int(torch.Size(self.condition_shape).numel()) if self.condition_shape else 0
-        if (0 if given is None else given.shape[1]) != numbers:
-            found = "none" if given is None else given.shape[1]
+        if (() if given is None else tuple(given.shape[1:])) != self.condition_shape:
+            found = "none" if given is None else f"of shape {tuple(given.shape[1:])}"
             raise ValueError(
-                f"conditions of {found} numbers, expected {numbers or 'none'}, as the network was made for"
+                f"conditions are {found}, expected {self.condition_shape or 'none'}, as the network was made for"
             )
         if given is None or self.condition_in is None:
             return None
-        embedded = self.condition_in(given.unflatten(1, self.condition_shape))
+        embedded = self.condition_in(given)
         return embedded if embedded.ndim == 2 else embedded + self.order
 
     def _tokens(self, z: Float[Batch, "b *s"]) -> Float[Batch, "b n p"]:

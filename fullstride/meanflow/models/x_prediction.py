@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from fullstride.jvp.mixed_batch import Batch
 
 LEAST_TIME = 0.05
+PREFIX = "network."  # of the names of its weights
 
 
 class XPrediction(nn.Module):

@@ -27,7 +27,7 @@ from fullstride.meanflow.objective.shapes import like
 from fullstride.settings.fields import Conflict
 
 Velocity = Callable[..., Tensor]
-Conditions = Mapping[str, Tensor]  # what else the network is called with, by keyword: label, augment
+Conditions = Mapping[str, Tensor]  # what else the network is called with, by keyword: label, condition
 Result = tuple[Float[Tensor, "b *o"], Float[Tensor, "b *o"]]  # of the network's output, mostly of z's shape
 Points = tuple[Tensor, Tensor, Tensor]  # z, r and t
 

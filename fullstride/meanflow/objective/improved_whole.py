@@ -12,7 +12,7 @@ trained on it:
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, ClassVar
 
@@ -130,7 +130,7 @@ class WholeImprovedMeanFlow(ImprovedMeanFlow):
         omega = torch.where(holds, given["omega"], 1.0)
         guided = path.v + over_elements(1 - 1 / omega, z) * (named - free)
         moved = {k: x[:n] for k, x in (given | {"omega": omega}).items()}
-        found = PathBatch(z, guided.to(z.dtype), t, path.r, path.conditions, path.progress, n)
+        found = replace(path, v=guided.to(z.dtype))
         return found, self._velocity(model, z[:n], t[:n], moved)
 
     def _velocity(self, model: Velocity, z: Tensor, t: Tensor, given: dict[str, Tensor]) -> Tensor:

@@ -17,6 +17,7 @@ from fullstride.meanflow.objective import derivative, guidance, teacher
 from fullstride.meanflow.objective.derivative import (
     Conditions,
     Velocity,
+    labelled,
     velocity_and_derivative,
     velocity_and_some_derivatives,
 )
@@ -84,10 +85,33 @@ def squared_error(prediction: Float[Tensor, "b *s"], target: Float[Tensor, "b *s
 
 
 @dataclass(frozen=True)
+class Draw:
+    """Arguments of `MeanFlowLoss.at`, checked.
+
+    Attributes:
+        x: data (b, ...).
+        e: noise of its shape.
+        t: the later times (b,).
+        r: the earlier times (b,).
+        conditions: further arguments of the network, the label among them, each with an entry for each sample.
+        progress: share of the run that is done (b,), if the loss is scheduled.
+
+    """
+
+    x: Float[Tensor, "b *s"]
+    e: Float[Tensor, "b *s"]
+    t: Float[Tensor, " b"]
+    r: Float[Tensor, " b"]
+    conditions: Conditions
+    progress: Float[Tensor, " b"] | None
+
+
+@dataclass(frozen=True)
 class PathBatch:
     """Samples on their paths: what a loss is a function of, noise and data once mixed.
 
     Attributes:
+        x: data (b, ...).
         z: points z_t (b, ...).
         v: their velocities, as the target has them.
         t: the later times (b,), at which z is.
@@ -98,6 +122,7 @@ class PathBatch:
 
     """
 
+    x: Float[Tensor, "b *s"]
     z: Float[Tensor, "b *s"]
     v: Float[Tensor, "b *s"]
     t: Float[Tensor, " b"]
@@ -110,9 +135,8 @@ class PathBatch:
         """Some of the samples."""
         given = {name: value[which] for name, value in self.conditions.items()}
         progress = None if self.progress is None else self.progress[which]
-        return PathBatch(
-            self.z[which], self.v[which], self.t[which], self.r[which], given, progress, len(self.t[which])
-        )
+        x, z, v, t, r = (each[which] for each in (self.x, self.z, self.v, self.t, self.r))
+        return PathBatch(x, z, v, t, r, given, progress, len(t))
 
 
 @dataclass(frozen=True)
@@ -189,7 +213,7 @@ class MeanFlowLoss:
 
         """
         common = {each.name for each in fields(LossConfig)}
-        own |= {key: value for key, value in vars(config).items() if key not in common}
+        own = {key: value for key, value in vars(config).items() if key not in common} | own
         return cls(
             ratio=config.meanflow_ratio,
             times=times_of(config),
@@ -220,14 +244,14 @@ class MeanFlowLoss:
         x: Float[Tensor, "b *s"],
         label: Int[Tensor, " b"] | None = None,
         *,
-        augment: Float[Tensor, "b a"] | None = None,
+        conditions: Conditions | None = None,
         generator: torch.Generator | None = None,
         progress: float | None = None,
     ) -> tuple[Float[Tensor, ""], Metrics]:
         """The loss of a batch of data `x` (b, ...) with fresh noise, times and dropped labels; see `at`.
 
-        A sample has any rank: a row of a table, a sound, a picture, a film. `progress` is the share of the run that is
-        done, for a loss that is `scheduled`.
+        A sample has any rank: a row of a table, a sound, a picture, a film. `conditions` are further arguments of the
+        network by keyword. `progress` is the share of the run that is done, for a loss that is `scheduled`.
 
         Raises:
             ValueError: for an empty or integer batch, labels that are not one for each sample, or a network whose
@@ -235,10 +259,9 @@ class MeanFlowLoss:
 
         """
         drawn = self.draw(x, generator)
-        inputs = self.draw_inputs(x, drawn[1], drawn[2], generator)
-        given: dict[str, Any] = {"inputs": inputs} if inputs else {}
-        given |= {} if progress is None else {"progress": x.new_full(x.shape[:1], progress)}
-        return self.at(model, x, *drawn, self.drop_labels(label, generator), augment, **given)
+        given = dict(conditions or {}) | self.draw_inputs(x, drawn[1], drawn[2], generator)
+        done = None if progress is None else x.new_full(x.shape[:1], progress)
+        return self.at(model, x, *drawn, self.drop_labels(label, generator), conditions=given, progress=done)
 
     def draw(
         self, x: Float[Tensor, "b *s"], generator: torch.Generator | None = None
@@ -278,31 +301,36 @@ class MeanFlowLoss:
         t: Float[Tensor, " b"],
         r: Float[Tensor, " b"],
         label: Int[Tensor, " b"] | None = None,
-        augment: Float[Tensor, "b a"] | None = None,
+        *,
+        conditions: Conditions | None = None,
         progress: Float[Tensor, " b"] | None = None,
-        inputs: Conditions | None = None,
     ) -> tuple[Float[Tensor, ""], Metrics]:
         """The loss at given noise and times: a deterministic function, free of host synchronisation.
 
-        `label`, `augment` (augmentation labels) and the `inputs` of `draw_inputs` go to the network where they are
-        given; `progress` is the share of the run that is done, for a loss that is `scheduled`.
+        `label` and `conditions`, further arguments by keyword with an entry for each sample, go to the network where
+        they are given; `progress` is the share of the run that is done, for a loss that is `scheduled`.
 
         Metrics, on x's device: `squared_error`, mean over samples and elements; with the static and the shared split
         also `squared_error_fm` and `squared_error_mf`, the same over the samples with r = t and with r != t.
         """
         check_batch(x)
         check_times(x, t, r)
-        n = meanflow_count(self.ratio, len(x)) if self.split in TOLD_APART else len(x)
-        z, v = interpolate(x, e, t), conditional_velocity(x, e)
-        given = {k: c for k, c in {"label": label, "augment": augment}.items() if c is not None} | dict(inputs or {})
+        given = labelled(label) | dict(conditions or {})
         check_conditions(x, given)
+        return self._value(model, Draw(x, e, t, r, given, progress))
+
+    def _value(self, model: Velocity, drawn: "Draw") -> tuple[Float[Tensor, ""], Metrics]:
+        """The loss, and its metrics, at what was drawn and checked."""
+        x, t, r, given = drawn.x, drawn.t, drawn.r, drawn.conditions
+        n = meanflow_count(self.ratio, len(x)) if self.split in TOLD_APART else len(x)
+        z, v = interpolate(x, drawn.e, t), conditional_velocity(x, drawn.e)
         if self.guidance is not None:
             v = self.guidance.velocity(model, z, t, v, given)
         if self.teacher is not None:
             v = self.teacher.velocity(z, t, given)
-        errors = self._errors(model, PathBatch(z, v, t, r, given, progress, n))
-        weights = [self._weigh(error, t, r, self.weighting_power, self.weighting_eps) for error in errors]
-        loss = torch.stack([w * error for w, error in zip(weights, errors, strict=True)]).sum(0).mean()
+        path = PathBatch(x, z, v, t, r, given, drawn.progress, n)
+        errors = self._errors(model, path)
+        loss = self._weighted(errors, path).mean()
         reported = {"squared_error": (error := errors[0].detach())}
         if self.split in TOLD_APART:
             sides = {"squared_error_mf": error[:n], "squared_error_fm": error[n:]}
@@ -338,8 +366,17 @@ class MeanFlowLoss:
 
     def _errors(self, model: Velocity, path: PathBatch) -> tuple[Float[Tensor, " b"], ...]:
         """Squared errors of each sample, differentiable in the network's weights: of u, then what is added to it."""
+        return (squared_error(*self._predicted(model, path)),)
+
+    def _weighted(self, errors: tuple[Float[Tensor, " b"], ...], path: PathBatch) -> Float[Tensor, " b"]:
+        """The loss of each sample: its errors, weighted."""
+        weights = [self._weigh(e, path.t, path.r, self.weighting_power, self.weighting_eps) for e in errors]
+        return torch.stack([w * e for w, e in zip(weights, errors, strict=True)]).sum(0)
+
+    def _predicted(self, model: Velocity, path: PathBatch) -> tuple[Tensor, Tensor]:
+        """u of each sample, differentiable in the network's weights, and its target."""
         z, v, t, r, given, n = path.z, path.v, path.t, path.r, path.conditions, path.count
-        return ((self._together if self._shares(model, z, r, t, v, given, n) else self._apart)(model, path),)
+        return (self._together if self._shares(model, z, r, t, v, given, n) else self._apart)(model, path)
 
     def _target(self, path: PathBatch, dudt: Tensor) -> Tensor:
         """The target of the samples with a derivative."""
@@ -347,27 +384,26 @@ class MeanFlowLoss:
         taken = control(dudt, path.t - path.r, path.progress) if control.warmup or control.limit else dudt
         return meanflow_target(path.v, taken, path.t, path.r)
 
-    def _apart(self, model: Velocity, path: PathBatch) -> Tensor:
-        """The errors by a pass over the first n samples with a derivative, and one over the rest without."""
-        errors, n = [], path.count
+    def _apart(self, model: Velocity, path: PathBatch) -> tuple[Tensor, Tensor]:
+        """By a pass over the first n samples with a derivative, and one over the rest without."""
+        parts, n = [], path.count
         if n > 0:
             head = path.part(slice(n))
             moving = self._moving(model, head.z, head.t, head.v, head.conditions)
             u, dudt = self.velocity_and_derivative(model, head.z, head.r, head.t, moving, head.conditions)
-            errors.append(squared_error(like(head.z, u), self._target(head, like(head.z, dudt, "du/dt"))))
+            parts.append((like(head.z, u), self._target(head, like(head.z, dudt, "du/dt"))))
         if n < len(path.z):
             rest = path.part(slice(n, None))
-            u = model(rest.z, rest.t, rest.t, **rest.conditions)
-            errors.append(squared_error(like(rest.z, u), rest.v))
-        return torch.cat(errors)
+            parts.append((like(rest.z, model(rest.z, rest.t, rest.t, **rest.conditions)), rest.v))
+        return torch.cat([u for u, _ in parts]), torch.cat([target for _, target in parts])
 
-    def _together(self, model: Velocity, path: PathBatch) -> Tensor:
-        """The errors by one pass, in which the first n samples carry a tangent."""
+    def _together(self, model: Velocity, path: PathBatch) -> tuple[Tensor, Tensor]:
+        """By one pass, in which the first n samples carry a tangent."""
         n = path.count
         head, r = path.part(slice(n)), torch.cat([path.r[:n], path.t[n:]])
         moving = self._moving(model, head.z, head.t, head.v, head.conditions)
         u, dudt = velocity_and_some_derivatives(model, path.z, r, path.t, moving, path.conditions)
-        return squared_error(like(path.z, u), torch.cat([self._target(head, dudt), path.v[n:]]))
+        return like(path.z, u), torch.cat([self._target(head, dudt), path.v[n:]])
 
 
 def loss_of(config: LossConfig) -> type[MeanFlowLoss]:

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from fullstride.meanflow.config.schema import LossConfig
 from fullstride.meanflow.objective.derivative import Conditions, Velocity
-from fullstride.meanflow.objective.loss import MeanFlowLoss, Metrics, squared_error
-from fullstride.meanflow.objective.shapes import check_batch, check_conditions, check_times, like, over_elements
+from fullstride.meanflow.objective.loss import Draw, MeanFlowLoss, Metrics, squared_error
+from fullstride.meanflow.objective.shapes import check_batch, like, over_elements
 from fullstride.meanflow.objective.teacher import CONFLICTS, Teacher
 from fullstride.settings.fields import Conflict, Count
 from fullstride.step.torch import Averages
@@ -71,7 +71,7 @@ class TeacherPath(MeanFlowLoss):
     ) -> "MeanFlowLoss":
         """Build as `MeanFlowLoss.build`; only the teacher and its paths are read."""
         common = vars(LossConfig())
-        own |= {key: value for key, value in vars(config).items() if key not in common}
+        own = {key: value for key, value in vars(config).items() if key not in common} | own
         return cls(ratio=0.0, weighting_power=0.0, **own)
 
     def draw(
@@ -87,33 +87,20 @@ class TeacherPath(MeanFlowLoss):
         times = torch.stack([first, other]).to(x.dtype) / n
         return e, times.amax(0), times.amin(0)
 
-    def at(
-        self,
-        model: Velocity,
-        x: Float[Tensor, "b *s"],
-        e: Float[Tensor, "b *s"],
-        t: Float[Tensor, " b"],
-        r: Float[Tensor, " b"],
-        label: Int[Tensor, " b"] | None = None,
-        augment: Float[Tensor, "b a"] | None = None,
-        progress: Float[Tensor, " b"] | None = None,
-        inputs: Conditions | None = None,
-    ) -> tuple[Float[Tensor, ""], Metrics]:
-        """The loss at given noise and times of the grid; noise and labels of the first samples are those of paths.
+    def _value(self, model: Velocity, drawn: Draw) -> tuple[Float[Tensor, ""], Metrics]:
+        """The loss at times of the grid; noise and conditions of the first samples are those of paths.
 
         Raises:
-            ValueError: without a teacher, for times that are not one for each sample, or labels that are not.
+            ValueError: without a teacher.
 
         """
         if self.teacher is None:
             raise ValueError("loss=cmt without a teacher, expected one, whose paths it learns")
-        check_times(x, t, r)
-        given = {} if label is None else {"label": label}
-        check_conditions(x, given)
+        x, t, r = drawn.x, drawn.t, drawn.r
         count = -(-len(x) // self.path_pairs)
         each = torch.arange(len(x), device=x.device) % count
-        given = {name: value[each] for name, value in given.items()}
-        path = self.paths(self.teacher, e[:count], {name: value[:count] for name, value in given.items()})
+        given = {name: value[each] for name, value in drawn.conditions.items()}
+        path = self.paths(self.teacher, drawn.e[:count], {name: value[:count] for name, value in given.items()})
         later, earlier = (path[(time * self.path_steps).round().long(), each] for time in (t, r))
         target = (later - earlier) / over_elements(t - r, x)
         error = squared_error(like(later, model(later, r, t, **given)), target)

@@ -69,8 +69,13 @@ def load_generator(path: Path, device: str = "auto", ema: float | None = None) -
     manifest = read_manifest(checkpoint)
     config, data = config_from_dict(manifest["config"]), DataFacts.read(manifest)
     decay = chosen_average(config.ema, ema)
-    length = augment_dim(config.data, data.condition_shape)
-    model = build_model(config.model, data.image_shape, data.num_classes, length)
+    model = build_model(
+        config.model,
+        data.image_shape,
+        data.num_classes,
+        augment_dim=augment_dim(config.data),
+        condition_shape=data.condition_shape,
+    )
     model.load_state_dict(read_group(checkpoint, ema_group(decay)))
     if config.channels_last:
         in_channels_last(model)

@@ -203,9 +203,9 @@ class GuidedNetwork(nn.Module):
 
 
 class ConditionedNetwork(nn.Module):
-    """u(z, r, t) under one condition for each sample, which the network takes as `augment`."""
+    """u(z, r, t) under one condition for each sample, which the network takes as `condition`."""
 
-    def __init__(self, network: Velocity, condition: Float[Tensor, "b k"]):
+    def __init__(self, network: Velocity, condition: Float[Tensor, "b *k"]):
         """Take the conditions of a batch."""
         super().__init__()
         self.network, self.condition = network, condition
@@ -218,7 +218,7 @@ class ConditionedNetwork(nn.Module):
         label: Int[Tensor, " b"] | None = None,
     ) -> Float[Tensor, "b *s"]:
         """Evaluate the network."""
-        return self.network(z, r, t, augment=self.condition, **labelled(label))
+        return self.network(z, r, t, condition=self.condition, **labelled(label))
 
 
 def _labels(
@@ -249,7 +249,7 @@ def sample(
     label: int | Int[Tensor, " n"] | None = None,
     num_classes: int = 0,
     guidance: float = 1.0,
-    condition: Float[Tensor, "n k"] | None = None,
+    condition: Float[Tensor, "n *k"] | None = None,
     batch_size: int = 512,
     device: torch.device | str = "cpu",
     precision: str = "fp32",
@@ -272,7 +272,7 @@ def sample(
         num_classes: number of classes; 0 generates without labels, of a network with classes as 'no class'.
         guidance: scale of classifier-free guidance, for every sampler; 1 leaves the network as it is, any other
             evaluates it twice (see `GuidedNetwork`).
-        condition: a condition for each image, which the network takes as `augment`; such a network runs eagerly.
+        condition: a condition for each image, which the network takes as `condition`; such a network runs eagerly.
         batch_size: images of one forward pass.
         device: the network's device.
         precision: precision of the network's products: fp32, tf32 or bf16. Steps are always fp32.

@@ -11,17 +11,14 @@ from fullstride.meanflow.checkpoints.paces import averages_of
 from fullstride.meanflow.checkpoints.start import begin
 from fullstride.meanflow.config.intervals import save_interval
 from fullstride.meanflow.config.networks import ModelConfig
-from fullstride.meanflow.config.schema import DataConfig, LossConfig, TrainConfig
+from fullstride.meanflow.config.schema import DataConfig, TrainConfig
 from fullstride.meanflow.data.dataset import Dataset
 from fullstride.meanflow.data.edm_augment import EdmAugment
 from fullstride.meanflow.models.common import recompute
 from fullstride.meanflow.models.x_prediction import XPrediction
-from fullstride.meanflow.objective.loss import MeanFlowLoss, loss_of
-from fullstride.meanflow.objective.teacher import Teacher
 from fullstride.meanflow.training.guard import Guard
 from fullstride.meanflow.training.optimizers import build_optimizer, description
 from fullstride.meanflow.training.state import DataFacts, Position, RunState
-from fullstride.meanflow.training.step import RecordObjective
 from fullstride.process.exit_codes import STUCK
 from fullstride.process.gpu_activity import GpuActivity
 from fullstride.process.watchdog import Verdict, Watchdog, WatchdogLimits
@@ -37,7 +34,12 @@ def classes_of(config: ModelConfig, num_classes: int) -> int:
 
 
 def build_model(
-    config: ModelConfig, image_shape: tuple[int, ...], num_classes: int, augment_dim: int | tuple[int, ...] = 0
+    config: ModelConfig,
+    image_shape: tuple[int, ...],
+    num_classes: int,
+    *,
+    augment_dim: int = 0,
+    condition_shape: tuple[int, ...] = (),
 ) -> nn.Module:
     """The network for inputs of that shape.
 
@@ -45,8 +47,8 @@ def build_model(
         config: the configuration of a network.
         image_shape: (channels, height, width); of any rank for a network that takes any shape.
         num_classes: number of classes of the data.
-        augment_dim: length of the augmentation labels or of a condition, (tokens, length) of a sequence; 0 for a
-            network without them.
+        augment_dim: length of EDM's augmentation labels; 0 without them.
+        condition_shape: of a condition, (length,) or (tokens, length) of a sequence; () without conditions.
 
     Raises:
         ConfigError: if the shape, the widths or the classes do not fit the network, or it has no blocks to recompute.
@@ -61,16 +63,17 @@ def build_model(
             f"model={config.name} with samples of shape {tuple(image_shape)}: expected square pictures; use "
             "model=token_dit"
         )
-    if augment_dim and not config.augmented:
+    if condition_shape and not config.conditioned:
         raise ConfigError(
-            f"model={config.name} with data that have conditions: expected a network that takes them, such as "
-            "model=token_dit; or remove the conditions from the data"
+            f"model={config.name} with data that have conditions: expected a network that is made with condition_shape "
+            "and called with condition, such as model=token_dit; or remove the conditions from the data"
         )
     if config.class_conditional and num_classes == 0:
         raise ConfigError("model.class_conditional=true: the data has no labels; leave it out, or use labelled data")
     common = {field.name for field in fields(ModelConfig)}
     keys = {k: v for k, v in vars(config).items() if k not in common}
     keys |= {"augment_dim": augment_dim} if augment_dim else {}
+    keys |= {"condition_shape": condition_shape} if condition_shape else {}
     try:
         made, size = load_object(config.network, "model"), sizes[0] if square else tuple(sizes)
         network = made(c, size, num_classes=classes_of(config, num_classes), **keys)
@@ -94,40 +97,20 @@ def in_channels_last(model: nn.Module) -> nn.Module:
     return model.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
 
 
-def build_loss(
-    config: LossConfig, num_classes: int = 0, averages: Averages | None = None, teacher: Teacher | None = None
-) -> MeanFlowLoss:
-    """The objective of a configuration; see `MeanFlowLoss.build`."""
-    own = {} if teacher is None else {"teacher": teacher}
-    return loss_of(config).build(config, num_classes, averages, **own)
-
-
-def augment_dim(config: DataConfig, condition_shape: tuple[int, ...] = ()) -> int | tuple[int, ...]:
-    """Length of the augmentation labels of a run, or the shape of its conditions."""
-    if len(condition_shape) == 1:
-        return condition_shape[0]
-    return condition_shape or (EdmAugment.dim if config.augment > 0 else 0)
-
-
-def build_objective(
-    config: TrainConfig, data: Dataset, averages: Averages, teacher: Teacher | None = None
-) -> RecordObjective:
-    """Build the function that a run minimises on its batches."""
-    return RecordObjective(
-        build_loss(config.loss, data.num_classes, averages, teacher),
-        data.decode,
-        hflip=config.data.hflip and data.pixels,
-        augment=EdmAugment(config.data.augment) if config.data.augment > 0 else None,
-        conditional=config.model.class_conditional,
-        condition=data.condition,
-    )
+def augment_dim(config: DataConfig) -> int:
+    """Length of the augmentation labels of a run; 0 without them."""
+    return EdmAugment.dim if config.augment > 0 else 0
 
 
 def build_state(config: TrainConfig, data: Dataset, device: torch.device, processes: Processes = SINGLE) -> RunState:
     """The state of a run at its first step: a function of the seed; of several processes each draws its own numbers."""
     torch.manual_seed(config.seed)
     model = build_model(
-        config.model, data.image_shape, data.num_classes, augment_dim(config.data, data.condition_shape)
+        config.model,
+        data.image_shape,
+        data.num_classes,
+        augment_dim=augment_dim(config.data),
+        condition_shape=data.condition_shape,
     )
     begin(model, config, tell=processes.leads)
     model.to(device)

@@ -18,7 +18,7 @@ from fullstride.device.triton_compile import compile_only, compiles
 from fullstride.errors import ConfigError, OutOfMemory, is_out_of_memory
 from fullstride.jvp import TangentError, TangentReport, check_tangents
 from fullstride.meanflow.config.schema import TrainConfig
-from fullstride.meanflow.objective.derivative import Conditions, velocity_and_some_derivatives
+from fullstride.meanflow.objective.derivative import Conditions, labelled, velocity_and_some_derivatives
 from fullstride.meanflow.objective.loss import MeanFlowLoss, conditional_velocity, interpolate
 from fullstride.meanflow.training.state import RunState
 from fullstride.meanflow.training.step import RecordObjective, randomize_zero_layers
@@ -108,10 +108,9 @@ def _report(
 ) -> TangentReport:
     loss = objective.meanflow
     generator = torch.Generator(raw.device).manual_seed(config.seed)
-    x, augment = objective.inputs(raw, generator)
+    x, conditions = objective.inputs(raw, generator)
     e, t, r = replace(loss, ratio=1.0).draw(x, generator)
-    label = labels if objective.conditional else None
-    conditions = {k: c for k, c in {"label": label, "augment": augment}.items() if c is not None}
+    conditions |= labelled(labels if objective.conditional else None)
     model = randomize_zero_layers(copy.deepcopy(network).eval(), generator)
     difference = loss.backend == "finite_difference"
     with autocast(config.precision, raw.device):

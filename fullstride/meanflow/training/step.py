@@ -67,7 +67,7 @@ class RecordObjective:
         hflip: whether each picture is mirrored with probability 1/2.
         augment: EDM's augmentations, or None.
         conditional: whether the network takes labels.
-        condition: function from raw records to conditions (b, numbers), which the network takes as `augment`; or None.
+        condition: function from raw records to conditions, which the network takes as `condition`; or None.
 
     """
 
@@ -78,24 +78,26 @@ class RecordObjective:
     conditional: bool = False
     condition: Callable[[Tensor], Tensor] | None = None
 
-    def inputs(self, raw: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor | None]:
-        """Inputs in fp32, and the augmentation labels or conditions for the network if there are any."""
+    def inputs(self, raw: Tensor, generator: torch.Generator) -> tuple[Tensor, dict[str, Tensor]]:
+        """Inputs in fp32, and the network's further arguments by keyword: augmentation labels or conditions."""
         x = self.decode(raw, generator)
         if self.hflip:
             x = random_hflip(x, generator)
         if self.condition is not None:
-            return x, self.condition(raw)
-        return (x, None) if self.augment is None else self.augment(x, generator)
+            return x, {"condition": self.condition(raw)}
+        if self.augment is None:
+            return x, {}
+        x, labels = self.augment(x, generator)
+        return x, {"augment": labels}
 
     def draw(self, batch: dict[str, Tensor], generator: torch.Generator | None) -> dict[str, Any]:
         """Fresh noise, times, mirroring, augmentation and dropped labels: what the loss is a function of."""
         assert generator is not None
-        x, augment = self.inputs(batch["raw"], generator)
+        x, conditions = self.inputs(batch["raw"], generator)
         e, t, r = self.meanflow.draw(x, generator)
         label = self.meanflow.drop_labels(batch["labels"] if self.conditional else None, generator)
-        drawn = {"x": x, "e": e, "t": t, "r": r, "label": label, "augment": augment}
-        if inputs := self.meanflow.draw_inputs(x, t, r, generator):
-            drawn["inputs"] = inputs
+        conditions |= self.meanflow.draw_inputs(x, t, r, generator)
+        drawn = {"x": x, "e": e, "t": t, "r": r, "label": label, "conditions": conditions}
         return drawn | ({"progress": batch["progress"]} if self.meanflow.scheduled else {})
 
     def __call__(self, model: nn.Module, drawn: dict[str, Any]) -> tuple[Tensor, Metrics]:

@@ -65,6 +65,7 @@ def check_teacher(config: TrainConfig, data: Dataset) -> None:
             augment_dim(teacher.data) if augment_dim(config.data) else 0,
             augment_dim(config.data),
         ),
+        "conditions of": (facts.condition_shape, own.condition_shape),
     }
     for what, (found, expected) in compared.items():
         if found != expected:

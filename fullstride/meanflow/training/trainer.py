@@ -21,9 +21,10 @@ from fullstride.meanflow.config.schema import TrainConfig
 from fullstride.meanflow.data.loader import Loader, Prefetcher
 from fullstride.meanflow.data.order import epoch_orders
 from fullstride.meanflow.data.sources.known_files import KNOWN
-from fullstride.meanflow.training.build import build_objective, build_state, limits_of, steps_to_checkpoint, watchdog_of
+from fullstride.meanflow.training.build import build_state, limits_of, steps_to_checkpoint, watchdog_of
 from fullstride.meanflow.training.derivative_check import check_derivative
 from fullstride.meanflow.training.evaluation_schedule import EvaluationSchedule
+from fullstride.meanflow.training.objective import build_objective
 from fullstride.meanflow.training.preflight import preflight
 from fullstride.meanflow.training.reporter import Reporter
 from fullstride.meanflow.training.saver import CheckpointSaver

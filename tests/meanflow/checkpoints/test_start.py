@@ -126,6 +126,25 @@ def test_a_flow_is_a_start_for_blocks_that_see_r_alone(first):
     assert expected.abs().max() > 1e-3
 
 
+def test_a_flow_is_a_start_for_a_network_that_predicts_images(first):
+    wanted = dataclasses.replace(MODEL, prediction="x")
+    net = build_model(wanted, (1, 8, 8), 10)
+    assert "predict velocity, which model.prediction=x has to unlearn" in start_from(net, read_start(first), wanted)[0]
+    flow = read_start(first).tensors
+    assert all(torch.equal(x, flow[name.removeprefix("network.")]) for name, x in net.state_dict().items())
+
+
+def test_a_network_that_predicts_images_is_a_start_for_both(first, tmp_path, capfd):
+    wanted = dataclasses.replace(MODEL, prediction="x")
+    run = train(config(tmp_path, model=wanted, run_name="images"))
+    expected = read_group(find_checkpoint(run), "ema_0.9")
+    again = weights(Trainer(config(tmp_path, model=wanted, init_from=str(run), run_name="again")))
+    assert all(torch.equal(again[name], x) for name, x in expected.items())
+    flow = weights(Trainer(config(tmp_path, init_from=str(run), run_name="flow")))
+    assert "the weights predict x, which model.prediction=velocity has to unlearn" in capfd.readouterr().err
+    assert all(torch.equal(flow[name.removeprefix("network.")], x) for name, x in expected.items())
+
+
 def test_weights_that_are_not_finite_are_refused(first):
     given = read_start(first)
     given.tensors["patch_out.bias"][0] = float("nan")

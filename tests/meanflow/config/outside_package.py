@@ -17,6 +17,10 @@ class Net(nn.Module):
             h = h + self.label(label)[:, :, None, None]
         return self.last(torch.tanh(h))
 
+class Normed(Net):
+    def forward(self, z, r, t, label=None):
+        return nn.functional.group_norm(super().forward(z, r, t, label), 1) + z
+
 class Alien(nn.Module):
     def __init__(self, config):
         super().__init__()

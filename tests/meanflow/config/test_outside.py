@@ -12,6 +12,7 @@ from fullstride.meanflow.config.outside import loss_config, network_config
 from fullstride.meanflow.config.overrides import compose
 from fullstride.meanflow.config.presets import config_from_dict
 from fullstride.meanflow.data.catalogue import load_data
+from fullstride.meanflow.training.trainer import Trainer
 from tests.meanflow.config.outside_package import write
 
 NET, LOSS, DATA = "model=strangers.nets:Net", "loss=strangers.losses:Halved", "data=strangers.data:dots"
@@ -100,3 +101,13 @@ def test_they_train_go_on_are_sampled_scored_and_planned(tmp_path):
     run("meanflow", "evaluate", folder, "--num-samples", "8", "--device", "cpu")
     assert (folder / "evaluation.json").is_file()
     assert "this run" in run("meanflow", "plan", *trained, "precision=bf16")
+
+
+def test_a_network_that_cannot_share_a_pass_is_trained_in_two(tmp_path, capfd):
+    given = [*TRAINED, *SHORT, "epochs=1", f"output_dir={tmp_path}", "loss.meanflow_ratio=0.5"]
+    found = {}
+    for name in ("Net", "Normed"):
+        config = compose([*given[1:], f"model=strangers.nets:{name}", f"run_name={name}"])
+        found[name] = Trainer(config).objective.meanflow.split
+    assert found == {"Net": "shared", "Normed": "static"}
+    assert "split=auto of Normed: static, because torch's group_norm has no rule" in capfd.readouterr().err

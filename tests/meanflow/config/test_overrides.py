@@ -81,6 +81,7 @@ TAUGHT = ("loss.teacher_ema", "loss.teacher_guidance")
 OWN_KEYS = {
     "meanflow loss.tangent=teacher loss.teacher=x model.class_conditional=true": dict.fromkeys(TAUGHT, 0.5),
     "imf_whole model=mit_tiny": {"loss.largest_scale": 2.5, "loss.scale_power": 0.5, "model.head_blocks": 2},
+    "perceptual": {"loss.perceptual_weight": 0.5, "loss.perceptual_until": 0.5},
     "cmt loss.teacher=x": {"loss.path_steps": 4, "loss.path_pairs": 2},
     "alphaflow": {"loss.flow_until": 0.25, "loss.exact_from": 0.5, "loss.least_alpha": 0.5},
 }

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from fullstride.errors import ConfigError
 from fullstride.meanflow.config.commands import ExportOptions, SampleOptions, ScoreOptions
 from fullstride.meanflow.config.networks import TokenDiTConfig, UNetConfig
+from fullstride.meanflow.config.outside import network_config
 from fullstride.meanflow.config.overrides import compose
 from fullstride.meanflow.config.presets import LOSSES
 from fullstride.meanflow.config.schema import DataConfig, TrainConfig
@@ -67,7 +68,7 @@ def test_every_form_of_file_gives_the_same_rows(name, shape, conditions, tmp_pat
         given = data.conditions(split, every)
         if conditions:
             assert given is not None
-            assert torch.equal(given, tensors["conditions"][found].flatten(1))
+            assert torch.equal(given, tensors["conditions"][found])
         else:
             assert given is None
         seen |= set(found)
@@ -158,6 +159,25 @@ def test_a_run_learns_samples_and_is_scored(conditions, tmp_path, seed, capfd):
         moved = load_file(sample_command(run, SampleOptions(steps=2, num=7, device="cpu", conditions=other)))["samples"]
         assert load_generator(run, "cpu").data.condition_shape == conditions
         assert not torch.equal(moved, made["samples"])
+
+
+class Conditioned(nn.Module):
+    """A network of another package, whose output is a function of the condition alone."""
+
+    def __init__(self, channels: int, sizes: Any, num_classes: int = 0, condition_shape: tuple[int, ...] = ()):
+        super().__init__()
+        self.out, self.shape = nn.Linear(condition_shape[-1], channels * sizes[0]), (channels, *sizes)
+
+    def forward(self, z: Tensor, r: Tensor, t: Tensor, label: Any = None, condition: Any = None) -> Tensor:
+        return self.out(condition.mean(1)).unflatten(1, self.shape) + 0 * (z + (r + t)[:, None, None])
+
+
+def test_a_network_of_another_package_gets_conditions_in_their_shape_by_name(tmp_path, seed):
+    file = saved(tmp_path, content(seed, (2, 6), (3, 5)))
+    model = network_config(f"{__name__}:Conditioned")()
+    run = train(run_config(tmp_path, file, loss=LOSSES["meanflow"](), model=model))
+    made = load_file(sample_command(run, SampleOptions(steps=1, num=60, device="cpu", conditions=file)))["samples"]
+    assert made.shape == (60, 2, 6)
 
 
 def test_what_conditions_cannot_do_is_refused(tmp_path, seed):

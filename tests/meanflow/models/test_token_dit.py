@@ -14,13 +14,13 @@ from fullstride.meanflow.training.step import randomize_zero_layers
 
 SMALL: dict[str, Any] = {"width": 24, "depth": 2, "heads": 3, "num_classes": 4}
 UNEVEN: dict[str, Any] = SMALL | {"width": 25}
-SHAPES = [((5,), (1,), 0), ((2, 6), (3,), 7), ((3, 4, 4), (2,), (3, 5)), ((2, 3, 4, 6), (1, 2, 3), 0)]
+SHAPES = [((5,), (1,), ()), ((2, 6), (3,), (7,)), ((3, 4, 4), (2,), (3, 5)), ((2, 3, 4, 6), (1, 2, 3), ())]
 
 
 def network(shape: tuple[int, ...], patches, condition, seed: int) -> TokenDiT:
     torch.manual_seed(seed)
     size = shape[1] if len(shape) == 3 and shape[1] == shape[2] else shape[1:]
-    net = TokenDiT(shape[0], size, patch_sizes=patches, augment_dim=condition, **SMALL)
+    net = TokenDiT(shape[0], size, patch_sizes=patches, condition_shape=condition, **SMALL)
     return randomize_zero_layers(net, torch.Generator().manual_seed(seed)).double().eval()  # pyright: ignore[reportReturnType]
 
 
@@ -29,8 +29,7 @@ def inputs(shape: tuple[int, ...], condition, seed: int) -> tuple[Tensor, Tensor
     z, t = (torch.randn(3, *shape, generator=g, dtype=torch.float64), torch.rand(3, generator=g, dtype=torch.float64))
     given = {"label": torch.randint(4, (3,), generator=g)}
     if condition:
-        count = int(torch.Size((condition,) if isinstance(condition, int) else condition).numel())
-        given["augment"] = torch.randn(3, count, generator=g, dtype=torch.float64)
+        given["condition"] = torch.randn(3, *condition, generator=g, dtype=torch.float64)
     return z, t * 0.4, t, given
 
 
@@ -40,7 +39,7 @@ def test_samples_keep_their_shape_and_every_input_counts(shape, patches, conditi
     u = net(z, r, t, **given)
     assert u.shape == z.shape
     others = {"label": (given["label"] + 1) % 4}
-    others |= {"augment": given["augment"].flip(1)} if condition else {}
+    others |= {"condition": given["condition"].flip(1)} if condition else {}
     for changed in (net(z, r * 0.5, t, **given), net(z, r, t + 0.1, **given), net(z, r, t, **given | others)):
         assert (changed - u).abs().max() > 1e-4
     for name, other in others.items():
@@ -101,8 +100,8 @@ def test_places_are_told_apart_by_each_axis():
             r"expected \(2, 6\)",
         ),
         (
-            lambda: TokenDiT(2, (6,), augment_dim=3, **SMALL)(torch.zeros(1, 2, 6), torch.zeros(1), torch.zeros(1)),
-            "conditions of none numbers, expected 3",
+            lambda: TokenDiT(2, (6,), condition_shape=(3,), **SMALL)(torch.zeros(1, 2, 6), *torch.zeros(2, 1)),
+            r"conditions are none, expected \(3,\)",
         ),
     ],
 )

@@ -27,7 +27,7 @@ def test_the_loss_is_the_papers_formula(split, seed):
     net = random_mit(seed)
     x, e, t, r, label, given = drawn(seed)
     loss = dataclasses.replace(LOSS, split=split)
-    got, metrics = loss.at(net, x, e, t, r, label, inputs=given)
+    got, metrics = loss.at(net, x, e, t, r, label, conditions=given)
     z, v, w = interpolate(x, e, t), e - x, given["omega"]
     wide = {"start": torch.zeros_like(t), "end": torch.ones_like(t)}
     inside = (t >= given["start"]) & (t <= given["end"]) & (label != CLASSES)

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from fullstride.jvp.mixed_batch import MixedBatch
 from fullstride.meanflow.config.schema import LossConfig
@@ -17,7 +18,8 @@ from fullstride.meanflow.objective.derivative import velocity_and_some_derivativ
 from fullstride.meanflow.objective.guidance import Guidance
 from fullstride.meanflow.objective.improved import ImprovedMeanFlow
 from fullstride.meanflow.objective.loss import MeanFlowLoss
-from fullstride.meanflow.training.build import build_loss, in_channels_last
+from fullstride.meanflow.training.build import in_channels_last
+from fullstride.meanflow.training.objective import build_loss
 from tests.jvp.networks import saved_bytes
 from tests.meanflow.fields import batch_of_points
 from tests.meanflow.objective.test_derivative import central_difference
@@ -43,7 +45,11 @@ def batch(name: str, size: int, seed: int) -> dict[str, Any]:
     """Noise, data and labels."""
     x, e, t, r = batch_of_points(seed, batch=size, shape=(3, 8, 8))
     given = {"x": x, "e": e, "t": t, "r": r, "label": torch.arange(size) % 4}
-    return given | ({"augment": torch.randn(size, 5).double()} if name == "song_unet" else {})
+    return given | ({"conditions": {"augment": torch.randn(size, 5).double()}} if name == "song_unet" else {})
+
+
+def singles(given: dict[str, Any]) -> dict[str, Any]:
+    return tree_map(lambda x: x.float() if x.is_floating_point() else x, given)
 
 
 def results(net: nn.Module, loss: MeanFlowLoss, given: dict[str, Any]) -> list[Tensor]:
@@ -106,7 +112,7 @@ def test_prediction_and_derivative_are_of_one_mask(name, seed):
 @pytest.mark.parametrize("name", NETWORKS)
 def test_it_keeps_what_flow_matching_keeps(name):
     net, given = network(name, 0).float(), batch(name, 8, 0)
-    given = {k: x.float() if x.is_floating_point() else x for k, x in given.items()}
+    given = singles(given)
     kept = [
         saved_bytes(lambda ratio=ratio: MeanFlowLoss(ratio=ratio, split="shared").at(net, **given)[0])
         for ratio in (0.0, 0.25, 0.75, 1.0)
@@ -151,7 +157,7 @@ def test_every_layer_keeps_the_images_memory_order(name):
 def test_in_bf16_it_is_as_near_as_two_passes():
     net, given = network("unet", 1), batch("unet", 8, 1)
     exact = results(net, MeanFlowLoss(ratio=0.5), given)
-    net, given = net.float(), {k: x.float() if x.is_floating_point() else x for k, x in given.items()}
+    net, given = net.float(), singles(given)
     errors = []
     for split in ("static", "shared"):
         with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):

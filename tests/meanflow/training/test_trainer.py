@@ -27,7 +27,8 @@ from fullstride.meanflow.objective.improved import ImprovedMeanFlow
 from fullstride.meanflow.sampling.generate import load_generator
 from fullstride.meanflow.sampling.samplers import sample
 from fullstride.meanflow.training import evaluation_schedule as evaluations
-from fullstride.meanflow.training.build import build_loss, build_state
+from fullstride.meanflow.training.build import build_state
+from fullstride.meanflow.training.objective import build_loss
 from fullstride.meanflow.training.preflight import preflight
 from fullstride.meanflow.training.state import RunState, changed_settings, load_streams
 from fullstride.meanflow.training.step import schedule

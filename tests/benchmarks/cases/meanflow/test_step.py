@@ -1,3 +1,5 @@
+from functools import partial
+
 import pytest
 
 from benchmarks.cases.meanflow import step as bench_step
@@ -10,6 +12,8 @@ from benchmarks.cases.meanflow.step_gate import TOLERANCE
 from benchmarks.cases.meanflow.step_sections import cases_of
 from benchmarks.harness.results import read_result
 from fullstride.errors import ConfigError
+from fullstride.meanflow.config.networks import DiTConfig, MiTConfig
+from fullstride.meanflow.config.presets import MODELS
 from fullstride.measure.gate import GateError
 from fullstride.step.torch import BACKENDS as STEP_BACKENDS
 from tests.benchmarks.cases.meanflow.quick_bench import quick  # noqa: F401, a fixture
@@ -46,13 +50,27 @@ def test_the_ratios_are_measured_beside_their_floors(tmp_path, capsys, given):
     assert "x FM: of the fastest FM MSE step of this run, by eager" in out
 
 
-def test_each_newer_objective_is_measured_as_its_own_reference_has_it(tmp_path):
-    rows = read_result(run(Options(**CPU, sections=("objectives",)), tmp_path))["rows"]
+NAMES = ["FM MSE", "MeanFlow 75%", "by a teacher", "alphaflow, a difference", "imf", "tvm", "an image as the output"]
+
+
+@pytest.mark.parametrize(
+    ("model", "only", "names", "least"),
+    [
+        ("dit_tiny", (), [*NAMES, "decoupled"], [3, 3.75, 4.75, 3.75, 4.5, 6, 3.75, 3.75]),
+        ("mit_tiny", ("imf_whole",), ["FM MSE", "imf_whole"], [3, 4.5]),
+    ],
+)
+def test_each_newer_objective_is_measured_as_its_own_reference_has_it(tmp_path, monkeypatch, model, only, names, least):
+    monkeypatch.setitem(MODELS, "dit_tiny", partial(DiTConfig, name="dit_tiny", width=16, depth=2, heads=2))
+    monkeypatch.setitem(
+        MODELS, "mit_tiny", partial(MiTConfig, name="mit_tiny", width=12, depth=2, heads=2, head_blocks=1)
+    )
+    rows = read_result(run(Options(**CPU | {"model": model}, sections=("objectives",), only=only), tmp_path))["rows"]
     named = {row["extra"]["name"].removeprefix("MeanFlow 75%, "): row for row in rows}
-    assert list(named) == ["FM MSE", "MeanFlow 75%", "by a teacher", "alphaflow, a difference", "imf", "tvm"]
+    assert list(named) == names
     assert all(0 < max(row["extra"]["errors"].values()) < TOLERANCE["fp32"] for row in rows)
-    least = [row["floor"]["arithmetic_ms"] / rows[0]["floor"]["arithmetic_ms"] * 3 for row in rows]
-    assert least == pytest.approx([3, 3.75, 4.75, 3.75, 4.5, 6])
+    floors = [row["floor"]["arithmetic_ms"] / rows[0]["floor"]["arithmetic_ms"] * 3 for row in rows]
+    assert floors == pytest.approx(least)
 
 
 def test_other_tables_share_what_was_measured(tmp_path, capsys, monkeypatch):

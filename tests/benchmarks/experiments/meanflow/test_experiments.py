@@ -85,6 +85,15 @@ def test_arms_of_a_part_differ_in_what_is_compared_alone(scale):
         assert len(whole) == 1 or scale == "smoke"
 
 
+def test_one_arm_is_run_with_its_teacher():
+    asked = ExperimentRequest("smoke", ("newer",), (0,), arms=("taught by the flow, half as long",))
+    asked.check("phase7")
+    found = [training.arm.name for training in phase.trainings(PHASE7, asked)]
+    assert found == ["flow, half as long", "taught by the flow, half as long"]
+    with pytest.raises(ConfigError, match="--arm"):
+        ExperimentRequest("smoke", ("newer",), (0,), arms=("flow",)).check("phase7")
+
+
 def test_a_pupil_is_named_by_its_teachers_run_and_waits_for_it():
     pupil = _job(PHASE7, "newer", -1, "gpu")
     assert pupil.teacher is not None

@@ -261,6 +261,7 @@ def test_the_rate_of_the_weights_is_the_one_that_is_told(tmp_path, ticking):
     trainer.watch.clock.go_on(0.5 * 60 * TICKS, 1.0)
     trainer._look_at_the_clock()
     assert rates(torch.tensor(50)) == pytest.approx(0.5)
+    assert trainer.progress == pytest.approx(0.5)
     assert trainer._rate(50) == pytest.approx(0.5 * config.optimizer.lr)
 
 
