@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -111,19 +112,23 @@ KINDS: dict[Any, str] = {
 HANDLED = frozenset(KINDS)
 # For these there are rules in eager mode.
 COMPILED = {Tensor.unflatten: "unflatten", F.linear: "route", torch.mul: "product", Tensor.mul: "product"}
-COMPILED_ROUTES = ROUTES | {F.linear: products.linear}
+# A compiler guards on the attribute that it reads, and on each key of a dictionary.
+ROUTE_NAMES = {func: f"route_{i}" for i, func in enumerate([*ROUTES, F.linear])}
+ROUTES_BY_NAME = SimpleNamespace(
+    **{ROUTE_NAMES[f]: route for f, route in (ROUTES | {F.linear: products.linear}).items()}
+)
 
 
 def _kind(func: Any) -> str | None:
     return COMPILED.get(func) or KINDS.get(func)
 
 
-def _route(func: Any) -> Callable[..., Any]:
-    return COMPILED_ROUTES[func]
+def _route_name(func: Any) -> str:
+    return ROUTE_NAMES[func]
 
 
 # Constants to a compiler, which would look at each entry of the tables at every call of what it has compiled.
-for _constant in (_kind, _route):
+for _constant in (_kind, _route_name):
     _constant._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
 
 
@@ -165,7 +170,7 @@ def handled(func: Any, args: tuple, kwargs: dict) -> Any:
 def _handled(kind: str, func: Any, args: tuple, kwargs: dict) -> Any:
     if kind == "route":
         if state.gradient_inside() or any(map(moves, (*args, *kwargs.values()))):
-            return _route(func)(*args, **kwargs)
+            return getattr(ROUTES_BY_NAME, _route_name(func))(*args, **kwargs)
     elif kind == "gradient" and state.computes_apart():
         raise state.GradientInside
     elif kind in ("wrong gradient", "batch norm"):
