@@ -152,7 +152,7 @@ def test_several_processes_of_a_machine_without_a_gpu_share_a_run_and_have_a_cor
     assert {"cpus-per-task=3", "ntasks-per-node=1"} <= flags(text)
     assert "--gpus" not in text
     assert "gpus-per-node" not in text
-    assert "torch.distributed.run --nproc-per-node=3 --max-restarts=5 --standalone" in text
+    assert "fullstride.launch.elastic --nproc-per-node=3 --max-restarts=5 --standalone" in text
     assert text.endswith("distributed=ddp")
     for gpus in (1, 4):
         with pytest.raises(ConfigError, match="--processes 3: expected --gpus 0 with it"):
@@ -167,7 +167,7 @@ def test_several_machines_meet_at_the_first(monkeypatch):
     monkeypatch.setattr(submitit, "JobEnvironment", Environment)
     line = SlurmJob(TRAIN, SlurmRequest(gpus=4, nodes=2)).line(TRAIN)
     assert line[2:] == [
-        "torch.distributed.run", "--nproc-per-node=4", "--max-restarts=5", "--nnodes=2", "--rdzv-backend=c10d",
+        "fullstride.launch.elastic", "--nproc-per-node=4", "--max-restarts=5", "--nnodes=2", "--rdzv-backend=c10d",
         "--rdzv-endpoint=first:29639", "--rdzv-id=1234_5", "-m", "--", "fullstride", *TRAIN, "distributed=ddp",
     ]  # fmt: skip
 
