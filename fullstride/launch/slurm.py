@@ -55,8 +55,8 @@ class SlurmJob:
         """Make attempts until one ends in a way that another cannot better; return its exit code.
 
         Raises:
-            RuntimeError: if it failed and Slurm runs the job, so that the job's state says so.
-            SystemExit: if it was asked to stop, after it saved; a job that Slurm preempts is requeued first.
+            SystemExit: with its exit code if it failed and Slurm runs the job, so that the job's state says so. Also
+                if it was asked to stop, after it saved; a job that Slurm preempts is requeued first.
 
         """
         request = self.request
@@ -76,7 +76,8 @@ class SlurmJob:
         if ended.told:
             _leave(exit_code(ended))
         if ended.code:
-            raise RuntimeError(f"exit code {ended.code}: {ended.why}")
+            note(f"launch: exit code {ended.code}: {ended.why}")
+            raise SystemExit(exit_code(ended))
         return ended.code
 
     def line(self, words: Words) -> list[str]:

@@ -141,9 +141,11 @@ def test_a_job_that_slurm_has_requeued_itself_goes_on(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("end", "attempts"), [("2", 1), ("12", 1), ("75", 4)])
-def test_a_job_that_ends_badly_fails_with_its_exit_code(tmp_path, end, attempts):
-    with pytest.raises(RuntimeError, match=f"exit code {end}: "):
+def test_a_job_that_ends_badly_fails_with_its_exit_code(tmp_path, end, attempts, capfd):
+    with pytest.raises(SystemExit) as failed:
         Scripted(TRAIN, tmp_path, end, retries=3)()
+    assert failed.value.code == int(end)
+    assert f"launch: exit code {end}: " in capfd.readouterr().err
     assert len(attempts_in(tmp_path)) == attempts
 
 
