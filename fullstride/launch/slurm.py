@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import submitit
-from submitit.core.utils import FailedJobError
+from submitit.core.utils import FailedJobError, UncompletedJobError
 from submitit.helpers import DelayedSubmission
 
 from fullstride.errors import ConfigError, one_line, one_of
@@ -62,15 +62,19 @@ class SlurmJob:
         request = self.request
         # Slurm itself requeues jobs that it has preempted, from what was submitted first.
         again = self.again or int(os.environ.get("SLURM_RESTART_COUNT", "0")) > 0
-        ended = attempt_all(
-            self.words,
-            self.line,
-            retries=request.own_retries,
-            delay=request.delay,
-            seconds=0.0,
-            again=again,
-            start=self._start,
-        )
+        try:
+            ended = attempt_all(
+                self.words,
+                self.line,
+                retries=request.own_retries,
+                delay=request.delay,
+                seconds=0.0,
+                again=again,
+                start=self._start,
+            )
+        except UncompletedJobError as error:  # raised by submitit's handler of the warning, after `checkpoint`
+            note(f"launch: {one_line(error)} To continue, run the same command with resume=true")
+            raise SystemExit(exit_codes.FAILED) from None
         if not request.is_submitted:
             return exit_code(ended)
         if ended.told:

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import submitit
+from submitit.core.utils import UncompletedJobError
 
 from fullstride.errors import ConfigError
 from fullstride.launch import slurm
@@ -267,6 +268,20 @@ def test_a_job_whose_last_time_is_up_is_not_completed_though_the_error_was_lost(
     thread.join()
     assert left.value.code not in (0, None)
     assert attempts_in(tmp_path) == [TRAIN]
+
+
+def test_a_job_whose_last_time_is_up_fails_in_one_line(tmp_path, monkeypatch, capfd):
+    job = Scripted(TRAIN, tmp_path, "0")
+
+    def over(line: list[str]) -> None:
+        raise UncompletedJobError("Job not requeued because: timed-out too many times.")
+
+    monkeypatch.setattr(job, "_start", over)
+    with pytest.raises(SystemExit) as left:
+        job()
+    assert left.value.code == 1
+    expected = "launch: Job not requeued because: timed-out too many times. To continue, run the same command with"
+    assert capfd.readouterr().err.startswith(expected)
 
 
 def test_what_sbatch_refuses_is_one_line(tmp_path, monkeypatch, capfd):
