@@ -50,7 +50,10 @@ def top_folders(root: Path) -> list[str]:
 
     """
     if not root.is_dir():
-        raise ConfigError(f"{root}: no such folder; expected a folder of data files, or one with train/ and test/")
+        pattern = "patterns are not expanded; " if set("*?[") & set(str(root)) else ""
+        raise ConfigError(
+            f"{root}: no such folder; {pattern}expected a folder of data files, or one with train/ and test/"
+        )
     return [p.name for p in root.iterdir() if p.is_dir() and not p.name.startswith(".")]
 
 
