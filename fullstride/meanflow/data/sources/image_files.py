@@ -106,10 +106,10 @@ def read_picture(file: Path | Member, form: ImageForm) -> UInt8[Tensor, "c h w"]
     """
     with _opened(file, form.megapixels) as image:
         deep = _deep(image)  # which decoding forgets
+        if getattr(image, "is_animated", False):
+            _say_once("frames", f"{file}: the first of its frames is read; likewise of other pictures")
         image.load()
         _turn(image, file)
-        if (frames := getattr(image, "n_frames", 1)) > 1:
-            _say_once("frames", f"{file}: the first of its {frames} frames is read; likewise of other pictures")
     if deep:
         raise ConfigError(f"{file}: {deep}, expected 8 bits a channel; convert the file")
     pixels = np.asarray(_resized(_flat(image, file, form.grey), file, form))
