@@ -39,7 +39,7 @@ class AbandonedError(Exception):
     """Error of work whose result nobody waits for any more."""
 
 
-class Turns:
+class FairLock:
     """Lock whose holders come in the order in which they asked for it.
 
     A plain lock goes to whoever takes it first, which is a thread that has just released it: one client that asks
@@ -95,7 +95,7 @@ class IsolatedFunction:
         self._setup = setup
         self._seconds = seconds
         self._memory = memory
-        self._turns = Turns()
+        self._lock = FairLock()
         self._running: tuple[subprocess.Popen[bytes], Connection] | None = None
 
     def __call__(self, request: Any, wanted: Callable[[], bool] = lambda: True) -> Any:
@@ -115,7 +115,7 @@ class IsolatedFunction:
             written = pickle.dumps(request)
         except Exception as error:  # of whatever the request's own classes raise
             raise ConfigError(f"expected plain values, such as texts, numbers, lists and dicts: {error}") from error
-        with self._turns.next(wanted):
+        with self._lock.next(wanted):
             return self._answer(written, wanted)
 
     def _answer(self, request: bytes, wanted: Callable[[], bool]) -> Any:
