@@ -68,20 +68,21 @@ def train(
     The run is stored in output_dir/run_name. When stopped it saves; resume=true continues it.
     """
     with leaving_on_sigterm():
+        from fullstride.cli.meanflow_sweep import ADVICE, not_finite, run_all
         from fullstride.meanflow.config.overrides import read, sweep
         from fullstride.meanflow.training.trainer import train
 
         if multirun:
             if torchrun.world_size() > 1:
                 raise ConfigError(f"--multirun in one of {torchrun.world_size()} processes, expected one process")
-            from fullstride.cli.meanflow_sweep import run_all
-
             run_all(sweep(overrides or []))
             return
         config = read(overrides or [])
         announce(config.device)
         run = train(config)
         if torchrun.rank() == 0:
+            if why := not_finite(run):
+                raise FloatingPointError(f"{run} diverged: {why}; {ADVICE}")
             typer.echo(f"trained: {run}")
             show_next_steps(
                 {run / "checkpoints": "the weights", run / "metrics.jsonl": "loss and evaluations"},

@@ -17,6 +17,7 @@ from fullstride.runs.folder import read_metrics
 
 # A squared error of an element that no run which learns has: data have about unit variance, as have velocities.
 FAR_OFF = 1e3
+ADVICE = "lower optimizer.lr, or set optimizer.grad_clip=1"
 
 
 @dataclass(frozen=True)
@@ -47,8 +48,7 @@ def run_all(runs: list[list[str]]) -> None:
             outcomes.append(Outcome(config.run_name, None, str(error) or type(error).__name__))
             continue
         if why := diverged(run):
-            advice = "lower optimizer.lr, or set optimizer.grad_clip=1"
-            typer.echo(f"{config.run_name}: diverged: {why}; {advice}", err=True)
+            typer.echo(f"{config.run_name}: diverged: {why}; {ADVICE}", err=True)
         outcomes.append(Outcome(config.run_name, run, why))
     Console().print(_table(outcomes))
     if any(outcome.error for outcome in outcomes):
@@ -57,14 +57,23 @@ def run_all(runs: list[list[str]]) -> None:
 
 def diverged(run: Path) -> str:
     """Return why a finished run has diverged, or ""."""
+    if why := not_finite(run):
+        return why
+    error = _last_error(run) or 0.0
+    return f"its last squared error is {error:.3g}, of data of unit scale" if error > FAR_OFF else ""
+
+
+def not_finite(run: Path) -> str:
+    """Return which of a finished run's last numbers are not finite, or ""."""
     made = checkpoints(run)
     if harmful := read_manifest(made[-1]).get("harmful") if made else 0:
         return f"its last {harmful} steps were not finite"
+    return "its last squared error is not finite" if _last_error(run) is None else ""
+
+
+def _last_error(run: Path) -> float | None:
     trained = [line for line in read_metrics(run) if "squared_error" in line]
-    error = trained[-1]["squared_error"] if trained else 0.0
-    if error is None:
-        return "its last squared error is not finite"
-    return f"its last squared error is {error:.3g}, of data of unit scale" if error > FAR_OFF else ""
+    return trained[-1]["squared_error"] if trained else 0.0
 
 
 def _table(outcomes: list[Outcome]) -> Table:

@@ -14,6 +14,7 @@ from fullstride.extras import OWN, advice, extra_for, how_to_install
 from fullstride.measure.gate import GateError
 from fullstride.process import exit_codes, torchrun
 from fullstride.process.parent import end_with_launcher
+from fullstride.runs.atomic_files import note
 
 # click's, which some releases of Typer bring along under a name of their own.
 UsageError = cast(type[Exception], typer.BadParameter.__mro__[1])
@@ -123,4 +124,10 @@ def run(app: typer.Typer) -> None:
     """Run an app as this process's command line."""
     end_with_launcher()
     outlive_readers()
-    app()
+    try:
+        app()
+    except OSError as error:  # of --help and --version, which click prints before it invokes anything
+        note(f"error: {error}")
+        # What is left in the buffers cannot be written either, and would be another error.
+        sys.stdout = sys.__stdout__ = None  # type: ignore[assignment]
+        raise SystemExit(exit_codes.FAILED) from None

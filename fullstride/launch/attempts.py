@@ -28,8 +28,9 @@ REASONS = {
     exit_codes.UNREAD: "data that could not be read",
     exit_codes.STUCK: "stuck, and ended by its watchdog",
     exit_codes.INTERRUPTED: "interrupted",
-    -signal.SIGKILL: "killed (SIGKILL), most often by the system because memory ran out",
-}
+} | dict.fromkeys(
+    (-signal.SIGKILL, 128 + signal.SIGKILL), "killed (SIGKILL), most often by the system because memory ran out"
+)
 
 
 @dataclass(frozen=True)

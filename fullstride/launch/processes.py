@@ -57,7 +57,13 @@ def torchrun_command(
     """
     if processes * nodes == 1:
         return single_command(words, python)
-    torchrun = [python, "-m", "torch.distributed.run", f"--nproc-per-node={processes}", f"--max-restarts={restarts}"]
+    torchrun = [
+        python,
+        "-m",
+        "fullstride.launch.elastic",
+        f"--nproc-per-node={processes}",
+        f"--max-restarts={restarts}",
+    ]
     if nodes == 1:
         torchrun.append("--standalone")
     else:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import submitit
-from submitit.core.utils import FailedJobError
+from submitit.core.utils import FailedJobError, UncompletedJobError
 from submitit.helpers import DelayedSubmission
 
 from fullstride.errors import ConfigError, one_line, one_of
@@ -55,28 +55,33 @@ class SlurmJob:
         """Make attempts until one ends in a way that another cannot better; return its exit code.
 
         Raises:
-            RuntimeError: if it failed and Slurm runs the job, so that the job's state says so.
-            SystemExit: if it was asked to stop, after it saved; a job that Slurm preempts is requeued first.
+            SystemExit: with its exit code if it failed and Slurm runs the job, so that the job's state says so. Also
+                if it was asked to stop, after it saved; a job that Slurm preempts is requeued first.
 
         """
         request = self.request
         # Slurm itself requeues jobs that it has preempted, from what was submitted first.
         again = self.again or int(os.environ.get("SLURM_RESTART_COUNT", "0")) > 0
-        ended = attempt_all(
-            self.words,
-            self.line,
-            retries=request.own_retries,
-            delay=request.delay,
-            seconds=0.0,
-            again=again,
-            start=self._start,
-        )
+        try:
+            ended = attempt_all(
+                self.words,
+                self.line,
+                retries=request.own_retries,
+                delay=request.delay,
+                seconds=0.0,
+                again=again,
+                start=self._start,
+            )
+        except UncompletedJobError as error:  # raised by submitit's handler of the warning, after `checkpoint`
+            note(f"launch: {one_line(error)} To continue, run the same command with resume=true")
+            raise SystemExit(exit_codes.FAILED) from None
         if not request.is_submitted:
             return exit_code(ended)
         if ended.told:
             _leave(exit_code(ended))
         if ended.code:
-            raise RuntimeError(f"exit code {ended.code}: {ended.why}")
+            note(f"launch: exit code {ended.code}: {ended.why}")
+            raise SystemExit(exit_code(ended))
         return ended.code
 
     def line(self, words: Words) -> list[str]:

@@ -59,7 +59,7 @@ def test_a_dry_run_shows_and_starts_nothing(here):
     assert "meanflow train epochs=3\n" in shown
     assert "retries: 5, 30 s apart, with resume=true" in shown
     shown = launch("torchrun", "--processes", "2", "--time", "1.5", "--dry-run", "--", *TRAIN).stdout
-    assert "-m torch.distributed.run --nproc-per-node=2 --max-restarts=5 --standalone -m -- fullstride" in shown
+    assert "-m fullstride.launch.elastic --nproc-per-node=2 --max-restarts=5 --standalone -m -- fullstride" in shown
     assert shown.splitlines()[1:] == ["restarts: 5, by torchrun", "time: 1.5 h an attempt"]
     assert attempts_in(folder) == []
 
@@ -70,12 +70,12 @@ def test_a_dry_run_shows_the_line_that_starts_several_processes():
     shared = f"--standalone -m -- fullstride {words}"
     for cluster in ("slurm", "local"):
         shown = launch("slurm", "--cluster", cluster, "--gpus", "2", "--dry-run", "--", *train).stdout
-        line = f"# runs: {sys.executable} -m torch.distributed.run --nproc-per-node=2 --max-restarts=5 {shared}"
+        line = f"# runs: {sys.executable} -m fullstride.launch.elastic --nproc-per-node=2 --max-restarts=5 {shared}"
         assert shown.splitlines()[-1] == line
     shown = launch("slurm", "--gpus", "2", "--nodes", "4", "--dry-run", "--", *train).stdout
     assert "--nnodes=4 --rdzv-backend=c10d --rdzv-endpoint=FIRST_HOST:PORT --rdzv-id=JOB_ID -m -- fullstride" in shown
     shown = launch("modal", "--gpus", "2", "--dry-run", "--", *train).stdout
-    assert f"command: python -m torch.distributed.run --nproc-per-node=2 --max-restarts=0 {shared}\n" in shown
+    assert f"command: python -m fullstride.launch.elastic --nproc-per-node=2 --max-restarts=0 {shared}\n" in shown
 
 
 @pytest.mark.parametrize(

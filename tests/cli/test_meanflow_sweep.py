@@ -2,8 +2,10 @@ import re
 
 import pytest
 import typer
+from typer.testing import CliRunner
 
 from fullstride.cli import meanflow_sweep as multirun
+from fullstride.cli.app import app
 from fullstride.cli.meanflow_sweep import run_all
 from fullstride.meanflow.training.trainer import train
 
@@ -68,9 +70,14 @@ def test_a_run_that_diverged_is_no_success(tmp_path, monkeypatch, capsys, last, 
     assert re.search(f"a: diverged: .*{why}", capsys.readouterr().err)
 
 
-def test_a_run_whose_last_steps_were_skipped_has_diverged(tmp_path, capsys):
+def test_a_run_whose_last_steps_were_skipped_has_diverged(tmp_path, monkeypatch, capsys):
     """With a rate at which weights overflow every later step is skipped, and the run comes to its end all the same."""
     wild = ["optimizer.lr=1e30", "epochs=3", "guard.check_tangents=false", f"output_dir={tmp_path}", "run_name=wild"]
+    words = [*TINY[:-2], "device=cpu", *wild]
+    single = CliRunner().invoke(app, ["meanflow", "train", *words])
+    assert single.exit_code == 1
+    assert re.search(r"^error: .*wild diverged: its last \d+ steps were not finite; lower", single.output, re.MULTILINE)
+    monkeypatch.setattr(multirun, "train", lambda _: tmp_path / "wild")
     with pytest.raises(typer.Exit):
-        run_all([[*TINY[:-2], "device=cpu", *wild]])
+        run_all([words])
     assert "wild: diverged" in capsys.readouterr().err

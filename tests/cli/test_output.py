@@ -58,3 +58,11 @@ def test_lines_come_whole_and_in_order_to_a_reader_who_stays():
 def test_a_closed_output_ends_nothing():
     done = subprocess.run(["bash", "-c", f'"{sys.executable}" -m fullstride --version >&- 2>&-'])
     assert done.returncode == 0
+
+
+@pytest.mark.parametrize("line", ["--version", "meanflow --help", "meanflow keys"])
+def test_a_full_disk_is_one_line_and_a_failure(line):
+    with open("/dev/full", "wb") as full:
+        words = [sys.executable, "-m", "fullstride", *line.split()]
+        done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (1, "error: [Errno 28] No space left on device\n")

@@ -18,7 +18,7 @@ def test_one_process_needs_no_launcher():
 
 def test_torchrun_takes_the_command_line():
     line = torchrun_command(TRAIN, 3, restarts=5)
-    assert line[:3] == [sys.executable, "-m", "torch.distributed.run"]
+    assert line[:3] == [sys.executable, "-m", "fullstride.launch.elastic"]
     config, _, words = config_from_args(parse_args(line[3:]))
     assert (config.min_nodes, config.max_nodes, config.nproc_per_node, config.max_restarts) == (1, 1, 3, 5)
     assert words[-5:] == ["fullstride", *TRAIN, "distributed=ddp"]

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import submitit
+from submitit.core.utils import UncompletedJobError
 
 from fullstride.errors import ConfigError
 from fullstride.launch import slurm
@@ -141,9 +142,11 @@ def test_a_job_that_slurm_has_requeued_itself_goes_on(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("end", "attempts"), [("2", 1), ("12", 1), ("75", 4)])
-def test_a_job_that_ends_badly_fails_with_its_exit_code(tmp_path, end, attempts):
-    with pytest.raises(RuntimeError, match=f"exit code {end}: "):
+def test_a_job_that_ends_badly_fails_with_its_exit_code(tmp_path, end, attempts, capfd):
+    with pytest.raises(SystemExit) as failed:
         Scripted(TRAIN, tmp_path, end, retries=3)()
+    assert failed.value.code == int(end)
+    assert f"launch: exit code {end}: " in capfd.readouterr().err
     assert len(attempts_in(tmp_path)) == attempts
 
 
@@ -152,7 +155,7 @@ def test_several_processes_of_a_machine_without_a_gpu_share_a_run_and_have_a_cor
     assert {"cpus-per-task=3", "ntasks-per-node=1"} <= flags(text)
     assert "--gpus" not in text
     assert "gpus-per-node" not in text
-    assert "torch.distributed.run --nproc-per-node=3 --max-restarts=5 --standalone" in text
+    assert "fullstride.launch.elastic --nproc-per-node=3 --max-restarts=5 --standalone" in text
     assert text.endswith("distributed=ddp")
     for gpus in (1, 4):
         with pytest.raises(ConfigError, match="--processes 3: expected --gpus 0 with it"):
@@ -167,7 +170,7 @@ def test_several_machines_meet_at_the_first(monkeypatch):
     monkeypatch.setattr(submitit, "JobEnvironment", Environment)
     line = SlurmJob(TRAIN, SlurmRequest(gpus=4, nodes=2)).line(TRAIN)
     assert line[2:] == [
-        "torch.distributed.run", "--nproc-per-node=4", "--max-restarts=5", "--nnodes=2", "--rdzv-backend=c10d",
+        "fullstride.launch.elastic", "--nproc-per-node=4", "--max-restarts=5", "--nnodes=2", "--rdzv-backend=c10d",
         "--rdzv-endpoint=first:29639", "--rdzv-id=1234_5", "-m", "--", "fullstride", *TRAIN, "distributed=ddp",
     ]  # fmt: skip
 
@@ -265,6 +268,20 @@ def test_a_job_whose_last_time_is_up_is_not_completed_though_the_error_was_lost(
     thread.join()
     assert left.value.code not in (0, None)
     assert attempts_in(tmp_path) == [TRAIN]
+
+
+def test_a_job_whose_last_time_is_up_fails_in_one_line(tmp_path, monkeypatch, capfd):
+    job = Scripted(TRAIN, tmp_path, "0")
+
+    def over(line: list[str]) -> None:
+        raise UncompletedJobError("Job not requeued because: timed-out too many times.")
+
+    monkeypatch.setattr(job, "_start", over)
+    with pytest.raises(SystemExit) as left:
+        job()
+    assert left.value.code == 1
+    expected = "launch: Job not requeued because: timed-out too many times. To continue, run the same command with"
+    assert capfd.readouterr().err.startswith(expected)
 
 
 def test_what_sbatch_refuses_is_one_line(tmp_path, monkeypatch, capfd):

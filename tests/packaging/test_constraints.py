@@ -77,3 +77,12 @@ def test_one_set_of_pins_holds_for_every_python_and_processor(python, platform, 
     target = "--python-version", python, "--python-platform", platform
     options = "--quiet", "--all-extras", "--no-annotate", "--no-header", "--no-config", "-c", "constraints.txt"
     assert _versions(_resolved(find_uv_bin(), "pip", "compile", *target, *options, "pyproject.toml")) == PINS
+
+
+def test_every_pin_has_its_licence_on_the_page():
+    """Apart from NVIDIA's libraries, of which the page says that they have its own terms."""
+    page = (ROOT / "docs" / "reference" / "licences.md").read_text()
+    rows = re.findall(r"^\| ([\w.-]+) \| (\S+) \| \S.* \|$", page, re.MULTILINE)
+    listed = _versions("\n".join(f"{name}=={version}" for name, version in rows))
+    listed.pop("name")
+    assert listed == {name: version for name, version in PINS.items() if not name.startswith(("nvidia-", "cuda-"))}

@@ -23,6 +23,7 @@ from fullstride.llm.server.served_model import ServedModel
 from fullstride.llm.server.streaming import EventStream, event, json_response, merge, while_connected
 from fullstride.llm.server.tools.conformance import CallSchemas, Check, check_of, refused
 from fullstride.llm.server.tools.shapes import SchemaCompiler, schema_of
+from fullstride.llm.server.turns import Turns
 
 
 @dataclass
@@ -47,7 +48,7 @@ class ServerState:
     metrics: Metrics
     shapes: SchemaCompiler | None = None
     reading: anyio.CapacityLimiter = field(default_factory=lambda: anyio.CapacityLimiter(1))
-    checking: anyio.CapacityLimiter = field(default_factory=lambda: anyio.CapacityLimiter(1))
+    checking: Turns = field(default_factory=lambda: Turns(1))
 
     async def compile(
         self,
@@ -80,7 +81,8 @@ class ServerState:
         try:
             if constraint is not None and self.shapes is not None:
                 await while_connected(request, self.shapes.compile(constraint))
-            return await anyio.to_thread.run_sync(check_of, shape, calls, limiter=self.checking)
+            async with self.checking:
+                return await anyio.to_thread.run_sync(check_of, shape, calls, limiter=anyio.CapacityLimiter(1))
         except ConfigError as error:
             tried = self.shapes.tried if self.shapes is not None else lambda shape: None
             schemas = {"": schema_of(shape), **(calls.schemas if calls else {})}
@@ -158,7 +160,10 @@ class Responder:
         text = self._texts[which, delta.index] = self._texts.get((which, delta.index), "") + delta.text
         if delta.finish_reason is not None:
             whole = choices[-1]["finish_reason"] != "length"
-            if errors := await anyio.to_thread.run_sync(self.check, text, whole, limiter=self.server.checking):
+            async with self.server.checking:
+                alone = anyio.CapacityLimiter(1)
+                errors = await anyio.to_thread.run_sync(self.check, text, whole, limiter=alone)
+            if errors:
                 choices[-1]["schema_errors"] = errors
         return choices
 

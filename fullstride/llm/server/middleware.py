@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from fullstride.errors import ConfigError
 from fullstride.llm.server.errors import ApiError, BadRequestError, EncodedError, TooLargeError, UnauthorizedError
 from fullstride.llm.server.metrics import Metrics
+from fullstride.llm.server.turns import CLIENT
 
 logger = logging.getLogger("fullstride.llm.server")
 # Who asks for them is a probe, which has no key.
@@ -131,6 +132,7 @@ class RequestLog:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        CLIENT.set((scope.get("client") or ("",))[0])
         wished = Headers(scope=scope).get("x-request-id", "")
         request_id = wished if REQUEST_ID.fullmatch(wished) else uuid4().hex
         began, status = perf_counter(), 0

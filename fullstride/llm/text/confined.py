@@ -15,11 +15,13 @@ import socket
 import subprocess
 import sys
 import weakref
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from multiprocessing.connection import Connection
 from pathlib import Path
-from threading import Lock
+from threading import Event, Lock
 from typing import Any
 
 from fullstride.errors import ConfigError, one_line
@@ -35,6 +37,41 @@ class TooCostlyError(ConfigError):
 
 class AbandonedError(Exception):
     """Error of work whose result nobody waits for any more."""
+
+
+class FairLock:
+    """Lock whose holders come in the order in which they asked for it.
+
+    A plain lock goes to whoever takes it first, which is a thread that has just released it: one client that asks
+    for costly work again and again would keep all others out.
+    """
+
+    def __init__(self) -> None:
+        """Make a lock that nobody holds."""
+        self._queue: deque[Event] = deque()  # the first one holds it
+        self._lock = Lock()
+
+    @contextmanager
+    def next(self, wanted: Callable[[], bool]) -> Iterator[None]:
+        """Hold the lock, once all who asked before have released it.
+
+        Raises:
+            AbandonedError: if it is wanted no more.
+
+        """
+        mine = Event()
+        with self._lock:
+            self._queue.append(mine)
+            self._queue[0].set()
+        try:
+            while not mine.wait(TICK_SECONDS):
+                _check(wanted)
+            yield
+        finally:
+            with self._lock:
+                self._queue.remove(mine)
+                if self._queue:
+                    self._queue[0].set()
 
 
 class IsolatedFunction:
@@ -58,7 +95,7 @@ class IsolatedFunction:
         self._setup = setup
         self._seconds = seconds
         self._memory = memory
-        self._lock = Lock()
+        self._lock = FairLock()
         self._running: tuple[subprocess.Popen[bytes], Connection] | None = None
 
     def __call__(self, request: Any, wanted: Callable[[], bool] = lambda: True) -> Any:
@@ -78,12 +115,8 @@ class IsolatedFunction:
             written = pickle.dumps(request)
         except Exception as error:  # of whatever the request's own classes raise
             raise ConfigError(f"expected plain values, such as texts, numbers, lists and dicts: {error}") from error
-        while not self._lock.acquire(timeout=TICK_SECONDS):
-            _check(wanted)
-        try:
+        with self._lock.next(wanted):
             return self._answer(written, wanted)
-        finally:
-            self._lock.release()
 
     def _answer(self, request: bytes, wanted: Callable[[], bool]) -> Any:
         process, connection = self._running = self._running or self._start()

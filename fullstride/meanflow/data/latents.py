@@ -16,7 +16,14 @@ from fullstride.meanflow.config.schema import DataConfig
 from fullstride.meanflow.data.dataset import Dataset, Split
 from fullstride.meanflow.data.reading import read_again
 from fullstride.meanflow.data.shards import FLIPPED, MOMENTS, SUFFIX, Moments, Shard
-from fullstride.meanflow.data.sources.folders import file_sizes, fingerprint, hold_out, list_files, split_folders
+from fullstride.meanflow.data.sources.folders import (
+    file_sizes,
+    fingerprint,
+    hold_out,
+    list_files,
+    note_missing,
+    split_folders,
+)
 from fullstride.meanflow.data.sources.known_files import KnownFiles
 from fullstride.runs.atomic_files import read_best_effort
 
@@ -115,6 +122,7 @@ def _shards(folder: Path) -> list[Shard]:
     names, left = list_files(folder, [SUFFIX])
     if not names:
         raise ConfigError(f"{folder}: no *{SUFFIX} file ({left} other files); write some with write_latents")
+    note_missing(folder, names)
     files = [folder / name for name in names]
     first, *others = shards = [read_again(partial(Shard.read, file), file.__str__) for file in files]
     for shard in others:

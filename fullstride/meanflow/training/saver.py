@@ -22,6 +22,8 @@ class CheckpointSaver:
         run: the run's folder.
         resume_advice: instructions for a person to continue a stopped run.
         returns: number of restored checkpoints since the last save.
+        newest: newest checkpoint of this run.
+        newest_step: its step.
 
     """
 
@@ -30,6 +32,8 @@ class CheckpointSaver:
     run: Path
     resume_advice: str
     returns: int = 0
+    newest: Path | None = None
+    newest_step: int = 0
 
     @classmethod
     def opened(cls, config: TrainConfig, state: RunState, resume_advice: str) -> "CheckpointSaver":
@@ -53,7 +57,14 @@ class CheckpointSaver:
                 if state.position.epoch >= config.epochs:
                     changed = f"; epochs={config.epochs} are done already, nothing to train"
             Console().print(f"resume=true: {start}{changed}", soft_wrap=True, markup=False)
-        return cls(config, state, run, resume_advice)
+        return cls(config, state, run, resume_advice, newest=checkpoint, newest_step=state.position.step)
+
+    @property
+    def unsaved(self) -> str:
+        """Steps that would be lost if the run ended now, in words."""
+        steps = self.state.position.step - self.newest_step
+        since = f"after {self.newest}" if self.newest else "so far, as there is no checkpoint yet"
+        return f"unsaved: {steps} step{'s' if steps != 1 else ''} {since}"
 
     def save(self, *, must: bool) -> Path | None:
         """Write a checkpoint, one to return to; what a full disk refuses is tried again later, unless it must be.
@@ -75,6 +86,7 @@ class CheckpointSaver:
                 raise OSError(f"cannot save step {self.state.position.step} ({error}); {advice}") from error
             self.note(f"not saved at step {self.state.position.step} ({error}); training continues")
             return None
+        self._newest_is(saved)
         if harmful:
             # The good ones before it stay, whatever their number.
             self.note(f"{saved} was saved after harmful steps ({harmful} in a row): its weights may be bad")
@@ -100,6 +112,7 @@ class CheckpointSaver:
             raise FloatingPointError(f"{trouble}, {self.returns} times after {checkpoint}, which stays; {advice}")
         attempt, self.returns = self.state.position.attempt + 1, self.returns + 1
         self.state.restore(checkpoint, self.config)
+        self._newest_is(checkpoint)
         # Saved by a stop among the harmful steps.
         self.state.processes.led(lambda: remove_later(self.run, checkpoint))
         self.state.position.attempt = attempt
@@ -107,6 +120,9 @@ class CheckpointSaver:
         self.state.guard.forget_skips()
         self.note(f"{trouble}; went back to {checkpoint}, continuing with other random numbers")
         return checkpoint
+
+    def _newest_is(self, checkpoint: Path) -> None:
+        self.newest, self.newest_step = checkpoint, self.state.position.step
 
     def note(self, message: str) -> None:
         """Print a message, on the first process only."""

@@ -14,7 +14,7 @@ from torch.distributed.elastic.multiprocessing.errors import record
 from fullstride.device import memory
 from fullstride.device.precision import process_precision, set_precision
 from fullstride.device.select import describe, resolve_device
-from fullstride.errors import ConfigError, OutOfMemory, Preempted, ReadError, is_out_of_memory
+from fullstride.errors import ConfigError, OutOfMemory, PeerError, Preempted, ReadError, is_out_of_memory
 from fullstride.meanflow.config.datasets import noun_of
 from fullstride.meanflow.config.intervals import save_interval
 from fullstride.meanflow.config.schema import TrainConfig
@@ -136,6 +136,7 @@ class Trainer:
             ConfigError: if an evaluation is missing something, or a record is damaged; the run is saved first. Before
                 the first step, if du/dt is wrong.
             ReadError: if data cannot be read for now, or a worker has died; the run is saved first.
+            PeerError: if another process has failed; the message says what is unsaved.
 
         """
         try:
@@ -146,6 +147,8 @@ class Trainer:
             reason, code = ("out_of_memory", OUT_OF_MEMORY) if full else ("read_error", UNREAD)
             write_end(self.run, reason=reason, message=str(error), step=self.state.position.step, exit_code=code)
             raise
+        except PeerError as error:
+            raise PeerError(f"{error}; {self.saves.unsaved}; to continue, {self.resume_advice}") from None
         finally:
             release(self.run)
         return self.run

@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from fullstride.errors import ConfigError
-from fullstride.llm.text.confined import AbandonedError, IsolatedFunction, TooCostlyError
+from fullstride.llm.text.confined import AbandonedError, FairLock, IsolatedFunction, TooCostlyError
 
 HERE = "tests.llm.text.test_confined:"
 
@@ -96,6 +96,27 @@ def test_what_nobody_waits_for_is_ended(confined):
         confined(("sleep", 1000), wanted.is_set)
     assert not psutil.pid_exists(pid)
     assert confined(("echo", 2))["made"] == 2
+
+
+def test_callers_come_in_the_order_in_which_they_asked():
+    lock, seen = FairLock(), []
+
+    def often(name):
+        for _ in range(3):
+            with lock.next(lambda: True):
+                seen.append(name)
+                time.sleep(0.01)
+
+    threads = [threading.Thread(target=often, args=(name,)) for name in "ab"]
+    with lock.next(lambda: True):
+        for waiting, thread in enumerate(threads, 2):
+            thread.start()
+            while len(lock._queue) < waiting:
+                time.sleep(0.001)
+    for thread in threads:
+        thread.join()
+    assert seen[:2] == ["a", "b"]  # though "a" asked again at once
+    assert len(seen) == 6
 
 
 def test_nothing_is_imported_from_the_folder_that_one_is_in(tmp_path, monkeypatch):

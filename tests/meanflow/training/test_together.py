@@ -2,6 +2,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -146,13 +147,16 @@ def test_processes_that_are_started_anew_after_a_failure_go_on(forked, tmp_path,
         "WORLD_SIZE": 2,
         "TORCHELASTIC_USE_AGENT_STORE": True,
     }
-    codes = []
+    codes, said = [], []
     for attempt in (0, 1):
         for name, value in (given | {"TORCHELASTIC_RESTART_COUNT": attempt}).items():
             monkeypatch.setenv(name, str(value))
         lines = (["tests.meanflow.training.failing", str(tmp_path), str(rank)] for rank in (0, 1))
-        codes.append([done.returncode for done in forked(*lines)])
+        ended = forked(*lines)
+        codes.append([done.returncode for done in ended])
+        said += [done.stderr for done in ended]
     assert 0 not in codes[0]
+    assert re.search(r"unsaved: 1 step after .*step_00000002; to continue, run", said[0])
     assert codes[1] == [0, 0]
     assert [line["step"] for line in learned(tmp_path / "run")] == list(range(1, 7))
 

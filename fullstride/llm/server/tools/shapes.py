@@ -15,6 +15,7 @@ from fullstride.llm.sampling_params import Structured
 from fullstride.llm.server.errors import BadRequestError, UnavailableError
 from fullstride.llm.server.schemas.base import SamplingRequest, StructuredOutputs
 from fullstride.llm.server.schemas.chat import ChatRequest, JsonObjectFormat, JsonSchemaFormat
+from fullstride.llm.server.turns import Turns
 from fullstride.llm.text.grammar import Compiler
 from fullstride.llm.text.grammar_trial import Trial
 
@@ -28,7 +29,7 @@ class SchemaCompiler:
     def __init__(self, grammars: Compiler, queue_seconds: float):
         """Compile for the engine whose grammars these are; a request waits so long for those before it."""
         self._grammars, self._queue_seconds = grammars, queue_seconds
-        self._trial, self._room = Trial(grammars.words), anyio.CapacityLimiter(AT_ONCE)
+        self._trial, self._room = Trial(grammars.words), Turns(AT_ONCE)
 
     async def compile(self, shape: Structured) -> None:
         """See that the engine finds the shape compiled; cancelled, it ends the work.

@@ -4,6 +4,8 @@ name for the content.
 
 import hashlib
 import os
+import re
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,10 +14,14 @@ import numpy as np
 
 from fullstride.errors import ConfigError
 from fullstride.meanflow.data.reading import refuse_if_away
+from fullstride.runs.atomic_files import note
 
 HELD_OUT = ("test", "val")
 HALVES = ("train", *HELD_OUT)
 HOLDOUT_SEED = 505
+# The last number of a name before its suffix, and of how many, as in train-00007-of-00012.tar.
+NUMBERED = re.compile(r"(.*?)(\d+)(-of-\d+)?(\D*)", re.DOTALL)
+MOST_NUMBERED = 1_000_000
 
 
 def split_folders(root: Path) -> tuple[Path, Path | None]:
@@ -44,7 +50,10 @@ def top_folders(root: Path) -> list[str]:
 
     """
     if not root.is_dir():
-        raise ConfigError(f"{root}: no such folder; expected a folder of data files, or one with train/ and test/")
+        pattern = "patterns are not expanded; " if set("*?[") & set(str(root)) else ""
+        raise ConfigError(
+            f"{root}: no such folder; {pattern}expected a folder of data files, or one with train/ and test/"
+        )
     return [p.name for p in root.iterdir() if p.is_dir() and not p.name.startswith(".")]
 
 
@@ -97,6 +106,34 @@ def list_files(folder: Path, suffixes: Iterable[str]) -> tuple[list[str], int]:
         names += chosen if inner == "." else [f"{inner}/{name}" for name in chosen]
         others += len(visible) - len(chosen)
     return sorted(names), others
+
+
+def missing_numbers(names: Sequence[str]) -> list[str]:
+    """Return the names that numbered files such as `train-000007.tar` or `00007-of-00012.tar` leave out.
+
+    Names whose numbers are mostly missing are taken for names without an order.
+    """
+    sequences: dict[tuple[str, int, str, str], set[int]] = defaultdict(set)
+    for name in names:
+        if parts := NUMBERED.fullmatch(name):
+            sequences[parts[1], len(parts[2]), parts[3] or "", parts[4]].add(int(parts[2]))
+    missing = []
+    for (before, width, of, after), there in sequences.items():
+        first, last = min(there), max(there)
+        if of:
+            last = max(last, int(of.removeprefix("-of-")) - (0 if first else 1))
+            first = min(first, 1)
+        if last - first < 2 * len(there) or (of and last < MOST_NUMBERED):
+            gaps = sorted(set(range(first, last + 1)) - there)
+            missing += [f"{before}{number:0{width}d}{of}{after}" for number in gaps]
+    return missing
+
+
+def note_missing(folder: Path, names: Sequence[str]) -> None:
+    """Say which numbered files a folder lacks, if any."""
+    if missing := missing_numbers(names):
+        there = "is not there" if len(missing) == 1 else f"and {len(missing) - 1} other numbered files are not there"
+        note(f"{folder}: {missing[0]} {there}; copy what is missing, or go on with the {len(names)} that are")
 
 
 def hold_out(keys: Sequence[str], labels: np.ndarray, share: float) -> np.ndarray:

@@ -106,6 +106,8 @@ def read_picture(file: Path | Member, form: ImageForm) -> UInt8[Tensor, "c h w"]
     """
     with _opened(file, form.megapixels) as image:
         deep = _deep(image)  # which decoding forgets
+        if getattr(image, "is_animated", False):
+            _say_once("frames", f"{file}: the first of its frames is read; likewise of other pictures")
         image.load()
         _turn(image, file)
     if deep:
@@ -114,16 +116,20 @@ def read_picture(file: Path | Member, form: ImageForm) -> UInt8[Tensor, "c h w"]
     return torch.tensor(pixels).reshape(*pixels.shape[:2], -1).permute(2, 0, 1).contiguous()
 
 
-_said: list[Path | Member] = []  # of which picture of this process that it was turned
+_said: set[str] = set()  # what was said of a first picture in this process
+
+
+def _say_once(what: str, message: str) -> None:
+    if what not in _said:
+        _said.add(what)
+        note(message)
 
 
 def _turn(image: Image.Image, file: Path | Member) -> None:
     """Turn a decoded picture as its EXIF orientation says, in place; said of the first one in a process."""
     orientation = image.getexif().get(ExifTags.Base.Orientation, UPRIGHT)
     if orientation in TURNED:
-        if not _said:
-            _said.append(file)
-            note(f"{file}: rotated by its EXIF orientation ({orientation}); other pictures are, too")
+        _say_once("turned", f"{file}: rotated by its EXIF orientation ({orientation}); other pictures are, too")
         ImageOps.exif_transpose(image, in_place=True)
 
 

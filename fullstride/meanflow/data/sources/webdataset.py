@@ -14,7 +14,7 @@ import numpy as np
 
 from fullstride.errors import MOST_SHOWN, ConfigError, Damaged, one_line, shortened
 from fullstride.meanflow.data.reading import read_again
-from fullstride.meanflow.data.sources.folders import list_files, top_folders
+from fullstride.meanflow.data.sources.folders import list_files, note_missing, top_folders
 from fullstride.meanflow.data.sources.interface import LARGEST, SUFFIXES, Archive, check_inside, hidden
 from fullstride.runs.atomic_files import note
 
@@ -279,4 +279,5 @@ def _shards(where: Path) -> list[Path]:
             f"{where}: shards of several splits, {' and '.join(splits.values())}; expected shards of one; move or link "
             "those to train on into a folder train/, and those to hold out into test/ or val/ next to it"
         )
+    note_missing(folder, found)
     return [folder / name for name in found]

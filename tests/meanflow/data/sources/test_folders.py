@@ -5,7 +5,14 @@ import numpy as np
 import pytest
 
 from fullstride.errors import ConfigError
-from fullstride.meanflow.data.sources.folders import file_sizes, fingerprint, hold_out, list_files, split_folders
+from fullstride.meanflow.data.sources.folders import (
+    file_sizes,
+    fingerprint,
+    hold_out,
+    list_files,
+    missing_numbers,
+    split_folders,
+)
 
 
 def make(root, *names):
@@ -146,3 +153,20 @@ def test_a_link_to_nothing_is_named(tmp_path):
     (tmp_path / "a.png").symlink_to(tmp_path / "gone.png")
     with pytest.raises(ConfigError, match=r"a.png: a link to \S+gone.png, No such file or directory; restore the file"):
         fingerprint(file_sizes(tmp_path, ["a.png"]))
+
+
+@pytest.mark.parametrize(
+    ("there", "missing"),
+    [
+        (["a-00.tar", "a-01.tar", "a-03.tar", "b-00.tar"], ["a-02.tar"]),
+        (["x/7.tar", "x/9.tar", "y.tar"], ["x/8.tar"]),
+        (["t-0-of-3.tar", "t-2-of-3.tar"], ["t-1-of-3.tar"]),
+        (["t-1-of-3.tar", "t-3-of-3.tar"], ["t-2-of-3.tar"]),  # counted from 1
+        (["t-00000-of-00002.tar"], ["t-00001-of-00002.tar"]),
+        (["00005.tar", "00006.tar"], []),  # a part of a larger set
+        (["cat-831.tar", "cat-022.tar", "cat-411.tar"], []),  # no sequence
+        (["0.tar", "9999999999999999.tar", "9-of-99999999999999.tar"], []),
+    ],
+)
+def test_a_hole_in_a_sequence_of_files_is_found(there, missing):
+    assert missing_numbers(there) == missing

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from PIL import Image
 
 from fullstride.errors import ConfigError, Damaged
+from fullstride.meanflow.data.sources import image_files
 from fullstride.meanflow.data.sources.image_files import ImageFiles, ImageForm, read_header, read_picture
 from tests.meanflow.data.pictures import pixels, write_picture
 
@@ -195,3 +196,12 @@ def test_a_store_reads_any_name_also_from_another_process(tmp_path, seed):
     assert len(store) == 3
     for i in (2, 0, 1):
         np.testing.assert_array_equal(store[i].permute(1, 2, 0).numpy(), made[i])
+
+
+def test_pictures_of_several_frames_give_their_first_one_and_it_is_said(tmp_path, capfd, monkeypatch):
+    monkeypatch.setattr(image_files, "_said", set())
+    first, *others = (Image.new("L", (7, 5), value) for value in (10, 200, 90))
+    file = tmp_path / "moving.gif"
+    first.save(file, save_all=True, append_images=others)
+    assert all((as_read(file) == 10).all() for _ in range(2))
+    assert capfd.readouterr().err == f"{file}: the first of its frames is read; likewise of other pictures\n"

@@ -310,3 +310,10 @@ def test_changed_shards_are_other_data_whose_pictures_are_named(tmp_path):
     assert now.held is not None
     assert known.held is not None
     assert now.held == known.held - {"./0.tar/dir/00.png"}
+
+
+def test_a_missing_shard_is_said(tmp_path, capfd):
+    write(tmp_path, np.random.default_rng(0), 4, 4, 4)
+    (tmp_path / "00001.tar").unlink()
+    assert len(image_folder(tmp_path, holdout=0.25).train) == 6
+    assert f"{tmp_path}: 00001.tar is not there; copy what is missing, or go on with the 2" in capfd.readouterr().err
