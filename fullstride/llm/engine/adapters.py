@@ -82,14 +82,16 @@ class AdapterTable:
         return free[0]
 
 
-def read_adapters(folders: Mapping[str, str | Path], model: ModelConfig) -> dict[str, Adapter]:
-    """Read adapters by their names.
+def read_adapters(folders: Mapping[str, str | Path | Adapter], model: ModelConfig) -> dict[str, Adapter]:
+    """Read adapters by their names; those that were read already stay.
 
     Raises:
         ConfigError: see `read_adapter`.
 
     """
-    return {name: read_adapter(folder, model) for name, folder in folders.items()}
+    return {
+        name: folder if isinstance(folder, Adapter) else read_adapter(folder, model) for name, folder in folders.items()
+    }
 
 
 def with_room(config: EngineConfig, adapters: Mapping[str, Adapter]) -> EngineConfig:

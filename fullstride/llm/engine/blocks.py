@@ -20,6 +20,11 @@ def block_hashes(tokens: Sequence[int], size: int, before: bytes = b"") -> list[
     return names
 
 
+def salted(before: bytes, salt: str) -> bytes:
+    """Return the hash before the first block of prompts with a salt; no block has it, whatever the salt."""
+    return blake2b(salt.encode(), key=before, digest_size=16, person=b"salt").digest() if salt else before
+
+
 class BlockManager:
     """Blocks 1 to `count`, with reference counts.
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from fullstride.errors import ConfigError, one_line
 from fullstride.llm.engine.adapters import AdapterTable, read_adapters, with_room
-from fullstride.llm.engine.blocks import BlockManager, block_hashes
+from fullstride.llm.engine.blocks import BlockManager, block_hashes, salted
 from fullstride.llm.engine.build import Model, build_parts
 from fullstride.llm.engine.collect import DeltaBuilder, collect
 from fullstride.llm.engine.config import EngineConfig
@@ -21,6 +21,7 @@ from fullstride.llm.engine.validate import RequestValidator
 from fullstride.llm.outputs import Delta, EngineStats, FinishReason, Pooling
 from fullstride.llm.progress import OnProgress
 from fullstride.llm.sampling_params import SamplingParams
+from fullstride.llm.weights.peft_adapter import Adapter
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +52,7 @@ class Engine:
         devices: Sequence[Any] | None = None,
         *,
         loading: OnProgress | None = None,
-        adapters: Mapping[str, str | Path] | None = None,
+        adapters: Mapping[str, str | Path | Adapter] | None = None,
     ):
         """Put the weights on the devices and compile every program that will run.
 
@@ -61,8 +62,8 @@ class Engine:
             progress: callback `(ready, total)` for compiled programs: with 0 at first, then at least every second.
             devices: JAX devices, `tensor_parallel_size` of them; the first ones unless given.
             loading: callback `(loaded, total)` for layers on the devices.
-            adapters: folders of LoRA adapters by the names that requests give; `load_adapter` adds others later if
-                `max_loras` leaves room.
+            adapters: LoRA adapters, or their folders, by the names that requests give; `load_adapter` adds others
+                later if `max_loras` leaves room.
 
         Raises:
             ConfigError: for settings that the model or the devices cannot meet, or an adapter that is not the model's.
@@ -125,6 +126,7 @@ class Engine:
         arrived: float | None = None,
         adapter: str | None = None,
         pooling: Pooling | None = None,
+        cache_salt: str = "",
     ) -> None:
         """Add a request; it runs when `step` is called.
 
@@ -136,6 +138,7 @@ class Engine:
             adapter: name of a loaded LoRA adapter; None for the model itself.
             pooling: which tokens' last hidden states, after the final norm, the last delta has the mean of: the `last`
                 one of the prompt or all (`mean`); None for no embedding. Give one output token.
+            cache_salt: cached blocks are shared with requests of the same salt alone.
 
         Raises:
             ConfigError: if it can never run: too long, more than the pool holds, unknown token ids, more of
@@ -149,7 +152,7 @@ class Engine:
         slot, cache_key = self._adapters.find(adapter)
         request = self._intake.request(request_id, prompt, params, arrived)
         request.adapter, request.slot = adapter, slot
-        request.cache_key, request.pooling = cache_key, pooling
+        request.cache_key, request.pooling = salted(cache_key, cache_salt), pooling
         sequences = self._intake.sequences(request)
         self._live[request_id] = sequences
         self._scheduler.waiting.extend(sequences)
@@ -202,15 +205,15 @@ class Engine:
         """Share another engine's grammar compiler (same model), so that a grammar is compiled once for both."""
         self._intake.grammars = other.grammars
 
-    def block_hashes(self, prompt: Sequence[int], adapter: str | None = None) -> list[bytes]:
+    def block_hashes(self, prompt: Sequence[int], adapter: str | None = None, cache_salt: str = "") -> list[bytes]:
         """Return the hashes of a prompt's first blocks; engines with the same block size give the same hashes.
 
         At most `NAMED` tokens are looked at, and none without a prefix cache; any thread may ask. Those of a LoRA
-        adapter are its own.
+        adapter, and of a salt, are their own.
         """
         if not self._caching:
             return []
-        before = self._adapters.find(adapter).cache_key
+        before = salted(self._adapters.find(adapter).cache_key, cache_salt)
         return block_hashes(prompt[: min(len(prompt) - 1, NAMED)], self.sizes.block, before)
 
     def cached_prefix_blocks(self, names: Sequence[bytes]) -> int:
