@@ -171,10 +171,20 @@ class ModelConfig:
         return self.windows[layer] if self.windows else None
 
     @property
-    def widest_window(self) -> int | None:
-        """Number of tokens that a token sees in any layer; None if it sees all in one."""
-        seen = [window for window in self.windows if window is not None]
-        return max(seen) if seen and len(seen) == len(self.windows) else None
+    def cache_groups(self) -> tuple[tuple[int, ...], ...]:
+        """Layers, by their numbers, whose keys and values share blocks; all layers of a group have the same window.
+
+        A group has as many layers as there are of the rarest window, or fewer, so that one pool has blocks for all.
+        """
+        kinds = dict.fromkeys(self.windows or (None,))
+        layers = [[i for i in range(self.layers) if self.window(i) == window] for window in kinds]
+        size = min(map(len, layers))
+        return tuple(tuple(own[i : i + size]) for own in layers for i in range(0, len(own), size))
+
+    @property
+    def cache_windows(self) -> tuple[int | None, ...]:
+        """Window of each group of `cache_groups`."""
+        return tuple(self.window(group[0]) for group in self.cache_groups)
 
 
 # Matrices that concatenate several of a layer's parameters.

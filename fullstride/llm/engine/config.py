@@ -26,7 +26,8 @@ class EngineConfig:
         max_sequences: number of sequences that run at once; others wait.
         max_length: tokens of prompt and output together; by default as many as model and KV cache allow.
         block_size: tokens of a KV cache block.
-        kv_blocks: number of KV cache blocks.
+        kv_blocks: number of KV cache blocks of all layers; a block of models with windows in some layers is several,
+            one for each group of layers.
         kv_memory: bytes of the KV cache, if `kv_blocks` is not given.
         kv_share: share of the memory that is free once the weights are on the devices, if neither is given. The default
             is 0.8 on an accelerator. On a CPU it is the memory of one sequence of `max_length`, at least 512 MiB and,

@@ -78,9 +78,7 @@ class Engine:
         self.kernels, self.sizes = parts.kernels.name, parts.sizes
         self.dead: str | None = None
         self._intake, self._caching = RequestValidator(self.model, self.sizes, self.tokenizer), config.prefix_cache
-        self._scheduler = Scheduler(
-            self.sizes, BlockManager(self.sizes.blocks, self._caching), self.model.widest_window
-        )
+        self._scheduler = Scheduler(self.sizes, BlockManager(self.sizes.blocks, self._caching))
         self._flights: deque[InFlightStep] = deque()
         self._outbox: list[Delta] = []
         self._live: dict[str, list[Running]] = {}
@@ -221,7 +219,7 @@ class Engine:
 
         By the time when a request comes it may be more or fewer.
         """
-        return len(self._scheduler.blocks.match(names))
+        return len(self._scheduler.cached(list(names))[0])
 
     @property
     def busy(self) -> bool:

@@ -155,7 +155,8 @@ class Runner:
             return getattr(programs, kind)(weights, state, packed, rows)
 
         step.__name__ = f"{kind}_{rows}_{tiles}_{width}"
-        words = MixedInput.size(rows, tiles, sizes.tile, width) if tiles else DecodeInput.size(rows, width)
+        entries = len(sizes.windows) * width
+        words = MixedInput.size(rows, tiles, sizes.tile, entries) if tiles else DecodeInput.size(rows, entries)
         return self._lower(step, 1, self._leaves, self.state, self._words(words))
 
     def _lower(self, function: Callable[..., Any], state: int, *operands: Any) -> Any:

@@ -41,6 +41,9 @@ class QKNorm(NamedTuple):
 class StepBatch(NamedTuple):
     """Tokens of one step: first D rows of one token each, then N tiles of Q tokens of one row each.
 
+    Slots and block tables have a first axis of the groups of `ModelConfig.cache_groups` if there are several; attention
+    has those of one group.
+
     Attributes:
         tokens: ids.
         positions: of each token in its sequence; -1 is padding, which sees nothing.
@@ -57,9 +60,9 @@ class StepBatch(NamedTuple):
 
     tokens: Int[Array, " T"]
     positions: Int[Array, " T"]
-    slots: Int[Array, " T"]
-    rows: Int[Array, "D W"]
-    tiles: Int[Array, "N W"]
+    slots: Int[Array, "*groups T"]
+    rows: Int[Array, "*groups D W"]
+    tiles: Int[Array, "*groups N W"]
     cos: Float[Array, "T half"]
     sin: Float[Array, "T half"]
     window_cos: Float[Array, "T half"] | None = None
