@@ -167,6 +167,7 @@ class Attention(Protocol):
     """Normalize q and k, apply RoPE, store keys and values in `layer` of the KV cache, and attend by block tables.
 
     With `FP8_POOL` keys and values are rounded to e4m3, at most 448; each token attends to its own rounded ones, too.
+    `sinks` are a score of each head that takes part in the softmax and has no value.
     """
 
     def __call__(
@@ -177,6 +178,8 @@ class Attention(Protocol):
         batch: StepBatch,
         norms: QKNorm | None,
         shape: AttentionShape,
+        *,
+        sinks: Float[Array, " heads"] | None = None,
     ) -> tuple[Float[Array, "T out"], Num[Array, "layers 2 slots kv_heads head_dim"]]: ...
 
 

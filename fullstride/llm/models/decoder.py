@@ -104,8 +104,8 @@ def _layer(
     norms = None if layer.q_norm is None or layer.k_norm is None else QKNorm(layer.q_norm, layer.k_norm)
     if norms is not None and (config.wide_qk_norm or config.exact_norm):
         qkv, norms = normalized_heads(config, qkv, norms, shape), None
-    mixed, pool = kernels.attention(qkv, pool, index, batch, norms, shape)
-    x = add(mixed, layer.o, x, slots.get("o"), layer.attn_post_norm)
+    mixed, pool = kernels.attention(qkv, pool, index, batch, norms, shape, sinks=layer.sinks)
+    x = add(mixed, layer.o, x, slots.get("o"), layer.attn_post_norm, bias=layer.o_bias)
     if layer.router is not None:
         return routed(config, kernels, layer, x), pool
     wide = read(x, layer.mlp_norm, layer.gate_up, slots.get("gate_up"))
@@ -143,14 +143,17 @@ def _add(
     slots: AdapterSlots | None = None,
     weight: Array | None = None,
     gated: bool = False,
+    bias: Array | None = None,
 ) -> Array:
     """Add a projection to the residual stream; each of several devices has a part of its inputs."""
     read = gate(config, x) if gated and slots is not None else x
     if kernels.axis is None and weight is None and config.residual_scale == 1:
-        return adapted(kernels.project(x, matrix, gated=gated, residual=residual), read, slots, batch)
+        return adapted(kernels.project(x, matrix, gated=gated, bias=bias, residual=residual), read, slots, batch)
     part = adapted(kernels.project(x, matrix, gated=gated), read, slots, batch)
     if kernels.axis is not None:
         part = lax.psum(part, kernels.axis) if kernels.all_reduce is None else kernels.all_reduce(part)
+    if bias is not None:
+        part = part + bias
     if weight is not None:
         part = norm(config, part, weight)
     return residual + scaled(part, config.residual_scale)
