@@ -2,7 +2,7 @@
 
 import logging
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -78,15 +78,16 @@ class Engine:
         self.kernels, self.sizes = parts.kernels.name, parts.sizes
         self.dead: str | None = None
         self._intake, self._caching = RequestValidator(self.model, self.sizes, self.tokenizer), config.prefix_cache
-        self._scheduler = Scheduler(self.sizes, BlockManager(self.sizes.blocks, self._caching))
+        self._scheduler = Scheduler(self.sizes, BlockManager(self.sizes.blocks, self._caching), self._seat)
         self._flights: deque[InFlightStep] = deque()
         self._outbox: list[Delta] = []
         self._live: dict[str, list[Running]] = {}
         self._steps = self._prompt_tokens = self._generated = 0
         self._runner = Runner(Programs(self.model, parts.kernels, self.sizes), parts.weights, self.devices, progress)
-        self._adapters = AdapterTable(self.model, config.max_loras, config.max_lora_rank)
+        self._adapters = AdapterTable(config)
         for name, adapter in read.items():
-            self._runner.set_adapter(self._adapters.enter(name, adapter), adapter, config.max_lora_rank)
+            self._adapters.enter(name, adapter)
+            self._place(name, set(self._adapters.loaded))
 
     @property
     def adapters(self) -> tuple[str, ...]:
@@ -94,26 +95,26 @@ class Engine:
         return tuple(self._adapters.loaded)
 
     def load_adapter(self, name: str, folder: str | Path) -> None:
-        """Load a LoRA adapter in PEFT's form into a free slot; nothing is compiled but, once, the copy into a slot.
+        """Load a LoRA adapter in PEFT's form; nothing is compiled but, once, the copy into a slot.
 
         Raises:
             ConfigError: if it is not an adapter of this model, its name is taken, or there is no room for it.
 
         """
         (adapter,) = read_adapters({name: folder}, self.model).values()
-        self._runner.set_adapter(self._adapters.enter(name, adapter), adapter, self._adapters.rank)
+        self._adapters.enter(name, adapter)
 
     def unload_adapter(self, name: str) -> None:
-        """Free the slot of an adapter.
+        """Forget an adapter.
 
         Raises:
             ConfigError: if there is none of this name, or requests with it are under way.
 
         """
-        self._adapters.find(name)
+        self._adapters.cache_key(name)
         if any(sequences[0].request.adapter == name for sequences in self._live.values()):
             raise ConfigError(f"adapter={name}: requests with it are under way; abort them, or wait for their end")
-        del self._adapters.loaded[name]
+        self._adapters.leave(name)
 
     def add(
         self,
@@ -147,10 +148,10 @@ class Engine:
             raise ConfigError(f"the engine has failed: {self.dead}; create a new one")
         if request_id in self._live:
             raise ConfigError(f"request_id={request_id}: a request with this id is running")
-        slot, cache_key = self._adapters.find(adapter)
+        cache_key = self._adapters.cache_key(adapter)
         request = self._intake.request(request_id, prompt, params, arrived)
-        request.adapter, request.slot = adapter, slot
-        request.cache_key, request.pooling = salted(cache_key, cache_salt), pooling
+        request.adapter, request.pooling = adapter, pooling
+        request.cache_key = salted(cache_key, cache_salt)
         sequences = self._intake.sequences(request)
         self._live[request_id] = sequences
         self._scheduler.waiting.extend(sequences)
@@ -211,7 +212,7 @@ class Engine:
         """
         if not self._caching:
             return []
-        before = salted(self._adapters.find(adapter).cache_key, cache_salt)
+        before = salted(self._adapters.cache_key(adapter), cache_salt)
         return block_hashes(prompt[: min(len(prompt) - 1, NAMED)], self.sizes.block, before)
 
     def cached_prefix_blocks(self, names: Sequence[bytes]) -> int:
@@ -242,6 +243,24 @@ class Engine:
             prompt_tokens=self._prompt_tokens,
             generated_tokens=self._generated,
         )
+
+    def _seat(self, sequence: Running) -> bool:
+        """Have a sequence's adapter in a slot; False if all slots are used by adapters of those that run."""
+        request = sequence.request
+        if request.adapter is None:
+            return True
+        slot = self._place(request.adapter, {other.request.adapter for other in self._scheduler.running})
+        request.slot = -1 if slot is None else slot
+        return slot is not None
+
+    def _place(self, name: str, used: Container[str | None]) -> int | None:
+        """Return the slot of an adapter, which is put into one that no `used` adapter has; None if there is none."""
+        if (found := self._adapters.place(name, used)) is None:
+            return None
+        slot, fresh = found
+        if fresh:
+            self._runner.set_adapter(slot, self._adapters.loaded[name].adapter, self._adapters.rank)
+        return slot
 
     def _dispatch(self) -> bool:
         """Dispatch the next step; return whether there is one."""

@@ -1,6 +1,7 @@
 """Scheduler of the next step: decode rows first, then prompt chunks in the rest of the token budget."""
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from fullstride.llm.engine.blocks import BlockManager, BlockTable
@@ -53,10 +54,12 @@ class Scheduler:
 
     In layers with a window a sequence gives back the blocks that no token sees any more; its table has the scratch
     block in their place. While its prompt is computed it has blocks for the window and the next chunk there.
+    `seat` is asked last before a sequence is admitted, which waits if it returns False.
     """
 
     sizes: CompiledShapes
     blocks: BlockManager
+    seat: Callable[[Sequence], bool] = lambda sequence: True
     waiting: deque[Sequence] = field(default_factory=deque)
     running: list[Sequence] = field(default_factory=list)
     preemptions: int = 0
@@ -223,7 +226,8 @@ class Scheduler:
         fresh = [self.sizes.held_blocks(window, left) for window in self.sizes.windows]
         # Leave room for the running sequences to grow; otherwise this one would be preempted at once.
         growth = len(self.running) * len(groups)
-        if sum(fresh) + sum(map(self.blocks.is_free, shared)) + growth > self.blocks.free:
+        needed = sum(fresh) + sum(map(self.blocks.is_free, shared)) + growth
+        if needed > self.blocks.free or not self.seat(sequence):
             return False
         self.blocks.share(shared)
         sequence.tables = [

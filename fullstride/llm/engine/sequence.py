@@ -68,7 +68,7 @@ class Request:
         arrived: time of arrival by the caller's clock, or None.
         pooling: over which tokens of the prompt the last hidden states are pooled: `last`, `mean`, or None.
         adapter: name of its LoRA adapter, or None.
-        slot: slot of the adapter on the device, or -1.
+        slot: slot of the adapter on the device while a completion runs, or -1.
         cache_key: hash before its first block, so that sequences share blocks within one adapter and salt alone.
 
     """
