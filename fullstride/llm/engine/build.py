@@ -112,7 +112,8 @@ def build_parts(
 def _say(config: EngineConfig, model: ModelConfig, made: CompiledShapes) -> None:
     """Log the chosen sizes; warn if sequences are shorter than the model's context without a setting that says so."""
     taken = block_bytes(model, made.pool, made.block) * (made.blocks + 1)
-    said = f"max_length={made.max_length}, {made.blocks} blocks of {made.block} tokens, {taken / 1e6:,.0f} MB"
+    groups = f" in one of {len(made.windows)} groups of layers" * (len(made.windows) > 1)
+    said = f"max_length={made.max_length}, {made.blocks} blocks of {made.block} tokens{groups}, {taken / 1e6:,.0f} MB"
     free = not (config.max_length or config.kv_blocks or config.kv_memory or config.kv_share)
     if free and made.max_length < model.max_position:
         advice = "set kv_memory, kv_share or max_length to change that; kv_cache_dtype=fp8 needs less memory"

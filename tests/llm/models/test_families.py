@@ -86,3 +86,7 @@ def test_tokens_and_logprobs_are_those_of_transformers(tiny_model, name, seed):
         expected, whole = logprobs_of(theirs, ids + completion.tokens), ids + completion.tokens
         told = [place[0].logprob for place in (*completion.prompt_logprobs[1:], *completion.logprobs)]
         np.testing.assert_allclose(told, [expected[i][token] for i, token in enumerate(whole[1:])], atol=2e-3)
+    # Blocks that were given back are found as long as nothing has taken them; and the shortest prompt.
+    again, short = run(engine, (prompts[1], greedy(15)), (prompts[0][:1], greedy(3)))
+    assert (again.cached, again.tokens) == (72, last.tokens)
+    assert short.tokens == continued(theirs, prompts[0][:1], 3)
