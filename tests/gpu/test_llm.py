@@ -115,8 +115,10 @@ def test_windows_sinks_and_adapters_in_one_batch_are_those_of_a_cpu():
     for name, ours in found[0].items():
         theirs = found[1][name]
         assert ours.tokens == theirs.tokens
-        told = [[place[0].logprob for place in (*each.prompt_logprobs[1:], *each.logprobs)] for each in (ours, theirs)]
-        np.testing.assert_allclose(*told, atol=5e-4)
+        told, expected = (
+            [place[0].logprob for place in (*each.prompt_logprobs[1:], *each.logprobs)] for each in (ours, theirs)
+        )
+        np.testing.assert_allclose(told, expected, atol=5e-4)
     assert len({tuple(each.tokens) for each in found[0].values()}) == 3
 
 
