@@ -6,7 +6,7 @@ DEV := .venv/.installed-dev
 TORCH := $(shell sed -n 's/^torch==//p' constraints.txt)
 # `CPU=1` takes PyTorch's CPU build, from PyTorch's own index: about 0.2 GB to fetch, not 3 GB of CUDA libraries.
 CPU_INDEX ?= https://download.pytorch.org/whl/cpu
-EVERYTHING := .[torch,jax,serve,dev]
+EVERYTHING := .[torch,jax,serve,clients,dev]
 ifdef CPU
 TORCH_PACKAGE := --extra-index-url $(CPU_INDEX) torch==$(TORCH)+cpu
 else

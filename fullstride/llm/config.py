@@ -113,7 +113,10 @@ class ModelConfig:
         post_norm: whether what they add to it goes through a norm.
         exact_norm: whether a norm scales in fp32 and rounds last; otherwise it rounds first.
         norm_offset: what is added to the weights of the norms, in fp32; with `exact_norm` alone.
-        activation: `silu` or `gelu_tanh`, the function of the gate.
+        activation: `silu` or `gelu_tanh`, the function of the gate; or `swiglu_clamped`, GPT-OSS's of gate and up.
+        swiglu_limit: bound of gate and up of the latter.
+        output_bias: whether the output projection of attention has a bias.
+        sinks: whether each head has a score that takes part in the softmax and has no value (arXiv:2309.17453).
         embedding_scale: factor of embeddings.
         rounded_scale: whether that factor is first rounded to the dtype of the weights.
         residual_scale: factor of what attention and MLP add to the residual stream.
@@ -124,6 +127,7 @@ class ModelConfig:
         experts: number of MLPs of a layer, of which a router chooses some for each token; 0 for one without a router.
         experts_per_token: how many it chooses.
         shared_weights: whether the chosen experts' probabilities are divided by their sum.
+        expert_bias: whether the router and the experts' matrices have biases.
 
     """
 
@@ -165,20 +169,39 @@ class ModelConfig:
     experts: int = 0
     experts_per_token: int = 0
     shared_weights: bool = False
+    expert_bias: bool = False
+    output_bias: bool = False
+    sinks: bool = False
+    swiglu_limit: float = 7.0
 
     def window(self, layer: int) -> int | None:
         """Return the number of tokens that a token sees in a layer; None for all."""
         return self.windows[layer] if self.windows else None
 
     @property
-    def widest_window(self) -> int | None:
-        """Number of tokens that a token sees in any layer; None if it sees all in one."""
-        seen = [window for window in self.windows if window is not None]
-        return max(seen) if seen and len(seen) == len(self.windows) else None
+    def cache_groups(self) -> tuple[tuple[int, ...], ...]:
+        """Layers, by their numbers, whose keys and values share blocks; all layers of a group have the same window.
+
+        A group has as many layers as there are of the rarest window, or fewer, so that one pool has blocks for all.
+        """
+        kinds = dict.fromkeys(self.windows or (None,))
+        layers = [[i for i in range(self.layers) if self.window(i) == window] for window in kinds]
+        size = min(map(len, layers))
+        return tuple(tuple(own[i : i + size]) for own in layers for i in range(0, len(own), size))
+
+    @property
+    def cache_windows(self) -> tuple[int | None, ...]:
+        """Window of each group of `cache_groups`."""
+        return tuple(self.window(group[0]) for group in self.cache_groups)
 
 
 # Matrices that concatenate several of a layer's parameters.
-FUSED = {"qkv": ("q", "k", "v"), "qkv_bias": ("q_bias", "k_bias", "v_bias"), "gate_up": ("gate", "up")}
+FUSED = {
+    "qkv": ("q", "k", "v"),
+    "qkv_bias": ("q_bias", "k_bias", "v_bias"),
+    "gate_up": ("gate", "up"),
+    "gate_up_bias": ("gate_bias", "up_bias"),
+}
 
 
 def expert_names(config: ModelConfig, *parts: str) -> list[str]:
@@ -190,7 +213,9 @@ def parameter_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Names and shapes of all parameters: projections are (out, in), and RoPE rotates the two halves of a head."""
     hidden, heads, kv = config.hidden_size, config.heads * config.head_dim, config.kv_heads * config.head_dim
     inner = config.intermediate_size
-    mlp = {"gate": (inner, hidden), "up": (inner, hidden), "down": (hidden, inner)}
+    mlp: dict[str, tuple[int, ...]] = {"gate": (inner, hidden), "up": (inner, hidden), "down": (hidden, inner)}
+    if config.expert_bias:
+        mlp |= {f"{name}_bias": shape[:1] for name, shape in mlp.items()}
     layer: dict[str, tuple[int, ...]] = {
         "attn_norm": (hidden,),
         "q": (heads, hidden),
@@ -206,6 +231,12 @@ def parameter_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         layer |= {"attn_post_norm": (hidden,), "mlp_post_norm": (hidden,)}
     if config.experts:
         layer["router"] = (config.experts, hidden)
+        if config.expert_bias:
+            layer["router_bias"] = (config.experts,)
+    if config.output_bias:
+        layer["o_bias"] = (hidden,)
+    if config.sinks:
+        layer["sinks"] = (config.heads,)
     if config.qk_norm:
         wide = config.wide_qk_norm
         layer |= {"q_norm": (heads if wide else config.head_dim,), "k_norm": (kv if wide else config.head_dim,)}

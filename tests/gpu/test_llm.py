@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +15,7 @@ from fullstride.llm.config import ModelConfig, parameter_shapes
 from fullstride.llm.engine import Engine, EngineConfig
 from fullstride.llm.engine.runner import compiles
 from fullstride.llm.sampling_params import SamplingParams
+from fullstride.llm.weights.peft_adapter import Adapter, LowRank
 from tests.llm import reference
 from tests.llm.engine.conftest import finish, run
 
@@ -78,6 +80,46 @@ def test_adapters_are_those_of_merged_weights(tiny, tmp_path):
         tokens = found[str(i), 0].tokens
         logits = reference.logits(TINY, parameters, ids + tokens)[len(ids) - 1 : -1]
         assert (logits.max(-1) - logits[np.arange(12), tokens]).max() < 1e-2
+
+
+# Windows beside full layers, sinks, a clamped SwiGLU and experts with biases: as GPT-OSS has them.
+SINKS = ModelConfig(
+    "gpt_oss", 352, 64, 32, 3, 4, 2, 16, 2048, rope_theta=1e4, qkv_bias=True, dtype="float32", windows=(37, None, 37),
+    exact_norm=True, activation="swiglu_clamped", experts=5, experts_per_token=2, shared_weights=True,
+    expert_bias=True, output_bias=True, sinks=True,
+)  # fmt: skip
+
+
+def _random_adapter(rng: np.random.Generator, rank: int) -> Adapter:
+    shapes, updates = parameter_shapes(SINKS), {}
+    for name in (f"layers.{i}.{part}" for i in range(SINKS.layers) for part in "qko"):
+        (out, inner), scale = shapes[name], 0.2
+        a, b = (scale * rng.standard_normal(shape, np.float32) for shape in ((rank, inner), (out, rank)))
+        updates[name] = LowRank(a, b)
+    return Adapter(Path("random"), rank, updates)
+
+
+def test_windows_sinks_and_adapters_in_one_batch_are_those_of_a_cpu():
+    """The plain kernels' tokens and logprobs on both; a CPU's are tested beside transformers."""
+    rng, model = np.random.default_rng(), random_model(SINKS)
+    adapters = {"wide": _random_adapter(rng, 4), "thin": _random_adapter(rng, 1)}
+    config = EngineConfig(max_sequences=3, max_tokens_per_step=64, max_length=160, kv_blocks=24, block_size=8)
+    ids, found = rng.integers(0, SINKS.vocab_size, 90).tolist(), []
+    for device in (jax.devices()[0], jax.devices("cpu")[0]):
+        engine = Engine(model, replace(config, max_loras=2), devices=[device], adapters=adapters)
+        for i, name in enumerate((None, "wide", "thin")):
+            engine.add(str(i), ids[: 90 - i], greedy(20, logprobs=0, prompt_logprobs=0), adapter=name)
+        found.append(finish(engine))
+        assert engine.kernels == "plain"
+        assert engine.stats().free_blocks == engine.stats().blocks
+    for name, ours in found[0].items():
+        theirs = found[1][name]
+        assert ours.tokens == theirs.tokens
+        told, expected = (
+            [place[0].logprob for place in (*each.prompt_logprobs[1:], *each.logprobs)] for each in (ours, theirs)
+        )
+        np.testing.assert_allclose(told, expected, atol=5e-4)
+    assert len({tuple(each.tokens) for each in found[0].values()}) == 3
 
 
 def expected_logprobs(model: Any, ids: list[int]) -> np.ndarray:

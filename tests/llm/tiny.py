@@ -57,6 +57,7 @@ CONFIGS = {
     "gemma3_text": transformers.Gemma3TextConfig,
     "qwen3_moe": transformers.Qwen3MoeConfig,
     "mixtral": transformers.MixtralConfig,
+    "gpt_oss": transformers.GptOssConfig,
 }
 # Of each family what its layers have of their own; windows are shorter than the texts of tests.
 LONGROPE: dict[str, Any] = {
@@ -106,6 +107,22 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "norm_topk_prob": True,
     },
     "mixtral": {"num_local_experts": 5, "num_experts_per_tok": 2, "intermediate_size": 24, "sliding_window": 37},
+    "gpt_oss": {
+        "num_hidden_layers": 3,
+        "head_dim": 14,
+        "num_local_experts": 5,
+        "num_experts_per_tok": 2,
+        "intermediate_size": 24,
+        "sliding_window": 29,
+        "swiglu_limit": 1.3,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 1e4,
+            "factor": 4.0,
+            "original_max_position_embeddings": 64,
+            "truncate": False,
+        },
+    },
 }
 TEXTS = (
     "The quick brown fox jumps over the lazy dog; the dog sleeps on, as dogs do in the sun.",
@@ -154,7 +171,7 @@ def make_model(kind: str, seed: int, **settings: Any) -> Any:
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if name.endswith("bias"):
+            if name.endswith(("bias", "sinks")):
                 parameter.normal_(0, 0.3)
             elif "norm" in name:
                 parameter.uniform_(0.5, 1.5)

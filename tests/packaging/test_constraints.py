@@ -62,7 +62,7 @@ def index() -> None:
 def test_pip_resolves_what_make_installs_with_this_interpreter(index, tmp_path):
     report = tmp_path / "report.json"
     options = "install", "--dry-run", "--quiet", "--ignore-installed", "--report", report, "-c", "constraints.txt"
-    _resolved(sys.executable, "-m", "pip", *options, "-e", ".[torch,jax,serve,dev]")
+    _resolved(sys.executable, "-m", "pip", *options, "-e", ".[torch,jax,serve,clients,dev]")
     chosen = [package["metadata"] for package in json.loads(report.read_text())["install"]]
     found = _versions("\n".join(f"{package['name']}=={package['version']}" for package in chosen))
     assert found.pop("fullstride") == __version__

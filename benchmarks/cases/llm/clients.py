@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import cycle
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -28,7 +29,7 @@ class ClientRequest:
     """Requests that the clients send to a server."""
 
     url: str  # of the server
-    model: str  # its name
+    models: tuple[str, ...]  # its names, of which each client has one: they take turns
     # Prompts of each client as token ids; a client sends one request after the other.
     slots: list[list[list[int]]]
     answer: int  # tokens of an answer
@@ -72,9 +73,11 @@ def _hear(parent: Connection, asked: ClientRequest) -> None:
     parent.send(asyncio.run(heard(asked)))
 
 
-async def _answer(client: httpx.AsyncClient, asked: ClientRequest, prompt: list[int]) -> tuple[float, float, int]:
+async def _answer(
+    client: httpx.AsyncClient, asked: ClientRequest, model: str, prompt: list[int]
+) -> tuple[float, float, int]:
     """Return milliseconds until the first part, milliseconds per token after it, and the number of tokens."""
-    body = {"model": asked.model, "prompt": prompt, "max_tokens": asked.answer, "temperature": asked.temperature}
+    body = {"model": model, "prompt": prompt, "max_tokens": asked.answer, "temperature": asked.temperature}
     body |= {"ignore_eos": True, "stream": True, "stream_options": STREAMED}
     started = time.perf_counter()
     arrived: list[tuple[float, str]] = []
@@ -96,14 +99,14 @@ async def _answer(client: httpx.AsyncClient, asked: ClientRequest, prompt: list[
 async def heard(asked: ClientRequest) -> Heard:
     """Send the requests of all clients at once."""
 
-    async def ask_in_turn(prompts: list[list[int]]) -> list[tuple[float, float, int]]:
-        return [await _answer(client, asked, prompt) for prompt in prompts]
+    async def ask_in_turn(model: str, prompts: list[list[int]]) -> list[tuple[float, float, int]]:
+        return [await _answer(client, asked, model, prompt) for prompt in prompts]
 
     limits = httpx.Limits(max_connections=None)
     # A proxy of the environment's would stand before this machine, too.
     async with httpx.AsyncClient(timeout=LONGEST, limits=limits, trust_env=False) as client:
         started = time.perf_counter()
-        slots = await asyncio.gather(*map(ask_in_turn, asked.slots))
+        slots = await asyncio.gather(*map(ask_in_turn, cycle(asked.models), asked.slots))
         seconds = time.perf_counter() - started
     firsts, paces, tokens = zip(*(answer for slot in slots for answer in slot), strict=True)
     return Heard(seconds, list(firsts), list(paces), sum(tokens))

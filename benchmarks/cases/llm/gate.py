@@ -33,6 +33,8 @@ ANSWER = 9
 # 1 and more.
 LIMITS = {"float32": 0.02, "float16": 0.04, "bfloat16": 0.25}
 FP8_LIMIT = 0.6
+# Of GPT-OSS's activation.
+SWIGLU_ALPHA = 1.702
 # Tokens of an answer, and the logprobs of each if requested.
 Answer = tuple[list[int], list[tuple[Logprob, ...]]]
 
@@ -97,14 +99,24 @@ def _norm(config: ModelConfig, x: Float[Array, "*T width"], weight: Float[Array,
 
 
 def _mlp(config: ModelConfig, layer: Layer, prefix: str, x: Float[Array, "T hidden"]) -> Float[Array, "T hidden"]:
-    wide = x @ layer[f"{prefix}gate"].T
-    active = jax.nn.silu(wide) if config.activation == "silu" else jax.nn.gelu(wide, approximate=True)
-    return (active * (x @ layer[f"{prefix}up"].T)) @ layer[f"{prefix}down"].T
+    wide, up = (_linear(layer, f"{prefix}{name}", x) for name in ("gate", "up"))
+    if config.activation == "swiglu_clamped":
+        limit = config.swiglu_limit
+        wide, up = jnp.minimum(wide, limit), jnp.clip(up, -limit, limit) + 1
+        active = wide / (1 + jnp.exp(-SWIGLU_ALPHA * wide))
+    else:
+        active = jax.nn.silu(wide) if config.activation == "silu" else jax.nn.gelu(wide, approximate=True)
+    return _linear(layer, f"{prefix}down", active * up)
+
+
+def _linear(layer: Layer, name: str, x: Float[Array, "T inner"]) -> Float[Array, "T out"]:
+    y = x @ layer[name].T
+    return y + layer[f"{name}_bias"] if f"{name}_bias" in layer else y
 
 
 def _experts(config: ModelConfig, layer: Layer, x: Float[Array, "T hidden"]) -> Float[Array, "T hidden"]:
     """All experts of all tokens; those that a token does not choose weigh nothing."""
-    shares = jax.nn.softmax(x @ layer["router"].T)
+    shares = jax.nn.softmax(_linear(layer, "router", x))
     least = jnp.sort(shares)[:, -config.experts_per_token, None]
     chosen = jnp.where(shares >= least, shares, 0)
     weights = chosen / chosen.sum(1, keepdims=True) if config.shared_weights else chosen
@@ -127,10 +139,13 @@ def _attention(
     def head(number):  # one at a time: the scores of a long sequence fill a device
         own = number // shared
         scores = _capped(q[:, number] @ k[:, own].T * scale, config.attention_cap)
-        return jax.nn.softmax(jnp.where(seen, scores, -jnp.inf)) @ v[:, own]
+        scores = jnp.where(seen, scores, -jnp.inf)
+        if config.sinks:
+            scores = jnp.concatenate([scores, jnp.full((len(x), 1), layer["sinks"][number])], axis=1)
+        return jax.nn.softmax(scores)[:, : len(x)] @ v[:, own]
 
     mixed = lax.map(head, jnp.arange(config.heads))
-    return mixed.swapaxes(0, 1).reshape(len(x), -1) @ layer["o"].T
+    return _linear(layer, "o", mixed.swapaxes(0, 1).reshape(len(x), -1))
 
 
 def _capped(x: Array, cap: float | None) -> Array:
@@ -138,8 +153,7 @@ def _capped(x: Array, cap: float | None) -> Array:
 
 
 def _heads(config: ModelConfig, layer: Layer, name: str, x: Float[Array, "T hidden"]) -> Float[Array, "T heads wide"]:
-    y = x @ layer[name].T
-    y = y + layer[f"{name}_bias"] if config.qkv_bias else y
+    y = _linear(layer, name, x)
     if config.wide_qk_norm:
         y = _through(config, layer, f"{name}_norm", y)
     y = y.reshape(len(x), -1, config.head_dim)

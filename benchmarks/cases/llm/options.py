@@ -18,6 +18,7 @@ OF = {
     "baseline": ("small",),
     "baseline_attention": ("small",),
     "vllm": ("small", "large"),
+    "adapters": ("serve",),
 }
 # Attention of transformers: the default, and all names that may be requested.
 ATTENTION, ATTENTIONS = "sdpa", ("sdpa", "eager", "flash_attention_2", "flash_attention_3")
@@ -63,6 +64,10 @@ class LlmOptions(CaseOptions):
     ] = None
     vllm: Annotated[
         str | None, among("PYTHON", "Python of an environment with vLLM: also time vLLM, on small and large.")
+    ] = None
+    adapters: Annotated[
+        int | None,
+        typer.Option(min=1, help="Number of random LoRA adapters of rank 8 that clients of serve mix with the model."),
     ] = None
     dtype: Annotated[
         str | None, among("float32|bfloat16", "Data type of the weights; float32 on a CPU if not given.")

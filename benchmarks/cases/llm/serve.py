@@ -8,6 +8,7 @@ import string
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from time import sleep
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,7 +23,7 @@ from benchmarks.cases.llm.sweep import prompt_operations, weight_bytes, weight_c
 from benchmarks.cases.llm.work import TEMPERATURE, ModelWork
 from benchmarks.cases.step_jax.ceilings import jax_ceilings
 from benchmarks.harness.budget import say
-from benchmarks.harness.results import Row, write_result
+from benchmarks.harness.results import Row, at, write_result
 from fullstride.errors import ConfigError
 from fullstride.llm.engine import Engine
 from fullstride.llm.server.app import create_app
@@ -51,7 +52,7 @@ def run(bench: LlmBench) -> Path:
     """Time answers by number of clients, a row each, written as it is found; see `case.run`.
 
     ConfigError for a model of too short sequences. GateError if an answer does not come, or has not as many tokens as
-    were asked for; or see `gate.gate`.
+    were asked for, or a block of the KV cache does not come back; or see `gate.gate`.
     """
     loaded, (prompt, answer) = bench.loaded, LENGTHS[bench.place]
     longest, clients = min(prompt + answer, loaded.config.max_position), CLIENTS[bench.place]
@@ -70,10 +71,12 @@ def run(bench: LlmBench) -> Path:
         "questions a client": QUESTIONS,
         "temperature": TEMPERATURE,
         "tokenizer": "a stand-in" if loaded.tokenizer is None else "the model's",
+        **at(adapters=(bench.adapters, 0)),
     }
     rows: list[Row] = []
     result = bench.result(engine, off, ceilings, rows, "llm-serve", **conditions)
-    app = create_app(engine, ServedModel((NAME,), tokenizer, longest), concurrent=engine.sizes.rows, limits=PATIENT)
+    served = ServedModel((NAME,), tokenizer, longest, adapters=engine.adapters)
+    app = create_app(engine, served, concurrent=engine.sizes.rows, limits=PATIENT)
     with background(app) as url:
         for count in clients:
             rows.append(_row(url, engine, count, conditions, ceilings, alone[count]))
@@ -130,7 +133,11 @@ def _heard(url: str, engine: Engine, count: int, questions: int, prompt: int, an
     GateError if the answers have another number of tokens than requested.
     """
     slots = _prompts(engine, (count, OTHERS + questions), (count, questions, prompt))
-    heard = ask(ClientRequest(url, NAME, slots, answer, TEMPERATURE))
+    heard = ask(ClientRequest(url, (NAME, *engine.adapters), slots, answer, TEMPERATURE))
     if heard.tokens != count * questions * answer:
         raise GateError(f"{count} clients: received {heard.tokens} tokens, expected {count * questions * answer}")
+    while engine.busy:
+        sleep(1e-3)
+    if lost := engine.stats().blocks - engine.stats().free_blocks:
+        raise GateError(f"{count} clients: {lost} blocks of the KV cache did not come back")
     return heard

@@ -5,17 +5,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from benchmarks.cases.llm.work import ModelWork
 from benchmarks.harness.environment import environment
 from benchmarks.harness.results import CaseResult, Row, write_result
 from benchmarks.harness.table import console_of, result_table
+from fullstride.llm.config import FUSED, ModelConfig, parameter_shapes
 from fullstride.llm.engine import Engine, EngineConfig
+from fullstride.llm.models.adapters import adapted_matrices
 from fullstride.llm.outputs import Delta
 from fullstride.llm.sampling_params import SamplingParams
+from fullstride.llm.weights.peft_adapter import Adapter, LowRank
 from fullstride.measure.roofline import Ceilings, marked
 from fullstride.measure.timing import Timing
 
 WIDTH = 120  # columns that the table needs
+RANK = 8  # of random adapters
 
 
 def shown(result: CaseResult, out: Path) -> Path:
@@ -42,6 +48,7 @@ class LlmBench:
     kernels: str
     out: Path  # folder of results
     kv_cache_dtype: str = "auto"
+    adapters: int = 0  # number of random LoRA adapters
 
     @property
     def name(self) -> str:
@@ -52,7 +59,8 @@ class LlmBench:
     def engine(self, **settings: Any) -> Engine:
         """Build an engine with these settings besides the given ones."""
         asked = {"dtype": self.dtype, "kernels": self.kernels, "kv_cache_dtype": self.kv_cache_dtype}
-        return Engine(self.loaded, EngineConfig(**asked, **settings))
+        adapters = {f"adapter-{i}": random_adapter(self.loaded.config, i) for i in range(self.adapters)}
+        return Engine(self.loaded, EngineConfig(**asked, **settings), adapters=adapters)
 
     def result(
         self, engine: Engine, off: dict[str, float], ceilings: Ceilings, rows: list[Row], case: str = "llm",
@@ -71,10 +79,23 @@ def timing_of(samples: Iterable[float]) -> Timing:
     return Timing(first, tuple(others), None)
 
 
+def random_adapter(model: ModelConfig, seed: int) -> Adapter:
+    """Return an adapter of all matrices that adapters can change."""
+    rng, shapes = np.random.default_rng(seed), parameter_shapes(model)
+    names = [part for name in adapted_matrices(model) for part in FUSED.get(name, (name,))]
+    updates = {}
+    for name in (f"layers.{i}.{name}" for i in range(model.layers) for name in names):
+        rows, columns = shapes[name]
+        a, b = rng.normal(0, 0.02, (RANK, columns)), rng.normal(0, 0.02, (rows, RANK))
+        updates[name] = LowRank(a.astype(np.float32), b.astype(np.float32))
+    return Adapter(Path(f"random-{seed}"), RANK, updates)
+
+
 def run_all(engine: Engine, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]) -> list[list[Delta]]:
-    """Run prompts on an idle engine, all at once; return their results."""
+    """Run prompts on an idle engine, all at once, with its adapters in turn; return their results."""
+    names = (None, *engine.adapters)
     for i, (prompt, own) in enumerate(zip(prompts, params, strict=True)):
-        engine.add(str(i), prompt, own)
+        engine.add(str(i), prompt, own, adapter=names[i % len(names)])
     found: list[list[Delta]] = [[] for _ in prompts]
     while engine.busy:
         for delta in engine.step():

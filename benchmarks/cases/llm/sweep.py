@@ -74,7 +74,8 @@ def _blocks(runner: Runner, context: int) -> int:
 def fits(runner: Runner, batch: int, context: int) -> bool:
     """Return whether rows, block tables and KV cache have room for `batch` sequences of `context` tokens."""
     sizes, blocks = runner.sizes, _blocks(runner, context)
-    return batch <= sizes.rows and blocks <= sizes.widths[-1] and batch * blocks <= sizes.blocks
+    everything = batch * blocks * len(sizes.windows)
+    return batch <= sizes.rows and blocks <= sizes.widths[-1] and everything <= sizes.blocks
 
 
 def step_samples(runner: Runner, batch: int, context: int) -> Iterator[float]:
@@ -82,13 +83,14 @@ def step_samples(runner: Runner, batch: int, context: int) -> Iterator[float]:
     sizes, blocks = runner.sizes, _blocks(runner, context)
     rows = next(size for size in sizes.row_buckets if size >= batch)
     width = next(size for size in sizes.widths if size >= blocks)
-    packed = np.zeros(DecodeInput.size(rows, width), np.int32)
+    groups = len(sizes.windows)
+    packed = np.zeros(DecodeInput.size(rows, groups * width), np.int32)
     host = DecodeInput.of(packed, rows)
     host.head[:], host.slots[:] = (sizes.steps, 0), sizes.rows
     host.slots[:batch], host.capacity[:batch] = np.arange(batch), blocks * sizes.block
     # Blocks of a sequence lie apart, as they do after a while.
-    order = np.random.default_rng(0).permutation(sizes.blocks)[: batch * blocks] + 1
-    host.tables[:batch, :blocks] = order.reshape(batch, blocks)
+    order = np.random.default_rng(0).permutation(sizes.blocks)[: batch * groups * blocks] + 1
+    host.tables.reshape(rows, groups, width)[:batch, :, :blocks] = order.reshape(batch, groups, blocks)
     for _ in range(REPEATS + 1):
         _stand(runner, context)
         started = time.perf_counter()

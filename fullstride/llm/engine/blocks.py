@@ -2,6 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from hashlib import blake2b
 
 import numpy as np
@@ -18,6 +19,35 @@ def block_hashes(tokens: Sequence[int], size: int, before: bytes = b"") -> list[
     for start in range(0, len(tokens) - size + 1, size):
         names.append(digest(names[-1] if names else before, tokens[start : start + size]))
     return names
+
+
+def salted(before: bytes, salt: str) -> bytes:
+    """Return the hash before the first block of prompts with a salt; no block has it, whatever the salt."""
+    return blake2b(salt.encode(), key=before, digest_size=16, person=b"salt").digest() if salt else before
+
+
+@dataclass
+class BlockTable:
+    """Blocks of a sequence for the layers of one group, in order; 0 in place of those that no token sees any more.
+
+    Attributes:
+        window: tokens that a token sees in these layers, itself included; None for all.
+        blocks: their numbers.
+        freed: number of blocks at the beginning that were given back.
+
+    """
+
+    window: int | None
+    blocks: list[int] = field(default_factory=list)
+    freed: int = 0
+
+    def unseen(self, position: int, size: int) -> list[int]:
+        """Take out the blocks, of `size` tokens, that no token from `position` on sees."""
+        if self.window is None or (last := (position - self.window + 1) // size) <= self.freed:
+            return []
+        found, count = self.blocks[self.freed : last], last - self.freed
+        self.blocks[self.freed : last], self.freed = [0] * count, last
+        return found
 
 
 class BlockManager:
@@ -40,14 +70,9 @@ class BlockManager:
         """Number of blocks that no sequence uses."""
         return len(self._free)
 
-    def match(self, names: Iterable[bytes]) -> list[int]:
-        """Return the cached blocks of the longest known prefix of a sequence."""
-        found: list[int] = []
-        for name in names:
-            if (block := self._found.get(name)) is None:
-                break
-            found.append(block)
-        return found
+    def find(self, name: bytes) -> int:
+        """Return the cached block of this name; 0 if there is none."""
+        return self._found.get(name, 0)
 
     def is_free(self, block: int) -> bool:
         """Return whether no sequence uses `block`."""

@@ -59,7 +59,7 @@ def select_kernels(
 
     Raises:
         ConfigError: if there are too few devices, or another number than that was given; if the model cannot be split
-            among them, or adapters are wanted; or the kernel set cannot run it on them; and as
+            among them; or the kernel set cannot run it on them; and as
             `fullstride.llm.engine.shapes.check`.
 
     """
@@ -68,8 +68,6 @@ def select_kernels(
     if len(found) != count:
         there = f"there are {len(found)} devices" if devices is None else f"{len(found)} devices were passed"
         raise ConfigError(f"tensor_parallel_size={count}: {there}; expected as many devices as share the model")
-    if count > 1 and config.max_loras:
-        raise ConfigError(f"tensor_parallel_size={count}: LoRA adapters cannot be split: set it to 1, or max_loras=0")
     if (reason := refusal(model, count)) is not None:
         raise ConfigError(f"tensor_parallel_size={count}: {reason}")
     dtype = dtype_for(config, found[0].platform, model.dtype)
@@ -101,7 +99,7 @@ def build_parts(
     kernels = shared(kernels, found)
     weights = put(model, loaded.parameters, dtype, *found, loading=loading)
     if config.max_loras:
-        slots = empty_slots(model, config.max_loras, config.max_lora_rank, dtype, found[0])
+        slots = empty_slots(model, config.max_loras, config.max_lora_rank, dtype, *found)
         layers = (layer._replace(adapters=own) for layer, own in zip(weights.layers, slots, strict=True))
         weights = weights._replace(layers=tuple(layers))
     if kernels.fused_step is not None:
@@ -114,7 +112,8 @@ def build_parts(
 def _say(config: EngineConfig, model: ModelConfig, made: CompiledShapes) -> None:
     """Log the chosen sizes; warn if sequences are shorter than the model's context without a setting that says so."""
     taken = block_bytes(model, made.pool, made.block) * (made.blocks + 1)
-    said = f"max_length={made.max_length}, {made.blocks} blocks of {made.block} tokens, {taken / 1e6:,.0f} MB"
+    groups = f" in one of {len(made.windows)} groups of layers" * (len(made.windows) > 1)
+    said = f"max_length={made.max_length}, {made.blocks} blocks of {made.block} tokens{groups}, {taken / 1e6:,.0f} MB"
     free = not (config.max_length or config.kv_blocks or config.kv_memory or config.kv_share)
     if free and made.max_length < model.max_position:
         advice = "set kv_memory, kv_share or max_length to change that; kv_cache_dtype=fp8 needs less memory"

@@ -26,7 +26,8 @@ class EngineConfig:
         max_sequences: number of sequences that run at once; others wait.
         max_length: tokens of prompt and output together; by default as many as model and KV cache allow.
         block_size: tokens of a KV cache block.
-        kv_blocks: number of KV cache blocks.
+        kv_blocks: number of KV cache blocks of all layers; a block of models with windows in some layers is several,
+            one for each group of layers.
         kv_memory: bytes of the KV cache, if `kv_blocks` is not given.
         kv_share: share of the memory that is free once the weights are on the devices, if neither is given. The default
             is 0.8 on an accelerator. On a CPU it is the memory of one sequence of `max_length`, at least 512 MiB and,
@@ -39,8 +40,9 @@ class EngineConfig:
         kernels: `auto`, or the name of a kernel set of `fullstride.llm.kernels`.
         prefix_cache: whether prompts with a common prefix share blocks, which stay cached while there is room.
         compile_cache: whether compiled programs are cached on disk for the next start.
-        max_loras: number of LoRA adapters that there is room for, all of which may run in one batch; at least those
-            that an engine starts with.
+        max_loras: number of LoRA adapters that may run in one batch; 0 for those that an engine starts with.
+        max_cpu_loras: number of adapters that are kept in host memory, and copied to the device when a request needs
+            them, in place of the ones that were used longest ago; at least `max_loras`, and those that it starts with.
         max_lora_rank: largest rank of an adapter; those of smaller ranks are padded, so that any can be loaded later
             without a compilation.
         tensor_parallel_size: number of devices that share the model; each has its heads and its part of the MLP, the
@@ -63,6 +65,7 @@ class EngineConfig:
     compile_cache: bool = True
     tensor_parallel_size: int = 1
     max_loras: int = 0
+    max_cpu_loras: int | None = None
     max_lora_rank: int = 16
 
     def __post_init__(self):
@@ -73,7 +76,7 @@ class EngineConfig:
 
         """
         counts = ("max_tokens_per_step", "max_sequences", "kv_blocks", "kv_memory", "steps_per_dispatch", "block_size")
-        for name in (*counts, "tensor_parallel_size", "max_length", "max_loras", "max_lora_rank"):
+        for name in (*counts, "tensor_parallel_size", "max_length", "max_loras", "max_cpu_loras", "max_lora_rank"):
             if (value := getattr(self, name)) is None:
                 continue
             if not isinstance(value, Integral) or isinstance(value, bool):

@@ -45,7 +45,7 @@ def dispatch(runner: Runner, plan: StepPlan) -> InFlightStep:
             packed = np.empty(wire.MASK.size + len(sequence.mask), np.int32)
             wire.MASK.put(packed, row=sequence.row, bits=np.asarray(sequence.mask, np.uint32).view(np.int32))
             runner.set("mask", packed)
-    width = max(len(sequence.blocks) for sequence in plan.sequences)
+    width = max(len(table.blocks) for sequence in plan.sequences for table in sequence.tables)
     width = next(size for size in runner.sizes.widths if size >= width)
     out = _mixed(runner, plan, width) if plan.chunks else _decode(runner, plan, width)
     # The copy to the host begins as soon as the results are there.
@@ -57,7 +57,7 @@ def dispatch(runner: Runner, plan: StepPlan) -> InFlightStep:
 
 def _decode(runner: Runner, plan: StepPlan, width: int) -> StepOutput:
     rows = next(size for size in runner.sizes.row_buckets if size >= len(plan.decodes))
-    packed = np.zeros(DecodeInput.size(rows, width), np.int32)
+    packed = np.zeros(DecodeInput.size(rows, len(runner.sizes.windows) * width), np.int32)
     host = DecodeInput.of(packed, rows)
     host.head[:] = plan.steps, plan.early
     host.slots[:] = runner.sizes.rows
@@ -73,7 +73,7 @@ def _mixed(runner: Runner, plan: StepPlan, width: int) -> StepOutput:
     sizes, rows = runner.sizes, len(plan.decodes)
     needed = sum(-(-chunk.count // sizes.tile) for chunk in plan.chunks)
     tiles = next(size for size in sizes.tile_buckets if size >= needed)
-    packed = np.zeros(MixedInput.size(sizes.rows, tiles, sizes.tile, width), np.int32)
+    packed = np.zeros(MixedInput.size(sizes.rows, tiles, sizes.tile, len(sizes.windows) * width), np.int32)
     host = MixedInput.of(packed, sizes.rows, tiles, sizes.tile)
     host.slots[:], host.targets[:] = sizes.rows, -1
     _tables(host, plan.sequences, sizes.block)
@@ -87,8 +87,10 @@ def _mixed(runner: Runner, plan: StepPlan, width: int) -> StepOutput:
 def _tables(host: Any, sequences: list[Sequence], block: int) -> None:
     for row, sequence in enumerate(sequences):
         host.slots[row] = sequence.row
-        host.capacity[row] = len(sequence.blocks) * block
-        host.tables[row, : len(sequence.blocks)] = sequence.blocks
+        host.capacity[row] = sequence.num_blocks * block
+        own = host.tables[row].reshape(len(sequence.tables), -1)
+        for blocks, table in zip(own, sequence.tables, strict=True):
+            blocks[: len(table.blocks)] = table.blocks
 
 
 def _chunk(host: MixedInput, row: int, first: int, chunk: Chunk, sizes: CompiledShapes) -> int:

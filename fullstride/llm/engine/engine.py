@@ -2,13 +2,13 @@
 
 import logging
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fullstride.errors import ConfigError, one_line
 from fullstride.llm.engine.adapters import AdapterTable, read_adapters, with_room
-from fullstride.llm.engine.blocks import BlockManager, block_hashes
+from fullstride.llm.engine.blocks import BlockManager, block_hashes, salted
 from fullstride.llm.engine.build import Model, build_parts
 from fullstride.llm.engine.collect import DeltaBuilder, collect
 from fullstride.llm.engine.config import EngineConfig
@@ -21,6 +21,7 @@ from fullstride.llm.engine.validate import RequestValidator
 from fullstride.llm.outputs import Delta, EngineStats, FinishReason, Pooling
 from fullstride.llm.progress import OnProgress
 from fullstride.llm.sampling_params import SamplingParams
+from fullstride.llm.weights.peft_adapter import Adapter
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +52,7 @@ class Engine:
         devices: Sequence[Any] | None = None,
         *,
         loading: OnProgress | None = None,
-        adapters: Mapping[str, str | Path] | None = None,
+        adapters: Mapping[str, str | Path | Adapter] | None = None,
     ):
         """Put the weights on the devices and compile every program that will run.
 
@@ -61,8 +62,8 @@ class Engine:
             progress: callback `(ready, total)` for compiled programs: with 0 at first, then at least every second.
             devices: JAX devices, `tensor_parallel_size` of them; the first ones unless given.
             loading: callback `(loaded, total)` for layers on the devices.
-            adapters: folders of LoRA adapters by the names that requests give; `load_adapter` adds others later if
-                `max_loras` leaves room.
+            adapters: LoRA adapters, or their folders, by the names that requests give; `load_adapter` adds others
+                later if `max_loras` leaves room.
 
         Raises:
             ConfigError: for settings that the model or the devices cannot meet, or an adapter that is not the model's.
@@ -77,17 +78,16 @@ class Engine:
         self.kernels, self.sizes = parts.kernels.name, parts.sizes
         self.dead: str | None = None
         self._intake, self._caching = RequestValidator(self.model, self.sizes, self.tokenizer), config.prefix_cache
-        self._scheduler = Scheduler(
-            self.sizes, BlockManager(self.sizes.blocks, self._caching), self.model.widest_window
-        )
+        self._scheduler = Scheduler(self.sizes, BlockManager(self.sizes.blocks, self._caching), self._seat)
         self._flights: deque[InFlightStep] = deque()
         self._outbox: list[Delta] = []
         self._live: dict[str, list[Running]] = {}
         self._steps = self._prompt_tokens = self._generated = 0
         self._runner = Runner(Programs(self.model, parts.kernels, self.sizes), parts.weights, self.devices, progress)
-        self._adapters = AdapterTable(self.model, config.max_loras, config.max_lora_rank)
+        self._adapters = AdapterTable(config)
         for name, adapter in read.items():
-            self._runner.set_adapter(self._adapters.enter(name, adapter), adapter, config.max_lora_rank)
+            self._adapters.enter(name, adapter)
+            self._place(name, set(self._adapters.loaded))
 
     @property
     def adapters(self) -> tuple[str, ...]:
@@ -95,26 +95,26 @@ class Engine:
         return tuple(self._adapters.loaded)
 
     def load_adapter(self, name: str, folder: str | Path) -> None:
-        """Load a LoRA adapter in PEFT's form into a free slot; nothing is compiled but, once, the copy into a slot.
+        """Load a LoRA adapter in PEFT's form; nothing is compiled but, once, the copy into a slot.
 
         Raises:
             ConfigError: if it is not an adapter of this model, its name is taken, or there is no room for it.
 
         """
         (adapter,) = read_adapters({name: folder}, self.model).values()
-        self._runner.set_adapter(self._adapters.enter(name, adapter), adapter, self._adapters.rank)
+        self._adapters.enter(name, adapter)
 
     def unload_adapter(self, name: str) -> None:
-        """Free the slot of an adapter.
+        """Forget an adapter.
 
         Raises:
             ConfigError: if there is none of this name, or requests with it are under way.
 
         """
-        self._adapters.find(name)
+        self._adapters.cache_key(name)
         if any(sequences[0].request.adapter == name for sequences in self._live.values()):
             raise ConfigError(f"adapter={name}: requests with it are under way; abort them, or wait for their end")
-        del self._adapters.loaded[name]
+        self._adapters.leave(name)
 
     def add(
         self,
@@ -125,6 +125,7 @@ class Engine:
         arrived: float | None = None,
         adapter: str | None = None,
         pooling: Pooling | None = None,
+        cache_salt: str = "",
     ) -> None:
         """Add a request; it runs when `step` is called.
 
@@ -136,6 +137,7 @@ class Engine:
             adapter: name of a loaded LoRA adapter; None for the model itself.
             pooling: which tokens' last hidden states, after the final norm, the last delta has the mean of: the `last`
                 one of the prompt or all (`mean`); None for no embedding. Give one output token.
+            cache_salt: cached blocks are shared with requests of the same salt alone.
 
         Raises:
             ConfigError: if it can never run: too long, more than the pool holds, unknown token ids, more of
@@ -146,10 +148,10 @@ class Engine:
             raise ConfigError(f"the engine has failed: {self.dead}; create a new one")
         if request_id in self._live:
             raise ConfigError(f"request_id={request_id}: a request with this id is running")
-        slot, cache_key = self._adapters.find(adapter)
+        cache_key = self._adapters.cache_key(adapter)
         request = self._intake.request(request_id, prompt, params, arrived)
-        request.adapter, request.slot = adapter, slot
-        request.cache_key, request.pooling = cache_key, pooling
+        request.adapter, request.pooling = adapter, pooling
+        request.cache_key = salted(cache_key, cache_salt)
         sequences = self._intake.sequences(request)
         self._live[request_id] = sequences
         self._scheduler.waiting.extend(sequences)
@@ -202,15 +204,15 @@ class Engine:
         """Share another engine's grammar compiler (same model), so that a grammar is compiled once for both."""
         self._intake.grammars = other.grammars
 
-    def block_hashes(self, prompt: Sequence[int], adapter: str | None = None) -> list[bytes]:
+    def block_hashes(self, prompt: Sequence[int], adapter: str | None = None, cache_salt: str = "") -> list[bytes]:
         """Return the hashes of a prompt's first blocks; engines with the same block size give the same hashes.
 
         At most `NAMED` tokens are looked at, and none without a prefix cache; any thread may ask. Those of a LoRA
-        adapter are its own.
+        adapter, and of a salt, are their own.
         """
         if not self._caching:
             return []
-        before = self._adapters.find(adapter).cache_key
+        before = salted(self._adapters.cache_key(adapter), cache_salt)
         return block_hashes(prompt[: min(len(prompt) - 1, NAMED)], self.sizes.block, before)
 
     def cached_prefix_blocks(self, names: Sequence[bytes]) -> int:
@@ -218,7 +220,7 @@ class Engine:
 
         By the time when a request comes it may be more or fewer.
         """
-        return len(self._scheduler.blocks.match(names))
+        return len(self._scheduler.cached(list(names))[0])
 
     @property
     def busy(self) -> bool:
@@ -241,6 +243,24 @@ class Engine:
             prompt_tokens=self._prompt_tokens,
             generated_tokens=self._generated,
         )
+
+    def _seat(self, sequence: Running) -> bool:
+        """Have a sequence's adapter in a slot; False if all slots are used by adapters of those that run."""
+        request = sequence.request
+        if request.adapter is None:
+            return True
+        slot = self._place(request.adapter, {other.request.adapter for other in self._scheduler.running})
+        request.slot = -1 if slot is None else slot
+        return slot is not None
+
+    def _place(self, name: str, used: Container[str | None]) -> int | None:
+        """Return the slot of an adapter, which is put into one that no `used` adapter has; None if there is none."""
+        if (found := self._adapters.place(name, used)) is None:
+            return None
+        slot, fresh = found
+        if fresh:
+            self._runner.set_adapter(slot, self._adapters.loaded[name].adapter, self._adapters.rank)
+        return slot
 
     def _dispatch(self) -> bool:
         """Dispatch the next step; return whether there is one."""

@@ -31,11 +31,11 @@ CACHES = ("inactive_file", "total_inactive_file")
 
 
 def block_bytes(model: ModelConfig, dtype: str, block: int) -> int:
-    """Return the bytes of one block's keys and values, over all layers and heads."""
-    return 2 * model.layers * model.kv_heads * model.head_dim * block * np.dtype(dtype).itemsize
+    """Return the bytes of one block's keys and values, over the layers of a group and all heads."""
+    return 2 * max(map(len, model.cache_groups)) * model.kv_heads * model.head_dim * block * np.dtype(dtype).itemsize
 
 
-def pool_blocks(config: EngineConfig, model: ModelConfig, dtype: str, devices: Sequence[Any], longest: int) -> int:
+def pool_blocks(config: EngineConfig, model: ModelConfig, dtype: str, devices: Sequence[Any], needed: int) -> int:
     """Return the number of KV cache blocks, without the scratch block; call it once the weights are on the devices.
 
     Args:
@@ -43,16 +43,16 @@ def pool_blocks(config: EngineConfig, model: ModelConfig, dtype: str, devices: S
         model: configuration of the model.
         dtype: dtype of the KV cache.
         devices: devices that share it; unused if the settings give its size.
-        longest: tokens of the longest sequence that it should hold.
+        needed: blocks of the longest sequence that it should hold.
 
     Raises:
         ConfigError: if there is no room for a block, or on a CPU not for a sequence of the length that was asked for.
 
     """
     if config.kv_blocks:
-        return config.kv_blocks
+        return config.kv_blocks * len(model.cache_groups)
     each = block_bytes(model, dtype, config.block_size)
-    memory = config.kv_memory or _memory(config, devices, (-(-longest // config.block_size) + 1) * each)
+    memory = config.kv_memory or _memory(config, devices, (needed + 1) * each)
     if (blocks := memory // each - 1) < 1:
         least = f"two blocks of {each} bytes, one of them for scratch"
         raise ConfigError(f"a KV cache of {memory} bytes is too small: expected at least {least}")

@@ -130,24 +130,31 @@ class Programs:
 
     def _rows(self, now: RowState, host: DecodeInput | MixedInput, adapters: Int[Array, " D"] | None) -> StepBatch:
         """One token of each live row: the newest, at the place after those that have keys."""
-        tables: Int[Array, "D W"] = host.tables
+        tables = self._by_group(host.tables)
         tokens, positions = jnp.where(now.alive, now.last, 0), jnp.where(now.alive, now.length, -1)
-        none = jnp.zeros((0, tables.shape[1]), jnp.int32)
-        slots = _slots(positions[:, None], tables, self.sizes.block)[:, 0]
+        slots = _slots(positions[:, None], tables, self.sizes.block)[..., 0]
+        none = tables[..., :0, :]
         return self._batch(tokens, positions, slots, tables, none)._replace(adapters=adapters)
 
     def _tiles(self, batch: StepBatch, host: MixedInput) -> StepBatch:
         """Append the chunks' tiles to a batch of rows."""
         offsets = jnp.arange(self.sizes.tile)
         positions = jnp.where(offsets < host.tile_counts[:, None], host.tile_starts[:, None] + offsets, -1)
-        tables = host.tables[host.tile_rows]
+        tables = self._by_group(host.tables[host.tile_rows])
         slots = _slots(positions, tables, self.sizes.block)
         pairs = ((batch.tokens, host.tokens), (batch.positions, positions), (batch.slots, slots))
-        tokens, where, to = (jnp.concatenate([rows, tiles.reshape(-1)]) for rows, tiles in pairs)
+        tokens, where, to = (
+            jnp.concatenate([rows, tiles.reshape(*rows.shape[:-1], -1)], axis=-1) for rows, tiles in pairs
+        )
         owners = batch.adapters
         if owners is not None:
             owners = jnp.concatenate([owners, owners[host.tile_rows]])
         return self._batch(tokens, where, to, batch.rows, tables)._replace(adapters=owners)
+
+    def _by_group(self, tables: Int[Array, "N words"]) -> Int[Array, "*groups N W"]:
+        """Block tables, with an axis of groups of layers if there are several."""
+        groups = len(self.sizes.windows)
+        return tables if groups == 1 else tables.reshape(len(tables), groups, -1).swapaxes(0, 1)
 
     def _batch(self, tokens: Array, positions: Array, slots: Array, rows: Array, tiles: Array) -> StepBatch:
         return StepBatch(tokens, positions, slots, rows, tiles, *rope.step_angles(self.model, positions))
@@ -160,7 +167,7 @@ class Programs:
         self, weights: Weights, state: EngineState, batch: StepBatch
     ) -> tuple[Float[Array, "D vocab"], EngineState]:
         """Return the logits of the tokens that follow those of decode rows."""
-        whole, rows = self.kernels.fused_step, batch.rows.shape[0]
+        whole, rows = self.kernels.fused_step, batch.rows.shape[-2]
         if whole is None or rows > whole.rows:
             hidden, state = self._forward(weights, state, batch)
             return logits(self.model, self.kernels, weights, hidden), state
@@ -250,8 +257,9 @@ def _admit(state: EngineState, host: MixedInput) -> EngineState:
     )
 
 
-def _slots(positions: Int[Array, "N Q"], tables: Int[Array, "N W"], block: int) -> Int[Array, "N Q"]:
+def _slots(positions: Int[Array, "N Q"], tables: Int[Array, "*groups N W"], block: int) -> Int[Array, "*groups N Q"]:
     """Return the KV cache slots of these positions; padding goes to block 0."""
     inside = jnp.maximum(positions, 0)
-    found = jnp.take_along_axis(tables, inside // block, axis=1) * block + inside % block
+    numbers = jnp.broadcast_to(inside // block, (*tables.shape[:-1], positions.shape[1]))
+    found = jnp.take_along_axis(tables, numbers, axis=-1) * block + inside % block
     return jnp.where(positions < 0, 0, found)

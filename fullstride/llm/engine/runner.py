@@ -68,6 +68,7 @@ class Runner:
         """Compile every program that will run."""
         self.programs, self.sizes, self.device = programs, programs.sizes, devices[0]
         self.mesh: Mesh | None = mesh_of(devices) if len(devices) > 1 else None
+        self._shares = len(devices)
         self._leaves, self._tree = jax.tree.flatten(weights)
         # Made on the devices: a pool may be larger than the host's memory.
         self._fresh = jax.jit(self._blank, out_shardings=self.places()).lower().compile()
@@ -84,7 +85,7 @@ class Runner:
     def set_adapter(self, slot: int, adapter: Adapter, rank: int) -> None:
         """Put an adapter into a slot; steps that were dispatched before have what was there."""
         weights = jax.tree.unflatten(self._tree, self._leaves)
-        self._leaves = jax.tree.leaves(filled(self.programs.model, weights, slot, adapter, rank))
+        self._leaves = jax.tree.leaves(filled(self.programs.model, weights, slot, adapter, rank, self._shares))
 
     def is_whole(self, rows: int) -> bool:
         """Return whether a decode step of `rows` rows is one operation."""
@@ -155,7 +156,8 @@ class Runner:
             return getattr(programs, kind)(weights, state, packed, rows)
 
         step.__name__ = f"{kind}_{rows}_{tiles}_{width}"
-        words = MixedInput.size(rows, tiles, sizes.tile, width) if tiles else DecodeInput.size(rows, width)
+        entries = len(sizes.windows) * width
+        words = MixedInput.size(rows, tiles, sizes.tile, entries) if tiles else DecodeInput.size(rows, entries)
         return self._lower(step, 1, self._leaves, self.state, self._words(words))
 
     def _lower(self, function: Callable[..., Any], state: int, *operands: Any) -> Any:

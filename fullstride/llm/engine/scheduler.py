@@ -1,9 +1,10 @@
 """Scheduler of the next step: decode rows first, then prompt chunks in the rest of the token budget."""
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from fullstride.llm.engine.blocks import BlockManager
+from fullstride.llm.engine.blocks import BlockManager, BlockTable
 from fullstride.llm.engine.sequence import Sequence
 from fullstride.llm.engine.shapes import CompiledShapes
 
@@ -51,13 +52,14 @@ class StepPlan:
 class Scheduler:
     """First-come, first-served scheduler; if blocks run out, the newest sequence is preempted and recomputed later.
 
-    With `window`, the most tokens that a token sees in any layer, a sequence gives back the blocks that none sees;
-    its table has the scratch block in their place.
+    In layers with a window a sequence gives back the blocks that no token sees any more; its table has the scratch
+    block in their place. While its prompt is computed it has blocks for the window and the next chunk there.
+    `seat` is asked last before a sequence is admitted, which waits if it returns False.
     """
 
     sizes: CompiledShapes
     blocks: BlockManager
-    window: int | None = None
+    seat: Callable[[Sequence], bool] = lambda sequence: True
     waiting: deque[Sequence] = field(default_factory=deque)
     running: list[Sequence] = field(default_factory=list)
     preemptions: int = 0
@@ -78,14 +80,14 @@ class Scheduler:
     def plan(self) -> StepPlan | None:
         """Return the next plan, or None if nothing can run before a result is read."""
         before = self.preemptions
-        decodes = self._decodes()
+        decodes = self._ready()
         admitted: list[Sequence] = []
         chunks = self._chunks(len(decodes), admitted, admit=self.preemptions == before)
         if not decodes and not chunks:
             return None
         steps = 1 if chunks or any(sequence.matcher for sequence in decodes) else self.sizes.steps
         for sequence in decodes if steps > 1 else ():
-            self._grow(sequence, steps)
+            self._grow(sequence, _decoded(sequence, steps))
         plan = StepPlan(decodes, chunks, steps, admitted, bool(self.waiting))
         for sequence in plan.sequences:
             sequence.steps_in_flight += 1
@@ -102,12 +104,13 @@ class Scheduler:
             self.running.remove(sequence)
         elif sequence in self.waiting:
             self.waiting.remove(sequence)
-        self.blocks.release([block for block in sequence.blocks if block])
+        for table in sequence.tables:
+            self.blocks.release([block for block in table.blocks if block])
         if sequence.row is not None:
             self._rows.append(sequence.row)
-        sequence.blocks = []
+        sequence.tables = []
         sequence.row = None
-        sequence.num_published_blocks = sequence.num_freed_blocks = 0
+        sequence.num_published_blocks = 0
 
     def preempt(self, sequence: Sequence) -> None:
         """Preempt a sequence: return it to the head of the queue, without its blocks."""
@@ -121,47 +124,71 @@ class Scheduler:
         size = self.sizes.block
         names = sequence.digests(size)
         while (sequence.num_published_blocks + 1) * size <= computed and sequence.num_published_blocks < len(names):
-            self.blocks.publish(sequence.blocks[sequence.num_published_blocks], names[sequence.num_published_blocks])
+            number = sequence.num_published_blocks
+            for group, table in enumerate(sequence.tables):
+                if table.blocks[number]:
+                    self.blocks.publish(table.blocks[number], _of_group(names[number], group))
             sequence.num_published_blocks += 1
 
     def forget(self, sequence: Sequence, position: int) -> None:
         """Free the blocks that no token from `position` on sees; steps that were dispatched read them before others."""
-        if self.window is None or sequence.row is None:
-            return
-        first, last = sequence.num_freed_blocks, (position - self.window + 1) // self.sizes.block
-        if last > first:
-            self.blocks.release(sequence.blocks[first:last])
-            sequence.blocks[first:last] = [0] * (last - first)
-            sequence.num_freed_blocks = last
+        for table in sequence.tables:
+            self.blocks.release(table.unseen(position, self.sizes.block))
 
-    def _decodes(self) -> list[Sequence]:
+    def cached(self, names: list[bytes]) -> list[list[int]]:
+        """Return the cached blocks of a sequence's longest known prefix, for each group of layers.
+
+        In layers with a window only the blocks that the next token sees have to be known; others are 0.
+        """
+        size, windows, best = self.sizes.block, self.sizes.windows, 0
+        found: list[list[int]] = [[] for _ in windows]
+        known = [0] * len(windows)  # number of the last blocks that are
+        for count, name in enumerate(names, 1):
+            for group, blocks in enumerate(found):
+                blocks.append(self.blocks.find(_of_group(name, group)))
+                known[group] = known[group] + 1 if blocks[-1] else 0
+            least = [count - _unseen(window, count * size, size) for window in windows]
+            if any(window is None and have < count for window, have in zip(windows, known, strict=True)):
+                break
+            best = count if all(have >= want for have, want in zip(known, least, strict=True)) else best
+        ends = [_unseen(window, best * size, size) for window in windows]
+        return [[0] * end + blocks[end:best] for end, blocks in zip(ends, found, strict=True)]
+
+    def _ready(self) -> list[Sequence]:
+        """Return the sequences that decode; those whose prompt is computed get blocks for their next chunk, too."""
         ready: list[Sequence] = []
         for sequence in list(self.running):
-            if sequence.row is None or sequence.prefilling or sequence.max_length_in_flight >= sequence.request.limit:
+            if sequence.row is None:
+                continue
+            if sequence.prefilling:
+                self.forget(sequence, sequence.computed)
+                self._room(sequence, min(len(sequence.tokens), sequence.computed + self.sizes.budget))
+                continue
+            if sequence.max_length_in_flight >= sequence.request.limit:
                 continue
             if sequence.matcher is not None and sequence.steps_in_flight:
                 # The next mask depends on the token in flight.
                 continue
-            if self._room(sequence):
+            if self._room(sequence, _decoded(sequence, 1)):
                 ready.append(sequence)
         return ready
 
-    def _room(self, sequence: Sequence) -> bool:
-        """Make room for one more token, by preempting the newest if necessary; False if that is the sequence itself."""
-        while not self._grow(sequence, 1):
+    def _room(self, sequence: Sequence, tokens: int) -> bool:
+        """Make room for so many tokens, by preempting the newest if necessary; False if that is the sequence itself."""
+        while not self._grow(sequence, tokens):
             victim = self.running[-1]
             self.preempt(victim)
             if victim is sequence:
                 return False
         return True
 
-    def _grow(self, sequence: Sequence, steps: int) -> bool:
-        """Allocate blocks for `steps` steps; the last token of a sequence needs no slot."""
-        tokens = min(sequence.max_length_in_flight - 1 + steps, sequence.request.limit - 1)
-        missing = -(-tokens // self.sizes.block) - len(sequence.blocks)
-        if missing > self.blocks.free:
+    def _grow(self, sequence: Sequence, tokens: int) -> bool:
+        """Allocate blocks for so many tokens in all."""
+        missing = [max(0, -(-tokens // self.sizes.block) - len(table.blocks)) for table in sequence.tables]
+        if sum(missing) > self.blocks.free:
             return False
-        sequence.blocks += self.blocks.take(max(0, missing))
+        for table, count in zip(sequence.tables, missing, strict=True):
+            table.blocks += self.blocks.take(count)
         return True
 
     def _chunks(self, decodes: int, admitted: list[Sequence], admit: bool) -> list[Chunk]:
@@ -170,7 +197,6 @@ class Scheduler:
         for sequence in self._prompts(admitted, admit):
             left = len(sequence.tokens) - sequence.computed
             count = min(left, budget, tiles * self.sizes.tile)
-            self.forget(sequence, sequence.computed)
             chunks.append(Chunk(sequence, sequence.computed, count))
             budget, tiles = budget - count, tiles - -(-count // self.sizes.tile)
             sequence.computed += count
@@ -194,15 +220,22 @@ class Scheduler:
         size = self.sizes.block
         # The last token is always recomputed: its logits are needed.
         names = [] if sequence.needs_whole_prompt else sequence.digests(size)[: (len(sequence.tokens) - 1) // size]
-        found = self.blocks.match(names)
-        fresh = -(-len(sequence.tokens) // size) - len(found)
+        groups = self.cached(names)
+        found, shared = len(groups[0]), [block for blocks in groups for block in blocks if block]
+        left = len(sequence.tokens) - found * size
+        fresh = [self.sizes.held_blocks(window, left) for window in self.sizes.windows]
         # Leave room for the running sequences to grow; otherwise this one would be preempted at once.
-        if fresh + sum(map(self.blocks.is_free, found)) + len(self.running) > self.blocks.free:
+        growth = len(self.running) * len(groups)
+        needed = sum(fresh) + sum(map(self.blocks.is_free, shared)) + growth
+        if needed > self.blocks.free or not self.seat(sequence):
             return False
-        self.blocks.share(found)
-        sequence.blocks = found + self.blocks.take(fresh)
-        sequence.num_published_blocks = len(found)
-        sequence.computed = len(found) * size
+        self.blocks.share(shared)
+        sequence.tables = [
+            BlockTable(window, blocks + self.blocks.take(count), _unseen(window, found * size, size))
+            for window, blocks, count in zip(self.sizes.windows, groups, fresh, strict=True)
+        ]
+        sequence.num_published_blocks = found
+        sequence.computed = found * size
         sequence.row = self._rows.pop()
         if sequence.num_cached_tokens is None:
             sequence.num_cached_tokens, sequence.order = sequence.computed, self._admissions
@@ -213,3 +246,17 @@ class Scheduler:
         place = next((i for i, other in enumerate(self.running) if other.order > sequence.order), len(self.running))
         self.running.insert(place, sequence)
         return True
+
+
+def _decoded(sequence: Sequence, steps: int) -> int:
+    """Return the tokens with slots after `steps` more steps; the last token of a sequence needs none."""
+    return min(sequence.max_length_in_flight - 1 + steps, sequence.request.limit - 1)
+
+
+def _unseen(window: int | None, position: int, size: int) -> int:
+    """Return the number of blocks that no token from `position` on sees."""
+    return 0 if window is None else max(0, (position - window + 1) // size)
+
+
+def _of_group(name: bytes, group: int) -> bytes:
+    return name + group.to_bytes(2, "little")

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from fullstride.llm.engine.blocks import digest
+from fullstride.llm.engine.blocks import BlockTable, digest
 from fullstride.llm.outputs import FinishReason, Logprob, Pooling
 from fullstride.llm.sampling_params import SamplingParams
 
@@ -68,8 +68,8 @@ class Request:
         arrived: time of arrival by the caller's clock, or None.
         pooling: over which tokens of the prompt the last hidden states are pooled: `last`, `mean`, or None.
         adapter: name of its LoRA adapter, or None.
-        slot: slot of the adapter on the device, or -1.
-        cache_key: hash before its first block, so that sequences share blocks within one adapter alone.
+        slot: slot of the adapter on the device while a completion runs, or -1.
+        cache_key: hash before its first block, so that sequences share blocks within one adapter and salt alone.
 
     """
 
@@ -95,9 +95,8 @@ class Sequence:
             that, tokens are counted when they are read.
         pending: tokens that dispatched steps may still produce, at most.
         steps_in_flight: number of dispatched steps that include it.
-        blocks: block table, in order.
+        tables: block tables, one for each group of layers.
         num_published_blocks: number of blocks registered in the prefix cache.
-        num_freed_blocks: number of blocks at the beginning of the table that it gave back, as no token sees them.
         block_hashes: hashes of its full blocks.
         row: row on the device; None while it waits.
         order: number of its first admission; the newest is preempted first.
@@ -121,9 +120,8 @@ class Sequence:
     computed: int = 0
     pending: int = 0
     steps_in_flight: int = 0
-    blocks: list[int] = field(default_factory=list)
+    tables: list[BlockTable] = field(default_factory=list)
     num_published_blocks: int = 0
-    num_freed_blocks: int = 0
     block_hashes: list[bytes] = field(default_factory=list)
     row: int | None = None
     order: int = -1
@@ -139,6 +137,11 @@ class Sequence:
         """Whether every token of the prompt has to be computed, though its keys may be cached."""
         wants_logprobs = self.prompt_logprobs is not None and not self.prompt_logprobs_sent
         return wants_logprobs or self.request.pooling == "mean"
+
+    @property
+    def num_blocks(self) -> int:
+        """Number of blocks of tokens for which it has slots in all layers."""
+        return min((len(table.blocks) for table in self.tables), default=0)
 
     @property
     def num_output_tokens(self) -> int:

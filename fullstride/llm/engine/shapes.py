@@ -1,6 +1,7 @@
 """Fixed grid of shapes that an engine is compiled for, from its settings, the model and the device."""
 
-from dataclasses import dataclass
+from bisect import bisect_right
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from fullstride.errors import ConfigError
@@ -25,6 +26,10 @@ DEFAULTS = {
 }
 # Between the sizes of a grid: rows of a decode step on a CPU and elsewhere, tiles, blocks of a table.
 CPU_ROWS, ROWS, TILES, WIDTHS = 8, 2, 4, 4
+# Bursts of decode steps that a sequence has blocks for before the first of them is read.
+IN_FLIGHT = 3
+# Tokens of the longest sequence that is looked for.
+LONGEST = 1 << 31
 # Tokens of the smallest mixed step.
 LEAST_CHUNK = 64
 # Tokens of the smallest block table with a separate program.
@@ -48,6 +53,7 @@ class CompiledShapes:
         max_length: tokens of a sequence, at most.
         dtype: dtype of the weights.
         pool: dtype of the KV cache.
+        windows: for each group of layers with block tables of its own the tokens that a token sees; None for all.
 
     """
 
@@ -63,6 +69,25 @@ class CompiledShapes:
     max_length: int
     dtype: str
     pool: str
+    windows: tuple[int | None, ...] = (None,)
+
+    def held_blocks(self, window: int | None, tokens: int) -> int:
+        """Return the blocks that a sequence of so many tokens has at once, at most, in a group of layers."""
+        whole = -(-tokens // self.block)
+        # Those that the first token of a step sees, and of the tokens of that step and of the bursts in flight.
+        span = (window or 0) - 1 + self.budget + IN_FLIGHT * self.steps
+        return whole if window is None else min(whole, -(-span // self.block) + 1)
+
+    @property
+    def holds(self) -> int:
+        """Tokens of the longest sequence for which there are blocks; the newest token needs none yet."""
+        counts = range(LONGEST // self.block + 1)
+        fitting = bisect_right(counts, self.blocks, key=lambda n: self.needed(n * self.block)) - 1
+        return fitting * self.block + 1
+
+    def needed(self, tokens: int) -> int:
+        """Return the blocks that a sequence of so many tokens has at once, at most, in all groups."""
+        return sum(self.held_blocks(window, tokens) for window in self.windows)
 
 
 def dtype_for(config: EngineConfig, platform: str, own: str) -> str:
@@ -90,9 +115,9 @@ def check(config: EngineConfig, model: ModelConfig, platform: str, dtype: str) -
 
     """
     _batch_limits(config, platform)
-    longest = _longest(config, model)
+    _longest(config, model)
     if config.kv_memory:
-        pool_blocks(config, model, pool_for(config, dtype), (), longest)
+        pool_blocks(config, model, pool_for(config, dtype), (), needed=0)
 
 
 def _batch_limits(config: EngineConfig, platform: str) -> BatchLimits:
@@ -127,27 +152,26 @@ def choose_shapes(config: EngineConfig, model: ModelConfig, kernels: Kernels, *d
     dtype = dtype_for(config, device.platform, model.dtype)
     pool = pool_for(config, dtype)
     longest = _longest(config, model)
-    blocks = pool_blocks(config, model, pool, devices, longest)
-    # The newest token of a sequence needs no slot yet.
-    holds = blocks * config.block_size + 1
-    longest = longest if config.max_length else min(longest, holds)
-    widest = -(-longest // config.block_size)
     least_tiles = max(1, min(LEAST_CHUNK, limits.budget) // limits.tile)
-    least_width = -(-LEAST_CONTEXT // config.block_size)
-    return CompiledShapes(
+    made = CompiledShapes(
         rows=limits.rows,
         row_buckets=_grid(1, limits.rows, CPU_ROWS if device.platform == "cpu" else ROWS),
         tile=limits.tile,
         tile_buckets=_grid(least_tiles, max(1, limits.budget // limits.tile), TILES),
-        widths=(widest,) if kernels.dynamic else _grid(least_width, widest, WIDTHS),
+        widths=(),
         budget=limits.budget,
         steps=limits.steps,
         block=config.block_size,
-        blocks=blocks,
+        blocks=0,
         max_length=longest,
         dtype=dtype,
         pool=pool,
+        windows=model.cache_windows,
     )
+    made = replace(made, blocks=pool_blocks(config, model, pool, devices, made.needed(longest)))
+    longest = longest if config.max_length else min(longest, made.holds)
+    widest, least = (-(-tokens // config.block_size) for tokens in (longest, LEAST_CONTEXT))
+    return replace(made, max_length=longest, widths=(widest,) if kernels.dynamic else _grid(least, widest, WIDTHS))
 
 
 def _grid(low: int, high: int, factor: int) -> tuple[int, ...]:

@@ -17,7 +17,7 @@ class EngineState(NamedTuple):
     """KV cache, and the progress of each row; the last row is for padding.
 
     Attributes:
-        pool: KV cache of all layers, by slot, possibly as `FP8_POOL`; block 0 is scratch.
+        pool: KV cache of the layers of a group, by slot, possibly as `FP8_POOL`; block 0 is scratch.
         last: newest token of each row, which has no key yet.
         length: number of tokens with keys and values.
         alive: whether the row has not ended.
@@ -43,8 +43,9 @@ class EngineState(NamedTuple):
 def shapes(model: ModelConfig, sizes: CompiledShapes) -> dict[str, tuple[tuple[int, ...], str]]:
     """Return shape and dtype of the arrays that start as zeros, in order."""
     rows, vocab = sizes.rows + 1, model.vocab_size
+    layers = max(map(len, model.cache_groups))
     return {
-        "pool": ((model.layers, 2, (sizes.blocks + 1) * sizes.block, model.kv_heads, model.head_dim), sizes.pool),
+        "pool": ((layers, 2, (sizes.blocks + 1) * sizes.block, model.kv_heads, model.head_dim), sizes.pool),
         "last": ((rows,), "int32"),
         "length": ((rows,), "int32"),
         "alive": ((rows,), "bool"),

@@ -78,7 +78,7 @@ class RequestValidator:
     def _limit(self, prompt: int, params: SamplingParams) -> int:
         """Return the tokens that the sequence may have; the KV cache must hold them, too."""
         wanted = total_length(prompt, params.max_tokens, self.sizes.max_length)
-        holds = self.sizes.blocks * self.sizes.block + 1
+        holds = self.sizes.holds
         if params.max_tokens is None:
             wanted = min(wanted, holds)
         if wanted > holds or prompt >= wanted:

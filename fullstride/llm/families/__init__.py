@@ -6,6 +6,7 @@ from fullstride.errors import ConfigError
 from fullstride.llm.families import (
     gemma2,
     gemma3,
+    gpt_oss,
     granite,
     llama,
     mistral,
@@ -33,6 +34,7 @@ FAMILIES: dict[str, Family] = {
     "gemma3_text": gemma3.FAMILY,
     "qwen3_moe": qwen3_moe.FAMILY,
     "mixtral": mixtral.FAMILY,
+    "gpt_oss": gpt_oss.FAMILY,
 }
 
 

@@ -70,6 +70,8 @@ class Family:
         layers: further fields of a `ModelConfig`, from config.json; `windows` may be all None.
         tensors: our names of a layer's tensors by those of Hugging Face, in addition to the common ones.
         expert_tensors: our names of an expert's matrices by those of Hugging Face, with {} for the expert's number.
+        stacked_experts: our names of the parts of a layer's tensors that hold a matrix, or its bias, of all experts, by
+            those of Hugging Face: rows of several parts take turns; see `fullstride.llm.weights.stacked_experts`.
         gguf_tensors: our names of a layer's tensors by those of llama.cpp, in place of the common ones; None for a
             common name that it does not have.
         gguf: its name in GGUF files; empty if those are not read.
@@ -90,6 +92,7 @@ class Family:
     layers: Callable[[FileSettings], dict[str, Any]] = _nothing
     tensors: Mapping[str, str] = field(default_factory=dict)
     expert_tensors: Mapping[str, str] = field(default_factory=dict)
+    stacked_experts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     gguf_tensors: Mapping[str, str | None] = field(default_factory=dict)
     gguf: str = ""
     gguf_keys: frozenset[str] = frozenset()

@@ -25,9 +25,9 @@ ALONE = {
 IN_DECODER = frozenset((
     "unrotated", "wide_qk_norm", "pre_norm", "post_norm", "exact_norm", "norm_offset", "activation", "embedding_scale",
     "rounded_scale", "residual_scale", "logit_divisor", "attention_scale", "logit_cap", "experts", "experts_per_token",
-    "shared_weights",
+    "shared_weights", "expert_bias", "output_bias", "swiglu_limit",
 ))  # fmt: skip
-IN_ATTENTION = frozenset(("windows", "window_theta", "attention_cap"))
+IN_ATTENTION = frozenset(("windows", "window_theta", "attention_cap", "sinks"))
 COMPUTED: dict[str, frozenset[str]] = {
     "token": frozenset(),
     "chained": frozenset(),

@@ -41,6 +41,9 @@ class QKNorm(NamedTuple):
 class StepBatch(NamedTuple):
     """Tokens of one step: first D rows of one token each, then N tiles of Q tokens of one row each.
 
+    Slots and block tables have a first axis of the groups of `ModelConfig.cache_groups` if there are several; attention
+    has those of one group.
+
     Attributes:
         tokens: ids.
         positions: of each token in its sequence; -1 is padding, which sees nothing.
@@ -57,9 +60,9 @@ class StepBatch(NamedTuple):
 
     tokens: Int[Array, " T"]
     positions: Int[Array, " T"]
-    slots: Int[Array, " T"]
-    rows: Int[Array, "D W"]
-    tiles: Int[Array, "N W"]
+    slots: Int[Array, "*groups T"]
+    rows: Int[Array, "*groups D W"]
+    tiles: Int[Array, "*groups N W"]
     cos: Float[Array, "T half"]
     sin: Float[Array, "T half"]
     window_cos: Float[Array, "T half"] | None = None
@@ -164,6 +167,7 @@ class Attention(Protocol):
     """Normalize q and k, apply RoPE, store keys and values in `layer` of the KV cache, and attend by block tables.
 
     With `FP8_POOL` keys and values are rounded to e4m3, at most 448; each token attends to its own rounded ones, too.
+    `sinks` are a score of each head that takes part in the softmax and has no value.
     """
 
     def __call__(
@@ -174,6 +178,8 @@ class Attention(Protocol):
         batch: StepBatch,
         norms: QKNorm | None,
         shape: AttentionShape,
+        *,
+        sinks: Float[Array, " heads"] | None = None,
     ) -> tuple[Float[Array, "T out"], Num[Array, "layers 2 slots kv_heads head_dim"]]: ...
 
 

@@ -1,16 +1,19 @@
 """LoRA adapters (arXiv:2106.09685) of the rows of a step: each row has its own, or none."""
 
-from collections.abc import Mapping
-from functools import partial
+from collections.abc import Callable, Mapping
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
+from jax.sharding import NamedSharding, PartitionSpec, Sharding
 from jaxtyping import Array, Float, Int
 
 from fullstride.llm.config import FUSED, ModelConfig, parameter_shapes
-from fullstride.llm.kernels.interface import StepBatch
+from fullstride.llm.kernels.interface import AXIS, StepBatch
+from fullstride.llm.models.tensor_parallel import INPUTS, mesh_of
 
 
 class AdapterSlots(NamedTuple):
@@ -24,23 +27,38 @@ class AdapterSlots(NamedTuple):
 LayerAdapters = Mapping[str, AdapterSlots]
 
 
-def empty_slots(config: ModelConfig, slots: int, rank: int, dtype: str, device: Any) -> tuple[LayerAdapters, ...]:
-    """Allocate slots of zeros for every layer; each part of a fused matrix has `rank` columns of its own."""
-    shapes = parameter_shapes(config)
+def empty_slots(config: ModelConfig, slots: int, rank: int, dtype: str, *devices: Any) -> tuple[LayerAdapters, ...]:
+    """Allocate slots of zeros for every layer; each part of a fused matrix has `rank` columns of its own.
 
-    def zeros(*shape: int) -> Array:
+    Several devices share them as they do the matrices: by outputs the second factors, or by inputs the first ones.
+    """
+    shapes, whole = parameter_shapes(config), PartitionSpec()
+    split = PartitionSpec(None, None, AXIS)
+
+    def zeros(spec: PartitionSpec, *shape: int) -> Array:
+        device = devices[0] if len(devices) == 1 else NamedSharding(mesh_of(devices), spec)
         return jnp.zeros(shape, dtype, device=device)
 
     def layer(index: int) -> LayerAdapters:
         made = {}
         for name in adapted_matrices(config):
             parts = [shapes[f"layers.{index}.{part}"] for part in FUSED.get(name, (name,))]
-            wide = len(parts) * rank
-            out = sum(rows for rows, _ in parts)
-            made[name] = AdapterSlots(zeros(slots, wide, parts[0][1]), zeros(slots, wide, out))
+            wide, out = len(parts) * rank, sum(rows for rows, _ in parts)
+            inner, outer = (split, whole) if name in INPUTS else (whole, split)
+            made[name] = AdapterSlots(zeros(inner, slots, wide, parts[0][1]), zeros(outer, slots, wide, out))
         return made
 
     return tuple(layer(index) for index in range(config.layers))
+
+
+def shard_order(config: ModelConfig, name: str, devices: int) -> np.ndarray:
+    """Return the order of a fused matrix's rows in which each device's share of all parts lies together."""
+    shapes = parameter_shapes(config)
+    sizes = [shapes[f"layers.0.{part}"][0] for part in FUSED.get(name, (name,))]
+    if name in INPUTS:
+        return np.arange(sizes[0])
+    parts = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
+    return np.concatenate([np.split(part, devices)[i] for i in range(devices) for part in parts])
 
 
 def adapted_matrices(config: ModelConfig) -> tuple[str, ...]:
@@ -48,15 +66,20 @@ def adapted_matrices(config: ModelConfig) -> tuple[str, ...]:
     return ("qkv", "o") if config.experts else ("qkv", "o", "gate_up", "down")
 
 
-@partial(jax.jit, donate_argnums=0)
-def fill_slot(
-    slots: AdapterSlots, slot: Int[Array, ""], a: Float[Array, "rank inner"], b: Float[Array, "rank out"]
-) -> AdapterSlots:
-    """Put an update into a slot, in place."""
-    return AdapterSlots(
-        slots.a.at[slot].set(a.astype(slots.a.dtype)),
-        slots.b.at[slot].set(b.astype(slots.b.dtype)),
-    )
+@cache
+def fill_slot(a: Sharding, b: Sharding) -> Callable[..., AdapterSlots]:
+    """Return a function of slots with these shardings, a number and both factors, that puts them there in place."""
+
+    def fill(
+        slots: AdapterSlots, slot: Int[Array, ""], a: Float[Array, "rank inner"], b: Float[Array, "rank out"]
+    ) -> AdapterSlots:
+        return AdapterSlots(
+            slots.a.at[slot].set(a.astype(slots.a.dtype)),
+            slots.b.at[slot].set(b.astype(slots.b.dtype)),
+        )
+
+    shardings: Any = (a, b)
+    return jax.jit(fill, donate_argnums=0, out_shardings=AdapterSlots(*shardings))
 
 
 def adapted(

@@ -30,7 +30,7 @@ def hidden_states(
         config: the model's configuration.
         kernels: kernel set that computes the step.
         weights: the model's weights, on the device.
-        pool: KV cache, updated in place.
+        pool: KV cache of the layers of a group, updated in place; of all layers if the batch has one group.
         batch: tokens of the step.
         block: tokens of a KV cache block.
 
@@ -45,8 +45,8 @@ def hidden_states(
     x = scaled(x, config.embedding_scale, rounded=config.rounded_scale)
     if (
         kernels.fused_layers is not None
-        and not batch.tiles.shape[0]
-        and batch.rows.shape[0] <= kernels.fused_layers.rows
+        and not batch.tiles.shape[-2]
+        and batch.rows.shape[-2] <= kernels.fused_layers.rows
     ):
         return kernels.fused_layers.run(weights, x, pool, batch, block)
 
@@ -55,11 +55,23 @@ def hidden_states(
     def step(layer, index, x, pool, batch, shape, rotated):
         return _layer(config, kernels, layer, index, x, pool, batch if rotated else _unrotated(batch), shape)
 
+    batches, places = _by_group(config, batch)
     for index, layer in enumerate(weights.layers):
-        own = shape._replace(window=config.window(index))
-        x, pool = step(layer, jnp.int32(index), x, pool, batch, own, index not in config.unrotated)
+        own, (group, place) = shape._replace(window=config.window(index)), places[index]
+        x, pool = step(layer, jnp.int32(place), x, pool, batches[group], own, index not in config.unrotated)
     # XLA might move an axis of one head, which costs it a copy of the pool at each end of a program or loop.
     return x, _in_place(pool) if pool.shape[3] == 1 else pool
+
+
+def _by_group(config: ModelConfig, batch: StepBatch) -> tuple[list[StepBatch], dict[int, tuple[int, int]]]:
+    """Return the batch of each group of layers, and of each layer its group and its place in the pool."""
+    if batch.rows.ndim == 2:
+        return [batch], {i: (0, i) for i in range(config.layers)}
+    groups = config.cache_groups
+    batches = [
+        batch._replace(slots=batch.slots[i], rows=batch.rows[i], tiles=batch.tiles[i]) for i in range(len(groups))
+    ]
+    return batches, {layer: (group, i) for group, own in enumerate(groups) for i, layer in enumerate(own)}
 
 
 # Compiled by itself: JAX takes a constraint on a program's output for a wish, which a donated pool could not grant.
@@ -92,8 +104,8 @@ def _layer(
     norms = None if layer.q_norm is None or layer.k_norm is None else QKNorm(layer.q_norm, layer.k_norm)
     if norms is not None and (config.wide_qk_norm or config.exact_norm):
         qkv, norms = normalized_heads(config, qkv, norms, shape), None
-    mixed, pool = kernels.attention(qkv, pool, index, batch, norms, shape)
-    x = add(mixed, layer.o, x, slots.get("o"), layer.attn_post_norm)
+    mixed, pool = kernels.attention(qkv, pool, index, batch, norms, shape, sinks=layer.sinks)
+    x = add(mixed, layer.o, x, slots.get("o"), layer.attn_post_norm, bias=layer.o_bias)
     if layer.router is not None:
         return routed(config, kernels, layer, x), pool
     wide = read(x, layer.mlp_norm, layer.gate_up, slots.get("gate_up"))
@@ -131,14 +143,17 @@ def _add(
     slots: AdapterSlots | None = None,
     weight: Array | None = None,
     gated: bool = False,
+    bias: Array | None = None,
 ) -> Array:
     """Add a projection to the residual stream; each of several devices has a part of its inputs."""
     read = gate(config, x) if gated and slots is not None else x
     if kernels.axis is None and weight is None and config.residual_scale == 1:
-        return adapted(kernels.project(x, matrix, gated=gated, residual=residual), read, slots, batch)
+        return adapted(kernels.project(x, matrix, gated=gated, bias=bias, residual=residual), read, slots, batch)
     part = adapted(kernels.project(x, matrix, gated=gated), read, slots, batch)
     if kernels.axis is not None:
         part = lax.psum(part, kernels.axis) if kernels.all_reduce is None else kernels.all_reduce(part)
+    if bias is not None:
+        part = part + bias
     if weight is not None:
         part = norm(config, part, weight)
     return residual + scaled(part, config.residual_scale)

@@ -21,7 +21,7 @@ def routed(
     assert layer.mlp_norm is not None
     assert layer.router is not None
     normal = norm(config, x, layer.mlp_norm)
-    weights, experts = chosen(config, kernels.project(normal, layer.router))
+    weights, experts = chosen(config, kernels.project(normal, layer.router, bias=layer.router_bias))
     rows = jnp.repeat(normal, config.experts_per_token, axis=0)
     out = _apart(config, layer, rows, experts.reshape(-1)).reshape(*experts.shape, -1)
     return x + jnp.sum(out.astype(jnp.float32) * weights[..., None], axis=1).astype(x.dtype)
@@ -43,13 +43,17 @@ def _apart(
     Few rows read their own experts' matrices alone; of many, most experts are read anyway, each once.
     """
     if len(rows) <= config.experts:
-        wide = _product("ri,roi->ro", rows, layer.gate_up[experts])
-        return _product("ri,roi->ro", gate(config, wide), layer.down[experts])
+        wide = _biased(_product("ri,roi->ro", rows, layer.gate_up[experts]), layer.gate_up_bias, experts)
+        return _biased(_product("ri,roi->ro", gate(config, wide), layer.down[experts]), layer.down_bias, experts)
     order = jnp.argsort(experts, stable=True)
     sizes = jnp.bincount(experts, length=config.experts).astype(jnp.int32)
-    wide = _ragged(rows[order], layer.gate_up, sizes)
-    out = _ragged(gate(config, wide), layer.down, sizes)
+    wide = _biased(_ragged(rows[order], layer.gate_up, sizes), layer.gate_up_bias, experts[order])
+    out = _biased(_ragged(gate(config, wide), layer.down, sizes), layer.down_bias, experts[order])
     return jnp.zeros_like(out).at[order].set(out)
+
+
+def _biased(x: Array, biases: Array | None, experts: Array) -> Array:
+    return x if biases is None else x + biases[experts]
 
 
 def _product(equation: str, x: Array, matrices: Array) -> Array:

@@ -8,6 +8,9 @@ from fullstride.llm.config import ModelConfig
 from fullstride.llm.kernels.interface import AttentionShape, QKNorm
 from fullstride.llm.kernels.xla.attention import exact_rms_norm, rms_norm
 
+# Of GPT-OSS's activation.
+SWIGLU_ALPHA = 1.702
+
 
 def norm(
     config: ModelConfig, x: Float[Array, "*rows width"], weight: Float[Array, " width"]
@@ -32,8 +35,11 @@ def normalized_heads(
 
 
 def gate(config: ModelConfig, wide: Float[Array, "*rows double"]) -> Float[Array, "*rows inner"]:
-    """f(gate) * up of a pair in one matrix; f is the model's activation."""
+    """f(gate) * up of a pair in one matrix; f is the model's activation. GPT-OSS's has up + 1, and bounds of both."""
     first, up = jnp.split(wide, 2, axis=-1)
+    if config.activation == "swiglu_clamped":
+        first, up = jnp.minimum(first, config.swiglu_limit), jnp.clip(up, -config.swiglu_limit, config.swiglu_limit)
+        return (up + 1) * (first * jax.nn.sigmoid(first * SWIGLU_ALPHA))
     if config.activation == "gelu_tanh":
         return jax.nn.gelu(first, approximate=True) * up
     return jax.nn.silu(first) * up

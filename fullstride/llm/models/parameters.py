@@ -30,6 +30,11 @@ class Layer(NamedTuple):
     attn_post_norm: Float[Array, " hidden"] | None = None
     mlp_post_norm: Float[Array, " hidden"] | None = None
     router: Float[Array, "experts hidden"] | None = None
+    router_bias: Float[Array, " experts"] | None = None
+    gate_up_bias: Float[Array, "experts double"] | None = None
+    down_bias: Float[Array, "experts hidden"] | None = None
+    o_bias: Float[Array, " hidden"] | None = None
+    sinks: Float[Array, " heads"] | None = None
     adapters: LayerAdapters | None = None
 
 
@@ -81,7 +86,9 @@ def _layer_names(config: ModelConfig) -> dict[str, list[str]]:
     names = ["attn_norm"] * config.pre_norm + ["qkv", "o"] + ["mlp_norm"] * config.pre_norm
     names += ["qkv_bias"] * config.qkv_bias + ["q_norm", "k_norm"] * config.qk_norm
     names += ["attn_post_norm", "mlp_post_norm"] * config.post_norm + ["router"] * (config.experts > 0)
-    mlp = {name: expert_names(config, *FUSED.get(name, (name,))) for name in ("gate_up", "down")}
+    names += ["router_bias"] * config.expert_bias + ["o_bias"] * config.output_bias + ["sinks"] * config.sinks
+    matrices = ["gate_up", "down"] + ["gate_up_bias", "down_bias"] * config.expert_bias
+    mlp = {name: expert_names(config, *FUSED.get(name, (name,))) for name in matrices}
     return {name: list(FUSED.get(name, (name,))) for name in names} | mlp
 
 
@@ -89,4 +96,7 @@ def _by_expert(config: ModelConfig, made: dict[str, Any]) -> dict[str, Any]:
     """Give the matrices of the MLP an axis of experts."""
     if not config.experts:
         return made
-    return made | {name: made[name].reshape(config.experts, -1, made[name].shape[1]) for name in ("gate_up", "down")}
+    every = ("gate_up", "down", "gate_up_bias", "down_bias")
+    return made | {
+        name: made[name].reshape(config.experts, -1, *made[name].shape[1:]) for name in every if name in made
+    }

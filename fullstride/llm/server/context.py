@@ -17,6 +17,7 @@ from fullstride.llm.sampling_params import Structured
 from fullstride.llm.server.job import EngineJob, EnginePrompt
 from fullstride.llm.server.limits import ServerLimits
 from fullstride.llm.server.metrics import Metrics
+from fullstride.llm.server.middleware import API_KEY
 from fullstride.llm.server.request_manager import RequestManager
 from fullstride.llm.server.schemas.base import SamplingRequest, StreamOptions
 from fullstride.llm.server.served_model import ServedModel
@@ -94,6 +95,12 @@ def server_of(request: Request) -> ServerState:
     return request.app.state.server
 
 
+def cache_salt(request: Request, own: str | None) -> str:
+    """Return the salt of a request's cached blocks: its API key's number, and its own salt."""
+    key = request.scope.get(API_KEY, "")
+    return f"{key}:{own or ''}" if key != "" or own else ""
+
+
 @runtime_checkable
 class ResponseFormat(Protocol):
     """Writer of deltas in one API's format: choices of a stream's events, and of a merged response.
@@ -134,7 +141,8 @@ class Responder:
 
         """
         adapter = self.server.served.adapter(self.model)
-        job = self.server.bridge.submit([replace(prompt, adapter=adapter) for prompt in prompts])
+        own = {"adapter": adapter, "cache_salt": cache_salt(request, self.body.cache_salt)}
+        job = self.server.bridge.submit([replace(prompt, **own) for prompt in prompts])
         streamed = False
         try:
             await while_connected(request, job.begun())

@@ -1,6 +1,7 @@
 """POST /v1/embeddings."""
 
 from base64 import b64encode
+from dataclasses import replace
 from typing import Any
 
 import anyio.to_thread
@@ -10,7 +11,7 @@ from starlette.responses import Response
 
 from fullstride.llm.pooling import EMBEDDING, embedding_of
 from fullstride.llm.server.bodies import OffLoopRoute
-from fullstride.llm.server.context import ServerState, server_of
+from fullstride.llm.server.context import ServerState, cache_salt, server_of
 from fullstride.llm.server.job import EngineJob, EnginePrompt
 from fullstride.llm.server.schemas.embeddings import EmbeddingRequest, Embeddings, embeddings_of
 from fullstride.llm.server.served_model import ServedModel
@@ -24,7 +25,10 @@ async def embeddings(body: EmbeddingRequest, request: Request) -> Response:
     """Embed a text, or several; as many at once as a request may have prompts."""
     server = server_of(request)
     model = server.served.name(body.model)
-    prompts = await anyio.to_thread.run_sync(_read, body, server.served)
+    salt = cache_salt(request, body.cache_salt)
+    prompts = [
+        replace(prompt, cache_salt=salt) for prompt in await anyio.to_thread.run_sync(_read, body, server.served)
+    ]
     vectors: list[Any] = []
     for start in range(0, len(prompts), server.limits.prompts):
         vectors += await _run(server, request, prompts[start : start + server.limits.prompts])

@@ -13,12 +13,13 @@ from fullstride.llm.server.errors import ApiError
 
 @dataclass(frozen=True)
 class EnginePrompt:
-    """Request to the engine; `adapter` is the name of a LoRA adapter, and `pooling` as in `Engine.add`."""
+    """Request to the engine; `adapter`, `pooling` and `cache_salt` are as in `Engine.add`."""
 
     token_ids: Sequence[int]
     params: SamplingParams
     adapter: str | None = None
     pooling: Pooling | None = None
+    cache_salt: str = ""
 
 
 class EngineJob:

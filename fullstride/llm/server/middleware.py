@@ -20,6 +20,8 @@ from fullstride.llm.server.turns import CLIENT
 logger = logging.getLogger("fullstride.llm.server")
 # Who asks for them is a probe, which has no key.
 OPEN_PATHS = frozenset(("/health", "/ready"))
+# Of a request's scope: the number of its API key, whose cached prompts are its own.
+API_KEY = "fullstride.api_key"
 # What a client may choose as its request's id: nothing that could break a log's line or a header.
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 # A name, or an IPv6 address in its brackets, before the port.
@@ -73,17 +75,21 @@ class ApiKeys:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass on, or answer 401."""
-        if scope["type"] != "http" or scope["path"] in OPEN_PATHS or self._fits(Headers(scope=scope)):
+        fits = self._fits(Headers(scope=scope)) if scope["type"] == "http" else []
+        if scope["type"] != "http" or scope["path"] in OPEN_PATHS or not self._keys or any(fits):
+            if any(fits):
+                scope[API_KEY] = fits.index(True)
             await self._app(scope, receive, send)
             return
         message = "No valid API key: send one of this server's as 'Authorization: Bearer KEY'."
         await UnauthorizedError(message).response()(scope, receive, send)
 
-    def _fits(self, headers: Headers) -> bool:
+    def _fits(self, headers: Headers) -> list[bool]:
+        """Return for each key whether the request has it."""
         # Starlette reads headers as latin-1, which keeps their bytes.
         scheme, _, given = headers.get("authorization", "").partition(" ")
-        fits = [hmac.compare_digest(given.strip().encode("latin-1"), key) for key in self._keys]
-        return not self._keys or (scheme.lower() == "bearer" and any(fits))
+        bearer = scheme.lower() == "bearer"
+        return [hmac.compare_digest(given.strip().encode("latin-1"), key) and bearer for key in self._keys]
 
 
 class BodyLimit:

@@ -38,11 +38,12 @@ class SteppingEngine(Protocol):
         *,
         arrived: float | None = None,
         adapter: str | None = None,
+        cache_salt: str = "",
     ) -> None: ...
     def abort(self, request_id: str) -> None: ...
     def step(self) -> list[Delta]: ...
     def stats(self) -> EngineStats: ...
-    def block_hashes(self, prompt: Sequence[int], adapter: str | None = None) -> list[bytes]: ...
+    def block_hashes(self, prompt: Sequence[int], adapter: str | None = None, cache_salt: str = "") -> list[bytes]: ...
     def cached_prefix_blocks(self, names: Sequence[bytes]) -> int: ...
 
 
@@ -121,8 +122,8 @@ class EngineThread:
     def _add(self, requests: Mapping[str, EnginePrompt], arrived: float) -> None:
         for request_id, prompt in requests.items():
             try:
-                own = {"arrived": arrived, "adapter": prompt.adapter, "pooling": prompt.pooling}
-                self._engine.add(request_id, prompt.token_ids, prompt.params, **own)
+                own = {name: getattr(prompt, name) for name in ("adapter", "pooling", "cache_salt")}
+                self._engine.add(request_id, prompt.token_ids, prompt.params, arrived=arrived, **own)
                 continue
             except ConfigError as error:
                 refusal = BadRequestError(str(error), code="cannot_be_served")
@@ -205,7 +206,7 @@ class Router:
         """Return the block hashes of a prompt; none if there is only one engine."""
         if len(self._replicas) == 1:
             return []
-        return self._replicas[0].engine.block_hashes(prompt.token_ids, prompt.adapter)
+        return self._replicas[0].engine.block_hashes(prompt.token_ids, prompt.adapter, prompt.cache_salt)
 
     def choose(self, names: Sequence[bytes]) -> Replica:
         """Choose the engine for a prompt with these block hashes; at least one must be alive."""

@@ -12,7 +12,6 @@ _KNOWN: dict[str, tuple[str, tuple[Any, ...] | None]] = {
     "audio": ("this server generates text only", ()),
     "background": ("responses are made at once; send stream", (False,)),
     "best_of": ("ask for n completions and choose one yourself", (1,)),
-    "cache_salt": (_NOTHING, ()),
     "chat_template": ("the model's own template is used; chat_template_kwargs are passed to it", None),
     "continue_final_message": ("use it with /v1/chat/completions", (False,)),
     "context_management": (_NOTHING, ()),

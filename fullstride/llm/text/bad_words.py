@@ -51,7 +51,8 @@ class BadWordsMatcher:
             if not before or tuple(self._said[-len(before) :]) == before:
                 bits[token // 32] &= ~np.uint32(1 << token % 32)
         if not bits.any():
-            raise ConfigError("structured output cannot go on: bad_words forbid every token that it allows")
+            allowed = "structured output cannot go on: bad_words forbid every token that it allows here"
+            raise ConfigError(f"{allowed}; leave out words that each of its texts may need")
         return bits
 
     def advance(self, token: int) -> bool:

@@ -25,6 +25,8 @@ TOOLS = [{"type": "function", "function": {"name": "other", "description": "A pr
 AS_JSON = re.compile(rf'"{KEY}"\s*:\s*"{VALUE}"')
 # How Python writes a dict, and JSON a text that holds JSON.
 MISWRITTEN = (f"'{KEY}'", f'\\"{KEY}\\"')
+# How GPT-OSS's template reads what the model thought.
+THINKING = re.compile(r"""\.thinking\b|\[['"]thinking['"]\]""")
 # Hundreds of times what a conversation as long as a server takes one costs.
 SECONDS, MEMORY = 2.0, 512 << 20
 _rendered = IsolatedFunction("fullstride.llm.text.rendering:renderer", seconds=SECONDS, memory=MEMORY)
@@ -90,6 +92,8 @@ class ChatTemplate:
                 time, memory or text for them than a template may; or if it leaves out what called functions returned.
 
         """
+        if THINKING.search(self._with_tools if tools else self.text) and not self.reads("reasoning_content"):
+            messages = [_with_thinking(message) for message in messages]
         return self._text(self.forms[bool(tools)].fit(messages), tools, add_generation_prompt, **kwargs)
 
     def _text(
@@ -168,6 +172,16 @@ class CallForm:
         if self.together:
             return [{**message, **made}]
         return [without, {"role": message["role"], "content": self.empty[0], **made}]
+
+
+def _with_thinking(message: Message) -> Message:
+    """Reasoning under the name `thinking`; before calls the content joins it, as the template takes one of both."""
+    thought, content = message.get("reasoning_content"), message.get("content")
+    if not thought or message.get("role") != "assistant":
+        return message
+    if message.get("tool_calls") and content:
+        return {**message, "thinking": f"{thought}\n\n{content}", "content": ""}
+    return {**message, "thinking": thought}
 
 
 def _json(value: Any) -> str:

@@ -28,6 +28,7 @@ from fullstride.llm.weights.parameters import PLAIN, StoredParameter
 from fullstride.llm.weights.rows import arranged
 from fullstride.llm.weights.safetensors_file import open_safetensors
 from fullstride.llm.weights.settings import CheckedSettings, checked_sampling, shortened
+from fullstride.llm.weights.stacked_experts import take_apart
 
 INDEX = "model.safetensors.index.json"
 # Characters of a file's name; Linux takes no longer ones.
@@ -67,10 +68,14 @@ def load_folder(folder: Path) -> tuple[ModelConfig, dict[str, StoredParameter], 
 
     """
     config = read_config(folder)
-    tensors = {name: tensor for file in _files(folder) for name, tensor in open_safetensors(file).items()}
-    check_count(folder, config, len(tensors))
+    stacks = FAMILIES[config.architecture].stacked_experts
+    tensors = {
+        name: tensor for file in _files(folder) for name, tensor in open_safetensors(file, packed=bool(stacks)).items()
+    }
+    check_count(folder, config, len(tensors), stacked=bool(stacks))
+    experts, tensors = take_apart(folder, config, stacks, tensors)
     inner = layer_names(config)
-    found: dict[str, StoredParameter] = {
+    found: dict[str, StoredParameter] = experts | {
         canonical(name, LAYERS, inner, OUTER): tensor
         for name, tensor in tensors.items()
         if not (name.endswith(DERIVED) or (config.tied and name == "lm_head.weight"))

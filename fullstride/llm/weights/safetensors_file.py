@@ -35,8 +35,8 @@ class MappedTensor:
         return part.astype(dtype, copy=False)
 
 
-def open_safetensors(file: Path) -> dict[str, MappedTensor]:
-    """Map all tensors of a file, by name.
+def open_safetensors(file: Path, packed: bool = False) -> dict[str, MappedTensor]:
+    """Map all tensors of a file, by name; only with `packed` may there be some of bytes (U8), for packed numbers.
 
     Raises:
         ConfigError: if the file is damaged or cut short, or a tensor is not of floats.
@@ -45,7 +45,7 @@ def open_safetensors(file: Path) -> dict[str, MappedTensor]:
     data = np.memmap(file, mode="r") if file.stat().st_size else np.zeros(0, np.uint8)
     header, start = _header(file, data)
     return {
-        name: MappedTensor(_tensor(file, np.asarray(data)[start:], name, entry), entry["dtype"])
+        name: MappedTensor(_tensor(file, np.asarray(data)[start:], name, entry, packed), entry["dtype"])
         for name, entry in header.items()
         if name != "__metadata__"
     }
@@ -64,7 +64,7 @@ def _header(file: Path, data: np.ndarray) -> tuple[dict[str, Any], int]:
     return header, 8 + size
 
 
-def _tensor(file: Path, data: np.ndarray, name: str, entry: Any) -> np.ndarray:
+def _tensor(file: Path, data: np.ndarray, name: str, entry: Any, packed: bool) -> np.ndarray:
     try:
         kind, shape = str(entry["dtype"]), tuple(entry["shape"])
         start, stop = entry["data_offsets"]
@@ -72,9 +72,10 @@ def _tensor(file: Path, data: np.ndarray, name: str, entry: Any) -> np.ndarray:
             raise ValueError(shape)
     except (TypeError, KeyError, ValueError) as error:
         raise ConfigError(f"{file}: not safetensors: its header has an invalid entry for {name}") from error
-    if kind not in PLAIN:
-        raise ConfigError(f"{file}: {name} is of {kind}; supported are {', '.join(PLAIN)}, not quantized weights")
-    dtype = np.dtype(PLAIN[kind])
+    kinds = PLAIN | ({"U8": "uint8"} if packed else {})
+    if kind not in kinds:
+        raise ConfigError(f"{file}: {name} is of {kind}; supported are {', '.join(kinds)}, not quantized weights")
+    dtype = np.dtype(kinds[kind])
     if stop > len(data):
         raise ConfigError(f"{file}: cut short: {name} ends at byte {stop}, but the file has {len(data)}")
     if not 0 <= start <= stop or min(shape, default=0) < 0 or stop - start != math.prod(shape) * dtype.itemsize:

@@ -38,7 +38,7 @@ SMALL: dict[str, Any] = {key: value for key, value in vars(TIGHT).items() if "lo
 
 @pytest.fixture(scope="module")
 def adapted(compiled_soon, tiny_qwen3, tmp_path_factory) -> Adapted:
-    """Two adapters of different ranks and modules, and room for a third."""
+    """Two adapters of different ranks and modules, and room for a third in host memory alone."""
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tiny_qwen3).eval()
     rng, root = np.random.default_rng(), tmp_path_factory.mktemp("adapters")
     patterns = {"rank_pattern": {"v_proj": 3}, "alpha_pattern": {"o_proj": 9.0}}
@@ -46,7 +46,9 @@ def adapted(compiled_soon, tiny_qwen3, tmp_path_factory) -> Adapted:
         "wide": save_adapter(root / "wide", theirs, rng, rank=5, modules=ATTENTION + MLP, use_rslora=True),
         "thin": save_adapter(root / "thin", theirs, rng, rank=2, modules=("v_proj", "o_proj", "up_proj"), **patterns),
     }
-    engine = Engine(load(tiny_qwen3), EngineConfig(**SMALL, max_loras=3, max_lora_rank=6), adapters=folders)
+    engine = Engine(
+        load(tiny_qwen3), EngineConfig(**SMALL, max_loras=2, max_cpu_loras=3, max_lora_rank=6), adapters=folders
+    )
     return Adapted(theirs, engine, folders, Engine(load(tiny_qwen3), EngineConfig(**SMALL)), tiny_qwen3)
 
 
@@ -103,7 +105,9 @@ def test_an_adapter_is_loaded_and_unloaded_without_a_compilation(adapted, tmp_pa
             engine.unload_adapter("late")
         finish(engine)
         if not turn:
-            with pytest.raises(ConfigError, match="adapter=more: max_loras=3 are loaded"):
+            with pytest.raises(
+                ConfigError, match="max_loras=2, max_cpu_loras=3, and 3 are loaded: set a larger max_cpu"
+            ):
                 engine.load_adapter("more", made[0])
             with pytest.raises(ConfigError, match="adapter=late: an adapter of this name is loaded"):
                 engine.load_adapter("late", made[0])
@@ -112,6 +116,29 @@ def test_an_adapter_is_loaded_and_unloaded_without_a_compilation(adapted, tmp_pa
     with pytest.raises(ConfigError, match="adapter=late: no such adapter is loaded; those that are: wide, thin"):
         engine.add("0", ids, greedy(4), adapter="late")
     assert not engine.busy
+
+
+def test_more_adapters_than_slots_take_turns(adapted, tmp_path, seed):
+    rng, engine = np.random.default_rng(seed), adapted.engine
+    late = save_adapter(tmp_path / "late", adapted.theirs, rng, rank=4, modules=ATTENTION)
+    engine.load_adapter("late", late)
+    prompts = {name: prompt(rng, 9) for name in ("wide", "thin", "late")}
+    params, before = greedy(5, logprobs=0, prompt_logprobs=0), compiles()
+    for turn in range(3):
+        for name in (*prompts, None):
+            engine.add(f"{name} {turn}", prompts[name or "late"], params, adapter=name)
+    most, found = 0, {}
+    while engine.busy:
+        for delta in engine.step():
+            found.setdefault(delta.request_id, Completion()).take(delta)
+        running = {sequence.request.adapter for sequence in engine._scheduler.running} - {None}
+        most = max(most, len(running))
+    assert (most, compiles()) == (2, before)
+    for name, folder in {**adapted.folders, "late": late}.items():
+        require_merged(merged(adapted.theirs, folder), prompts[name], found[f"{name} 0"])
+        assert found[f"{name} 2"].tokens == found[f"{name} 1"].tokens == found[f"{name} 0"].tokens
+    assert found["None 2"].tokens == continued(adapted.theirs, prompts["late"], 5)
+    engine.unload_adapter("late")
 
 
 def test_clients_choose_an_adapter_as_a_model(adapted, seed):
@@ -196,5 +223,5 @@ def test_sets_without_adapters_are_passed_over_or_refused(adapted, tiny_qwen3, c
     assert "chained cannot be used: it computes layers as one operation, which applies no LoRA" in caplog.text
     with pytest.raises(ConfigError, match=r"kernels=token: it computes layers as one operation"):
         choose("token", model, "float32", 16, device, adapters=True)
-    with pytest.raises(ConfigError, match="tensor_parallel_size=2: LoRA adapters cannot be split"):
-        Engine(load(tiny_qwen3), EngineConfig(tensor_parallel_size=2, max_loras=1), devices=[device] * 2)
+    with pytest.raises(ConfigError, match="adapter=a: max_loras=0, max_cpu_loras=0, and 0 are loaded: set a larger"):
+        adapted.before.load_adapter("a", adapted.folders["thin"])

@@ -7,6 +7,7 @@ import transformers
 
 from fullstride.errors import ConfigError
 from fullstride.llm.engine import collect as reading
+from fullstride.llm.engine.blocks import digest, salted
 from fullstride.llm.engine.runner import compiles
 from fullstride.llm.sampling_params import SamplingParams, Structured
 from fullstride.llm.text.tokenizer import Detokenizer, Tokenizer
@@ -48,6 +49,21 @@ def continued(model, ids: list[int], count: int) -> list[int]:
     for _ in range(count):
         ids.append(int(logprobs_of(model, ids)[-1].argmax()))
     return ids[-count:]
+
+
+def test_blocks_are_shared_within_a_salt_alone(engine, rng):
+    ids, found = prompt(rng, 22), []
+    # The bytes of a salt may be those of a block.
+    salts = ("", "a", "", "b", "a", np.asarray(ids[:4], np.int32).tobytes().decode("latin-1"))
+    for salt in salts:
+        engine.add("0", ids, greedy(3), cache_salt=salt)
+        found.append(finish(engine)["0", 0])
+    assert [each.cached for each in found] == [0, 0, 20, 0, 20, 0]
+    assert len({tuple(each.tokens) for each in found}) == 1
+    names = [engine.block_hashes(ids, None, salt)[0] for salt in salts]
+    assert len(set(names)) == 4
+    block = [token % 128 for token in ids[:4]]
+    assert salted(b"", np.asarray(block, np.int32).tobytes().decode()) != digest(b"", block)
 
 
 def test_greedy_tokens_are_those_of_transformers(engine, theirs, rng):

@@ -1,7 +1,4 @@
-"""Clients that others wrote, against a server whose model says what a test wants: `pip install '.[serve,clients]'`.
-
-instructor and llm are not in that extra: the first wants an older openai than the others.
-"""
+"""Clients that others wrote, against a server whose model says what a test wants: `pip install '.[serve,clients]'`."""
 
 import asyncio
 from collections.abc import Iterator
@@ -11,8 +8,10 @@ import httpx
 import pydantic
 import pytest
 
+from tests.llm.engine.test_engine import continued, logprobs_of
 from tests.llm.server.fake_engine import FakeEngine
 from tests.llm.server.live import Live, fake_server
+from tests.llm.server.real import make_engine, real_server
 
 PROSE = "Let me see, in <tool_call> tags. "
 CALL = PROSE + '<tool_call>{"name": "weather", "arguments": {"city": "Rome", "days": [1, 2]}}</tool_call>'
@@ -158,3 +157,27 @@ def test_llm(live, monkeypatch, tmp_path):
     llm = pytest.importorskip("llm")
     response = llm.get_model("local").prompt("How is Rome?", key="none")
     assert response.text() == DONE
+
+
+def test_lm_eval(compiled_soon, tiny_qwen3):
+    """EleutherAI's harness: log-likelihoods of continuations by echoed prompts, and greedy answers, of a real model."""
+    made = pytest.importorskip("lm_eval.models.openai_completions").LocalCompletionsAPI
+    instance = pytest.importorskip("lm_eval.api.instance").Instance
+    transformers = pytest.importorskip("transformers")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tiny_qwen3).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tiny_qwen3)
+    asked = [("The quick brown fox", " jumps"), ("What is the capital of", " France? The")]
+    with real_server(*make_engine(tiny_qwen3)) as live:
+        url = f"{live.url}/v1/completions"
+        harness = made(base_url=url, model="tiny", tokenizer=str(tiny_qwen3), tokenizer_backend="huggingface")
+        scored = harness.loglikelihood([instance("loglikelihood", {}, pair, i) for i, pair in enumerate(asked)])
+        options = {"until": ["never said"], "max_gen_toks": 6}
+        (said,) = harness.generate_until([instance("generate_until", {}, (asked[0][0], options), 0)])
+    for (before, after), (found, greedy) in zip(asked, scored, strict=True):
+        start, ids = len(tokenizer.encode(before)), tokenizer.encode(before + after)
+        expected = logprobs_of(theirs, ids)
+        assert found == pytest.approx(sum(expected[i - 1, ids[i]] for i in range(start, len(ids))), abs=5e-3)
+        assert greedy == all(expected[i - 1].argmax() == ids[i] for i in range(start, len(ids)))
+    tokens = continued(theirs, tokenizer.encode(asked[0][0]), 6)
+    kept = tokens[: tokens.index(2)] if 2 in tokens else tokens
+    assert said == tokenizer.decode(kept, skip_special_tokens=True)

@@ -42,6 +42,7 @@ from fullstride.llm.weights import load
 from fullstride.measure.roofline import Ceilings
 from tests.llm import reference
 from tests.llm.engine.conftest import TIGHT, run
+from tests.llm.engine.test_adapters import mixed, require_merged
 from tests.llm.engine.test_engine import (  # noqa: F401 # tests, and their fixtures
     greedy,
     prompt,
@@ -57,6 +58,7 @@ from tests.llm.engine.test_engine import (  # noqa: F401 # tests, and their fixt
     theirs,
 )
 from tests.llm.engine.test_runner import large_arrays
+from tests.llm.lora import ATTENTION, MLP, merged, save_adapter
 from tests.llm.models.test_decoder import BLOCK, ERROR
 
 # No device could have an even part of the vocabulary.
@@ -113,6 +115,21 @@ def test_a_vocabulary_that_does_not_divide_ends_where_it_should():
     expected, found = reference.logits(ODD, loaded.parameters, ids), all_logits(loaded, ids)
     assert found.shape == (40, 203)
     assert np.abs(found - expected).max() / np.abs(expected).max() < ERROR
+
+
+def test_adapters_are_those_of_merged_weights(tiny_qwen3, tmp_path, rng):  # noqa: F811 # a fixture
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tiny_qwen3).eval()  # noqa: F811
+    folders = {
+        "wide": save_adapter(tmp_path / "wide", theirs, rng, rank=5, modules=ATTENTION + MLP),
+        "thin": save_adapter(tmp_path / "thin", theirs, rng, rank=2, modules=("v_proj", "o_proj", "up_proj")),
+    }
+    small = replace(TIGHT, max_sequences=3, tensor_parallel_size=2, max_lora_rank=6)
+    engine = Engine(load(tiny_qwen3), small, adapters=folders)
+    ids = prompt(rng, 45)
+    wide, plain, thin = mixed(engine, ids, ["wide", None, "thin"], greedy(9, logprobs=0, prompt_logprobs=0))
+    require_merged(theirs, ids, plain)
+    for name, found in {"wide": wide, "thin": thin}.items():
+        require_merged(merged(theirs, folders[name]), ids, found)
 
 
 def test_each_device_has_its_own_heads_and_never_the_whole(qwen3):

@@ -4,9 +4,12 @@ import inspect
 from collections.abc import Iterator
 
 import httpx
+import numpy as np
 import openai
 import pytest
+import transformers
 
+from tests.llm.lora import ATTENTION, MLP, save_adapter
 from tests.llm.server.fake_engine import FakeEngine
 from tests.llm.server.live import Live, fake_server
 
@@ -25,11 +28,15 @@ def live() -> Iterator[Live]:
 
 
 @pytest.fixture(scope="session")
-def tiny_engine(tiny_qwen3):
-    """A model and its engine, compiled once."""
+def tiny_engine(tiny_qwen3, tmp_path_factory):
+    """A model and its engine with two adapters, compiled once."""
     from tests.llm.server.real import make_engine
 
-    return make_engine(tiny_qwen3)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tiny_qwen3)
+    root, rng = tmp_path_factory.mktemp("adapters"), np.random.default_rng()
+    wide = save_adapter(root / "wide", theirs, rng, rank=3, modules=ATTENTION + MLP)
+    thin = save_adapter(root / "thin", theirs, rng, rank=1, modules=("v_proj", "down_proj"))
+    return make_engine(tiny_qwen3, wide=wide, thin=thin)
 
 
 @pytest.fixture(scope="session")

@@ -68,9 +68,10 @@ class FakeEngine:
         self.params: list[SamplingParams] = []
         self.prompts: list[list[int]] = []
         self.adapters: list[str | None] = []
+        self.salts: list[str] = []
         self.steps = self.generated = self.prompt_tokens = 0
 
-    def add(self, request_id, prompt, params, *, arrived=None, adapter=None, pooling=None):
+    def add(self, request_id, prompt, params, *, arrived=None, adapter=None, pooling=None, cache_salt=""):
         assert request_id not in {sequence.request_id for sequence in self.waiting + self.running}
         if FAIL_ADD in prompt:
             raise RuntimeError("told to fail in add")
@@ -80,6 +81,7 @@ class FakeEngine:
             raise ConfigError(f"{len(prompt)} + {most} tokens never fit into {self.blocks} blocks: ask for less")
         self.params.append(params)
         self.adapters.append(adapter)
+        self.salts.append(cache_salt)
         self.prompts.append(list(prompt))
         self.prompt_tokens += len(prompt)
         for index in range(params.n):
@@ -158,7 +160,7 @@ class FakeEngine:
         self.running.remove(sequence)
         self.free += sequence.blocks
 
-    def block_hashes(self, prompt, adapter=None) -> list[bytes]:
+    def block_hashes(self, prompt, adapter=None, cache_salt="") -> list[bytes]:
         return []
 
     def cached_prefix_blocks(self, names) -> int:

@@ -13,13 +13,13 @@ from fullstride.llm.weights import LoadedModel, load
 from tests.llm.server.live import Live, listening
 
 
-def make_engine(folder: Path) -> tuple[LoadedModel, Engine]:
+def make_engine(folder: Path, **adapters: Path) -> tuple[LoadedModel, Engine]:
     """A pool of 24 blocks of 4 tokens for 8 sequences of up to 64: they cannot all grow."""
     config = EngineConfig(
         max_sequences=8, kv_blocks=24, block_size=4, max_tokens_per_step=32, max_length=64, steps_per_dispatch=2
     )
     loaded = load(folder)
-    return loaded, Engine(loaded, config)
+    return loaded, Engine(loaded, config, adapters=adapters)
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Hundreds of clients, of which many go away, on a pool that is too small for those who run."""
+"""Hundreds of clients of a model and two LoRA adapters, of which many go away, on a pool too small for them."""
 
 import asyncio
 import contextlib
@@ -21,11 +21,13 @@ CLIENTS = 200
 LEAVING = 24  # clients before them, all of which go away
 MOST_TOKENS = 24
 STEPS = 4  # enough for the first tokens of some, too few for anybody's last: a step makes two of a completion
+MODELS = ("tiny", "wide", "thin")
 PROMPTS = ("The quick brown fox", "What is the capital", "naïve café, 東京", "def square(x):\n    return")
 
 
 def _body(draw: random.Random) -> dict[str, Any]:
     body = {
+        "model": draw.choice(MODELS),
         "prompt": draw.choice(PROMPTS),
         "temperature": 0,
         "ignore_eos": True,
@@ -54,7 +56,7 @@ async def _whole(http: httpx.AsyncClient, body: dict[str, Any]) -> tuple[str, An
     choices = answer.json()["choices"]
     assert [choice["index"] for choice in choices] == list(range(body["n"]))
     assert all(choice["finish_reason"] == "length" for choice in choices)
-    return "finished", [(body["prompt"], body["max_tokens"], choice["text"]) for choice in choices]
+    return "finished", [(_key(body), choice["text"]) for choice in choices]
 
 
 async def _streamed(http: httpx.AsyncClient, body: dict[str, Any], events: int | None) -> tuple[str, Any]:
@@ -75,7 +77,11 @@ async def _streamed(http: httpx.AsyncClient, body: dict[str, Any], events: int |
                 return "left", None
     assert sorted(ends[:-1]) == list(range(body["n"]))
     assert ends[-1] == "done"
-    return "finished", [(body["prompt"], body["max_tokens"], text) for text in found.values()]
+    return "finished", [(_key(body), text) for text in found.values()]
+
+
+def _key(body: dict[str, Any]) -> tuple[str, str, int]:
+    return body["model"], body["prompt"], body["max_tokens"]
 
 
 def _many(live: Live) -> httpx.AsyncClient:
@@ -160,8 +166,11 @@ def test_nothing_is_lost_under_load(tiny_engine):
     assert (after.compiles, health) == (compiles, 200)
     texts: dict[Any, set[str]] = {}
     for _, found in results:
-        for prompt, most, text in found or ():
-            texts.setdefault((prompt, most), set()).add(text)
-    # Greedy: however it was batched, preempted or cached, a prompt has one continuation.
-    assert len(texts) == len(PROMPTS) * 3
+        for key, text in found or ():
+            texts.setdefault(key, set()).add(text)
+    # Greedy: however it was batched, preempted or cached, a prompt has one continuation of each adapter.
     assert all(len(different) == 1 for different in texts.values())
+    assert {key[:2] for key in texts} == {(model, prompt) for model in MODELS for prompt in PROMPTS}
+    for prompt in PROMPTS:
+        longest = [texts[key] for key in texts if key[1:] == (prompt, MOST_TOKENS)]
+        assert len(set.union(*longest)) == len(longest)

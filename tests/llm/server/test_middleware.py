@@ -12,6 +12,7 @@ from tests.llm.server.conftest import connected
 from tests.llm.server.live import Live, fake_server
 
 KEYS = ("sk-first", "sk-zweiter-schlüssel")
+HELLO = [{"role": "user", "content": "Hello"}]
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +56,28 @@ def test_every_route_but_those_of_probes_needs_a_key(guarded):
 )
 def test_what_is_no_key(guarded, header):
     assert httpx.get(f"{guarded.url}/v1/models", headers={"authorization": header}).status_code == 401
+
+
+def _bearer(key: str) -> dict[bytes, bytes]:
+    return {b"authorization": f"Bearer {key}".encode()}
+
+
+def test_each_key_and_salt_has_cached_prompts_of_its_own(guarded, live):
+    asked = {"model": "fake", "prompt": "x", "max_tokens": 1}
+    for key in KEYS:
+        for salt in ({}, {"cache_salt": "0:"}):
+            answer = httpx.post(f"{guarded.url}/v1/completions", headers=_bearer(key), json={**asked, **salt})
+            assert answer.status_code == 200
+        answer = httpx.post(f"{guarded.url}/v1/embeddings", headers=_bearer(key), json={"input": "x"})
+        assert answer.status_code == 200
+    one, other, embedded = guarded.engine.salts[-6:-3], guarded.engine.salts[-3:-1], guarded.engine.salts[-1]
+    assert len({*one, *other}) == 4
+    assert (one[0], other[0]) == (one[2], embedded)
+    for route, body in {"chat/completions": {"messages": HELLO}, "responses": {"input": "x"}}.items():
+        assert httpx.post(f"{live.url}/v1/{route}", json=body).status_code == 200
+        assert httpx.post(f"{live.url}/v1/{route}", json={**body, "cache_salt": "mine"}).status_code == 200
+        assert live.engine.salts[-2:] == ["", ":mine"]
+    assert httpx.post(f"{live.url}/v1/completions", json={**asked, "cache_salt": ""}).status_code == 400
 
 
 def test_a_key_opens(guarded):

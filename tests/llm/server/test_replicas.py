@@ -29,7 +29,7 @@ class KnowingEngine(FakeEngine):
         super().__init__(**settings)
         self.known: set[bytes] = set()
 
-    def block_hashes(self, prompt: Sequence[int], adapter: str | None = None) -> list[bytes]:
+    def block_hashes(self, prompt: Sequence[int], adapter: str | None = None, cache_salt: str = "") -> list[bytes]:
         return block_hashes(prompt[:-1], BLOCK)
 
     def cached_prefix_blocks(self, names: Sequence[bytes]) -> int:

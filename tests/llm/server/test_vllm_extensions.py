@@ -155,6 +155,8 @@ def test_bad_words_within_a_grammar(tiny):
     assert said == {"a", "b"}
     with pytest.raises(openai.BadRequestError, match="bad_words forbid every token"):
         _tokens(tiny, "Well? ", bad_words=["a", "b"], **extra)
+    with pytest.raises(openai.BadRequestError, match="bad_words forbid every token .*; leave out words that each of"):
+        _tokens(tiny, "Well? ", bad_words=["b", "c"], structured_outputs={"choice": ["a b", "a c"]})
     for words in ([""], ["  "], "word"):
         with pytest.raises(openai.BadRequestError, match="bad_words"):
             _tokens(tiny, "x", bad_words=words)

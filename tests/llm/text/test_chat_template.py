@@ -1,4 +1,5 @@
 import json
+from typing import Any
 
 import pytest
 import transformers
@@ -201,3 +202,29 @@ def test_a_template_that_would_take_all_time_or_memory_is_ended(text, hasty, mon
     assert len(tried) <= 4 or "of computing" not in str(caught.value)
     # Others are served as ever.
     assert ChatTemplate("{{ messages[0].content }}", {}).render([{"content": "é"}], None, True) == "é"
+
+
+# As GPT-OSS's template reads an assistant's message: one of content and thinking before calls.
+CHANNELS = """{% for message in messages %}
+{%- if message.role == 'assistant' and message.tool_calls %}
+{%- if message.content and message.thinking %}{{ raise_exception('not both') }}{% endif %}
+{%- if message.content or message.thinking %}analysis:{{ message.content or message.thinking }};{% endif %}
+{%- for call in message.tool_calls %}{{ call.function.name }}{{ call.function.arguments | tojson }};{% endfor %}
+{%- elif message.role == 'assistant' %}
+{%- if message.thinking %}analysis:{{ message.thinking }};{% endif %}final:{{ message.content }};
+{%- else %}{{ message.role }}:{{ message.content }};{% endif %}{% endfor %}"""
+
+
+def test_reasoning_is_given_to_a_template_that_calls_it_thinking():
+    template, call = ChatTemplate(CHANNELS, {}), {"function": {"name": "f", "arguments": {"a": 1}}}
+    asked = {"role": "user", "content": "Hi", "reasoning_content": "none of it"}
+    thought: dict[str, Any] = {"role": "assistant", "reasoning_content": "T"}
+    for answer, expected in (
+        ({**thought, "content": "C"}, "analysis:T;final:C;"),
+        ({**thought, "content": None, "tool_calls": [call]}, 'analysis:T;f{"a": 1};'),
+        ({**thought, "content": "C", "tool_calls": [call]}, 'analysis:T\n\nC;f{"a": 1};'),
+        ({"role": "assistant", "content": "C", "tool_calls": [call]}, 'analysis:C;f{"a": 1};'),
+    ):
+        assert template.render([asked, answer], None, True) == f"user:Hi;{expected}"
+    other = ChatTemplate(CHANNELS + "{# reasoning_content #}", {})
+    assert other.render([{**thought, "content": "C"}], None, True) == "final:C;"

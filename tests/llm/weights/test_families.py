@@ -91,6 +91,10 @@ REFUSED = [
     ),
     ("qwen3_moe", {"mlp_only_layers": [0]}, r"mlp_only_layers=\[0\]"),
     ("qwen3_moe", {"decoder_sparse_step": 2}, "decoder_sparse_step=2"),
+    ("gpt_oss", {"attention_bias": False}, "attention_bias=False: models with it are not supported, only True"),
+    ("gpt_oss", {"swiglu_alpha": 1.5}, "swiglu_alpha=1.5"),
+    ("gpt_oss", {"quantization_config": {"quant_method": "bnb"}}, "quantization_config=.*bnb"),
+    ("gpt_oss", {"num_local_experts": 10**9}, "gate_up_proj of 1000000000 experts: expected one tensor, or its"),
     ("mixtral", {"num_experts_per_tok": 9}, "num_experts_per_tok=9: expected at most 5, the experts"),
     ("mixtral", {"num_local_experts": 10**9}, "2 layers of 1000000000 experts are configured, but the file has only"),
 ]

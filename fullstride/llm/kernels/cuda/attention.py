@@ -41,6 +41,8 @@ def attention(
     batch: StepBatch,
     norms: QKNorm | None,
     shape: AttentionShape,
+    *,
+    sinks: Float[Array, " heads"] | None = None,
 ) -> tuple[Float[Array, "T out"], Pool]:
     """See `Attention`.
 
@@ -49,6 +51,7 @@ def attention(
 
     """
     reason = refusal(shape.heads, shape.kv_heads, shape.head_dim, shape.block, str(qkv.dtype))
+    reason = "attention sinks" if sinks is not None else reason
     if reason:
         raise ValueError(f"the CUDA kernels do not support {reason}; set kernels=plain")
     rows, (tiles, _) = batch.rows.shape[0], batch.tiles.shape

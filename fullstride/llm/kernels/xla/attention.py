@@ -52,6 +52,7 @@ def attention(
     shape: AttentionShape,
     *,
     dynamic: bool,
+    sinks: Float[Array, " heads"] | None = None,
 ) -> tuple[Float[Array, "T out"], Pool]:
     """See `Attention`; with `dynamic` the walk ends with the longest context, else with the table."""
     q, k, v = heads(qkv, batch, norms, shape)
@@ -59,11 +60,13 @@ def attention(
     rows, (tiles, _) = batch.rows.shape[0], batch.tiles.shape
     parts = []
     if rows:
-        parts.append(attend(q[:rows, None], pool, layer, batch.rows, batch.positions[:rows, None], shape, dynamic))
+        parts.append(
+            attend(q[:rows, None], pool, layer, batch.rows, batch.positions[:rows, None], shape, dynamic, sinks)
+        )
     if tiles:
         tiled = q[rows:].reshape(tiles, -1, *q.shape[1:])
         positions = batch.positions[rows:].reshape(tiles, -1)
-        parts.append(attend(tiled, pool, layer, batch.tiles, positions, shape, dynamic))
+        parts.append(attend(tiled, pool, layer, batch.tiles, positions, shape, dynamic, sinks))
     return jnp.concatenate([part.reshape(-1, q.shape[1] * q.shape[2]) for part in parts]), pool
 
 
@@ -114,10 +117,12 @@ def attend(
     positions: Int[Array, "N Q"],
     shape: AttentionShape,
     dynamic: bool,
+    sinks: Float[Array, " heads"] | None = None,
 ) -> Float[Array, "N Q heads head_dim"]:
     """Softmax(q k^T scale) v over what each token may see: its own sequence up to itself; nothing gives zeros.
 
-    With a window, what is before it is not seen, and the walk begins with the first piece that some token sees.
+    A sink adds e to its power to the denominator. With a window, what is before it is not seen, and the walk begins
+    with the first piece that some token sees.
     """
     n, queries, _, width = q.shape
     walk = max(1, min(WALK // shape.block, tables.shape[1]))
@@ -128,7 +133,11 @@ def attend(
         chunks = jnp.max(positions) // (walk * shape.block) + 1
     first = 0 if shape.window is None else _first(positions, shape.window) // (walk * shape.block)
     zeros = jnp.zeros((n, shape.kv_heads, grouped.shape[3], queries), jnp.float32)
-    carry = (zeros - jnp.inf, zeros, jnp.zeros((*zeros.shape, width), jnp.float32))
+    largest, total = zeros - jnp.inf, zeros
+    if sinks is not None:  # a first score, of which e to the power of its distance from the maximum, itself, is 1
+        own = sinks.astype(jnp.float32).reshape(shape.kv_heads, -1)
+        largest, total = jnp.broadcast_to(own[..., None], zeros.shape), zeros + 1
+    carry = (largest, total, jnp.zeros((*zeros.shape, width), jnp.float32))
 
     def step(i, carry):
         blocks = lax.dynamic_slice_in_dim(tables, i * walk, walk, 1)

@@ -21,6 +21,7 @@ from fullstride.llm.server.schemas.responses import AllowedFunctions, FunctionTo
 _SAME_NAME = (
     "model", "temperature", "top_p", "parallel_tool_calls", "presence_penalty", "frequency_penalty", "top_k", "min_p",
     "repetition_penalty", "seed", "stop", "stop_token_ids", "ignore_eos", "chat_template_kwargs", "stream",
+    "cache_salt",
 )  # fmt: skip
 
 

@@ -30,6 +30,10 @@ MOST = 4096
 DEEPEST = 256
 Few = Annotated[list[T], Field(fail_fast=True, min_length=1, max_length=MOST)]
 Text = Annotated[str, Field(min_length=1)]
+CacheSalt = Annotated[
+    Text | None,
+    Field(description="Extension of vLLM: cached prompts are shared with requests of the same salt alone."),
+]
 Count = Annotated[int, Field(ge=0, le=INT32)]
 # Tokens that are checked at once, in about 2 ms.
 PIECE = 1 << 15
@@ -164,6 +168,7 @@ class SamplingRequest(Request):
         None, ge=-1, le=INT32, description="Keep at most so many tokens of the prompt, the last ones; -1: all that fit."
     )
     return_token_ids: bool | None = Field(None, description="Return the ids of prompt and completion.")
+    cache_salt: CacheSalt = None
 
     @field_validator("stream_options")
     @classmethod

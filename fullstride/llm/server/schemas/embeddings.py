@@ -5,7 +5,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, Field
 
 from fullstride.llm.outputs import Pooling
-from fullstride.llm.server.schemas.base import INT32, Request
+from fullstride.llm.server.schemas.base import INT32, CacheSalt, Request
 from fullstride.llm.server.schemas.completion import Prompt
 
 
@@ -25,6 +25,7 @@ class EmbeddingRequest(Request):
         None, ge=-1, le=INT32, description="Keep at most so many tokens of an input, the last ones; -1: all that fit."
     )
     add_special_tokens: bool = Field(True, description="Add the special tokens that the tokenizer puts around a text.")
+    cache_salt: CacheSalt = None
     user: str | None = Field(None, description="Accepted without effect.")
 
 

@@ -8,6 +8,7 @@ from fullstride.llm.server.schemas.base import (
     INT32,
     INT64,
     Body,
+    CacheSalt,
     Count,
     Keyed,
     Listed,
@@ -109,6 +110,7 @@ class ResponsesRequest(Request):
     stop_token_ids: TokenIds | None = None
     ignore_eos: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    cache_salt: CacheSalt = None
 
 
 class OutputTokensDetails(BaseModel):

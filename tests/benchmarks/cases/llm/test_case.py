@@ -244,6 +244,7 @@ def test_tokens_agree_up_to_the_first_that_differs():
         (["--workload", "sweep", "--runs", "3"], "--runs with --workload sweep: only small and large have this option"),
         (["--workload", "latency", "--no-baseline"], "--baseline with --workload latency: only small has this option"),
         (["--sequences", "7"], "--sequences with --workload small: only large has this option"),
+        (["--adapters", "2"], "--adapters with --workload small: only serve has this option"),
     ],
 )
 def test_a_setting_that_a_workload_does_not_have_is_refused(given, message, tmp_path):
@@ -276,17 +277,18 @@ def test_serving_times_what_clients_get_beside_the_engine_alone(one_layer, tmp_p
         assert row["timing"]["median_ms"] > 0
 
 
-def test_a_model_without_a_tokenizer_is_served_with_a_stand_in(tmp_path, monkeypatch):
+def test_a_model_without_a_tokenizer_is_served_with_a_stand_in_and_an_adapter(tmp_path, monkeypatch):
     tiny = ModelConfig("qwen3", 700, 32, 64, 1, 4, 2, 8, 256, tied=True, qk_norm=True)
     monkeypatch.setitem(SHAPES, "tiny-shape", tiny)
     # On a busy machine several tokens come in one part, of which an answer must have two.
     monkeypatch.setitem(bench_serve.LENGTHS, "cpu", (20, 24))
     monkeypatch.setitem(bench_serve.CLIENTS, "cpu", (2,))
-    arguments = ["llm", "--model", "tiny-shape", "--workload", "serve", "--out", str(tmp_path)]
+    arguments = ["llm", "--model", "tiny-shape", "--workload", "serve", "--adapters", "1", "--out", str(tmp_path)]
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0, result.output
     (file,) = tmp_path.glob("llm-serve--*.json")
     found = json.loads(file.read_text())
+    assert found["conditions"]["at"] == "adapters-1"
     assert found["conditions"]["tokenizer"] == "a stand-in"
     (row,) = found["rows"]
     # Parts come one after the other: the first is not the whole answer.
@@ -303,12 +305,12 @@ def test_a_model_without_a_tokenizer_is_served_with_a_stand_in(tmp_path, monkeyp
 
 def test_clients_say_what_a_server_refused(tiny_qwen3):
     with fake_server() as live:
-        heard = ask(ClientRequest(live.url, "fake", [[[65, 66, 67]] * 2] * 3, 5, 0.0))
+        heard = ask(ClientRequest(live.url, ("fake",), [[[65, 66, 67]] * 2] * 3, 5, 0.0))
         assert heard.tokens == 2 * 3 * 5
         assert len(heard.firsts) == len(heard.paces) == 6
         assert all(0 < first < 1e3 * heard.seconds for first in heard.firsts)
         with pytest.raises(GateError, match="failed: RuntimeError: 404: .*other"):
-            ask(ClientRequest(live.url, "other", [[[65]]], 5, 0.0))
+            ask(ClientRequest(live.url, ("fake", "other"), [[[65]]] * 2, 5, 0.0))
 
 
 def test_the_stand_in_for_a_tokenizer_has_a_text_for_every_token():
