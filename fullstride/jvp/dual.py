@@ -79,9 +79,9 @@ def _traced(x: Tensor | None) -> tuple[Any, Tensor | None]:
     return primal, tangent
 
 
-def _unpacked(x: Tensor | None) -> tuple[Any, Tensor | None]:
-    if x is None:
-        return None, None
+def _unpacked(x: Any) -> tuple[Any, Tensor | None]:
+    if not isinstance(x, Tensor):  # absent, or what the op refuses
+        return x, None
     primal, tangent = _unpack_dual(x, level=0)
     if tangent is None:
         return x, None
@@ -121,6 +121,11 @@ def check_pair(primal: Any, tangent: Any) -> None:
     if not isinstance(primal, Tensor) or not isinstance(tangent, Tensor):
         kinds = f"{type(primal).__name__} and {type(tangent).__name__}"
         raise ValueError(f"a primal and its tangent are {kinds}, expected tensors; pass None as a constant's tangent")
+    if primal.is_nested:
+        raise ValueError(
+            "a primal is a nested tensor, which has no tangent in PyTorch; expected its values(), of which fn makes a "
+            "nested tensor (torch.nested.nested_tensor_from_jagged)"
+        )
     if primal.dtype != tangent.dtype or primal.shape != tangent.shape or primal.device != tangent.device:
         described = [f"{x.dtype} {tuple(x.shape)} on {x.device}" for x in (primal, tangent)]
         raise ValueError(f"a tangent is {described[1]}, expected {described[0]} like its primal")

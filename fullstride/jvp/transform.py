@@ -51,6 +51,9 @@ REMEDIES |= dict.fromkeys(
     "tangent_grad=True cannot follow; call jvp without tangent_grad, or inside the wrapped module: "
     "DistributedDataParallel of a module whose forward calls jvp(net, ...)",
 )
+REMEDIES["_has_same_storage_numel"] = (
+    "a primal is a DTensor, which has no tangent in PyTorch; expected a torch.Tensor: its to_local() or full_tensor()"
+)
 REMEDIES["Multiple dispatch failed"] = (
     "fn passes a tensor subclass without a forward derivative (MaskedTensor, NestedTensor, ...) to an op, expected "
     "torch.Tensor; convert it first (MaskedTensor.to_tensor(), NestedTensor.values())"

@@ -392,6 +392,11 @@ WRONG = {
         (torch.ones(2).double(),),
         "a tangent is torch.float64 (2,) on cpu, expected torch.float",
     ),
+    "nested": (
+        (torch.nested.nested_tensor_from_jagged(torch.ones(3, 2), torch.tensor([0, 1, 3])),),
+        (torch.ones(3, 2),),
+        "a primal is a nested tensor, which has no tangent in PyTorch; expected its values()",
+    ),
     "integers": ((torch.arange(2),), (torch.arange(2),), "a primal with a tangent is torch.int64, expected a floating"),
 }
 

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing import assert_close
 
@@ -113,6 +113,11 @@ def derived(model: nn.Module, x: Tensor, v: Tensor, tangent_grad: bool) -> tuple
 def refused() -> None:
     with pytest.raises(RuntimeError, match="module whose forward calls jvp"):
         check(replicated, through, tangent_grad=True)
+    x = distribute_tensor(torch.ones(2, 3), init_device_mesh("cpu", (2,)), [Shard(0)])
+    with pytest.raises(
+        RuntimeError, match="a primal is a DTensor, which has no tangent in PyTorch; expected a torch.T"
+    ):
+        jvp(torch.sin, (x,), (x,))
 
 
 if __name__ == "__main__":

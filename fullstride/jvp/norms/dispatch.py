@@ -104,7 +104,11 @@ def _check(x: Tensor, least: int, shape: str, **parameters: Tensor | None) -> No
         raise ValueError(f"x is {tuple(x.shape)}, expected {shape}")
     width = x.shape[1] if "C" in shape else x.shape[-1]
     for name, parameter in parameters.items():
-        if parameter is not None and parameter.shape != (width,):
+        if parameter is None:
+            continue
+        if not isinstance(parameter, Tensor):  # torch's own take the shape of a row here
+            raise ValueError(f"{name} is a {type(parameter).__name__}, expected a tensor of {(width,)}, or None")
+        if parameter.shape != (width,):
             raise ValueError(f"{name} is {tuple(parameter.shape)}, expected {(width,)}")
 
 

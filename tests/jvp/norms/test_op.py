@@ -262,6 +262,11 @@ WRONG: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
 }
 
 
+def test_the_shape_that_torchs_norms_take_is_no_weight():
+    with pytest.raises(ValueError, match=r"weight is a tuple, expected a tensor of \(8,\), or None"):
+        free(dispatch._check)(torch.ones(2, 8), 1, "(..., D)", weight=(8,))
+
+
 @pytest.mark.parametrize("name", WRONG)
 def test_what_does_not_fit_is_refused(name):
     call, message = WRONG[name]
