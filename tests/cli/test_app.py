@@ -160,7 +160,10 @@ def test_a_wrong_override_is_one_line_and_exit_code_2(fake, override, message):
     assert not train.called
 
 
-def test_train_hands_over_the_composed_configuration(fake):
+def test_train_hands_over_the_composed_configuration(fake, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("runs/x").mkdir(parents=True)
+    Path("runs/x/metrics.jsonl").write_text('{"step": 1, "squared_error": 0.5}\n')
     train = fake("fullstride.meanflow.training.trainer", "train")
     train.return_value = Path("runs/x")
     result = _run("meanflow", "train", "model=unet_tiny", "loss.logit_normal_mean=-2.0", "run_name=x")

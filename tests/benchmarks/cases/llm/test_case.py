@@ -149,7 +149,7 @@ def test_the_sweep_times_a_step_by_batch_and_context(one_layer, tmp_path, monkey
 @pytest.fixture
 def untimed(idle, monkeypatch):
     """Neither build the engine of a sweep, nor gate or time it, which other tests do."""
-    monkeypatch.setattr(bench_shared, "Engine", lambda *_: idle)
+    monkeypatch.setattr(bench_shared, "Engine", lambda *_, **__: idle)
     monkeypatch.setattr(bench_sweep, "gate", lambda *_: {})
     monkeypatch.setattr(bench_sweep, "step_samples", lambda *_: iter([3.0, 1.0, 2.0]))
 

@@ -496,7 +496,10 @@ def test_curves_are_of_the_complete_seeds_which_one_that_was_cut_does_not_cut(tm
 
 
 PACE = 60.0
-OTHERS = ("labels", "imf-labels", "huber", "huber-labels", "huber-imf-labels")
+OTHERS = (
+    *("labels", "imf-labels", "huber", "huber-labels", "huber-imf-labels"),
+    *("alphaflow", "warmup", "muon", "imf-muon"),
+)
 
 
 def _write(
