@@ -82,9 +82,11 @@ def require_transformers_logits(
     for found in all_logits(loaded, ids, adapter):
         assert np.abs(found - expected).max() / np.abs(expected).max() < max(ERROR, OWN * own)
     if bfloat16:
-        rounded = np.linalg.norm(theirs(torch.bfloat16) - expected)
+        # A router's tie that is rounded the other way gives a token another expert; most tokens have no tie.
+        off = lambda found: np.median(np.linalg.norm(found - expected, axis=-1))  # noqa: E731
+        rounded = off(theirs(torch.bfloat16))
         for found in all_logits(loaded, ids, dtype="bfloat16"):
-            assert np.linalg.norm(found - expected) < 1.5 * rounded < 0.5 * np.linalg.norm(expected)
+            assert off(found) < 1.5 * rounded < 0.5 * off(0)
 
 
 @pytest.mark.parametrize("kind", ["tiny_qwen3", "tiny_llama", "tiny_qwen2"])
