@@ -49,7 +49,8 @@ class SavedRows(Archive):
             pictures = self._columns[half] = _pictures(path / half, rows)
             from pyarrow import compute  # pyright: ignore[reportMissingImports]
 
-            sizes = enumerate(compute.binary_length(pictures).to_pylist())
+            lengths: Any = compute.binary_length  # pyright: ignore[reportAttributeAccessIssue]
+            sizes = enumerate(lengths(pictures).to_pylist())
             self._sizes |= {f"{half}/{i:09d}".removeprefix("./"): size for i, size in sizes}
 
     def folders(self) -> list[str]:
@@ -112,7 +113,8 @@ def _pictures(where: Path, rows: Any) -> Any:
         )
     import pyarrow.compute as pc  # pyright: ignore[reportMissingImports]
 
-    pictures = pc.struct_field(rows.with_format("arrow")[:].column(found[0]), "bytes")
+    field: Any = pc.struct_field  # pyright: ignore[reportAttributeAccessIssue]
+    pictures = field(rows.with_format("arrow")[:].column(found[0]), "bytes")
     if pictures.null_count:
         raise ConfigError(
             f"{where}: {pictures.null_count} of {len(rows)} rows have no picture in them; expected one in each; save "
