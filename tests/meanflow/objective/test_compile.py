@@ -1,8 +1,10 @@
 import pytest
 
 
-# Of `unet` test_products.py checks the compiled loss, too.
-@pytest.mark.parametrize("network", [pytest.param("unet", marks=pytest.mark.thorough), "song_unet", "dit"])
+# Of `unet` test_products.py checks the compiled loss, too; its convolutions are `song_unet`'s.
+@pytest.mark.parametrize(
+    "network", [*(pytest.param(name, marks=pytest.mark.thorough) for name in ("unet", "song_unet")), "dit"]
+)
 def test_the_whole_loss_is_one_graph_with_eagers_gradients(forked, network):
     (done,) = forked(["tests.meanflow.objective.compiled_loss", network])
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
