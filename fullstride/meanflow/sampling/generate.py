@@ -27,7 +27,7 @@ from fullstride.meanflow.sampling.guidance_input import with_guidance_input
 from fullstride.meanflow.sampling.noise import seeded_labels
 from fullstride.meanflow.sampling.samplers import EVALUATIONS, SAMPLERS, SampleResult, sample
 from fullstride.meanflow.training.batch_share import all_started, in_parts
-from fullstride.meanflow.training.build import augment_dim, build_model, classes_of, in_channels_last
+from fullstride.meanflow.training.build import build_network, classes_of, in_channels_last
 from fullstride.meanflow.training.state import DataFacts
 from fullstride.runs.atomic_files import note
 from fullstride.runs.next_steps import command, say, show_next_steps
@@ -69,13 +69,7 @@ def load_generator(path: Path, device: str = "auto", ema: float | None = None) -
     manifest = read_manifest(checkpoint)
     config, data = config_from_dict(manifest["config"]), DataFacts.read(manifest)
     decay = chosen_average(config.ema, ema)
-    model = build_model(
-        config.model,
-        data.image_shape,
-        data.num_classes,
-        augment_dim=augment_dim(config.data),
-        condition_shape=data.condition_shape,
-    )
+    model = build_network(config, data)
     model.load_state_dict(read_group(checkpoint, ema_group(decay)))
     if config.channels_last:
         in_channels_last(model)

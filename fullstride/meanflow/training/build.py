@@ -102,16 +102,21 @@ def augment_dim(config: DataConfig) -> int:
     return EdmAugment.dim if config.augment > 0 else 0
 
 
-def build_state(config: TrainConfig, data: Dataset, device: torch.device, processes: Processes = SINGLE) -> RunState:
-    """The state of a run at its first step: a function of the seed; of several processes each draws its own numbers."""
-    torch.manual_seed(config.seed)
-    model = build_model(
+def build_network(config: TrainConfig, data: Dataset | DataFacts) -> nn.Module:
+    """The network of a run, for its data."""
+    return build_model(
         config.model,
         data.image_shape,
         data.num_classes,
         augment_dim=augment_dim(config.data),
         condition_shape=data.condition_shape,
     )
+
+
+def build_state(config: TrainConfig, data: Dataset, device: torch.device, processes: Processes = SINGLE) -> RunState:
+    """The state of a run at its first step: a function of the seed; of several processes each draws its own numbers."""
+    torch.manual_seed(config.seed)
+    model = build_network(config, data)
     begin(model, config, tell=processes.leads)
     model.to(device)
     if config.channels_last:
