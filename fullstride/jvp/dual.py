@@ -96,11 +96,6 @@ def constant(x: Tensor) -> Tensor:
     return primal
 
 
-def unpack_optional(x: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-    """Unpack an argument that may be absent, like `unpack`."""
-    return (None, None) if x is None else unpack(x)
-
-
 def pack(primal: Tensor, tangent: Tensor | None) -> Tensor:
     """Return the dual tensor of a primal and a tangent; the primal itself if there is no tangent."""
     if tangent is None:

@@ -3,7 +3,7 @@ import torch
 from torch.autograd import forward_ad
 from torch.func import grad, vmap
 
-from fullstride.jvp.dual import Dual, outermost_level, pack, refuse_higher_order, unpack, unpack_optional
+from fullstride.jvp.dual import Dual, outermost_level, pack, refuse_higher_order, unpack, unpack_all
 
 
 def points(seed: int) -> list[torch.Tensor]:
@@ -22,8 +22,8 @@ def test_a_dual_tensor_is_taken_apart_and_put_together(seed):
         assert torch.equal(again.primal, 2 * x)
         assert again.tangent is not None
         assert torch.equal(again.tangent, 3 * t)
-        assert unpack_optional(again.primal) == (again.primal, None)
-    assert unpack_optional(None) == (None, None)
+        assert unpack_all(again.primal) == [(again.primal, None)]
+    assert unpack_all(None) == [(None, None)]
 
 
 def test_without_a_tangent_the_tensor_itself_comes_back():

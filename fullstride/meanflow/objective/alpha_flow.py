@@ -22,8 +22,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from fullstride.meanflow.objective.derivative import Velocity, compiled, same_randomness
-from fullstride.meanflow.objective.loss import CONFLICTS, MeanFlowLoss, PathBatch, squared_error
-from fullstride.meanflow.objective.shapes import like, over_elements
+from fullstride.meanflow.objective.loss import CONFLICTS, MeanFlowLoss, squared_error
+from fullstride.meanflow.objective.shapes import PathBatch, like, over_elements
 from fullstride.settings.fields import AllowedNames, Conflict, PartShare, Share
 
 FORMS = ("flow", "discrete", "exact")

@@ -11,7 +11,7 @@ the Jacobian-vector product of u at (z, r, t) with tangent (v, 0, 1).
 """
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -23,11 +23,10 @@ from fullstride.jvp import jvp, partial_jvp
 from fullstride.jvp.function_modes import ExplicitZeros
 from fullstride.jvp.state import GradientInside, computing
 from fullstride.meanflow.config.schema import TrainConfig
-from fullstride.meanflow.objective.shapes import like
+from fullstride.meanflow.objective.shapes import Conditions, like
 from fullstride.settings.fields import Conflict
 
 Velocity = Callable[..., Tensor]
-Conditions = Mapping[str, Tensor]  # what else the network is called with, by keyword: label, condition
 Result = tuple[Float[Tensor, "b *o"], Float[Tensor, "b *o"]]  # of the network's output, mostly of z's shape
 Points = tuple[Tensor, Tensor, Tensor]  # z, r and t
 

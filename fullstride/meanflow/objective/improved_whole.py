@@ -23,8 +23,8 @@ from torch import Tensor
 from fullstride.meanflow.models.common import evaluating
 from fullstride.meanflow.objective.derivative import Velocity, velocity_and_some_derivatives
 from fullstride.meanflow.objective.improved import ImprovedMeanFlow
-from fullstride.meanflow.objective.loss import PathBatch, squared_error
-from fullstride.meanflow.objective.shapes import over_elements
+from fullstride.meanflow.objective.loss import squared_error
+from fullstride.meanflow.objective.shapes import PathBatch, over_elements
 from fullstride.settings.fields import Conflict, Finite, Rule
 
 Scale = Annotated[float, Rule("a finite number, at least 1", lambda x: 1 <= x < math.inf)]

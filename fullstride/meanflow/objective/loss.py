@@ -22,7 +22,15 @@ from fullstride.meanflow.objective.derivative import (
     velocity_and_some_derivatives,
 )
 from fullstride.meanflow.objective.guidance import Guidance, guidance_of
-from fullstride.meanflow.objective.shapes import check_batch, check_conditions, check_times, like, over_elements
+from fullstride.meanflow.objective.shapes import (
+    Draw,
+    PathBatch,
+    check_batch,
+    check_conditions,
+    check_times,
+    like,
+    over_elements,
+)
 from fullstride.meanflow.objective.split import can_share
 from fullstride.meanflow.objective.tangent import TangentControl
 from fullstride.meanflow.objective.teacher import Teacher
@@ -82,61 +90,6 @@ def squared_error(prediction: Float[Tensor, "b *s"], target: Float[Tensor, "b *s
     """||prediction - target||^2, summed over a sample's elements in fp32 or better."""
     error = prediction - target
     return error.to(torch.promote_types(error.dtype, torch.float32)).square().reshape(len(error), -1).sum(1)
-
-
-@dataclass(frozen=True)
-class Draw:
-    """Arguments of `MeanFlowLoss.at`, checked.
-
-    Attributes:
-        x: data (b, ...).
-        e: noise of its shape.
-        t: the later times (b,).
-        r: the earlier times (b,).
-        conditions: further arguments of the network, the label among them, each with an entry for each sample.
-        progress: share of the run that is done (b,), if the loss is scheduled.
-
-    """
-
-    x: Float[Tensor, "b *s"]
-    e: Float[Tensor, "b *s"]
-    t: Float[Tensor, " b"]
-    r: Float[Tensor, " b"]
-    conditions: Conditions
-    progress: Float[Tensor, " b"] | None
-
-
-@dataclass(frozen=True)
-class PathBatch:
-    """Samples on their paths: what a loss is a function of, noise and data once mixed.
-
-    Attributes:
-        x: data (b, ...).
-        z: points z_t (b, ...).
-        v: their velocities, as the target has them.
-        t: the later times (b,), at which z is.
-        r: the earlier times (b,).
-        conditions: further arguments of the network, each with an entry for each sample.
-        progress: share of the run that is done (b,), if the loss is scheduled.
-        count: number of samples that are differentiated, the first ones.
-
-    """
-
-    x: Float[Tensor, "b *s"]
-    z: Float[Tensor, "b *s"]
-    v: Float[Tensor, "b *s"]
-    t: Float[Tensor, " b"]
-    r: Float[Tensor, " b"]
-    conditions: Conditions
-    progress: Float[Tensor, " b"] | None
-    count: int
-
-    def part(self, which: slice) -> "PathBatch":
-        """Some of the samples."""
-        given = {name: value[which] for name, value in self.conditions.items()}
-        progress = None if self.progress is None else self.progress[which]
-        x, z, v, t, r = (each[which] for each in (self.x, self.z, self.v, self.t, self.r))
-        return PathBatch(x, z, v, t, r, given, progress, len(t))
 
 
 @dataclass(frozen=True)
@@ -319,16 +272,16 @@ class MeanFlowLoss:
         check_conditions(x, given)
         return self._value(model, Draw(x, e, t, r, given, progress))
 
-    def _value(self, model: Velocity, drawn: "Draw") -> tuple[Float[Tensor, ""], Metrics]:
+    def _value(self, model: Velocity, drawn: Draw) -> tuple[Float[Tensor, ""], Metrics]:
         """The loss, and its metrics, at what was drawn and checked."""
-        x, t, r, given = drawn.x, drawn.t, drawn.r, drawn.conditions
+        x, t, given = drawn.x, drawn.t, drawn.conditions
         n = meanflow_count(self.ratio, len(x)) if self.split in TOLD_APART else len(x)
         z, v = interpolate(x, drawn.e, t), conditional_velocity(x, drawn.e)
         if self.guidance is not None:
             v = self.guidance.velocity(model, z, t, v, given)
         if self.teacher is not None:
             v = self.teacher.velocity(z, t, given)
-        path = PathBatch(x, z, v, t, r, given, drawn.progress, n)
+        path = PathBatch(x, drawn.e, t, drawn.r, given, drawn.progress, z, v, n)
         errors = self._errors(model, path)
         loss = self._weighted(errors, path).mean()
         reported = {"squared_error": (error := errors[0].detach())}

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from fullstride.meanflow.objective.derivative import Velocity
 from fullstride.meanflow.objective.improved import ImprovedMeanFlow
-from fullstride.meanflow.objective.loss import PathBatch, squared_error
-from fullstride.meanflow.objective.shapes import over_elements
+from fullstride.meanflow.objective.loss import squared_error
+from fullstride.meanflow.objective.shapes import PathBatch, over_elements
 from fullstride.meanflow.objective.weighting import adaptive_weight
 from fullstride.settings.fields import Conflict, NotNegative, Share
 

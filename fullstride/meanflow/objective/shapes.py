@@ -1,9 +1,58 @@
 """Batches of any rank: rows of a table, sounds, pictures, films; and one line about what has another shape."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from jaxtyping import Shaped
+from jaxtyping import Float, Shaped
 from torch import Tensor
+
+Conditions = Mapping[str, Tensor]  # what else the network is called with, by keyword: label, condition
+
+
+@dataclass(frozen=True)
+class Draw:
+    """Arguments of `MeanFlowLoss.at`, checked.
+
+    Attributes:
+        x: data (b, ...).
+        e: noise of its shape.
+        t: the later times (b,).
+        r: the earlier times (b,).
+        conditions: further arguments of the network, the label among them, each with an entry for each sample.
+        progress: share of the run that is done (b,), if the loss is scheduled.
+
+    """
+
+    x: Float[Tensor, "b *s"]
+    e: Float[Tensor, "b *s"]
+    t: Float[Tensor, " b"]
+    r: Float[Tensor, " b"]
+    conditions: Conditions
+    progress: Float[Tensor, " b"] | None
+
+
+@dataclass(frozen=True)
+class PathBatch(Draw):
+    """Samples on their paths: noise and data once mixed.
+
+    Attributes:
+        z: points z_t (b, ...).
+        v: their velocities, as the target has them.
+        count: number of samples that are differentiated, the first ones.
+
+    """
+
+    z: Float[Tensor, "b *s"]
+    v: Float[Tensor, "b *s"]
+    count: int
+
+    def part(self, which: slice) -> "PathBatch":
+        """Some of the samples, all differentiated."""
+        given = {name: value[which] for name, value in self.conditions.items()}
+        progress = None if self.progress is None else self.progress[which]
+        x, e, t, r, z, v = (each[which] for each in (self.x, self.e, self.t, self.r, self.z, self.v))
+        return PathBatch(x, e, t, r, given, progress, z, v, len(t))
 
 
 def over_elements(time: Shaped[Tensor, " b"], x: Shaped[Tensor, "b *s"]) -> Shaped[Tensor, "b *ones"]:

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from fullstride.meanflow.config.schema import LossConfig
 from fullstride.meanflow.objective.derivative import Conditions, Velocity
-from fullstride.meanflow.objective.loss import Draw, MeanFlowLoss, Metrics, squared_error
-from fullstride.meanflow.objective.shapes import check_batch, like, over_elements
+from fullstride.meanflow.objective.loss import MeanFlowLoss, Metrics, squared_error
+from fullstride.meanflow.objective.shapes import Draw, check_batch, like, over_elements
 from fullstride.meanflow.objective.teacher import CONFLICTS, Teacher
 from fullstride.settings.fields import Conflict, Count
 from fullstride.step.torch import Averages

@@ -20,8 +20,8 @@ from fullstride.jvp import jvp
 from fullstride.meanflow.models.common import evaluating
 from fullstride.meanflow.objective.derivative import Velocity
 from fullstride.meanflow.objective.improved import AverageMeanFlow
-from fullstride.meanflow.objective.loss import PathBatch, squared_error
-from fullstride.meanflow.objective.shapes import like, over_elements
+from fullstride.meanflow.objective.loss import squared_error
+from fullstride.meanflow.objective.shapes import PathBatch, like, over_elements
 from fullstride.settings.fields import Conflict
 
 
