@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -113,35 +113,39 @@ class _Elsewhere:
 
     def submit(self, compile_here: Callable[[], Any]) -> Future:
         """Let a process compile the last launch, if it can, and a thread fetch the result."""
+        kernel, *rest = self.launched
+        name = kernel.fn.__qualname__
         if not _processes:
-            return _threads().submit(compile_here)
+            return _threads().submit(_reporting, name, compile_here)
         from triton.runtime import driver
 
-        kernel, *rest = self.launched
-        name = kernel.fn.__module__, kernel.fn.__qualname__, kernel.cache_key
+        place = kernel.fn.__module__, name, kernel.cache_key
         # Taken here: the current GPU is a thread's own, and the compiler may set another folder meanwhile.
-        work = name, IMPORTED, *rest, driver.active.get_current_target(), settings()
-        return _threads().submit(_by_process, work, compile_here)
+        work = place, IMPORTED, *rest, driver.active.get_current_target(), settings()
+        return _threads().submit(_by_process, name, work, compile_here)
 
 
-def _by_process(work: tuple[Any, ...], compile_here: Callable[[], Any]) -> Any:
+def _by_process(name: str, work: tuple[Any, ...], compile_here: Callable[[], Any]) -> Any:
     from torch._inductor.async_compile import AsyncCompile
 
-    try:
-        pool: Any = AsyncCompile.process_pool()
-        pool.submit(compile_kernel, *work).result()
-    except Exception as error:
-        _say_once((str(error).strip() or type(error).__name__).splitlines()[-1])
+    pool: Any = AsyncCompile.process_pool()
+    with suppress(Exception):  # which is reported
+        _reporting(name, pool.submit(compile_kernel, *work).result)
     return compile_here()  # a cache hit, or the whole compilation
 
 
-def _say_once(problem: str) -> None:
-    """Report only the first failure: others are likely to be like it, and only time is lost."""
+def _reporting(name: str, compile_kernel: Callable[[], Any]) -> Any:
+    """Compile a kernel; report only the first failure: others are likely to be like it, and only time is lost."""
     global _said
-    with _saying:
-        said, _said = _said, True
-    if not said:
-        note(f"this process compiles the kernels that a compiler process cannot, such as: {problem}")
+    try:
+        return compile_kernel()
+    except Exception as error:
+        with _saying:
+            said, _said = _said, True
+        if not said:
+            lines = [line for line in str(error).splitlines() if line.strip(" ^")] or [type(error).__name__]
+            note(f"{name} could not be compiled ahead, which delays its first launch: {lines[-1].strip()}")
+        raise
 
 
 def wait_for_compiles() -> None:
@@ -207,8 +211,8 @@ def _stand_in(argument: Any) -> Any:
     """Return a stand-in on which Triton specialises as on the argument: an aligned tensor of its format."""
     from triton.runtime.jit import MockTensor
 
-    if isinstance(argument, tuple):
-        return tuple(map(_stand_in, argument))
+    if isinstance(argument, tuple):  # a named one stays so: the kernel reads its names
+        return getattr(argument, "_make", tuple)(map(_stand_in, argument))
     if hasattr(argument, "block_shape"):  # a descriptor of tiles
         return replace(argument, base=_stand_in(argument.base))
     return MockTensor(argument.dtype) if isinstance(argument, Tensor) else argument

@@ -1,5 +1,6 @@
 import threading
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ class Kernel:
         self.fails, self.ran, self.asked = fails, [], []
         self.compiled: list[threading.Thread] = []
         self.waits = threading.Event()
+        self.fn = SimpleNamespace(__qualname__="scale_rows")
 
     def __getitem__(self, grid: tuple[int, ...]) -> Any:
         return lambda *args, **options: self.ran.append((grid, args, options))
@@ -36,6 +38,13 @@ class Kernel:
             raise ValueError("cannot be compiled")
 
 
+class Tile(NamedTuple):
+    """Constants of a kernel, which it reads by their names."""
+
+    rows: int
+    like: Any
+
+
 @pytest.fixture
 def on_cpu(monkeypatch):
     """Pretend that a CPU has kernels."""
@@ -46,21 +55,26 @@ def on_cpu(monkeypatch):
 
 @pytest.mark.usefixtures("on_cpu")
 @pytest.mark.parametrize("fails", [False, True])
-def test_a_gathered_launch_is_compiled_by_a_thread_and_the_next_one_waits_for_it(fails):
+def test_a_gathered_launch_is_compiled_by_a_thread_and_the_next_one_waits_for_it(fails, capsys, monkeypatch):
+    monkeypatch.setattr(triton_compile, "_said", False)
     kernel, x = Kernel(fails), torch.ones(3, dtype=torch.bfloat16)
+    tile = Tile(rows=8, like=x)
     with triton_compile.compile_only(CPU):
-        launch(kernel, (2, 1), x, (x, 5), 0.5, warps=4, early=True)
+        launch(kernel, (2, 1), x, (x, 5), tile, warps=4, early=True)
         assert kernel.ran == []
-    (grid, (first, (second, five), half), options) = kernel.asked[0]
-    assert (grid, first.dtype, second.dtype, five, half) == ((2, 1), x.dtype, x.dtype, 5, 0.5)
+    (grid, (first, (second, five), third), options) = kernel.asked[0]
+    assert (grid, first.dtype, second.dtype, five, third.rows) == ((2, 1), x.dtype, x.dtype, 5, 8)
+    assert third.like.data_ptr() == 0
     assert first.data_ptr() == 0
     assert options == {"num_warps": 4, "launch_pdl": True}
     assert kernel.compiled == []
     threading.Timer(0.2, kernel.waits.set).start()
-    launch(kernel, (2, 1), x, (x, 5), 0.5, warps=4, early=True)
+    launch(kernel, (2, 1), x, (x, 5), tile, warps=4, early=True)
     assert len(kernel.compiled) == 1
     assert kernel.compiled[0] is not threading.current_thread()
-    assert kernel.ran == [((2, 1), (x, (x, 5), 0.5), options)]
+    assert kernel.ran == [((2, 1), (x, (x, 5), tile), options)]
+    said = "scale_rows could not be compiled ahead, which delays its first launch: cannot be compiled\n"
+    assert capsys.readouterr().err == (said if fails else "")
 
 
 @pytest.mark.usefixtures("on_cpu")

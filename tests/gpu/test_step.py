@@ -13,8 +13,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fullstride.device import launch_replay
 from fullstride.device.cuda_graph import CudaGraph
 from fullstride.jvp import jvp, prepare
+from fullstride.meanflow.config.presets import MODELS
+from fullstride.meanflow.training.build import build_model
+from fullstride.meanflow.training.step import randomize_zero_layers
 from fullstride.step.torch import BACKENDS, Averages, LateMetrics, TrainStep, cosine, cosine_of, prefetch, warmed_up
 from fullstride.step.torch.muon import Muon
 
@@ -105,6 +109,31 @@ def test_a_replay_has_the_rate_of_the_share_that_was_filled_in_before_it(backend
     other(batches(seed)[0])  # at the end of the budget
     for p, was in zip(other.body.model.parameters(), before, strict=True):
         torch.testing.assert_close(p.detach(), was, rtol=0, atol=0)
+
+
+def test_a_compiled_step_compiles_every_kernel_before_its_launch(seed, monkeypatch):
+    late, run = [], launch_replay.launch
+
+    def launch(kernel: Any, *rest: Any) -> None:
+        known = kernel.device_caches[torch.cuda.current_device()][0]
+        before = len(known)
+        run(kernel, *rest)
+        late.extend([kernel.fn.__qualname__] * (len(known) - before))
+
+    monkeypatch.setattr(launch_replay, "launch", launch)
+    torch.manual_seed(seed)
+    model = build_model(MODELS["unet_tiny"](), (3, 20, 20), num_classes=0)
+    randomize_zero_layers(model.to(CUDA), torch.Generator(CUDA).manual_seed(seed))
+
+    def error(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        t, r = torch.full((2, len(batch["x"])), 0.5, device=CUDA)
+        u, du = jvp(model, (batch["x"], r, t), (batch["v"], torch.zeros_like(r), torch.ones_like(t)))
+        return (u - (batch["v"] - 0.3 * du).detach()).square().mean()
+
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+    step = TrainStep(error, model, optimizer, draw=draw, backend="compile")
+    step(torch.randn(5, 3, 20, 20, device=CUDA))
+    assert late == []
 
 
 def test_averages_are_recorded_before_their_first_period_ends(seed):
