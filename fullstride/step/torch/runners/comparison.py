@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fullstride.device.precision import exact_fp32, unsearched_convolutions
+from fullstride.device.precision import exact_fp32, rounds_convolutions, rounds_products, unsearched_convolutions
 from fullstride.device.triton_compile import compile_only, compiles
 from fullstride.step.torch.body import Body, Gradients, total_norm
 from fullstride.step.torch.errors import StepError
@@ -167,7 +167,8 @@ def compare(body: Body, expected: ReferenceStep, loss: Tensor, gradients: Gradie
         StepError: if the loss, all gradients or a parameter's are off by more than the format explains.
 
     """
-    allowed, wanted_of = max(TOLERANCE[body.precision], expected.tolerance), expected.gradients
+    by_format = TOLERANCE[_format_of(body.precision, body.model, body.device)]
+    allowed, wanted_of = max(by_format, expected.tolerance), expected.gradients
     if not all(bool(x.isfinite().all()) for x in (expected.loss, *wanted_of.values()) if x is not None):
         return math.nan
     wanted_loss, found_loss = expected.loss.item(), loss.item()
@@ -192,6 +193,14 @@ def compare(body: Body, expected: ReferenceStep, loss: Tensor, gradients: Gradie
         scale = max(_exact(wanted).norm().item(), size / count)
         _require(f"{what}: the gradient of {name} differs", errors[name], scale, WORST_OVER_ALL * allowed)
     return total / size if size else 0.0
+
+
+def _format_of(precision: str, model: nn.Module, device: torch.device) -> str:
+    """Return the format of a step's products: fp32 means what PyTorch makes of it, by default TF32 for convolutions."""
+    if precision != "fp32" or device.type != "cuda":
+        return precision
+    convolves = any(p.ndim > 2 for p in model.parameters()) or any(isinstance(m, nn.RNNBase) for m in model.modules())
+    return "tf32" if rounds_products() or (convolves and rounds_convolutions()) else "fp32"
 
 
 def _sensitivity(body: Body, expected: ReferenceStep) -> float:

@@ -68,3 +68,20 @@ def test_a_wrong_term_is_refused_in_any_format(loss: Callable[..., Tensor], seed
     with pytest.raises(StepError, match="the gradients differ most at 0"):
         step(torch.randn(31, 33))
     torch.testing.assert_close(dict(model.state_dict()), dict(before), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("model", "precision", "convolutions", "expected"),
+    [
+        (nn.Conv1d(3, 5, 3), "fp32", True, "tf32"),  # PyTorch's default
+        (nn.GRU(3, 5), "fp32", True, "tf32"),
+        (nn.Conv1d(3, 5, 3), "fp32", False, "fp32"),
+        (nn.Linear(3, 5), "fp32", True, "fp32"),
+        (nn.Conv1d(3, 5, 3), "bf16", True, "bf16"),
+    ],
+)
+def test_fp32_on_a_gpu_is_what_pytorchs_switches_make_of_it(model, precision, convolutions, expected, monkeypatch):
+    monkeypatch.setattr(gate, "rounds_convolutions", lambda: convolutions)
+    monkeypatch.setattr(gate, "rounds_products", lambda: False)
+    assert gate._format_of(precision, model, torch.device("cuda")) == expected
+    assert gate._format_of(precision, model, torch.device("cpu")) == precision
