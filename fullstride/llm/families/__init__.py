@@ -18,7 +18,8 @@ from fullstride.llm.families import (
     qwen3_moe,
     smollm3,
 )
-from fullstride.llm.families.family import Family, PreTokenizer
+from fullstride.llm.families.family import Family
+from fullstride.llm.families.words import PreTokenizer
 
 __all__ = ["FAMILIES", "Family", "PreTokenizer", "family_of", "gguf_family"]
 FAMILIES: dict[str, Family] = {

@@ -3,9 +3,10 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from fullstride.errors import ConfigError, shortened
+from fullstride.llm.families.words import PreTokenizer
 
 # Of a model; its layers are listed one by one.
 MOST_LAYERS = 4096
@@ -22,25 +23,6 @@ class FileSettings(Protocol):
     def size(self, key: str, default: int | None = None) -> int: ...
     def decimal(self, key: str, default: float | None = None) -> float: ...
     def inner(self, key: str) -> "FileSettings": ...
-
-
-class PreTokenizer(NamedTuple):
-    """Pre-tokenizer of a byte-level tokenizer in a GGUF file; by default GPT-2's.
-
-    Attributes:
-        digits: how many of them go together, as a regular expression counts, in the words of Qwen2 and Llama 3.
-        single_digits: whether each digit is a word of its own, with GPT-2's other rules.
-        ignore_merges: whether a word of the vocabulary is one token, whatever the merges say.
-        begins: whether a text begins with the begin-of-text token, unless the file says otherwise.
-        composed: whether a text is first normalized to Unicode's composed form (NFC).
-
-    """
-
-    digits: str | None = None
-    single_digits: bool = False
-    ignore_merges: bool = False
-    begins: bool = False
-    composed: bool = False
 
 
 def _unchanged(raw: dict[str, Any]) -> dict[str, Any]:
@@ -75,6 +57,7 @@ class Family:
         gguf_tensors: our names of a layer's tensors by those of llama.cpp, in place of the common ones; None for a
             common name that it does not have.
         gguf: its name in GGUF files; empty if those are not read.
+        gguf_whole_ramp: whether the ramp of a GGUF's YaRN begins and ends at whole pairs, which the file does not say.
         gguf_keys: keys of a GGUF that `gguf_layers` reads, and that other families must not have.
         gguf_layers: further fields of a `ModelConfig`, from a GGUF's metadata without the architecture's name, and from
             the factors of LongRoPE, if there are any.
@@ -95,6 +78,7 @@ class Family:
     stacked_experts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     gguf_tensors: Mapping[str, str | None] = field(default_factory=dict)
     gguf: str = ""
+    gguf_whole_ramp: bool = True
     gguf_keys: frozenset[str] = frozenset()
     gguf_layers: Callable[[FileSettings, tuple[float, ...]], dict[str, Any]] = _nothing_more
     words: Mapping[str, PreTokenizer] = field(default_factory=dict)
