@@ -22,7 +22,7 @@ from fullstride.llm.config import (
 from fullstride.llm.families import FAMILIES, gguf_family
 from fullstride.llm.text.gguf_tokenizer import read_tokenizer
 from fullstride.llm.text.tokenizer import Tokenizer
-from fullstride.llm.weights.canonical import canonical, check_count, check_heads, in_order
+from fullstride.llm.weights.canonical import canonical, check_count, check_heads, in_order, with_needed_windows
 from fullstride.llm.weights.dequantize import dequantize
 from fullstride.llm.weights.gguf_file import GgufFile, PackedTensor, open_gguf
 from fullstride.llm.weights.parameters import PLAIN, StoredParameter, Values
@@ -178,7 +178,7 @@ def read_config(file: GgufFile) -> ModelConfig:
     config = ModelConfig(**{**fields, **sizes.family.gguf_layers(sizes, _factors(file))})
     check_heads(file.path, config)
     _check_experts(file, config)
-    return config
+    return with_needed_windows(config)
 
 
 class _Sizes(CheckedSettings):

@@ -23,7 +23,7 @@ from fullstride.llm.families import FAMILIES, family_of
 from fullstride.llm.families.family import FULL, SLIDING
 from fullstride.llm.text.tokenizer import Tokenizer
 from fullstride.llm.text.tokenizer_folder import read_folder, read_json
-from fullstride.llm.weights.canonical import canonical, check_count, check_heads, in_order, listed
+from fullstride.llm.weights.canonical import canonical, check_count, check_heads, in_order, listed, with_needed_windows
 from fullstride.llm.weights.parameters import PLAIN, StoredParameter
 from fullstride.llm.weights.rows import arranged
 from fullstride.llm.weights.safetensors_file import open_safetensors
@@ -162,13 +162,11 @@ def read_config(folder: Path) -> ModelConfig:
         "dtype": str(raw.get("dtype") or raw.get("torch_dtype") or ""),
     }
     config = ModelConfig(**{**fields, **family.layers(settings)})
-    if not any(config.windows):
-        config = replace(config, windows=(), window_theta=None)
     _check_types(settings, config)
     check_heads(file, config)
     if config.dtype:
         one_of(f"{file}: dtype", config.dtype, DTYPES)
-    return config
+    return with_needed_windows(config)
 
 
 def _check_types(settings: CheckedSettings, config: ModelConfig) -> None:
