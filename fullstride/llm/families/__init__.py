@@ -6,6 +6,7 @@ from fullstride.errors import ConfigError
 from fullstride.llm.families import (
     gemma2,
     gemma3,
+    gemma3_multimodal,
     gpt_oss,
     granite,
     llama,
@@ -33,6 +34,7 @@ FAMILIES: dict[str, Family] = {
     "olmo2": olmo2.FAMILY,
     "gemma2": gemma2.FAMILY,
     "gemma3_text": gemma3.FAMILY,
+    "gemma3": gemma3_multimodal.FAMILY,
     "qwen3_moe": qwen3_moe.FAMILY,
     "mixtral": mixtral.FAMILY,
     "gpt_oss": gpt_oss.FAMILY,

@@ -25,8 +25,8 @@ class FileSettings(Protocol):
     def inner(self, key: str) -> "FileSettings": ...
 
 
-def _unchanged(raw: dict[str, Any]) -> dict[str, Any]:
-    return raw
+def _unchanged(found: Any) -> Any:
+    return found
 
 
 def _nothing(settings: FileSettings) -> dict[str, Any]:
@@ -49,6 +49,7 @@ class Family:
             those of `fullstride/llm/weights/hf_folder.py`, before which they go.
         defaults: values of keys that a config.json lacks, if transformers takes others than it does for Llama.
         rewritten: config.json in the words of Llama's.
+        renamed: name of a tensor, or an adapter's module, in the words of Llama's; None for one that is not read.
         layers: further fields of a `ModelConfig`, from config.json; `windows` may be all None.
         tensors: our names of a layer's tensors by those of Hugging Face, in addition to the common ones.
         expert_tensors: our names of an expert's matrices by those of Hugging Face, with {} for the expert's number.
@@ -72,6 +73,7 @@ class Family:
     fixed: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     defaults: Mapping[str, Any] = field(default_factory=dict)
     rewritten: Callable[[dict[str, Any]], dict[str, Any]] = _unchanged
+    renamed: Callable[[str], str | None] = _unchanged
     layers: Callable[[FileSettings], dict[str, Any]] = _nothing
     tensors: Mapping[str, str] = field(default_factory=dict)
     expert_tensors: Mapping[str, str] = field(default_factory=dict)

@@ -68,9 +68,13 @@ def load_folder(folder: Path) -> tuple[ModelConfig, dict[str, StoredParameter], 
 
     """
     config = read_config(folder)
-    stacks = FAMILIES[config.architecture].stacked_experts
+    family = FAMILIES[config.architecture]
+    stacks = family.stacked_experts
     tensors = {
-        name: tensor for file in _files(folder) for name, tensor in open_safetensors(file, packed=bool(stacks)).items()
+        own: tensor
+        for file in _files(folder)
+        for name, tensor in open_safetensors(file, packed=bool(stacks)).items()
+        if (own := family.renamed(name)) is not None
     }
     check_count(folder, config, len(tensors), stacked=bool(stacks))
     experts, tensors = take_apart(folder, config, stacks, tensors)

@@ -134,8 +134,8 @@ def test_what_several_devices_cannot_share_is_refused(saved, kind, reason):
     assert refusal(load(saved(kind)).config, 1) is None
 
 
-# A window of a context's length hides nothing, and kernel sets that know none can run the model; one of Gemma 3's layers
-# tells their RoPE.
+# A window of a context's length hides nothing, and kernel sets that know none can run the model; those of Gemma 3 tell
+# which layers' RoPE differs.
 @pytest.mark.parametrize(
     ("kind", "settings", "windows"),
     [

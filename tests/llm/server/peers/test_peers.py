@@ -8,10 +8,10 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.llm.server.peers import GROUPS, Case
+from tests.llm.server.peers.cases import GROUPS, Case
 from tests.llm.server.real import real_server
 
-PAGE = Path(__file__).parents[3] / "docs" / "reference" / "conformance.md"
+PAGE = Path(__file__).parents[4] / "docs" / "reference" / "conformance.md"
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tests.llm.server.peer_checks import (
+from tests.llm.server.peers.checks import (
     Check,
     begins_and_ends,
     choices,
