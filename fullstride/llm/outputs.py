@@ -27,7 +27,7 @@ class Delta:
         finish_reason: None until the completion ends; exactly one delta of a completion has one.
         stop_reason: the stop text or token id that ended it; None for the model's own end token.
         error: message, if the finish reason is `error`.
-        refused: whether the error is the request's own fault: it proved too costly.
+        refused: code of an error that is the request's own fault: `too_costly`, or `no_token_left` by its `bad_words`.
         cached_tokens: prompt tokens found in the prefix cache; set in deltas of the first completion only.
         embedding: pooled hidden state of the prompt in the last delta of a request for it, fp64.
 
@@ -42,7 +42,7 @@ class Delta:
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     error: str = ""
-    refused: bool = False
+    refused: str = ""
     cached_tokens: int = 0
     embedding: Any = field(default=None, compare=False)
 

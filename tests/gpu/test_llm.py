@@ -53,8 +53,7 @@ def tiny() -> Any:
 
 @pytest.fixture(scope="module")
 def engine(tiny) -> Engine:
-    config = EngineConfig(max_sequences=8, max_tokens_per_step=128, max_length=1100, kv_blocks=72)
-    return Engine(tiny, config)
+    return Engine(tiny, EngineConfig(max_sequences=4, max_tokens_per_step=68, max_length=1024, kv_blocks=72))
 
 
 def test_adapters_are_those_of_merged_weights(tiny, tmp_path):
@@ -70,7 +69,7 @@ def test_adapters_are_those_of_merged_weights(tiny, tmp_path):
     save_file(tensors, tmp_path / "adapter_model.safetensors")
     settings = {"peft_type": "LORA", "r": 4, "lora_alpha": 8}
     (tmp_path / "adapter_config.json").write_text(json.dumps(settings))
-    config = EngineConfig(max_sequences=4, max_tokens_per_step=128, max_length=300, kv_blocks=72)
+    config = EngineConfig(max_sequences=2, max_tokens_per_step=66, max_length=300, kv_blocks=72)
     engine = Engine(tiny, config, adapters={"own": tmp_path})
     ids = rng.integers(0, TINY.vocab_size, 90).tolist()
     for i, name in enumerate((None, "own")):
@@ -103,7 +102,7 @@ def test_windows_sinks_and_adapters_in_one_batch_are_those_of_a_cpu():
     """The plain kernels' tokens and logprobs on both; a CPU's are tested beside transformers."""
     rng, model = np.random.default_rng(), random_model(SINKS)
     adapters = {"wide": _random_adapter(rng, 4), "thin": _random_adapter(rng, 1)}
-    config = EngineConfig(max_sequences=3, max_tokens_per_step=64, max_length=160, kv_blocks=24, block_size=8)
+    config = EngineConfig(max_sequences=2, max_tokens_per_step=66, max_length=160, kv_blocks=24, block_size=8)
     ids, found = rng.integers(0, SINKS.vocab_size, 90).tolist(), []
     for device in (jax.devices()[0], jax.devices("cpu")[0]):
         engine = Engine(model, replace(config, max_loras=2), devices=[device], adapters=adapters)
@@ -140,7 +139,9 @@ def test_fp32_logprobs_are_those_of_the_reference(engine, tiny):
 
 
 def test_bf16_logprobs_are_near_the_reference(tiny):
-    engine = Engine(tiny, EngineConfig(max_sequences=1, max_length=300, kv_blocks=20, dtype="bfloat16"))
+    engine = Engine(
+        tiny, EngineConfig(max_sequences=1, max_tokens_per_step=65, max_length=300, kv_blocks=20, dtype="bfloat16")
+    )
     ids = np.random.default_rng().integers(0, 352, 200).tolist()
     (found,) = run(engine, (ids, greedy(1, prompt_logprobs=0)))
     rounded = {name: np.asarray(value, "bfloat16").astype(np.float32) for name, value in tiny.parameters.items()}
@@ -173,12 +174,12 @@ def test_the_state_stays_where_it_is(engine):
 
 
 def test_qwen3_in_bf16_serves_many_sequences():
-    config = EngineConfig(max_sequences=32, max_length=2048, max_tokens_per_step=1024)
-    engine = Engine(random_model(replace(QWEN3, layers=4)), config)
+    config = EngineConfig(max_sequences=16, max_length=1024, max_tokens_per_step=512)
+    engine = Engine(random_model(replace(QWEN3, layers=2)), config)
     assert engine.sizes.dtype == "bfloat16"
     before, rng = compiles(), np.random.default_rng(1)
-    for i in range(48):
-        ids = rng.integers(0, 150_000, int(rng.integers(1, 1500))).tolist()
+    for i in range(40):
+        ids = rng.integers(0, 150_000, int(rng.integers(1, 800))).tolist()
         engine.add(str(i), ids, SamplingParams(max_tokens=int(rng.integers(1, 200)), ignore_eos=True, seed=i))
     found = finish(engine)
     assert {completion.finish for completion in found.values()} == {"length"}

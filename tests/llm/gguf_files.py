@@ -17,7 +17,7 @@ from tests.llm.tiny import SPECIAL, TEMPLATE, make_tokenizer
 
 NORMAL, CONTROL, UNUSED = 1, 3, 5
 # llama.cpp's names of the families that it calls otherwise, and those whose heads its converter interleaves.
-ARCHITECTURES = {"gemma3_text": "gemma3", "qwen3_moe": "qwen3moe", "mixtral": "llama"}
+ARCHITECTURES = {"gemma3_text": "gemma3", "qwen3_moe": "qwen3moe", "mixtral": "llama", "gpt_oss": "gpt-oss"}
 INTERLEAVED = ("llama", "mixtral", "smollm3", "granite")
 SHIFTED = ("gemma2", "gemma3_text")
 
@@ -34,7 +34,8 @@ def write_gguf(path: Path, model: Any, kind: str = "F32", **metadata: Any) -> Pa
         writer.add_string(key, value)
     known = {ours: number for number, ours in gguf.MODEL_ARCH_NAMES.items()}
     names = gguf.get_tensor_name_map(known[architecture], config.num_hidden_layers)
-    for name, value in _apart(model.state_dict()):
+    apart = _gpt_oss_apart if config.model_type == "gpt_oss" else _apart
+    for name, value in apart(model.state_dict()):
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
         array = _permuted(name, value.float().numpy(), config)
@@ -97,9 +98,10 @@ def _write_tokenizer(writer: gguf.GGUFWriter, rows: int) -> None:
 
 
 def _write_tensor(writer: gguf.GGUFWriter, name: str, value: np.ndarray, kind: str) -> None:
-    packing = gguf.GGMLQuantizationType[kind if value.ndim > 1 else "F32"]
-    packed = value if packing.name == "F32" else quantize(value, packing)
-    writer.add_tensor(name, packed, raw_dtype=packing)
+    packed = value.ndim > 1 and name.endswith(".weight") and (kind != "MXFP4" or "_exps" in name)
+    packing = gguf.GGMLQuantizationType[kind if packed else "F32"]
+    value = np.ascontiguousarray(value)
+    writer.add_tensor(name, value if packing.name == "F32" else quantize(value, packing), raw_dtype=packing)
 
 
 def _rope_of(config: transformers.PretrainedConfig) -> dict[str, Any]:
@@ -115,6 +117,19 @@ def _apart(state: dict[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]
                 yield f"{name.removesuffix('gate_up_proj')}{part}_proj.weight", half
         else:
             yield f"{name}.weight" if name.endswith("experts.down_proj") else name, value
+
+
+def _gpt_oss_apart(state: dict[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
+    """GPT-OSS's, in which the two take turns, as do their biases; matrices are (in, out)."""
+    for name, value in state.items():
+        layer, experts, part = name.partition("experts.")
+        turned = value.transpose(1, 2) if experts and value.ndim == 3 else value
+        own = f"{layer}experts.{{}}_proj.{'bias' if part.endswith('bias') else 'weight'}"
+        if part.startswith("gate_up"):
+            yield own.format("gate"), turned[:, 0::2]
+            yield own.format("up"), turned[:, 1::2]
+        else:
+            yield own.format("down") if experts else f"{name}.weight" if name.endswith("sinks") else name, turned
 
 
 def _granite(writer: gguf.GGUFWriter, config: transformers.PretrainedConfig) -> None:
@@ -142,6 +157,12 @@ def _experts(writer: gguf.GGUFWriter, config: transformers.PretrainedConfig) -> 
         writer.add_expert_feed_forward_length(config.moe_intermediate_size)
 
 
+def _gpt_oss(writer: gguf.GGUFWriter, config: transformers.PretrainedConfig) -> None:
+    _experts(writer, config)
+    writer.add_expert_feed_forward_length(config.intermediate_size)
+    writer.add_sliding_window(config.sliding_window)
+
+
 def _phi3(writer: gguf.GGUFWriter, config: transformers.PretrainedConfig) -> None:
     rope, original = config.rope_parameters, config.original_max_position_embeddings
     writer.add_rope_dimension_count(2 * len(rope["short_factor"]))
@@ -160,6 +181,7 @@ OWN = {
     "qwen3_moe": _experts,
     "mixtral": _experts,
     "phi3": _phi3,
+    "gpt_oss": _gpt_oss,
 }
 
 

@@ -23,9 +23,9 @@ class DeltaBuilder:
         self.sequence, self.tokens, self.text = sequence, [], ""
         self.logprobs: list[tuple[Logprob, ...]] = []
         self.stop: str | int | None = None
-        self.error, self.refused = "", False
+        self.error, self.refused = "", ""
 
-    def end(self, reason: FinishReason, stop: str | int | None = None, error: str = "", refused: bool = False) -> None:
+    def end(self, reason: FinishReason, stop: str | int | None = None, error: str = "", refused: str = "") -> None:
         """End the completion; text that was held back is emitted unless a stop text ended it."""
         sequence = self.sequence
         if not isinstance(stop, str):
@@ -132,7 +132,7 @@ def _take(draft: DeltaBuilder, token: int, values: Any, step: int, row: int) -> 
             sequence.mask = sequence.matcher.mask()
         except ConfigError as error:
             logger.warning("%s", error)
-            draft.end("error", error=str(error), refused=True)
+            draft.end("error", error=str(error), refused=getattr(error, "code", "too_costly"))
         except Exception as error:
             logger.exception("a grammar failed; its request ends with an error")
             draft.end("error", error=one_line(error))

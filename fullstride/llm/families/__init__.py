@@ -6,6 +6,7 @@ from fullstride.errors import ConfigError
 from fullstride.llm.families import (
     gemma2,
     gemma3,
+    gemma3_multimodal,
     gpt_oss,
     granite,
     llama,
@@ -18,7 +19,8 @@ from fullstride.llm.families import (
     qwen3_moe,
     smollm3,
 )
-from fullstride.llm.families.family import Family, PreTokenizer
+from fullstride.llm.families.family import Family
+from fullstride.llm.families.words import PreTokenizer
 
 __all__ = ["FAMILIES", "Family", "PreTokenizer", "family_of", "gguf_family"]
 FAMILIES: dict[str, Family] = {
@@ -32,6 +34,7 @@ FAMILIES: dict[str, Family] = {
     "olmo2": olmo2.FAMILY,
     "gemma2": gemma2.FAMILY,
     "gemma3_text": gemma3.FAMILY,
+    "gemma3": gemma3_multimodal.FAMILY,
     "qwen3_moe": qwen3_moe.FAMILY,
     "mixtral": mixtral.FAMILY,
     "gpt_oss": gpt_oss.FAMILY,

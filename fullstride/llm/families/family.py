@@ -3,9 +3,10 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from fullstride.errors import ConfigError, shortened
+from fullstride.llm.families.words import PreTokenizer
 
 # Of a model; its layers are listed one by one.
 MOST_LAYERS = 4096
@@ -24,27 +25,8 @@ class FileSettings(Protocol):
     def inner(self, key: str) -> "FileSettings": ...
 
 
-class PreTokenizer(NamedTuple):
-    """Pre-tokenizer of a byte-level tokenizer in a GGUF file; by default GPT-2's.
-
-    Attributes:
-        digits: how many of them go together, as a regular expression counts, in the words of Qwen2 and Llama 3.
-        single_digits: whether each digit is a word of its own, with GPT-2's other rules.
-        ignore_merges: whether a word of the vocabulary is one token, whatever the merges say.
-        begins: whether a text begins with the begin-of-text token, unless the file says otherwise.
-        composed: whether a text is first normalized to Unicode's composed form (NFC).
-
-    """
-
-    digits: str | None = None
-    single_digits: bool = False
-    ignore_merges: bool = False
-    begins: bool = False
-    composed: bool = False
-
-
-def _unchanged(raw: dict[str, Any]) -> dict[str, Any]:
-    return raw
+def _unchanged(found: Any) -> Any:
+    return found
 
 
 def _nothing(settings: FileSettings) -> dict[str, Any]:
@@ -67,6 +49,7 @@ class Family:
             those of `fullstride/llm/weights/hf_folder.py`, before which they go.
         defaults: values of keys that a config.json lacks, if transformers takes others than it does for Llama.
         rewritten: config.json in the words of Llama's.
+        renamed: name of a tensor, or an adapter's module, in the words of Llama's; None for one that is not read.
         layers: further fields of a `ModelConfig`, from config.json; `windows` may be all None.
         tensors: our names of a layer's tensors by those of Hugging Face, in addition to the common ones.
         expert_tensors: our names of an expert's matrices by those of Hugging Face, with {} for the expert's number.
@@ -75,6 +58,7 @@ class Family:
         gguf_tensors: our names of a layer's tensors by those of llama.cpp, in place of the common ones; None for a
             common name that it does not have.
         gguf: its name in GGUF files; empty if those are not read.
+        gguf_whole_ramp: whether the ramp of a GGUF's YaRN begins and ends at whole pairs, which the file does not say.
         gguf_keys: keys of a GGUF that `gguf_layers` reads, and that other families must not have.
         gguf_layers: further fields of a `ModelConfig`, from a GGUF's metadata without the architecture's name, and from
             the factors of LongRoPE, if there are any.
@@ -89,12 +73,14 @@ class Family:
     fixed: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     defaults: Mapping[str, Any] = field(default_factory=dict)
     rewritten: Callable[[dict[str, Any]], dict[str, Any]] = _unchanged
+    renamed: Callable[[str], str | None] = _unchanged
     layers: Callable[[FileSettings], dict[str, Any]] = _nothing
     tensors: Mapping[str, str] = field(default_factory=dict)
     expert_tensors: Mapping[str, str] = field(default_factory=dict)
     stacked_experts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     gguf_tensors: Mapping[str, str | None] = field(default_factory=dict)
     gguf: str = ""
+    gguf_whole_ramp: bool = True
     gguf_keys: frozenset[str] = frozenset()
     gguf_layers: Callable[[FileSettings, tuple[float, ...]], dict[str, Any]] = _nothing_more
     words: Mapping[str, PreTokenizer] = field(default_factory=dict)

@@ -16,20 +16,23 @@ def rewritten(raw: dict[str, Any]) -> dict[str, Any]:
 
 
 def layers(settings: FileSettings) -> dict[str, Any]:
-    """Return also the windows, and the base of the RoPE of layers that have one."""
+    """Return also the windows, the base of the RoPE of layers that have one, and the length of a context."""
     rope = settings.inner("window_rope")
     kind = rope.raw.get("rope_type") or rope.raw.get("type") or "default"
     if kind != "default":
         raise ConfigError(f"{settings.file}: rope_parameters.{SLIDING}.rope_type={kind}: expected default")
     theta = rope.decimal("rope_theta", settings.decimal("rope_local_base_freq"))
     windows = mixed_windows(settings, settings.size("sliding_window_pattern"))
-    return {**common(settings), "windows": windows, "window_theta": theta}
+    # Which the factor of its RoPE is in already.
+    length = settings.size("max_position_embeddings")
+    return {**common(settings), "windows": windows, "window_theta": theta, "max_position": length}
 
 
 def gguf_layers(settings: FileSettings, _: tuple[float, ...]) -> dict[str, Any]:
-    """Return also the base of the RoPE of layers with a window."""
+    """Return also the base of the RoPE of layers with a window, and the length of a context."""
     found = gguf_common(settings, settings.size("attention.sliding_window_pattern", 6), largest=62)
-    return {**found, "window_theta": settings.decimal("rope.freq_base_swa", 10_000.0) if found["windows"] else None}
+    theta = settings.decimal("rope.freq_base_swa", 10_000.0) if found["windows"] else None
+    return {**found, "window_theta": theta, "max_position": settings.size("context_length")}
 
 
 FAMILY = Family(

@@ -2,7 +2,16 @@
 
 from typing import Any
 
-from fullstride.llm.families.family import Family, FileSettings, experts_of, mixed_windows
+from fullstride.llm.families.family import (
+    GGUF_EXPERT_TENSORS,
+    GGUF_EXPERTS,
+    Family,
+    FileSettings,
+    experts_of,
+    gguf_experts,
+    mixed_windows,
+)
+from fullstride.llm.families.words import PreTokenizer, cased_words
 
 ROPE = {
     "rope_type": "yarn",
@@ -25,23 +34,52 @@ def rewritten(raw: dict[str, Any]) -> dict[str, Any]:
     return made
 
 
+# What its layers have of their own.
+PARTS = {
+    "shared_weights": True,
+    "expert_bias": True,
+    "output_bias": True,
+    "sinks": True,
+    "exact_norm": True,
+    "activation": "swiglu_clamped",
+}
+
+
 def layers(settings: FileSettings) -> dict[str, Any]:
     """Return the windows, the experts, and what the layers have of their own."""
     return {
         **experts_of(settings, "num_local_experts"),
-        "shared_weights": True,
-        "expert_bias": True,
-        "output_bias": True,
-        "sinks": True,
-        "exact_norm": True,
-        "activation": "swiglu_clamped",
+        **PARTS,
         "swiglu_limit": settings.decimal("swiglu_limit", 7.0),
         "windows": mixed_windows(settings, 2),
     }
 
 
+def gguf_layers(settings: FileSettings, _: tuple[float, ...]) -> dict[str, Any]:
+    """Return the same; the bound of gate and up is that of all GPT-OSS models."""
+    count, window = settings.size("block_count"), settings.size("attention.sliding_window")
+    period = settings.size("attention.sliding_window_pattern", 2)
+    windows = tuple(window if (i + 1) % period else None for i in range(count))
+    return {**gguf_experts(settings), **PARTS, "windows": windows}
+
+
 FAMILY = Family(
     qkv_bias=True,
+    gguf="gpt-oss",
+    gguf_keys=GGUF_EXPERTS | {"attention.sliding_window", "attention.sliding_window_pattern"},
+    gguf_layers=gguf_layers,
+    gguf_whole_ramp=False,
+    gguf_tensors={
+        **GGUF_EXPERT_TENSORS,
+        "ffn_norm.weight": None,
+        "post_attention_norm.weight": "mlp_norm",
+        "attn_sinks.weight": "sinks",
+        "ffn_gate_inp.bias": "router_bias",
+        "attn_output.bias": "o_bias",
+        **{f"attn_{name}.bias": f"{name}_bias" for name in "qkv"},
+        **{f"ffn_{name}_exps.bias": f"experts.{name}_bias" for name in ("gate", "up", "down")},
+    },
+    words={"gpt-4o": PreTokenizer(cased_words("{1,3}", contractions=True), ignore_merges=True)},
     layers=layers,
     rewritten=rewritten,
     fixed={"attention_bias": (True,), "swiglu_alpha": (1.702,)},

@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from fullstride.llm.families.family import Family, FileSettings, PreTokenizer
+from fullstride.llm.families.family import Family, FileSettings
+from fullstride.llm.families.words import PreTokenizer
 
 
 def layers(settings: FileSettings) -> dict[str, Any]:

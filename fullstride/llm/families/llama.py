@@ -1,8 +1,9 @@
 """Llama, and models with the same layers, such as SmolLM2."""
 
-from fullstride.llm.families.family import Family, PreTokenizer
+from fullstride.llm.families.family import Family
+from fullstride.llm.families.words import PreTokenizer, plain_words
 
-LLAMA3 = PreTokenizer(digits="{1,3}", ignore_merges=True, begins=True)
+LLAMA3 = PreTokenizer(plain_words("{1,3}"), ignore_merges=True, begins=True)
 
 FAMILY = Family(
     gguf="llama",

@@ -3,6 +3,7 @@
 from typing import Any
 
 from fullstride.llm.families.family import Family, FileSettings, all_windows
+from fullstride.llm.families.words import PreTokenizer, cased_words
 
 
 def layers(settings: FileSettings) -> dict[str, Any]:
@@ -10,4 +11,8 @@ def layers(settings: FileSettings) -> dict[str, Any]:
     return {"windows": all_windows(settings)}
 
 
-FAMILY = Family(layers=layers, defaults={"sliding_window": 4096, "num_key_value_heads": 8})
+FAMILY = Family(
+    layers=layers,
+    words={"tekken": PreTokenizer(cased_words("", contractions=False), ignore_merges=True, begins=True)},
+    defaults={"sliding_window": 4096, "num_key_value_heads": 8},
+)

@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from fullstride.llm.families.family import Family, FileSettings, PreTokenizer
+from fullstride.llm.families.family import Family, FileSettings
+from fullstride.llm.families.words import PreTokenizer, plain_words
 
 
 def layers(settings: FileSettings) -> dict[str, Any]:
@@ -23,7 +24,7 @@ FAMILY = Family(
         "post_ffw_norm.weight": "mlp_post_norm",
         **{f"attn_{name}_norm.weight": f"{name}_norm" for name in "qk"},
     },
-    words={"dbrx": PreTokenizer(digits="{1,3}")},
+    words={"dbrx": PreTokenizer(plain_words("{1,3}"))},
     qk_norm=True,
     layers=layers,
     fixed={"clip_qkv": (None,)},

@@ -4,7 +4,8 @@ from typing import Any
 
 from fullstride.errors import ConfigError
 from fullstride.llm.config import LongRope, longest_position
-from fullstride.llm.families.family import Family, FileSettings, PreTokenizer, all_windows
+from fullstride.llm.families.family import Family, FileSettings, all_windows
+from fullstride.llm.families.words import PreTokenizer, plain_words
 
 # What LongRoPE was called before.
 OLD_NAMES = ("su", "yarn")
@@ -59,7 +60,7 @@ FAMILY = Family(
     gguf_keys=frozenset(("attention.sliding_window", "rope.dimension_count", "rope.scaling.attn_factor")),
     gguf_layers=gguf_layers,
     gguf_tensors={"attn_qkv.weight": "qkv", "ffn_up.weight": "gate_up", "ffn_gate.weight": None},
-    words={"dbrx": PreTokenizer(digits="{1,3}")},
+    words={"dbrx": PreTokenizer(plain_words("{1,3}"))},
     layers=layers,
     rewritten=rewritten,
     defaults={"rms_norm_eps": 1e-5},

@@ -3,7 +3,8 @@
 from typing import Any
 
 from fullstride.errors import ConfigError, shortened
-from fullstride.llm.families.family import Family, FileSettings, PreTokenizer, layer_count
+from fullstride.llm.families.family import Family, FileSettings, layer_count
+from fullstride.llm.families.words import PreTokenizer, plain_words
 
 
 def layers(settings: FileSettings) -> dict[str, Any]:
@@ -27,7 +28,7 @@ FAMILY = Family(
     gguf="smollm3",
     interleaved=True,
     gguf_layers=gguf_layers,
-    words={"smaug-bpe": PreTokenizer(digits="{1,3}")},
+    words={"smaug-bpe": PreTokenizer(plain_words("{1,3}"))},
     layers=layers,
     defaults={"tie_word_embeddings": True, "rope_theta": 2_000_000.0, "num_key_value_heads": 4},
     ends=("<|im_end|>", "<|end_of_text|>"),

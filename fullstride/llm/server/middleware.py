@@ -78,7 +78,9 @@ class ApiKeys:
         fits = self._fits(Headers(scope=scope)) if scope["type"] == "http" else []
         if scope["type"] != "http" or scope["path"] in OPEN_PATHS or not self._keys or any(fits):
             if any(fits):
-                scope[API_KEY] = fits.index(True)
+                scope[API_KEY] = number = fits.index(True)
+                if len(self._keys) > 1:  # one that all have tells nobody apart
+                    CLIENT.set(f"key {number}")
             await self._app(scope, receive, send)
             return
         message = "No valid API key: send one of this server's as 'Authorization: Bearer KEY'."

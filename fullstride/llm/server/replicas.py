@@ -126,7 +126,7 @@ class EngineThread:
                 self._engine.add(request_id, prompt.token_ids, prompt.params, arrived=arrived, **own)
                 continue
             except ConfigError as error:
-                refusal = BadRequestError(str(error), code="cannot_be_served")
+                refusal = BadRequestError(str(error), code=getattr(error, "code", "cannot_be_served"))
             except Exception:
                 # A fault in taking one request is that request's; a fault in a step is everybody's.
                 logger.exception("the engine could not accept %s", request_id)

@@ -196,7 +196,7 @@ class RequestManager:
 
     def _deliver(self, job: EngineJob, delta: Delta, now: float) -> None:
         if delta.refused:
-            self._abandon(job, BadRequestError(delta.error, code="too_costly"), "refused")
+            self._abandon(job, BadRequestError(delta.error, code=delta.refused), "refused")
             return
         if delta.finish_reason in ("error", "abort"):
             message = "The engine could not continue this request." + f" {delta.error}" * bool(delta.error)

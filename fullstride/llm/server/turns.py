@@ -4,7 +4,7 @@ import asyncio
 from collections import OrderedDict, deque
 from contextvars import ContextVar
 
-# Address of the client whose request is being handled.
+# Client whose request is being handled: its API key if a server has several, else its address.
 CLIENT: ContextVar[str] = ContextVar("client", default="")
 
 

@@ -21,6 +21,12 @@ def word_tokens(words: Iterable[str], tokenizer: Tokenizer) -> list[tuple[int, .
     return [tokens for tokens in dict.fromkeys(found) if tokens]
 
 
+class DeadEndError(ConfigError):
+    """Text that no token may follow; its `code` is that of a server's answer."""
+
+    code = "no_token_left"
+
+
 class BadWordsMatcher:
     """Matcher of a text without these words; like a grammar's, which it may hold, too."""
 
@@ -43,7 +49,7 @@ class BadWordsMatcher:
         """The tokens that may come next; see `Matcher.mask`.
 
         Raises:
-            ConfigError: if the grammar allows no token but those that would end a word.
+            DeadEndError: if each token that the grammar allows would end a word.
 
         """
         bits = np.array(self._all if self._grammar is None else self._grammar.mask())
@@ -51,8 +57,10 @@ class BadWordsMatcher:
             if not before or tuple(self._said[-len(before) :]) == before:
                 bits[token // 32] &= ~np.uint32(1 << token % 32)
         if not bits.any():
-            allowed = "structured output cannot go on: bad_words forbid every token that it allows here"
-            raise ConfigError(f"{allowed}; leave out words that each of its texts may need")
+            allowed = "bad_words forbid every token that the model has"
+            if self._grammar is not None:
+                allowed = "structured output cannot go on: bad_words forbid every token that it allows here"
+            raise DeadEndError(f"{allowed}; leave out words that each of its texts may need")
         return bits
 
     def advance(self, token: int) -> bool:

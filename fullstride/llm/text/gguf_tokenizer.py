@@ -22,13 +22,6 @@ ROLES = {
 }
 # Besides the end token, these end a turn or a text in one model or other; llama.cpp stops at them, too.
 ENDS = frozenset(mark for family in FAMILIES.values() for mark in family.ends)
-# How Qwen2 and Llama 3 cut a text into words (their tokenizer.json); they differ in how many digits go together.
-WORDS = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}DIGITS"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-
-
 # Each by the name that llama.cpp gives it.
 PRE = {"gpt-2": PreTokenizer(), **{name: words for family in FAMILIES.values() for name, words in family.words.items()}}
 
@@ -81,15 +74,15 @@ def _byte_level(path: Path, own: Mapping[str, Any]) -> Backend:
         raise ConfigError(f"{path}: tokenizer.ggml.pre={pre}: expected one of {', '.join(PRE)}, with merges")
     pairs = [tuple(merge.split(" ", 1)) for merge in merges]
     vocabulary = {text: token for token, text in enumerate(own["tokens"]) if own["token_type"][token] != UNUSED}
-    words = PRE[pre]
-    backend = Backend(models.BPE(vocabulary, pairs, ignore_merges=words.ignore_merges))
-    cuts = [pre_tokenizers.Digits(individual_digits=True)] if words.single_digits else []
-    if words.digits is not None:
-        cuts = [pre_tokenizers.Split(Regex(WORDS.replace("DIGITS", words.digits)), "isolated")]
-    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=words.digits is None)
+    rules = PRE[pre]
+    backend = Backend(models.BPE(vocabulary, pairs, ignore_merges=rules.ignore_merges))
+    cuts = [pre_tokenizers.Digits(individual_digits=True)] if rules.single_digits else []
+    if rules.words is not None:
+        cuts = [pre_tokenizers.Split(Regex(rules.words), "isolated")]
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=rules.words is None)
     backend.pre_tokenizer = pre_tokenizers.Sequence([*cuts, byte_level])
     backend.decoder = decoders.ByteLevel()
-    if words.composed:
+    if rules.composed:
         backend.normalizer = normalizers.NFC()
     return backend
 

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from fullstride.errors import ConfigError
@@ -66,6 +67,17 @@ def listed(names: list[str]) -> str:
     """Format the first few names, and the number of the others."""
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     return f"{', '.join(names[:SHOWN])}{more}"
+
+
+def with_needed_windows(config: ModelConfig) -> ModelConfig:
+    """Leave out windows that hide no token, being as long as the context, unless they tell which layers' RoPE differs.
+
+    Kernel sets that know no windows can run a model without.
+    """
+    if config.window_theta is not None and any(config.windows):
+        return config
+    needed = tuple(None if window is None or window >= config.max_position else window for window in config.windows)
+    return replace(config, windows=needed if any(needed) else (), window_theta=None)
 
 
 def check_heads(path: Path, config: ModelConfig) -> None:

@@ -12,6 +12,7 @@ from jaxtyping import Float, UInt8
 
 from fullstride.llm.weights.gguf_file import PackedFormat
 from fullstride.llm.weights.parameters import PLAIN
+from fullstride.llm.weights.stacked_experts import BIAS, CODES
 
 # Blocks that fit the cache together with what is made of them.
 NUMBERS_AT_ONCE = 1 << 17
@@ -123,6 +124,11 @@ def _iq4_xs(blocks: np.ndarray, out: np.ndarray) -> None:
     groups *= _column(_column(blocks["d"]) * ((low | high << 4).astype(np.float32) - 32))
 
 
+def _mxfp4(blocks: np.ndarray, out: np.ndarray) -> None:
+    out[:, :16], out[:, 16:] = CODES[blocks["q"] & 15], CODES[blocks["q"] >> 4]
+    np.ldexp(out, blocks["e"].astype(np.int32)[:, None] - BIAS, out=out)
+
+
 # Layout of the blocks of each type in a file, and the function that unpacks them.
 PACKED: dict[str, tuple[list[tuple[Any, ...]], Callable[[np.ndarray, np.ndarray], None]]] = {
     "Q4_0": ([("d", "<f2"), ("q", "u1", 16)], _halves),
@@ -137,4 +143,5 @@ PACKED: dict[str, tuple[list[tuple[Any, ...]], Callable[[np.ndarray, np.ndarray]
     "Q6_K": ([("q", "u1", (2, 64)), ("h", "u1", (2, 32)), ("s", "i1", 16), ("d", "<f2")], _q6_k),
     "IQ4_NL": ([("d", "<f2"), ("q", "u1", 16)], _iq4_nl),
     "IQ4_XS": ([("d", "<f2"), ("h", "<u2"), ("s", "u1", 4), ("q", "u1", (8, 16))], _iq4_xs),
+    "MXFP4": ([("e", "u1"), ("q", "u1", 16)], _mxfp4),
 }

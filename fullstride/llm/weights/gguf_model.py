@@ -22,7 +22,7 @@ from fullstride.llm.config import (
 from fullstride.llm.families import FAMILIES, gguf_family
 from fullstride.llm.text.gguf_tokenizer import read_tokenizer
 from fullstride.llm.text.tokenizer import Tokenizer
-from fullstride.llm.weights.canonical import canonical, check_count, check_heads, in_order
+from fullstride.llm.weights.canonical import canonical, check_count, check_heads, in_order, with_needed_windows
 from fullstride.llm.weights.dequantize import dequantize
 from fullstride.llm.weights.gguf_file import GgufFile, PackedTensor, open_gguf
 from fullstride.llm.weights.parameters import PLAIN, StoredParameter, Values
@@ -121,11 +121,11 @@ def load_gguf(path: Path) -> tuple[ModelConfig, dict[str, StoredParameter], Toke
 
 
 def _experts(name: str, packed: PackedTensor) -> dict[str, PackedTensor]:
-    """Take apart the matrices of all experts, which are in one tensor; another tensor stays as it is."""
+    """Take apart the matrices, or biases, of all experts, which are in one tensor; another tensor stays as it is."""
     layer, experts, part = name.partition(".experts.")
-    if not experts or len(packed.shape) != 3:
+    if not experts or len(packed.shape) not in (2, 3):
         return {name: packed}
-    data = packed.data.reshape(packed.shape[0], packed.shape[1], -1)
+    data = packed.data.reshape(packed.shape[0], -1, packed.data.shape[-1])
     return {
         f"{layer}.experts.{i}.{part}": PackedTensor(packed.name, packed.kind, packed.shape[1:], own)
         for i, own in enumerate(data)
@@ -178,7 +178,7 @@ def read_config(file: GgufFile) -> ModelConfig:
     config = ModelConfig(**{**fields, **sizes.family.gguf_layers(sizes, _factors(file))})
     check_heads(file.path, config)
     _check_experts(file, config)
-    return config
+    return with_needed_windows(config)
 
 
 class _Sizes(CheckedSettings):
@@ -277,7 +277,7 @@ def _scaling(file: GgufFile, sizes: _Sizes, theta: float, head_dim: int) -> Rope
         return LinearRope(factor)
     original = sizes.size("rope.scaling.original_context_length", sizes.size("context_length"))
     fast, slow = sizes.decimal("rope.scaling.yarn_beta_fast", 32.0), sizes.decimal("rope.scaling.yarn_beta_slow", 1.0)
-    return YarnRope(factor, original, fast, slow, yarn_magnitude(factor))
+    return YarnRope(factor, original, fast, slow, yarn_magnitude(factor), whole=sizes.family.gguf_whole_ramp)
 
 
 def _llama3(file: GgufFile, theta: float, head_dim: int) -> Llama3Rope | None:

@@ -23,7 +23,7 @@ from fullstride.llm.families import FAMILIES, family_of
 from fullstride.llm.families.family import FULL, SLIDING
 from fullstride.llm.text.tokenizer import Tokenizer
 from fullstride.llm.text.tokenizer_folder import read_folder, read_json
-from fullstride.llm.weights.canonical import canonical, check_count, check_heads, in_order, listed
+from fullstride.llm.weights.canonical import canonical, check_count, check_heads, in_order, listed, with_needed_windows
 from fullstride.llm.weights.parameters import PLAIN, StoredParameter
 from fullstride.llm.weights.rows import arranged
 from fullstride.llm.weights.safetensors_file import open_safetensors
@@ -68,9 +68,13 @@ def load_folder(folder: Path) -> tuple[ModelConfig, dict[str, StoredParameter], 
 
     """
     config = read_config(folder)
-    stacks = FAMILIES[config.architecture].stacked_experts
+    family = FAMILIES[config.architecture]
+    stacks = family.stacked_experts
     tensors = {
-        name: tensor for file in _files(folder) for name, tensor in open_safetensors(file, packed=bool(stacks)).items()
+        own: tensor
+        for file in _files(folder)
+        for name, tensor in open_safetensors(file, packed=bool(stacks)).items()
+        if (own := family.renamed(name)) is not None
     }
     check_count(folder, config, len(tensors), stacked=bool(stacks))
     experts, tensors = take_apart(folder, config, stacks, tensors)
@@ -162,13 +166,11 @@ def read_config(folder: Path) -> ModelConfig:
         "dtype": str(raw.get("dtype") or raw.get("torch_dtype") or ""),
     }
     config = ModelConfig(**{**fields, **family.layers(settings)})
-    if not any(config.windows):
-        config = replace(config, windows=(), window_theta=None)
     _check_types(settings, config)
     check_heads(file, config)
     if config.dtype:
         one_of(f"{file}: dtype", config.dtype, DTYPES)
-    return config
+    return with_needed_windows(config)
 
 
 def _check_types(settings: CheckedSettings, config: ModelConfig) -> None:

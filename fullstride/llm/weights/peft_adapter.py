@@ -12,6 +12,7 @@ from jaxtyping import Float
 
 from fullstride.errors import ConfigError, shortened
 from fullstride.llm.config import FUSED, ModelConfig, parameter_shapes
+from fullstride.llm.families import FAMILIES
 from fullstride.llm.text.tokenizer_folder import read_json
 from fullstride.llm.weights.canonical import listed
 from fullstride.llm.weights.hf_folder import LAYERS, layer_names
@@ -137,7 +138,8 @@ def _factors(file: Path, config: ModelConfig) -> dict[str, tuple[str, np.ndarray
     modules, others = {}, []
     for name, tensor in open_safetensors(file).items():
         found = FACTOR.fullmatch(name)
-        layer = LAYERS.fullmatch(f"{found[1]}.weight") if found else None
+        own = FAMILIES[config.architecture].renamed(f"{found[1]}.weight") if found else None
+        layer = LAYERS.fullmatch(own) if own else None
         part = names.get(layer[2]) if layer else None
         ours = f"layers.{int(layer[1])}.{part}" if layer else ""
         first = f"layers.{int(layer[1])}.{FUSED.get(part or '', (part,))[0]}" if layer else ""

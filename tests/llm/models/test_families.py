@@ -1,10 +1,13 @@
 """Logits and greedy tokens of every family beside transformers' own, on random models of odd sizes."""
 
+import shutil
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import transformers
+from safetensors.numpy import load_file, save_file
 
 from fullstride.llm.engine import Engine, EngineConfig
 from fullstride.llm.weights import load
@@ -42,6 +45,45 @@ def test_logits_are_those_of_transformers(tiny_model, name):
 def test_logits_of_other_settings(tiny_model, name):
     kind, settings = OTHERS[name]
     require_transformers_logits(tiny_model(kind, **settings), 67)
+
+
+@pytest.fixture(scope="module")
+def with_images(tmp_path_factory):
+    """A random Gemma 3 that sees images."""
+    text = tiny.BASE | tiny.FAMILIES["gemma3_text"]
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = transformers.Gemma3Config(
+        text_config=text,
+        vision_config=sizes | {"image_size": 28, "patch_size": 14},
+        mm_tokens_per_image=4,
+        image_token_index=343,
+    )
+    folder = tmp_path_factory.mktemp("images")
+    tiny.save_tokenizer(folder)
+    transformers.AutoModelForImageTextToText.from_config(config, dtype="float32").save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.thorough  # the next one compares configuration and parameters
+def test_logits_of_a_model_that_sees_images_are_those_of_its_text(with_images):
+    require_transformers_logits(with_images, 67)
+
+
+def test_a_model_that_sees_images_is_one_of_text_by_names_of_either_version(with_images, tiny_model, tmp_path):
+    """Its language model has the configuration of a text model of these settings."""
+    made, file = shutil.copytree(with_images, tmp_path / "new"), "model.safetensors"
+    tensors = load_file(with_images / file)
+    assert any(name.startswith("language_model.model.") for name in tensors)
+    newer = {f"model.{name.replace('language_model.model', 'language_model')}": each for name, each in tensors.items()}
+    save_file(newer, made / file)
+    found, expected = load(made), load(with_images)
+    text = load(tiny_model("gemma3_text", **tiny.FAMILIES["gemma3_text"])).config
+    assert found.config == expected.config == replace(text, architecture="gemma3")
+    assert found.config.max_position == 256
+    for name, value in expected.parameters.items():
+        np.testing.assert_array_equal(found.parameters[name], value)
+    theirs = tensors["language_model.model.layers.1.self_attn.k_proj.weight"]
+    np.testing.assert_array_equal(found.parameters["layers.1.k"], theirs)
 
 
 # Matrices that hold several parameters with rotated rows in an order of their own; norms around attention and MLP;

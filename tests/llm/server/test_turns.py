@@ -3,6 +3,7 @@
 import asyncio
 
 import httpx
+import pytest
 
 from fullstride.llm.server.turns import CLIENT, Turns
 from tests.llm.server.fake_engine import FakeEngine
@@ -46,14 +47,20 @@ def test_turns_of_those_who_left_go_on_to_the_next():
     assert asyncio.run(all_of(3, "abcabc", "a1 b1 c1")) == ["a0", "b0", "c0"]
 
 
-def test_a_request_knows_its_client():
+@pytest.mark.parametrize(
+    ("keys", "client"),
+    [((), "203.0.113.7"), (("one",), "203.0.113.7"), (("other", "one"), "key 1")],
+)
+def test_a_request_knows_its_client(keys, client):
+    """By its address, which a trusted proxy passes on, or by its key if there are several."""
     found: list[str] = []
-    with fake_server(FakeEngine(script=lambda *_: b"ok")) as live:
+    with fake_server(FakeEngine(script=lambda *_: b"ok"), api_keys=keys) as live:
         live.app.state.server.checking = _Recorded(found)
         tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
         body = {"messages": [{"role": "user", "content": "?"}], "tools": [tool]}
-        assert httpx.post(f"{live.url}/v1/chat/completions", json=body).status_code == 200
-    assert set(found) == {"127.0.0.1"}
+        headers = {"x-forwarded-for": "198.51.100.9, 203.0.113.7", "authorization": "Bearer one"}
+        assert httpx.post(f"{live.url}/v1/chat/completions", json=body, headers=headers).status_code == 200
+    assert set(found) == {client}
 
 
 class _Recorded(Turns):

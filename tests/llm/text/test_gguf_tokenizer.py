@@ -101,6 +101,8 @@ def test_a_text_comes_back(pre, text):
         ("smollm", "a 123's  b", ["a", "Ġ", "1", "2", "3", "'s", "Ġ", "Ġb"]),
         ("qwen2", "a 123's!\n\n b", ["a", "Ġ", "1", "2", "3", "'s", "!ĊĊ", "Ġb"]),
         ("llama-bpe", "a 12345'S!\n\n b", ["a", "Ġ", "123", "45", "'S", "!ĊĊ", "Ġb"]),
+        ("gpt-4o", "aBc 12345 it'S!/\n b", ["a", "Bc", "Ġ", "123", "45", "Ġit'S", "!/Ċ", "Ġb"]),
+        ("tekken", "aBC 12 it's!/\n b", ["a", "BC", "Ġ", "1", "2", "Ġit", "'s", "!/Ċ", "Ġb"]),
     ],
 )
 def test_words_are_cut_as_the_model_was_trained(pre, text, words):
@@ -116,6 +118,22 @@ def test_qwen_encodes_as_in_transformers(text):
 def test_llama3_cuts_words_as_in_transformers(text):
     ours = BYTE_LEVEL["llama-bpe"].backend.pre_tokenizer.pre_tokenize_str(text)
     assert ours == LLAMA3_WORDS.pre_tokenize_str(text)
+
+
+@pytest.fixture(scope="module")
+def gpt4o():
+    """OpenAI's own cutting of texts, with the tiny vocabulary in place of the one that would be fetched."""
+    tiktoken, own = pytest.importorskip("tiktoken"), pytest.importorskip("tiktoken_ext.openai_public")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(own, "load_tiktoken_bpe", lambda *_, **__: {})
+        pattern = own.o200k_base()["pat_str"]
+    ranks = {BYTE_LEVEL["gpt-4o"].token_bytes(token): token for token in range(len(SPECIAL), 320)}
+    return tiktoken.Encoding("tiny", pat_str=pattern, mergeable_ranks=ranks, special_tokens={})
+
+
+@given(text=TEXT.filter(lambda text: "<" not in text))
+def test_gpt4o_encodes_as_in_tiktoken(gpt4o, text):
+    assert BYTE_LEVEL["gpt-4o"].encode(text) == gpt4o.encode_ordinary(text)
 
 
 @given(text=TEXT.filter(lambda text: text and "<" not in text))
@@ -168,7 +186,7 @@ def test_tokens_that_only_pad_are_no_text():
         ({"tokenizer.ggml.model": [], "tokenizer.ggml.tokens": []}, r"tokenizer.ggml.model=\[\]: expected one of"),
         (_metadata("gpt-2", eot_token_id="x"), "tokenizer.ggml.eot_token_id='x': expected a token id"),
         (_metadata("gpt-2", eom_token_id=[1.5]), r"tokenizer.ggml.eom_token_id=\[1.5\]: expected a token id"),
-        (_metadata("tekken"), "tokenizer.ggml.pre=tekken: expected one of gpt-2, smollm, llama-bpe"),
+        (_metadata("viking"), "tokenizer.ggml.pre=viking: expected one of gpt-2, smollm, llama-bpe"),
         (_metadata(None), "tokenizer.ggml.pre=None: expected one of"),
         (_metadata("gpt-2", merges=["nothing known"]), "its tokenizer is damaged: .*out of vocabulary"),
         (_metadata("gpt-2", token_type=[1]), "its tokenizer is damaged"),

@@ -10,8 +10,11 @@ PACKED = {kind.name: kind for kind in KINDS.values() if kind.numbers > 1}
 
 
 def random_blocks(kind: str, rows: int, blocks: int, rng: np.random.Generator) -> np.ndarray:
-    """Random bytes in which no scale is infinite or no number: the sign and exponent of every half are small ones."""
+    """Random bytes in which no scale is infinite or no number, but some of MXFP4's are subnormal."""
     data = rng.integers(0, 256, (rows, blocks, PACKED[kind].size), dtype=np.uint8)
+    if kind == "MXFP4":
+        data[:, :, 0] = rng.integers(0, 140, (rows, blocks))
+        return data.reshape(rows, -1)
     elsewhere = {"Q6_K": [208], "Q2_K": [80, 82], "Q3_K": [108]}
     halves = elsewhere.get(kind, [0, 2] if kind in ("Q4_1", "Q5_1", "Q4_K", "Q5_K") else [0])
     for at in halves:

@@ -134,5 +134,22 @@ def test_what_several_devices_cannot_share_is_refused(saved, kind, reason):
     assert refusal(load(saved(kind)).config, 1) is None
 
 
+# A window of a context's length hides nothing, and kernel sets that know none can run the model; those of Gemma 3 tell
+# which layers' RoPE differs.
+@pytest.mark.parametrize(
+    ("kind", "settings", "windows"),
+    [
+        ("phi3", {"sliding_window": 144}, ()),
+        ("phi3", {"sliding_window": 143}, (143, 143)),
+        ("gemma2", {"sliding_window": 256}, ()),
+        ("gemma3_text", {"sliding_window": 256}, (256, 256, None)),
+    ],
+)
+def test_windows_that_hide_nothing_are_none(saved, tmp_path, kind, settings, windows):
+    made = shutil.copytree(saved(kind), tmp_path / kind)
+    _change(made, **settings)
+    assert load(made).config.windows == windows
+
+
 def test_longrope_ends_where_its_short_factors_do(saved):
     assert load(saved("phi3")).config.max_position == 144

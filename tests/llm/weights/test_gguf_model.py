@@ -39,6 +39,7 @@ KINDS |= {
     ),
     "qwen3_moe": ("qwen3_moe", tiny.FAMILIES["qwen3_moe"]),
     "mixtral": ("mixtral", tiny.FAMILIES["mixtral"] | {"sliding_window": None}),
+    "gpt_oss": ("gpt_oss", tiny.FAMILIES["gpt_oss"] | {"swiglu_limit": 7.0}),
 }
 # Rows that are whole blocks.
 BLOCKS = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4}

@@ -6,12 +6,14 @@ import shutil
 import numpy as np
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from fullstride.errors import ConfigError
 from fullstride.llm.weights import load
 from tests.llm import tiny
+from tests.llm.gguf_files import write_gguf
 
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "dtype": "bfloat16"}
 
@@ -51,6 +53,19 @@ def test_unpacked_experts_are_those_of_transformers(packed):
     model = load_file(packed[1] / "model.safetensors")["model.layers.0.mlp.experts.gate_up_proj"].float().numpy()
     np.testing.assert_array_equal(expected.parameters["layers.0.experts.3.gate"], model[3, :, 0::2].T)
     np.testing.assert_array_equal(expected.parameters["layers.0.experts.3.up"], model[3, :, 1::2].T)
+
+
+def test_a_gguf_has_the_same_experts_in_ggmls_order(packed, tmp_path):
+    """Codes in halves of a block and not in turns, beside their scale: packed by the `gguf` package."""
+    made, plain = packed
+    model = transformers.AutoModelForCausalLM.from_pretrained(plain, dtype=torch.float32)
+    file = load(write_gguf(tmp_path / "model.gguf", model, "MXFP4"), dtype="float32")
+    assert file.parameters.kind("layers.1.experts.4.up") == "MXFP4"
+    folder = load(made, dtype="float32")
+    for name, value in folder.parameters.items():
+        np.testing.assert_array_equal(file.parameters[name], value, err_msg=name)
+    name, rows, columns = "layers.1.experts.2.down", slice(3, 60), slice(7, 50)
+    np.testing.assert_array_equal(file.parameters.read(name, rows, columns), folder.parameters[name][rows, columns])
 
 
 DAMAGES = {
