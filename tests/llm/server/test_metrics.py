@@ -12,7 +12,6 @@ from fullstride.llm.server.metrics import VLLM, Metrics
 from tests.llm.server.fake_engine import FakeEngine
 from tests.llm.server.live import fake_server, until
 
-
 PAGE = Path(__file__).parents[3] / "docs" / "reference" / "server-metrics.md"
 
 
@@ -28,7 +27,7 @@ def _samples(http: httpx.Client) -> dict[str, float]:
 
 
 def test_what_prometheus_reads():
-    with fake_server(FakeEngine(blocks=32)) as live, httpx.Client(base_url=live.url) as http:
+    with fake_server(FakeEngine(blocks=32, delay=0.01)) as live, httpx.Client(base_url=live.url) as http:
         for prompt in ("abcd", "abcdef"):
             http.post("/v1/completions", json={"prompt": prompt, "n": 2})
         http.post("/v1/completions", json={"prompt": "abc", "max_tokens": 2})
@@ -86,6 +85,12 @@ def test_what_prometheus_reads():
     assert {name: found[f"vllm:{name}"] for name in vllm} == vllm
     assert {name: found[f"fullstride_llm_{name}"] for name in expected} == expected
     assert found["process_resident_memory_bytes{}"] > 0
+    queue, prefill, decode, inference, whole = (
+        found[f"{PREFIX}{name}_seconds_sum{{}}"] for name in ("queue", "prefill", "decode", "inference", "request")
+    )
+    assert prefill >= 3 * 0.01  # a step each, which is no waiting
+    assert inference == pytest.approx(prefill + decode)
+    assert whole == pytest.approx(queue + inference)
 
 
 def test_gauges_while_it_runs():
