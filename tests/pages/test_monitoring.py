@@ -12,6 +12,8 @@ pytest.importorskip("prometheus_client")
 import httpx
 import yaml
 
+from fullstride.runs.trackers.tracked_run import TrackedRun
+from fullstride.runs.trackers.tracker import open_tracker
 from tests.llm.server.live import fake_server
 
 FOLDER = Path(__file__).parents[2] / "docs" / "monitoring"
@@ -25,9 +27,11 @@ def names_in(text: str) -> set[str]:
 
 
 @pytest.fixture(scope="module")
-def there() -> set[str]:
+def there(tmp_path_factory) -> set[str]:
+    folder = tmp_path_factory.mktemp("run")
+    open_tracker("prometheus", TrackedRun("p", "r", folder, {})).close()
     with fake_server() as live, httpx.Client(base_url=live.url) as http:
-        return names_in(http.get("/metrics").text)
+        return names_in(http.get("/metrics").text + (folder / "prometheus" / "train.prom").read_text())
 
 
 def queries() -> dict[str, list[str]]:
