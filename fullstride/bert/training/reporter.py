@@ -15,8 +15,9 @@ from fullstride.bert.training.optimizer import learning_rate
 from fullstride.bert.training.settings import TrainSettings
 from fullstride.process.progress import Progress
 from fullstride.runs.folder import MetricsLog
+from fullstride.runs.state import state_of
 from fullstride.runs.trackers.tracked_run import TrackedRun
-from fullstride.runs.trackers.tracker import open_tracker, state_of
+from fullstride.runs.trackers.tracker import open_tracker
 from fullstride.step.jax import Metrics, TrainStep
 
 

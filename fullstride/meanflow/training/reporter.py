@@ -17,8 +17,9 @@ from fullstride.meanflow.training.state import Position
 from fullstride.process.progress import Progress
 from fullstride.runs.atomic_files import note
 from fullstride.runs.folder import MetricsLog, has_evaluation
+from fullstride.runs.state import state_of
 from fullstride.runs.trackers.tracked_run import TrackedRun
-from fullstride.runs.trackers.tracker import Tracker, open_tracker, state_of
+from fullstride.runs.trackers.tracker import Tracker, open_tracker
 
 
 class Reporter:

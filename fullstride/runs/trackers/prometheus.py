@@ -7,6 +7,7 @@ import os
 import time
 from pathlib import Path
 
+from fullstride.runs.state import STATES
 from fullstride.runs.trackers.tracked_run import TrackedRun
 
 PREFIX = "fullstride_train_"
@@ -21,7 +22,6 @@ NUMBERS = {
     ),
     "device_memory_bytes": (("train/device_memory_bytes",), "Largest memory of the device so far."),
 }
-STATES = ("running", "finished", "stopped", "failed")
 
 
 class PrometheusFile:

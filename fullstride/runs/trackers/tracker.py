@@ -6,7 +6,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 from rich.console import Console
 
-from fullstride.errors import ConfigError, Preempted, one_of
+from fullstride.errors import ConfigError, one_of
 from fullstride.extras import how_to_install
 from fullstride.runs.trackers.tracked_run import TrackedRun
 
@@ -39,13 +39,6 @@ ROWS = {
     "mlflow": Row("mlflow", "run: pip install mlflow", "mlflow:MLflow"),
 }
 TRACKERS = ("none", *ROWS)
-
-
-def state_of(error: BaseException | None) -> str:
-    """Return the state of a run that ended with this error: finished, stopped or failed."""
-    if error is None:
-        return "finished"
-    return "stopped" if isinstance(error, Preempted | KeyboardInterrupt) else "failed"
 
 
 class Tracker:
