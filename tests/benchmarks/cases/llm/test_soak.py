@@ -7,6 +7,7 @@ from typer.testing import CliRunner
 
 from benchmarks.cases.llm import shared as bench_shared
 from benchmarks.cases.llm import soak as bench_soak
+from benchmarks.cases.llm import soak_clients
 from benchmarks.cases.llm.soak_clients import KINDS, soak
 from benchmarks.cli.app import app
 from fullstride.llm.engine import EngineConfig
@@ -43,7 +44,8 @@ def test_a_soak_has_rows_of_its_parts_and_the_drift(tiny_qwen3, tmp_path, monkey
     assert found["conditions"]["minutes"] == pytest.approx(0.02)
 
 
-def test_streams_that_are_left_are_aborted_and_an_error_ends_the_soak():
+def test_streams_that_are_left_are_aborted_and_an_error_ends_the_soak(monkeypatch):
+    monkeypatch.setattr(soak_clients, "CLIENTS", 3)
     asked = {"models": ["fake"], "vocab": 120, "prompt": 5, "seconds": 0.3, "parts": 2}
     ours, line = Pipe()
     with fake_server(FakeEngine(blocks=64, delay=0.002)) as live:
