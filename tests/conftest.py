@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import hypothesis
 import pytest
 
+from tests.helpers.attacks import Collected
 from tests.helpers.forked import Run, forks
 
 # Before anything of the package is imported. Without its checker nothing is checked, as on a machine for GPU tests.
@@ -39,6 +40,11 @@ try:
         interpreted.install()
 except ModuleNotFoundError:
     pass
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Keep what is collected, for the page that counts it."""
+    config.pluginmanager.register(Collected(), Collected.__name__)
 
 
 def pytest_collection_finish() -> None:

@@ -16,6 +16,7 @@ from benchmarks.cases.llm.options import AttentionOptions as PagedAttentionOptio
 from benchmarks.cases.llm.options import LlmOptions as LlmOptions
 from benchmarks.cases.meanflow.options import LoaderOptions, PeerOptions, SamplingOptions, ScalingOptions, StepOptions
 from benchmarks.cases.step_jax.options import TrainStepOptions as TrainStepOptions
+from benchmarks.cases.trainings.options import TrainSoakOptions
 from benchmarks.cli import experiments
 from benchmarks.cli.report import report
 from benchmarks.harness.budget import ending_early
@@ -55,6 +56,7 @@ CASES = {
     "jvp-host": CaseRow(HostOptions, "jvp.host:run"),
     "jvp-networks": CaseRow(NetworksOptions, "jvp.networks:run"),
     "train-step": CaseRow(TrainStepOptions, "step_jax.train_step:run_bert"),
+    "train-soak": CaseRow(TrainSoakOptions, "trainings.soak:run"),
     "llm": CaseRow(LlmOptions, "llm.case:run"),
     "paged-attention": CaseRow(PagedAttentionOptions, "llm.attention:run"),
 }
@@ -62,6 +64,7 @@ GROUPS = {
     "MeanFlow": " ".join(name for name in CASES if name.startswith("meanflow")),
     "Forward-mode derivatives": "jvp-attention jvp-norms jvp-host jvp-networks",
     "Training steps in JAX": "train-step",
+    "Whole trainings": "train-soak",
     "Language models": "llm paged-attention",
 }
 app = App(

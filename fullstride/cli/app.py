@@ -14,12 +14,13 @@ from fullstride.cli.llm import app as llm
 from fullstride.cli.meanflow import app as meanflow
 from fullstride.cli.moved import add_moved
 from fullstride.cli.running import OneLineErrors, run
+from fullstride.cli.runs import app as runs
 
 app = App(
     "Training and serving where a step costs what the hardware charges.",
     {
         "Train and serve": "meanflow bert llm",
-        "Machines": "doctor cache launch",
+        "Runs and machines": "runs doctor cache launch",
         "Shell completion": "install_completion show_completion",
     },
     cls=OneLineErrors,
@@ -29,6 +30,7 @@ app.add_typer(bert, name="bert")
 app.add_typer(llm, name="llm")
 app.add_typer(launch, name="launch")
 app.add_typer(cache, name="cache")
+app.add_typer(runs, name="runs")
 add_moved(app)
 
 

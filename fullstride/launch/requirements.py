@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from fullstride import extras
 from fullstride.errors import ConfigError
 from fullstride.launch.words import Words, value_of
+from fullstride.runs.trackers.tracker import ROWS, TRACK
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
@@ -25,7 +26,7 @@ AREAS = {
 
 def extras_of(words: Words) -> tuple[str, ...]:
     """Return the extras that a command needs."""
-    tracked = ("track",) if value_of(words, "track") == "trackio" else ()
+    tracked = ("track",) if value_of(words, "track") in ROWS else ()
     area = AREAS.get(" ".join(words[:2])) or AREAS.get(words[0], ("torch",))
     return (*area, *tracked)
 
@@ -38,9 +39,19 @@ def requirements(words: Words) -> list[str]:
 
     """
     try:
-        return sorted(set(map(_pinned, extras.requirements(*extras_of(words)))), key=str.lower)
+        needed = {_pinned(need) for need in extras.requirements(*extras_of(words))}
+        return sorted(needed | _client_of(words), key=str.lower)
     except PackageNotFoundError:
         raise ConfigError("fullstride is not installed here, only imported; run: pip install -e .") from None
+
+
+def _client_of(words: Words) -> set[str]:
+    """The package of a tracker that no extra brings."""
+    row = ROWS.get(value_of(words, "track") or "")
+    if row is None or row.install == TRACK:
+        return set()
+    here = extras.version(row.package)
+    return {f"{row.package}=={here}" if here else row.package}
 
 
 def _pinned(need: "Requirement") -> str:

@@ -68,6 +68,17 @@ def file_sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def file_size(folder: Path) -> int:
+    """The bytes of all files below a folder; links count nothing, nor does what is removed meanwhile."""
+    size = 0
+    for place, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(OSError):
+                path = Path(place, name)
+                size += 0 if path.is_symlink() else path.stat().st_size
+    return size
+
+
 def note(message: str) -> None:
     """Print a line on stderr, if possible: stderr may lie on the very disk that is full."""
     with contextlib.suppress(OSError, ValueError):

@@ -219,8 +219,8 @@ def read_metrics(run: Path) -> list[dict[str, Any]]:
 
 # Keys and groups of every workload: how often, where to and from, how it is scored; never what is learned.
 FREE = {
-    "data.path", "eval_every", "evaluation", "keep", "log_every", "output_dir", "overwrite", "resume", "run_name",
-    "save_every",
+    "data.path", "eval_every", "evaluation", "keep", "log_every", "output_dir", "overwrite", "project", "resume",
+    "run_name", "save_every", "track",
 }  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import os
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 from fullstride.errors import ConfigError
 
 LOCK = ".lock"
+FLOCK = "hhqqi4x"  # struct flock of Linux
 TAKEN = (errno.EACCES, errno.EAGAIN)
 _held: dict[Path, int] = {}
 
@@ -42,6 +44,27 @@ def release(run: Path) -> None:
     """Release the lock of `hold`."""
     if (file := _held.pop(run.absolute(), None)) is not None:
         os.close(file)
+
+
+def holder(run: Path) -> int | None:
+    """Return the process that holds a run's folder by `hold`, without touching its lock; None if there is none.
+
+    A process of another machine is 0. Of a file system without locks nobody knows: None.
+    """
+    if run.absolute() in _held:  # to open the file again, and close it, would release the lock
+        return os.getpid()
+    try:
+        file = os.open(run / LOCK, os.O_RDONLY)
+    except OSError:
+        return None
+    try:
+        asked = struct.pack(FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+        kind, *_, pid = struct.unpack(FLOCK, fcntl.fcntl(file, fcntl.F_GETLK, asked))
+    except OSError:
+        return None
+    finally:
+        os.close(file)
+    return None if kind == fcntl.F_UNLCK else max(0, pid)
 
 
 @contextmanager

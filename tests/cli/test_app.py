@@ -52,6 +52,7 @@ COMMANDS = [
     ["launch", "ckpts"],
     ["cache", "list"],
     ["cache", "clear"],
+    *(["runs", command] for command in ("list", "show", "compare", "clean")),
 ]
 
 

@@ -11,6 +11,8 @@ from fullstride.launch.requirements import extras_of, requirements
         (("bert", "train"), ("jax",)),
         (("llm", "serve"), ("serve",)),
         (("meanflow", "train", "track=trackio"), ("torch", "track")),
+        (("bert", "train", "track=prometheus"), ("jax", "track")),
+        (("bert", "train", "track=none"), ("jax",)),
     ],
 )
 def test_a_command_brings_what_it_imports(words, extras):

@@ -104,7 +104,9 @@ def run(options: LlmOptions, out: Path) -> Path:
     asked = EngineConfig(dtype=dtype, kernels=kernels, kv_cache_dtype=kv_cache_dtype)
     loaded = model(source, dtype_for(asked, device.platform, "") or None)
     select_kernels(loaded.config, asked)  # what cannot run is told before anything is timed
-    bench = LlmBench(loaded, source, place, dtype, kernels, out, kv_cache_dtype, options.adapters or 0)
+    bench = LlmBench(
+        loaded, source, place, dtype, kernels, out, kv_cache_dtype, options.adapters or 0, options.minutes or 0.0
+    )
     if workload not in ("small", "large"):  # imported when it runs, as what a server needs no other does
         return import_module(f"benchmarks.cases.llm.{workload}").run(bench)
     vocab = loaded.config.vocab_size

@@ -10,7 +10,7 @@ from fullstride.errors import ConfigError, one_of
 
 # Workloads that support a KV cache with another data type than the model's, and those that do not.
 WITH_KV_DTYPE = ("small", "large", "sweep")
-WORKLOADS = (*WITH_KV_DTYPE, "latency", "parallel", "replicas", "serve", "hostile")
+WORKLOADS = (*WITH_KV_DTYPE, "latency", "parallel", "replicas", "serve", "hostile", "soak")
 # Workloads that have an option.
 OF = {
     "runs": ("small", "large"),
@@ -18,7 +18,8 @@ OF = {
     "baseline": ("small",),
     "baseline_attention": ("small",),
     "vllm": ("small", "large"),
-    "adapters": ("serve",),
+    "adapters": ("serve", "soak"),
+    "minutes": ("soak",),
 }
 # Attention of transformers: the default, and all names that may be requested.
 ATTENTION, ATTENTIONS = "sdpa", ("sdpa", "eager", "flash_attention_2", "flash_attention_3")
@@ -39,7 +40,8 @@ class LlmOptions(CaseOptions):
         among(
             "|".join(WORKLOADS),
             "Workload: 4 prompts of 100 tokens; nano-vllm's benchmark; decode steps by batch and context; start-up and "
-            "first token; one model, or copies of it, on several devices; HTTP clients; HTTP clients under attack.",
+            "first token; one model, or copies of it, on several devices; HTTP clients; HTTP clients under attack; "
+            "HTTP clients for hours.",
         ),
         WORKLOADS,
     ] = "small"
@@ -67,8 +69,11 @@ class LlmOptions(CaseOptions):
     ] = None
     adapters: Annotated[
         int | None,
-        typer.Option(min=1, help="Number of random LoRA adapters of rank 8 that clients of serve mix with the model."),
+        typer.Option(
+            min=1, help="Number of random LoRA adapters of rank 8 that clients of serve and soak mix with the model."
+        ),
     ] = None
+    minutes: Annotated[float | None, typer.Option(min=0.01, help="Minutes of soak [default: 10].")] = None
     dtype: Annotated[
         str | None, among("float32|bfloat16", "Data type of the weights; float32 on a CPU if not given.")
     ] = None

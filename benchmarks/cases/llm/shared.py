@@ -49,6 +49,7 @@ class LlmBench:
     out: Path  # folder of results
     kv_cache_dtype: str = "auto"
     adapters: int = 0  # number of random LoRA adapters
+    minutes: float = 0.0  # of a soak
 
     @property
     def name(self) -> str:

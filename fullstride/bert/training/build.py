@@ -19,6 +19,7 @@ from fullstride.bert.training.loss import mlm_loss
 from fullstride.bert.training.optimizer import optimizer_of
 from fullstride.bert.training.settings import ModelSettings, TrainSettings, validate
 from fullstride.errors import ConfigError
+from fullstride.runs.trackers.tracker import check_tracker
 from fullstride.step.jax import TrainStep, data_parallel, fsdp
 from fullstride.step.jax.compile_cache import keep_compiled
 from fullstride.step.jax.precision import precision_of
@@ -50,6 +51,7 @@ def begin(settings: TrainSettings) -> None:
 
     """
     validate(settings)
+    check_tracker(settings.track)
     if use_device(settings.device) == "gpu":
         keep_compiled()
 

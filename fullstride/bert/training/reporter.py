@@ -1,9 +1,12 @@
-"""Outputs of a run's numbers: metrics.jsonl, and a line on the console."""
+"""Outputs of a run's numbers: metrics.jsonl, a tracker, and a line on the console."""
 
+import math
 import time
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
+import jax
 import numpy as np
 from rich.console import Console
 
@@ -12,6 +15,9 @@ from fullstride.bert.training.optimizer import learning_rate
 from fullstride.bert.training.settings import TrainSettings
 from fullstride.process.progress import Progress
 from fullstride.runs.folder import MetricsLog
+from fullstride.runs.state import state_of
+from fullstride.runs.trackers.tracked_run import TrackedRun
+from fullstride.runs.trackers.tracker import open_tracker
 from fullstride.step.jax import Metrics, TrainStep
 
 
@@ -27,9 +33,16 @@ class Reporter:
         console: Console | None = None,
         skipped: int = 0,
     ):
-        """Open the log of a run that has made `done` steps, of which so many were skipped."""
+        """Open the log and the tracker of a run that has made `done` steps, of which so many were skipped.
+
+        Raises:
+            ConfigError: if the tracker is not installed or cannot be opened.
+
+        """
         self.settings, self.step, self.run = settings, step, run
         self.log = MetricsLog(run, done)
+        tracked = TrackedRun(settings.project, settings.run_name, run, asdict(settings), done, settings.steps)
+        self.tracker = open_tracker(settings.track, tracked)
         self.console = console or Console()
         self.progress = Progress("training", settings.steps, done, console=self.console)
         self._late: list[Metrics] = []
@@ -42,9 +55,10 @@ class Reporter:
         self._clock = time.perf_counter()
         return self
 
-    def __exit__(self, *error: object) -> None:
-        """Leave the bar as it is."""
+    def __exit__(self, *error: Any) -> None:
+        """Leave the bar as it is, and the tracker with everything written."""
         self.progress.__exit__(*error)
+        self.tracker.close(state_of(error[1]))
 
     def late(self, metrics: Metrics) -> None:
         """Take a step's metrics; every `log_every` steps, and at the last, they are read and reported.
@@ -81,6 +95,10 @@ class Reporter:
         if "skipped" in self._late[-1]:
             values["skipped_steps"] = sum(skips)
         self.log.write(number, **values)
+        tracked = values | {"rows_per_second": data.batch_size / seconds}
+        if stats := jax.devices()[0].memory_stats():
+            tracked["device_memory_bytes"] = stats["peak_bytes_in_use"]
+        self._track(number, "train", tracked)
         self.progress.status = (
             f"loss {values['loss']:.3f}",
             f"accuracy {values['accuracy']:.1%}",
@@ -92,5 +110,11 @@ class Reporter:
     def evaluation(self, number: int, scores: Scores) -> None:
         """Report an evaluation, whose time is not a step's."""
         self.log.write(number, evaluation=asdict(scores))
+        self._track(number, "eval", asdict(scores))
         self.console.print(f"step {number}: {scores}", markup=False, highlight=False, soft_wrap=True)
         self._clock = time.perf_counter()
+
+    def _track(self, number: int, group: str, values: dict[str, float]) -> None:
+        # A skipped step's loss may be no number, which not every tracker takes.
+        finite = {f"{group}/{name}": value for name, value in values.items() if math.isfinite(value)}
+        self.tracker.log(number, finite)

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 from fullstride.bert.model.config import ATTENTIONS, SIZES
 from fullstride.errors import ConfigError
+from fullstride.runs.trackers.tracker import TRACKERS
 from fullstride.settings.fields import (
     AllowedNames,
     BelowOne,
@@ -107,6 +108,8 @@ class TrainSettings:
     save_every: Natural = 400  # steps between checkpoints, and one at the end; 0 saves at the end only
     keep: Natural = 2  # newest checkpoints that stay; 0 keeps all
     log_every: Count = 50  # steps between lines of metrics.jsonl
+    track: Annotated[str, AllowedNames(TRACKERS)] = "none"  # beside metrics.jsonl
+    project: FolderName = "fullstride"  # the tracker's project
     run_name: FolderName = "bert"  # name of the run's folder
     output_dir: FolderPath = "runs"  # the run lives in output_dir/run_name
     resume: bool = False  # go on from the newest checkpoint of run_name
@@ -135,6 +138,7 @@ def validate(settings: TrainSettings) -> None:
 SHORT = {"data": "data.name", "model": "model.size"}
 # Values under other names: `meanflow` and PyTorch call a GPU cuda, JAX gpu.
 SAME = {("device", "cuda"): "gpu"}
+ADDED = {"project", "track"}  # keys that a run of an earlier version lacks: they have their defaults
 SHOWN = 5  # keys of another version that an error names
 
 
@@ -186,7 +190,7 @@ def settings_from(values: dict[str, Any], path: Path) -> TrainSettings:
 
     """
     settings, found = TrainSettings(), dict(flat(values))
-    if strange := sorted(found.keys() ^ {key.name for key in walk(settings)}):
+    if strange := sorted((found.keys() ^ {key.name for key in walk(settings)}) - (ADDED - found.keys())):
         more = f" and {len(strange) - SHOWN} more" if len(strange) > SHOWN else ""
         raise ConfigError(
             f"{path} is not of this version's bert: {', '.join(strange[:SHOWN])}{more} are missing or unknown; train "

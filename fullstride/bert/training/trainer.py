@@ -29,6 +29,7 @@ from fullstride.process.signals import StopSignal
 from fullstride.runs.atomic_files import replace_file
 from fullstride.runs.folder import has_evaluation, how_to_resume, open_folder, write_config
 from fullstride.runs.lock import release
+from fullstride.runs.state import record_state
 from fullstride.step.jax import Metrics
 from fullstride.step.jax.checkpoint import Checkpoints
 from fullstride.step.jax.state import State
@@ -121,7 +122,8 @@ class Trainer:
         """
         settings = self.settings
         try:
-            with self.stop, self.checkpoints, self.reporter:
+            recorded = record_state(self.run, steps=settings.steps, made=lambda: self.state.step)
+            with recorded, self.stop, self.checkpoints, self.reporter:
                 self._steps(self.state.step)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from queue import SimpleQueue
-from time import monotonic
+from time import perf_counter
 from typing import Protocol, runtime_checkable
 
 from fullstride.errors import ConfigError
@@ -50,14 +50,14 @@ class SteppingEngine(Protocol):
 class EngineThread:
     """Thread that runs an engine's steps while there is work.
 
-    Its listeners are called in this thread: `on_step(deltas, started, stats)`, `on_refused(request_id, error)` and,
-    once, `on_death(error)`.
+    Its listeners are called in this thread: `on_step(deltas, started, stats, began)`, `on_refused(request_id,
+    error)` and, once, `on_death(error)`; `began` is when the step did, by `perf_counter`.
     """
 
     def __init__(
         self,
         engine: SteppingEngine,
-        on_step: Callable[[list[Delta], Sequence[str], EngineStats], None],
+        on_step: Callable[[list[Delta], Sequence[str], EngineStats, float], None],
         on_refused: Callable[[str, ApiError], None],
         on_death: Callable[[BaseException], None],
     ):
@@ -91,17 +91,17 @@ class EngineThread:
     def step_seconds(self) -> float:
         """How long the present step has been going on; 0 between steps."""
         began = self._step_began
-        return 0.0 if began is None else monotonic() - began
+        return 0.0 if began is None else perf_counter() - began
 
     def _run(self) -> None:
         try:
             while self._obey():
                 if not self._engine.busy:
                     continue
-                self._step_began = monotonic()
+                self._step_began = began = perf_counter()
                 deltas = self._engine.step()
                 self._step_began = None
-                self._on_step(deltas, self._engine.started, self._engine.stats())
+                self._on_step(deltas, self._engine.started, self._engine.stats(), began)
                 if self._engine.dead is not None:
                     raise RuntimeError(self._engine.dead)
         except BaseException as error:
@@ -116,7 +116,7 @@ class EngineThread:
                 return False
             order()
             if not self._engine.busy:
-                self._on_step([], (), self._engine.stats())
+                self._on_step([], (), self._engine.stats(), perf_counter())
         return True
 
     def _add(self, requests: Mapping[str, EnginePrompt], arrived: float) -> None:
@@ -153,7 +153,7 @@ class Replica:
         self,
         number: int,
         engine: SteppingEngine,
-        on_step: Callable[["Replica", list[Delta], Sequence[str], EngineStats], None],
+        on_step: Callable[["Replica", list[Delta], Sequence[str], EngineStats, float], None],
         on_refused: Callable[[str, ApiError], None],
         on_death: Callable[["Replica", BaseException], None],
     ):

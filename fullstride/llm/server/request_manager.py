@@ -181,14 +181,16 @@ class RequestManager:
     def _from_engine(self, heard: Callable[..., None], *news: Any) -> None:
         self._loop.call_soon_threadsafe(heard, *news)
 
-    def _stepped(self, replica: Replica, deltas: list[Delta], started: Sequence[str], stats: EngineStats) -> None:
+    def _stepped(
+        self, replica: Replica, deltas: list[Delta], started: Sequence[str], stats: EngineStats, began: float
+    ) -> None:
         replica.stats = stats
         now = perf_counter()
         for name in started:
             if (job := self._jobs.get(name)) is not None and not job.started:
-                job.started, job.began = True, now
+                job.started, job.began = True, began
                 job.timers[0].cancel()
-                self.metrics.queue.observe(now - job.arrived)
+                self.metrics.queue.observe(began - job.arrived)
         for delta in deltas:
             # Deltas of jobs that were aborted meanwhile find nobody.
             if (job := self._jobs.get(delta.request_id)) is not None:

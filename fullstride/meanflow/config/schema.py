@@ -17,6 +17,7 @@ from fullstride.meanflow.config.networks import ModelConfig, UNetConfig
 from fullstride.meanflow.config.objectives import OBJECTIVES, SPLITS, TIME_LAWS, WEIGHTINGS
 from fullstride.meanflow.config.optimizers import MOMENTUM
 from fullstride.meanflow.config.starts import AUTO, FORMS, OWN
+from fullstride.runs.trackers.tracker import TRACKERS
 from fullstride.settings.fields import (
     LATER,
     AllowedNames,
@@ -256,7 +257,7 @@ class TrainConfig:
     save_every: Annotated[int | str, Rule(EXPECTED, is_interval)] = "10min"
     keep: Natural = 3  # newest checkpoints that stay; 0 keeps all
     log_every: Count = 50  # optimizer steps between lines of metrics.jsonl
-    track: Annotated[str, AllowedNames(("none", "trackio", "tensorboard"))] = "none"  # beside metrics.jsonl
+    track: Annotated[str, AllowedNames(TRACKERS)] = "none"  # beside metrics.jsonl
     project: FolderName = "fullstride"  # the tracker's project
     run_name: FolderName = "default"  # name of the run's folder
     output_dir: FolderPath = "runs"  # the run lives in output_dir/run_name

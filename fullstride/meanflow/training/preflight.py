@@ -18,9 +18,9 @@ from fullstride.meanflow.evaluation.preflight import check_evaluation, check_gen
 from fullstride.meanflow.training.batch_share import check_parts
 from fullstride.meanflow.training.build import steps_per_epoch
 from fullstride.meanflow.training.teacher import check_teacher
-from fullstride.meanflow.training.trackers import check_tracker
 from fullstride.runs.atomic_files import note
 from fullstride.runs.folder import folder_of
+from fullstride.runs.trackers.tracker import check_tracker
 from fullstride.step.torch import SINGLE, Processes
 
 

@@ -7,16 +7,19 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fullstride.errors import ConfigError
 from fullstride.meanflow.config.schema import TrainConfig
 from fullstride.meanflow.training.guard import GuardCounts
 from fullstride.meanflow.training.state import Position
-from fullstride.meanflow.training.trackers import Tracker, open_tracker
 from fullstride.process.progress import Progress
 from fullstride.runs.atomic_files import note
 from fullstride.runs.folder import MetricsLog, has_evaluation
+from fullstride.runs.state import state_of
+from fullstride.runs.trackers.tracked_run import TrackedRun
+from fullstride.runs.trackers.tracker import Tracker, open_tracker
 
 
 class Reporter:
@@ -53,8 +56,8 @@ class Reporter:
 
     def _open_tracker(self, step: int) -> Tracker:
         config = self.config
-        names = {"project": config.project, "run_name": config.run_name}
-        return open_tracker(config.track, **names, run=self.run, config=asdict(config), step=step)
+        run = TrackedRun(config.project, config.run_name, self.run, asdict(config), step, self.total_steps)
+        return open_tracker(config.track, run)
 
     def __enter__(self) -> "Reporter":
         """Show the bar; time counts from here."""
@@ -63,13 +66,13 @@ class Reporter:
         self._clock = time.perf_counter(), self._clock[1]
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, *error: Any) -> None:
         """Leave the bar as it is, and the log and the tracker with everything written."""
         if not self.enabled:
             return
         self.progress.__exit__(*error)
         self.log.close()
-        self.tracker.close()
+        self.tracker.close(state_of(error[1]))
 
     def step(
         self,
@@ -94,6 +97,8 @@ class Reporter:
         values |= {"lr": rate(position.step - 1), "skipped_steps": judged.skipped, "spikes": judged.spikes}
         self._tell(position.step, judged)
         self.log.write(position.step, epoch=position.epoch, images=position.step * batch, **values)
+        if torch.cuda.is_initialized():
+            values["device_memory_bytes"] = torch.cuda.max_memory_allocated()
         self._track(position.step, {f"train/{key}": value for key, value in values.items()})
         self.progress.status = (
             f"sq. error {values['squared_error']:.4f}",
@@ -138,7 +143,7 @@ class Reporter:
         step, self._judged = position.step, judged
         self.log.go_back(step)
         self.log.write(step, restored=checkpoint, harmful_before_step=harmful_before, attempt=position.attempt)
-        self.tracker.close()
+        self.tracker.close("running")
         try:
             self.tracker = self._open_tracker(step)
         except ConfigError as error:  # as on a full disk: it costs the tracker's numbers and not the training

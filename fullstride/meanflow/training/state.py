@@ -69,7 +69,7 @@ def _prefix(rank: int) -> str:
 FREE_KEYS = FREE | {
     "backend", "channels_last", "data.allow_changed", "data.check", "data.max_megapixels", "data.skip_damaged",
     "data.workers", "distributed", "epochs", "guard.check_step", "guard.check_tangents", "guard.max_rollbacks",
-    "guard.stall_seconds", "loss.teacher", "model.recompute", "preset", "project", "track", "transfers", "watch",
+    "guard.stall_seconds", "loss.teacher", "model.recompute", "preset", "transfers", "watch",
 }  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 import signal
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
@@ -39,6 +40,7 @@ from fullstride.runs.early_ends import write_end
 from fullstride.runs.folder import how_to_resume, write_config
 from fullstride.runs.lock import release
 from fullstride.runs.next_steps import say
+from fullstride.runs.state import record_state
 from fullstride.step.torch import SINGLE, Processes, join_processes
 from fullstride.step.torch.runners.backends import start_compiler
 from fullstride.step.torch.runners.comparison import StepError
@@ -140,7 +142,7 @@ class Trainer:
 
         """
         try:
-            with self.loader, self.reporter, self.gpu_use, self.watchdog, self.stop:
+            with self._recorded(), self.loader, self.reporter, self.gpu_use, self.watchdog, self.stop:
                 self._train()
         except (OutOfMemory, ReadError) as error:
             full = isinstance(error, OutOfMemory)
@@ -152,6 +154,12 @@ class Trainer:
         finally:
             release(self.run)
         return self.run
+
+    def _recorded(self) -> AbstractContextManager[None]:
+        def made() -> int:
+            return self.state.position.step
+
+        return record_state(self.run, steps=self.total_steps, made=made, enabled=self.processes.leads)
 
     def _train(self) -> None:
         self._expect_checkpoint()

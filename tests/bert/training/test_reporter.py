@@ -1,3 +1,5 @@
+import re
+
 import numpy as np
 import optax
 import pytest
@@ -16,11 +18,11 @@ def _told(folder, skipped: list[bool]) -> tuple[list[dict], dict[str, np.ndarray
     given = {name: random.uniform(1, 9, len(skipped)) for name in ("loss", "accuracy", "grad_norm")}
     given["loss"][skipped] = np.nan
     given["grad_norm"][skipped] = np.inf
-    asked = settings(folder / "texts", folder, f"log_every={WINDOW}", f"steps={len(skipped)}")
+    asked = settings(folder / "texts", folder, f"log_every={WINDOW}", f"steps={len(skipped)}", "track=prometheus")
     step = TrainStep(lambda model, batch, key: model.sum(), optax.sgd(0.1), np.ones(2, "f"))
-    reporter = Reporter(asked, folder, step, 0, QUIET)
-    for i, skip in enumerate(skipped):
-        reporter.late(Metrics(i + 1, {name: values[i] for name, values in given.items()} | {"skipped": skip}))
+    with Reporter(asked, folder, step, 0, QUIET) as reporter:
+        for i, skip in enumerate(skipped):
+            reporter.late(Metrics(i + 1, {name: values[i] for name, values in given.items()} | {"skipped": skip}))
     return list(read_metrics(folder)), given
 
 
@@ -32,6 +34,10 @@ def test_a_line_is_the_mean_of_its_steps_that_were_not_skipped(tmp_path, name):
     values = given[name]
     expected = [(values[1] + values[2]) / 2, (values[3] + values[4]) / 2, values[6:].sum() / 3]
     assert [line[name] for line in lines] == pytest.approx(expected)
+    tracked = (tmp_path / "prometheus" / "train.prom").read_text()
+    values = {float(value) for value in re.findall(r"^fullstride_train_loss{.*} (.*)$", tracked, re.MULTILINE)}
+    assert values == {lines[-1]["loss"]}
+    assert re.search(r'state="finished"} 1.0$', tracked, re.MULTILINE)
 
 
 def test_a_line_whose_steps_were_all_skipped_says_what_they_measured(tmp_path):

@@ -6,6 +6,7 @@ from fullstride.bert.training.trainer import Trainer
 from fullstride.errors import ConfigError, Preempted
 from fullstride.runs.folder import write_config
 from fullstride.runs.lock import release
+from fullstride.runs.survey import summary
 from tests.bert.runs import QUIET, run, settings, untimed
 
 pytestmark = pytest.mark.usefixtures("tiny_is_small")
@@ -40,6 +41,7 @@ def test_a_run_goes_on_with_its_own_recipe_and_is_refused_another(texts, tmp_pat
 def test_fewer_steps_than_were_made_are_refused(texts, tmp_path):
     with pytest.raises(Preempted):
         run(settings(texts, tmp_path), 4)
+    assert (summary(tmp_path / "run").state, summary(tmp_path / "run").step) == ("stopped", 4)
     given = [f"output_dir={tmp_path}", "run_name=run", "resume=true"]
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     with pytest.raises(ConfigError, match=r"steps=3: .*run has made 4; expected 4 or more"):

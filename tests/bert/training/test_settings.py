@@ -72,6 +72,8 @@ def test_a_key_twice_and_settings_of_another_version_are_refused():
     message = "^runs/old/config.json is not of this version's bert: colour, steps are missing or unknown; train again"
     with pytest.raises(ConfigError, match=message):
         settings_from({k: v for k, v in values.items() if k != "steps"} | {"colour": 1}, path)
+    kept = {key: value for key, value in values.items() if key not in ("track", "project")}  # of an earlier version
+    assert settings_from(kept, path) == TrainSettings()
     message = "bert: key0, key1, key2, key3, key4 and 4 more are missing or unknown; train again"
     with pytest.raises(ConfigError, match=message):
         settings_from(values | {f"key{i}": i for i in range(9)}, path)

@@ -1,8 +1,18 @@
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
 import httpx
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from fullstride.llm.server.engine_metrics import PREFIX
+from fullstride.llm.server.metrics import VLLM, Metrics
 from tests.llm.server.fake_engine import FakeEngine
 from tests.llm.server.live import fake_server, until
+
+PAGE = Path(__file__).parents[3] / "docs" / "reference" / "server-metrics.md"
 
 
 def _samples(http: httpx.Client) -> dict[str, float]:
@@ -17,7 +27,7 @@ def _samples(http: httpx.Client) -> dict[str, float]:
 
 
 def test_what_prometheus_reads():
-    with fake_server(FakeEngine(blocks=32)) as live, httpx.Client(base_url=live.url) as http:
+    with fake_server(FakeEngine(blocks=32, delay=0.01)) as live, httpx.Client(base_url=live.url) as http:
         for prompt in ("abcd", "abcdef"):
             http.post("/v1/completions", json={"prompt": prompt, "n": 2})
         http.post("/v1/completions", json={"prompt": "abc", "max_tokens": 2})
@@ -65,10 +75,22 @@ def test_what_prometheus_reads():
         "time_to_first_token_seconds_count{model_name=fake}": 3,
         "request_queue_time_seconds_count{model_name=fake}": 3,
         "request_generation_tokens_sum{model_name=fake}": 2 * 5 + 2 * 7 + 2,
+        "gpu_cache_usage_perc{model_name=fake}": 0,
+        "time_per_output_token_seconds_count{model_name=fake}": 2 * 4 + 2 * 6 + 1,
+        "request_time_per_output_token_seconds_count{model_name=fake}": 3,
+        "request_inference_time_seconds_count{model_name=fake}": 3,
+        "request_max_num_generation_tokens_sum{model_name=fake}": 5 + 7 + 2,
+        "request_params_n_sum{model_name=fake}": 2 + 2 + 1,
     }
     assert {name: found[f"vllm:{name}"] for name in vllm} == vllm
     assert {name: found[f"fullstride_llm_{name}"] for name in expected} == expected
     assert found["process_resident_memory_bytes{}"] > 0
+    queue, prefill, decode, inference, whole = (
+        found[f"{PREFIX}{name}_seconds_sum{{}}"] for name in ("queue", "prefill", "decode", "inference", "request")
+    )
+    assert prefill >= 3 * 0.01  # a step each, which is no waiting
+    assert inference == pytest.approx(prefill + decode)
+    assert whole == pytest.approx(queue + inference)
 
 
 def test_gauges_while_it_runs():
@@ -84,3 +106,40 @@ def test_gauges_while_it_runs():
     assert found["fullstride_llm_kv_usage_ratio{}"] == 0.8
     assert after["fullstride_llm_kv_usage_ratio{}"] == 0
     assert after["fullstride_llm_requests_aborted_total{reason=disconnect}"] == 1
+
+
+def _rows(text: str) -> list[list[list[str]]]:
+    """Names of each cell of a page's tables, without labels."""
+    rows = [line.strip("|").split("|") for line in text.splitlines() if line.startswith("| `")]
+    return [[re.findall(r"`(\w+)(?:\{[\w,]+\})?`", cell) for cell in row] for row in rows]
+
+
+def test_the_page_has_every_name():
+    own, vllm = PAGE.read_text().split("## By vLLM's names")
+    with fake_server() as live, httpx.Client(base_url=live.url) as http:
+        families = list(text_string_to_metric_families(http.get("/metrics").text))
+    counters = {family.name for family in families if family.type == "counter"}
+    written = {f.name + "_total" * (f.name in counters) for f in families if not f.name.endswith("_created")}
+    assert {PREFIX + name for names, *_ in _rows(own) for name in names} - {PREFIX + "replica_up"} == {
+        name for name in written if name.startswith(PREFIX)
+    }
+    pairs = {(VLLM + theirs, PREFIX + ours) for row in _rows(vllm) for theirs, ours in zip(*row, strict=True)}
+    declared = {
+        (VLLM + theirs + end, ours + end)
+        for ours, names in Metrics().vllm.items()
+        for theirs in names
+        for end in ["_total" * (ours in counters)]
+    }
+    assert pairs == declared
+    assert {theirs for theirs, _ in pairs} == {name for name in written if name.startswith(VLLM)}
+
+
+@pytest.mark.skipif(not shutil.which("promtool"), reason="no promtool")
+def test_promtool_finds_no_fault():
+    with fake_server() as live, httpx.Client(base_url=live.url) as http:
+        http.post("/v1/completions", json={"prompt": "abc"})
+        text = http.get("/metrics").content
+    done = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True)
+    # What vLLM chose: colons, which are for rules, and a unit in short.
+    faults = [line for line in done.stderr.decode().splitlines() if not line.startswith(VLLM)]
+    assert faults == []

@@ -155,7 +155,7 @@ BAD = {
     "watch.checkpoint_minutes": [-1.0],
     "watch.evaluation_minutes": [-1.0],
     "keep": [-1],
-    "track": ["wandb"],
+    "track": ["wandbs"],
     "project": ["", "a/b"],
     "evaluation.features": [["fid"], ["classifier", "classifier"]],
     "ema.period": [0],

@@ -20,8 +20,8 @@ class Recorder:
     def log(self, step: int, values: dict[str, float]) -> None:
         self.seen.append((step, values))
 
-    def close(self) -> None:
-        pass
+    def close(self, state: str) -> None:
+        self.state = state
 
 
 @pytest.fixture
@@ -51,6 +51,7 @@ def test_every_second_step_and_the_last_are_reported(reporter):
     assert all(line["images_per_second"] > 0 and line["skipped_steps"] == 1 for line in lines)
     assert [step for step, _ in reporter.tracker.seen] == [2, 4, 6, 7]
     assert reporter.tracker.seen[0][1]["train/loss"] == 2.0
+    assert reporter.tracker.state == "finished"
 
 
 def test_skipped_steps_are_told_once_as_they_come(reporter, capfd):

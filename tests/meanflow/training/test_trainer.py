@@ -34,6 +34,7 @@ from fullstride.meanflow.training.state import RunState, changed_settings, load_
 from fullstride.meanflow.training.step import schedule
 from fullstride.meanflow.training.trainer import Trainer, train
 from fullstride.runs.folder import read_metrics
+from fullstride.runs.survey import summary
 from fullstride.step.torch.body import Body
 
 # Odd; two steps of three micro-batches take two thirds of the digits.
@@ -135,7 +136,11 @@ def test_a_stop_signal_saves_in_mid_epoch_and_resume_goes_on_exactly(tmp_path, m
     with pytest.raises(error, match=r"saved .*step_00000003; to continue, run the same command with resume=true$"):
         stopped.run_to_end()
     assert signal.getsignal(number) is before
+    found = summary(stopped.run)
+    code = 0 if number == signal.SIGTERM else 130
+    assert (found.state, found.exit_code, found.step, found.steps) == ("stopped", code, 3, stopped.total_steps)
     resumed = train(config(tmp_path / "b", resume=True))
+    assert summary(resumed).state == "finished"
     assert_identical(straight, resumed)
     assert learned(straight) == learned(resumed)
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from fullstride.meanflow.training.trackers import EventFile
+from fullstride.runs.trackers.tensorboard import EventFile
 
 
 def checksum(data: bytes) -> int:

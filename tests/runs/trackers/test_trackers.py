@@ -7,17 +7,20 @@ from pathlib import Path
 import pytest
 
 from fullstride.errors import ConfigError
-from fullstride.meanflow.training import trackers as tracking
-from fullstride.meanflow.training.trackers import PACKAGES, EventFile, check_tracker, open_tracker
-from tests.meanflow.training.test_tensorboard_writer import curves
+from fullstride.runs.trackers import tracker as tracking
+from fullstride.runs.trackers.tensorboard import EventFile
+from fullstride.runs.trackers.tracked_run import TrackedRun
+from fullstride.runs.trackers.tracker import ROWS, check_tracker, open_tracker
+from tests.runs.trackers.test_tensorboard import curves
 
 # A process of its own: trackio reads TRACKIO_DIR when it is imported, and a second run is a second process anyway.
 TRACKED = """
 import json, sys, pathlib
-from fullstride.meanflow.training.trackers import open_tracker, check_tracker
+from fullstride.runs.trackers.tracked_run import TrackedRun
+from fullstride.runs.trackers.tracker import open_tracker
 step, points = json.loads(sys.argv[1])
 config = {"optimizer": {"lr": 0.25}, "run_name": "a run"}
-tracker = open_tracker("trackio", project="p-1", run_name="a run", run=pathlib.Path("."), config=config, step=step)
+tracker = open_tracker("trackio", TrackedRun("p-1", "a run", pathlib.Path("."), config, step))
 for at, values in points:
     tracker.log(at, values)
 tracker.close()
@@ -67,7 +70,7 @@ def test_a_trackio_store_that_fails_does_not_stop_the_training(tmp_path):
 
 
 def tensorboard(run: Path, step: int = 0) -> tracking.Tracker:
-    return open_tracker("tensorboard", project="p", run_name="r", run=run, config={}, step=step)
+    return open_tracker("tensorboard", TrackedRun("p", "r", run, {}, step))
 
 
 def test_tensorboard_files_lie_in_the_runs_folder(tmp_path):
@@ -84,7 +87,7 @@ def test_tensorboard_files_lie_in_the_runs_folder(tmp_path):
 
 
 def test_none_leaves_nothing(tmp_path):
-    tracker = open_tracker("none", project="p", run_name="r", run=tmp_path, config={})
+    tracker = open_tracker("none", TrackedRun("p", "r", tmp_path, {}))
     tracker.log(1, {"train/loss": 0.5})
     tracker.close()
     assert not list(tmp_path.iterdir())
@@ -119,13 +122,15 @@ def test_closing_twice_and_logging_after_it_harm_nothing(tmp_path, capfd):
 
 
 def test_what_is_not_installed_is_named(tmp_path, monkeypatch):
-    for name, package in PACKAGES.items():
-        check_tracker(name)
-        monkeypatch.setitem(sys.modules, package, None)
-        with pytest.raises(ConfigError, match=rf"track={name}: {package} is not installed; run, .*\[track\]', or use"):
-            open_tracker(name, project="p", run_name="r", run=tmp_path, config={})
+    for name, row in ROWS.items():
+        if row.install == tracking.TRACK:
+            check_tracker(name)
+        monkeypatch.setitem(sys.modules, row.package, None)
+        how = r"\[track\]'" if row.install == tracking.TRACK else f"pip install {name}"
+        with pytest.raises(ConfigError, match=rf"track={name}: {row.package} is not installed; run.*{how}, or use"):
+            open_tracker(name, TrackedRun("p", "r", tmp_path, {}))
 
 
 def test_an_unknown_tracker_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"track=tensorbord: expected one of tensorboard, .*did you mean tensorboard"):
-        open_tracker("tensorbord", project="p", run_name="r", run=tmp_path, config={})
+        open_tracker("tensorbord", TrackedRun("p", "r", tmp_path, {}))

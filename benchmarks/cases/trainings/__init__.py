@@ -1,0 +1,1 @@
+"""Cases of whole trainings, of MeanFlow and of BERT."""
