@@ -18,6 +18,9 @@ if importlib.util.find_spec("beartype"):
 # What is fetched or computed is kept for this run of the tests alone, and not in the user's cache.
 os.environ.setdefault("FULLSTRIDE_CACHE", tempfile.mkdtemp(prefix="fullstride_tests_"))
 
+# Collected seldom: tracing makes millions of objects that stay, and JAX collects garbage of its own each time.
+gc.set_threshold(20_000, 20, 20)
+
 # Tests assert what is done, not how soon: the processes of a suite wait for each other's cores.
 hypothesis.settings.register_profile("any time", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("any time")
