@@ -118,8 +118,10 @@ def test_the_results_of_this_repository_make_pages(monkeypatch):
 
 
 def test_the_site_has_the_pages_in_its_navigation_and_its_search(results, tmp_path):
-    # Not strictly: the pages of the documentation link to results that are not there.
-    config = load_config(str(ROOT / "mkdocs.yml"), site_dir=str(tmp_path), strict=False, extra={"results": results[0]})
+    # Not strictly: the pages of the documentation, of which `make docs` makes a site, link to results that are not there.
+    others = "\n".join(["hooks/", "ruff.toml", "tutorials/", "how-to/", "migrate/", "reference/", "explanation/"])
+    given = {"site_dir": str(tmp_path), "strict": False, "exclude_docs": others, "extra": {"results": results[0]}}
+    config = load_config(str(ROOT / "mkdocs.yml"), **given)
     build(config)
     page = (tmp_path / "results" / "jvp-norms" / "index.html").read_text()
     assert 'href="../something-new/"' in page
