@@ -118,7 +118,7 @@ def test_the_results_of_this_repository_make_pages(monkeypatch):
 
 
 def test_the_site_has_the_pages_in_its_navigation_and_its_search(results, tmp_path):
-    # Not strictly: the pages of the documentation, of which `make docs` makes a site, link to results that are not there.
+    # Not strictly: pages link to results that are not there. `make docs` builds those of the documentation.
     others = "\n".join(["hooks/", "ruff.toml", "tutorials/", "how-to/", "migrate/", "reference/", "explanation/"])
     given = {"site_dir": str(tmp_path), "strict": False, "exclude_docs": others, "extra": {"results": results[0]}}
     config = load_config(str(ROOT / "mkdocs.yml"), **given)
