@@ -75,7 +75,7 @@ def right(one_layer):
     return _engine(one_layer)
 
 
-def test_an_engine_that_is_right_passes(right):
+def test_an_engine_that_is_right_passes(right: tuple[Engine, Mapping]):
     found = gate(*right, LENGTHS, 3, "one")
     assert list(found) == ["error of logprobs, one", "greedy tokens' shortfall, 3 at once, one"]
     assert max(found.values()) < 1e-3
@@ -107,7 +107,7 @@ def test_a_decode_step_of_many_that_is_wrong_fails(one_layer, monkeypatch):
         gate(*engine, LENGTHS, 3)
 
 
-def test_what_is_not_a_number_fails(right, monkeypatch):
+def test_what_is_not_a_number_fails(right: tuple[Engine, Mapping], monkeypatch):
     whole = Dense.logprobs
     monkeypatch.setattr(Dense, "logprobs", lambda *given: [np.nan * each for each in whole(*given)])
     with pytest.raises(GateError, match="nan nats"):
