@@ -19,6 +19,12 @@ if importlib.util.find_spec("beartype"):
 # What is fetched or computed is kept for this run of the tests alone, and not in the user's cache.
 os.environ.setdefault("FULLSTRIDE_CACHE", tempfile.mkdtemp(prefix="fullstride_tests_"))
 
+# Nothing that a test writes has to outlive the machine: a process that is killed loses no write.
+os.fsync = lambda fd: None
+
+# Collected seldom: tracing makes millions of objects that stay, and JAX collects garbage of its own each time.
+gc.set_threshold(20_000, 20, 20)
+
 # Tests assert what is done, not how soon: the processes of a suite wait for each other's cores.
 hypothesis.settings.register_profile("any time", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("any time")

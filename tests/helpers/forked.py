@@ -3,6 +3,7 @@
 A start of Python and these imports take four seconds. What is forked has none of the tests' checks of types.
 """
 
+import gc
 import json
 import os
 import runpy
@@ -62,6 +63,9 @@ def _serve() -> None:
     torch.compile(lambda x: (x @ x.sin()).sum())(torch.ones(2, 2, requires_grad=True)).backward()
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
+    gc.collect()
+    gc.freeze()  # what was imported is neither looked through nor copied
+    gc.set_threshold(20_000, 20, 20)
     for asked in map(json.loads, sys.stdin):
         pids = []
         for line, said in zip(asked["lines"], asked["said"], strict=True):

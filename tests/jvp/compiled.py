@@ -29,6 +29,8 @@ from tests.jvp.networks import random_network, random_points
 
 torch.set_num_threads(1)
 BIAS = causal_upper_left(5, 5)
+# One of each kind of arguments: places, numbers of tokens, a parameter, a function.
+FEW = ("bottom_right_window", "causal_documents", "causal_sinks", "block_mask")
 
 
 def draw(*shapes: tuple[int, ...], seed: int = 0) -> list[Tensor]:
@@ -82,7 +84,7 @@ def attention(backend: str) -> None:
         op, reference = (functools.partial(f, **every, **options) for f in (ours.attention, plain_ops.attention))
         compare(op, reference, qkv, backend, absent, throughs=(i % 2 == 0,))
     cut = lambda f: lambda x: f(*(x[i : i + 2] for i in range(3)))  # noqa: E731
-    compare(cut(ours.attention), cut(plain_ops.attention), draw((4, 2, 5, 6)), backend)
+    compare(cut(ours.attention), cut(plain_ops.attention), draw((4, 2, 5, 6)), backend, throughs=(True,))
     starts = torch.tensor([0, 2, 5], dtype=torch.int32)
     packed = lambda q, k, v: ours.attention_varlen(q, k, v, starts, starts, 3, 3)  # noqa: E731
     parts = lambda x: [x[at].transpose(0, 1)[None] for at in (slice(0, 2), slice(2, 5))]  # noqa: E731
@@ -91,7 +93,7 @@ def attention(backend: str) -> None:
         outs = [plain_ops.attention(*x)[0].transpose(0, 1) for x in zip(parts(q), parts(k), parts(v), strict=True)]
         return torch.cat(outs)
 
-    compare(packed, one_by_one, draw(*[(5, 2, 6)] * 3), backend)
+    compare(packed, one_by_one, draw(*[(5, 2, 6)] * 3), backend, throughs=(False,))
     library = torch.compile(ours.attention, fullgraph=True, backend=backend)
     q, k, v = draw(*[(2, 2, 5, 6)] * 3)
     assert torch.equal(library(q, k, v), F.scaled_dot_product_attention(q, k, v))
@@ -124,11 +126,25 @@ def masks(backend: str) -> None:
 
 
 def rules(backend: str) -> None:
-    """Check arguments beyond SDPA's, and the plain form."""
-    forms = [
-        *((name, "auto") for name in CASES if name not in ALIKE),
-        *((name, "plain") for name in ("softcap_and_all", "causal_sinks")),
-    ]
+    """Check one of each kind of arguments beyond SDPA's, and all of them in the plain form."""
+    each_rule([*((name, "auto") for name in FEW), ("softcap_and_all", "plain")], backend)
+    starts = torch.tensor([0, 2, 5], dtype=torch.int32)
+    packed = lambda q, k, v: ours.attention_varlen(q, k, v, starts, starts, 3, 3, implementation="plain")  # noqa: E731
+    compare(packed, packed, draw(*[(5, 2, 6)] * 3), backend, throughs=(False,), alone=False)
+    jagged(backend)
+
+
+def more_rules(backend: str) -> None:
+    """Check the other arguments beyond SDPA's, and dropout."""
+    others = [(name, "auto") for name in CASES if name not in (*ALIKE, *FEW)]
+    each_rule([*others, ("causal_sinks", "plain")], backend)
+    options = {"implementation": "plain", "dropout_p": 0.4, "dropout_seed": torch.tensor(5)}
+    dropped = functools.partial(ours.attention, **options)
+    compare(dropped, dropped, rule_points(4, 5, 7), backend, throughs=(True,))
+
+
+def each_rule(forms: list[tuple[str, str]], backend: str) -> None:
+    """Compare attention with arguments, by their names, of a form."""
     for i, (name, form) in enumerate(forms):
         lengths, given, named = (CASES | PLAIN)[name](3)
         op = functools.partial(ours.attention, implementation=form, **given)
@@ -140,13 +156,6 @@ def rules(backend: str) -> None:
             throughs=(i % 2 == 0,),
             alone=i == 1,
         )
-    options = {"implementation": "plain", "dropout_p": 0.4, "dropout_seed": torch.tensor(5)}
-    dropped = functools.partial(ours.attention, **options)
-    compare(dropped, dropped, rule_points(4, 5, 7), backend, throughs=(True,))
-    starts = torch.tensor([0, 2, 5], dtype=torch.int32)
-    packed = lambda q, k, v: ours.attention_varlen(q, k, v, starts, starts, 3, 3, implementation="plain")  # noqa: E731
-    compare(packed, packed, draw(*[(5, 2, 6)] * 3), backend, throughs=(False,))
-    jagged(backend)
 
 
 def jagged(backend: str) -> None:
@@ -175,16 +184,18 @@ def norms(backend: str) -> None:
     modulated = draw((2, 5, 7), (2, 7), (2, 7))
     compare(ours.ada_layer_norm, plain_ops.ada_layer_norm, modulated, backend, throughs=(False,))
     grouped = lambda f: lambda x, w, b: f(x, 3, w, b, act="silu")  # noqa: E731
-    compare(grouped(ours.group_norm), grouped(plain_ops.group_norm), images, backend, absent="1")
+    compare(grouped(ours.group_norm), grouped(plain_ops.group_norm), images, backend, absent="1", throughs=(True,))
 
 
-def formats(backend: str) -> None:
-    """Each norm of bf16 with fp32 parameters under autocast, its result in bf16: as in eager mode."""
+def formats(backend: str, more: bool = False) -> None:
+    """A norm of rows and one of images of bf16 with fp32 parameters under autocast, in bf16: as in eager mode."""
     rows, images, modulated = (
         draw(*s) for s in (((2, 5, 7), (7,), (7,)), ((2, 6, 3, 5), (6,), (6,)), ((2, 5, 7), (2, 7), (2, 7)))
     )
     grouped = lambda x, w, b, **how: ours.group_norm(x, 3, w, b, act="silu", **how)  # noqa: E731
-    cases = [(ours.layer_norm, rows), (ours.rms_norm, rows[:2]), (ours.ada_layer_norm, modulated), (grouped, images)]
+    cases = [(ours.rms_norm, rows[:2]), (grouped, images)]
+    if more:
+        cases = [(ours.layer_norm, rows), (ours.ada_layer_norm, modulated)]
     for op, drawn in cases:
         torch._dynamo.reset()
         primals = [x.bfloat16() if i == 0 else x.float() for i, x in enumerate(drawn)]
@@ -202,6 +213,11 @@ def formats(backend: str) -> None:
             got, want = (gradients(f, way, primals, tangents, weights, True) for f in (traced, call))
         assert [g.dtype for g in got] == [x.dtype for x in (*primals, *tangents)]
         torch.testing.assert_close(got, want)
+
+
+def more_formats(backend: str) -> None:
+    """Check the other norms in bf16."""
+    formats(backend, more=True)
 
 
 def explicit(backend: str) -> None:
@@ -396,7 +412,7 @@ def products(backend: str) -> None:
 
 
 ALL = (attention, masks, rules, norms, formats, explicit, networks, checkpointed, representatives, transforms, switched)
-FAMILIES = {f.__name__: f for f in (*ALL, dynamic, products)}
+FAMILIES = {f.__name__: f for f in (*ALL, dynamic, products, more_rules, more_formats)}
 
 
 def main(backend: str, *families: str) -> None:

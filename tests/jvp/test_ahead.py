@@ -30,4 +30,6 @@ def test_kernels_of_traced_operators_are_compiled_meanwhile(by, tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, timeout=900, env=os.environ | env)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "compiled while traced" in done.stdout
+    # One fault is said, and only where it is meant; a kernel that fails here is compiled at its launch all the same.
+    assert done.stderr.count("could not be compiled ahead") == (by == "changed"), done.stderr
     assert done.stderr.count("was changed since") == (by == "changed")

@@ -18,15 +18,18 @@ from fullstride.device import triton_compile
 from fullstride.jvp.attention import backward_keys, backward_queries, forward_kernel
 from fullstride.jvp.attention import recompute as weights
 from fullstride.jvp.attention import register as pairs
+from fullstride.jvp.norms import group_onepass_backward, group_onepass_forward, row_backward, row_forward
 from fullstride.jvp.norms import register as norms
-from fullstride.jvp.norms import row_backward, row_forward
 from fullstride.jvp.norms.reduce_params import sum_kernel
 from tests.jvp.ahead import Hopper
 
-WIDTH, HEADS = 72, (2, 3, 128, 64)
+WIDTH, IMAGES, HEADS = 72, (2, 8, 4, 4), (2, 3, 16, 16)
 ROWS = (row_forward.forward_kernel, row_backward.backward_kernel, sum_kernel)
+GROUPS = (group_onepass_forward.forward_kernel, group_onepass_backward.backward_kernel)
 ATTENTION = (forward_kernel.dual_forward, weights.row_sums, backward_keys.key_gradients)
-KERNELS = (*ROWS, *ATTENTION, backward_queries.query_gradients)
+KERNELS = (*ROWS, *GROUPS, *ATTENTION, backward_queries.query_gradients)
+# That of parameters' sums is compiled for rows and for images.
+COMPILED = [1 + (kernel is sum_kernel) for kernel in KERNELS]
 
 
 def known() -> list[int]:
@@ -37,13 +40,19 @@ def known() -> list[int]:
 
 def traced(rows: int) -> None:
     """Forward and backward through `torch.ops`, whose results are fake."""
-    assert {norms.RMS_NORM.name, pairs.ATTENTION.name} == {"rms_norm", "attention"}  # registered
+    operators = norms.RMS_NORM, norms.GROUP_NORM, pairs.ATTENTION
+    assert [each.name for each in operators] == ["rms_norm", "group_norm", "attention"]  # registered
     with FakeTensorMode():
         x, weight = torch.empty(rows, WIDTH, dtype=torch.bfloat16), torch.empty(WIDTH)
         y, ty, rstd = torch.ops.fullstride.rms_norm(x, weight, x, None, 1e-5, None, "triton", True)
         assert y.shape == ty.shape == x.shape
         saved = (x, weight, x, None, None, None, rstd)
         torch.ops.fullstride.rms_norm_backward(y, ty, *saved, 1e-5, None, "triton", True)
+        image, column = torch.empty(IMAGES, dtype=torch.bfloat16), torch.empty(IMAGES[1])
+        primals, given = (image, column, column), (2, 1e-5, "silu", None, "triton")
+        y, ty, *moments = torch.ops.fullstride.group_norm(*primals, image, None, None, *given, True)
+        saved = (*primals, image, None, None, None, None, *moments)
+        torch.ops.fullstride.group_norm_backward(y, ty, *saved, *given, True)
         q = torch.empty(HEADS, dtype=torch.bfloat16)
         settings = 0.1, False, -1, -1, "", "triton"
         o, to, *rest = torch.ops.fullstride.attention(q, q, q, None, q, q, q, *settings, True)
@@ -65,7 +74,7 @@ def check_threads() -> None:
     traced(40)
     assert known() == [0] * len(KERNELS)
     triton_compile.wait_for_compiles()
-    assert known() == [1] * len(KERNELS)
+    assert known() == COMPILED
     assert threads
     assert threading.main_thread() not in threads
 
@@ -83,8 +92,8 @@ def check_processes(ptxas: str) -> None:
     knobs.compilation.listener = lambda *, cache_hit, **_: hits.append(cache_hit)
     traced(40)
     triton_compile.wait_for_compiles()
-    assert known() == [1] * len(KERNELS)
-    assert hits == [True] * len(KERNELS)
+    assert known() == COMPILED
+    assert hits == [True] * sum(COMPILED)
 
 
 def check_changed() -> None:
@@ -98,8 +107,8 @@ def check_changed() -> None:
     triton_compile.IMPORTED = 0.0  # all files were edited since
     traced(40)
     triton_compile.wait_for_compiles()
-    assert known() == [1] * len(KERNELS)
-    assert hits == [False] * len(KERNELS)
+    assert known() == COMPILED
+    assert hits == [False] * sum(COMPILED)
 
 
 def main(by: str, *ptxas: str) -> None:

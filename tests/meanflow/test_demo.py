@@ -64,7 +64,7 @@ def test_it_leaves_everything_that_it_promises_and_says_where(tmp_path, capsys):
     count = sum(p.numel() for p in generator.model.parameters())
     first, second, *_ = said.splitlines()
     assert first == (
-        f"training unet ({count:,} parameters) on 898 images (1x8x8) of data=digits: 1 epoch, 2 steps of 303, on cpu"
+        f"training unet ({count:,} parameters) on 898 images (1x8x8) of data=digits: 1 epoch, 2 steps of 302, on cpu"
     )
     assert second.startswith("expected: about half a minute of training and half a minute of scoring 2 samplers, on ")
     scored = [line for line in told.splitlines() if not line.startswith("training: ")]  # shown where it takes long

@@ -40,7 +40,7 @@ def test_a_run_goes_on_with_its_own_recipe_and_is_refused_another(texts, tmp_pat
 
 def test_fewer_steps_than_were_made_are_refused(texts, tmp_path):
     with pytest.raises(Preempted):
-        run(settings(texts, tmp_path), 4)
+        run(settings(texts, tmp_path, "eval_every=0"), 4)
     assert (summary(tmp_path / "run").state, summary(tmp_path / "run").step) == ("stopped", 4)
     given = [f"output_dir={tmp_path}", "run_name=run", "resume=true"]
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
@@ -48,7 +48,7 @@ def test_fewer_steps_than_were_made_are_refused(texts, tmp_path):
         run(settings_to_train([*given, "steps=3"]))
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
     assert run(settings_to_train([*given, "steps=4"])).state.step == 4
-    assert run(settings(texts, tmp_path, "overwrite=true", "resume=true", "steps=3")).state.step == 3
+    assert run(settings(texts, tmp_path, "overwrite=true", "resume=true", "steps=3", "eval_every=0")).state.step == 3
 
 
 def test_settings_of_a_run_that_begins_or_is_replaced_are_those_given(texts, tmp_path):
@@ -89,7 +89,7 @@ def test_without_a_checkpoint_the_tokenizer_is_the_one_that_is_asked_for_now(tex
 def test_other_texts_are_not_scored_as_the_runs_own(texts, tmp_path):
     own = tmp_path / "own.txt"
     own.write_text(texts.read_text())
-    run(settings(own, tmp_path))
+    run(settings(own, tmp_path, "steps=3", "eval_every=0"))
     scores = evaluate_command(tmp_path / "run", [])
     lines = own.read_text().splitlines()
     own.write_text("\n".join(lines[: len(lines) // 2]))

@@ -142,9 +142,9 @@ def test_settings_that_cannot_be_cost_no_earlier_run(texts, tmp_path):
 
 
 def test_a_run_that_is_replaced_leaves_neither_its_tokenizer_nor_its_sizes(texts, tmp_path):
-    run(settings(texts, tmp_path, "steps=3"))
+    run(settings(texts, tmp_path, "steps=3", "eval_every=0"))
     out = export(load_trained(tmp_path / "run"), tmp_path / "hf")
-    both = ("steps=3", "overwrite=true", "resume=true")
+    both = ("steps=3", "eval_every=0", "overwrite=true", "resume=true")
     run(settings(texts, tmp_path, *both, f"model.init={out}"))
     assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["3"]
     run(settings(texts, tmp_path, *both, "data.vocab_size=70"))
@@ -152,7 +152,7 @@ def test_a_run_that_is_replaced_leaves_neither_its_tokenizer_nor_its_sizes(texts
 
 
 def test_weights_are_not_exported_over_a_run(texts, tmp_path):
-    run(settings(texts, tmp_path, "steps=3"))
+    run(settings(texts, tmp_path, "steps=3", "eval_every=0"))
     kept = (tmp_path / "run" / "config.json").read_text()
     with pytest.raises(ConfigError, match="run: holds a run, and its config.json would be replaced; give another"):
         export(load_trained(tmp_path / "run"), tmp_path / "run")
@@ -162,7 +162,7 @@ def test_weights_are_not_exported_over_a_run(texts, tmp_path):
 
 
 def test_a_setting_that_changes_no_score_is_refused(texts, tmp_path):
-    run(settings(texts, tmp_path, "steps=3"))
+    run(settings(texts, tmp_path, "steps=3", "eval_every=0"))
     for given, key in {
         "model=base": "model.size",
         "model.attention=eager": "model.attention",

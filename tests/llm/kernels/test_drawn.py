@@ -145,7 +145,7 @@ def test_rows_of_any_temperature_share_a_step(rng):
 drawing, asking = jax.jit(drawn), jax.jit(sample, static_argnums=2)
 
 
-@pytest.mark.parametrize("size", [1003, 50_257])
+@pytest.mark.parametrize("size", [1003, pytest.param(50_257, marks=pytest.mark.thorough)])
 def test_a_row_gets_the_same_token_in_any_company(rng, size):
     logits, hot = rng.standard_normal((64, size)).astype(np.float32), np.where(rng.random(64) < 0.8, 0.9, 0)
     given = {"key": keys(rng, 64), "temperature": hot, "position": rng.integers(0, 9999, 64)}

@@ -22,6 +22,7 @@ from fullstride.meanflow.evaluation import evaluator as evaluate
 from fullstride.meanflow.evaluation.checkpoint import CONSISTENCY, evaluate_command
 from fullstride.meanflow.evaluation.evaluator import Evaluator
 from fullstride.meanflow.evaluation.scores import SamplerScore, Score, one_step_ratio, score_tables
+from fullstride.meanflow.metrics.classifier import FeatureClassifier
 from fullstride.meanflow.metrics.energy import energy_distance
 from fullstride.meanflow.metrics.reference import choose_reference
 from fullstride.meanflow.sampling import generate as sampling
@@ -229,6 +230,9 @@ def test_the_ratio_is_to_the_best_solver():
 @pytest.mark.parametrize("name", ["deterministic", pytest.param("multiclass", marks=pytest.mark.thorough)])
 def test_pictures_learnt_by_heart_have_a_floor_of_nothing_and_are_scored(name, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(evaluate_checkpoint, "CONSISTENCY", [("meanflow", 1), ("euler", 3)])
+    # Untrained: other tests train one.
+    classifier = lambda data, device: FeatureClassifier(1, data.num_classes).eval().requires_grad_(False)  # noqa: E731
+    monkeypatch.setattr(evaluate, "reference_classifier", classifier)
     run = train(config(tmp_path, data=DataConfig(name, batch_size=BATCH), epochs=1))
     for command, options in (("evaluation", ScoreOptions), ("consistency", ConsistencyOptions)):
         evaluate_command(run, options(num_samples=40, device="cpu"))

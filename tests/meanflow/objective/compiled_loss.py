@@ -27,8 +27,7 @@ CASES = {
     "unet": [("func", "shared", "predicted"), ("two_pass", "static")],
     "song_unet": [("func", "static", "huber")],
     "dit": [
-        ("forward_ad", "static", "huber"),
-        ("func", "static", "guided", "chunked"),
+        ("forward_ad", "static", "huber", "guided", "chunked"),
         ("func", "shared", "averaged", "recomputed"),
     ],
 }
@@ -47,7 +46,7 @@ def check(net: nn.Module, backend: str, split: str, *options: str) -> None:
         backend=backend,
         weighting="huber" if "huber" in options else "adaptive",
         guidance=Guidance(3, omega=1.5, kappa=0.2) if "guided" in options else None,
-        chunk=2 if "chunked" in options else 0,
+        chunk=3 if "chunked" in options else 0,
     )
     x, label = torch.randn(5, 1, 8, 8), torch.arange(5) % 3
     e, t, r = loss.draw(x)

@@ -27,7 +27,7 @@ def trainer_of(folder: str, name: str, precision: str, split: str = "auto", chec
     """A run with that network."""
     guard = GuardConfig(check_tangents=True, check_step=check_step)
     settings = {"model": NETWORKS[name], "precision": precision, "loss": LossConfig(split=split), "guard": guard}
-    return Trainer(config(Path(folder) / name, backend="compile", epochs=1, **settings))
+    return Trainer(config(Path(folder) / name, backend="compile", epochs=1, gradient_accumulation_steps=1, **settings))
 
 
 def check_of(folder: str, name: str, precision: str, split: str = "auto") -> Callable[[], dict | None]:

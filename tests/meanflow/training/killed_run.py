@@ -68,7 +68,7 @@ def _attempt(folder: Path, death: Callable[[random.Random], None] | None, rng: r
         if death is not None:
             death(rng)
         # Long enough to be killed again and again.
-        train(config(folder, epochs=9, resume=True, keep=2, data=DataConfig(batch_size=149)))
+        train(config(folder, epochs=9, resume=True, keep=2, data=DataConfig(batch_size=223)))
         os._exit(0)
     return os.waitpid(pid, 0)[1]
 

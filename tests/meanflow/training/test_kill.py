@@ -9,7 +9,7 @@ from tests.meanflow.training.test_trainer import assert_identical, config, learn
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.thorough)])
 def test_a_run_killed_at_random_and_during_saves_ends_as_if_nothing_had_been(forked, tmp_path, seed):
     """SIGKILL on a real process: weights, averages, optimizer, generators and data order are bit-identical."""
-    straight = train(config(tmp_path / "straight", epochs=9, data=DataConfig(batch_size=149)))
+    straight = train(config(tmp_path / "straight", epochs=9, data=DataConfig(batch_size=223)))
     (done,) = forked(["tests.meanflow.training.killed_run", str(tmp_path / "killed"), str(seed)])
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("killed True") >= 4, done.stdout

@@ -57,7 +57,7 @@ def test_out_of_memory_leaves_its_line(troubled):
     assert codes["memory"] == 12
     (end,) = read_ends(folder / "memory" / "run")
     assert (end["reason"], end["exit_code"], end["step"]) == ("out_of_memory", 12, 2)
-    assert "data.batch_size=3 gradient_accumulation_steps=101 takes less" in end["message"]
+    assert "data.batch_size=2 gradient_accumulation_steps=151 takes less" in end["message"]
 
 
 def test_a_process_that_waits_in_a_collective_for_another_one_ends_too(troubled):

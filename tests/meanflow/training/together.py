@@ -32,10 +32,10 @@ from tests.meanflow.training.test_trainer import config
 
 
 def settings(folder: Path, **kwargs) -> TrainConfig:
-    """Everything random switched on, in 2 x 3 steps of 2 x 148 pictures, 37 of each half with r != t."""
+    """Everything random switched on, in 2 x 2 steps of 2 x 220 pictures, 55 of each half with r != t."""
     given = {"optimizer": OptimizerConfig(lr=1e-3, grad_clip=1.0), "distributed": "ddp"} | kwargs
     base = config(folder, **given)
-    return replace(base, data=replace(base.data, batch_size=148), loss=replace(base.loss, meanflow_ratio=0.5))
+    return replace(base, data=replace(base.data, batch_size=220), loss=replace(base.loss, meanflow_ratio=0.5))
 
 
 def steps_of_meanflow(folder: Path, processes: Processes) -> None:

@@ -62,6 +62,7 @@ assert "jax" not in sys.modules
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
+@pytest.mark.thorough  # the same without its peer is below, and the peer in test_beside.py
 def test_it_stands_beside_transformers_whose_attention_is_asked_for_by_name(one_layer, tmp_path):
     arguments = ["llm", "--model", str(one_layer), "--runs", "1", "--out", str(tmp_path)]
     result = CliRunner().invoke(app, [*arguments, "--baseline-attention", "eager"])

@@ -1,7 +1,6 @@
 from collections.abc import Mapping, Sequence
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
@@ -71,8 +70,14 @@ def test_the_dense_pass_of_other_families_is_transformers(tiny_model, kind):
     np.testing.assert_allclose(found, expected, atol=2e-3)
 
 
-def test_an_engine_that_is_right_passes(tiny_llama):
-    found = gate(*_engine(tiny_llama), LENGTHS, 3, "one")
+@pytest.fixture(scope="module")
+def right(one_layer):
+    """An engine that is right, and its weights."""
+    return _engine(one_layer)
+
+
+def test_an_engine_that_is_right_passes(right: tuple[Engine, Mapping]):
+    found = gate(*right, LENGTHS, 3, "one")
     assert list(found) == ["error of logprobs, one", "greedy tokens' shortfall, 3 at once, one"]
     assert max(found.values()) < 1e-3
 
@@ -103,12 +108,11 @@ def test_a_decode_step_of_many_that_is_wrong_fails(one_layer, monkeypatch):
         gate(*engine, LENGTHS, 3)
 
 
-def test_what_is_not_a_number_fails(one_layer, monkeypatch):
-    whole = plain_attention.attend
-    monkeypatch.setattr(plain_attention, "attend", lambda *given: jnp.nan * whole(*given))
-    engine = _engine(one_layer)
+def test_what_is_not_a_number_fails(right: tuple[Engine, Mapping], monkeypatch):
+    whole = Dense.logprobs
+    monkeypatch.setattr(Dense, "logprobs", lambda *given: [np.nan * each for each in whole(*given)])
     with pytest.raises(GateError, match="nan nats"):
-        gate(*engine, LENGTHS, 3)
+        gate(*right, LENGTHS, 3)
 
 
 def _fails(engine: Engine, parameters: Mapping, lengths: Sequence[int], at_once: int, name: str = "") -> None:

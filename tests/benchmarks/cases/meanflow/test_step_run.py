@@ -25,7 +25,11 @@ class Again:
 
 @pytest.mark.parametrize(
     "make",
-    [lambda loss: StepCase("step", loss), lambda loss: Pass("JVP", "jvp"), lambda loss: Pass("target", "target")],
+    [
+        lambda loss: StepCase("step", loss),
+        lambda loss: Pass("JVP", "jvp"),
+        pytest.param(lambda loss: Pass("target", "target"), marks=pytest.mark.thorough),
+    ],
 )
 def test_a_replay_is_compared_with_what_it_records(monkeypatch, make):
     monkeypatch.setattr(bench_step_run, "CudaGraph", Again)

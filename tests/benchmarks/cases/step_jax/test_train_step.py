@@ -59,6 +59,8 @@ def test_the_tree_has_berts_shape():
 
 def test_a_section_without_a_row_does_not_keep_the_next_from_being_measured(tmp_path, monkeypatch):
     monkeypatch.setattr(bench_train_step, "step_times", lambda *_, **__: {})
+    monkeypatch.setattr(bench_train_step, "host_times", lambda *_: {"flat list": _times(1.0, 2.0)})
+    monkeypatch.setattr(bench_train_step, "parts", lambda *_: {})
     options = TrainStepOptions(model="tiny", calls=10, only=("TrainStep",), sections=("step", "host"))
     with pytest.raises(ConfigError, match="train-step--tiny--step--.* was not written. Give more time"):
         run(options, _network, tmp_path)
@@ -134,7 +136,7 @@ def test_no_section_but_the_first_is_begun_without_time(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("modes", "named"),
     [
-        (("dropout", "sdpa"), None),
+        pytest.param(("dropout", "sdpa"), None, marks=pytest.mark.thorough),
         pytest.param(("eager",), "eager", marks=pytest.mark.thorough),
         (("sdpa", "eager", "dropout"), "sdpa-eager-dropout"),
     ],
@@ -169,7 +171,8 @@ def test_names_that_are_not():
         run(TrainStepOptions(model="tiny", only=("nothing",)), _network, Path("unused"))
 
 
-@pytest.mark.parametrize("asked", [pytest.param("flat", marks=pytest.mark.thorough), "=flat list"])
+@pytest.mark.thorough  # the step above is compared with ways that are asked for alone, too
+@pytest.mark.parametrize("asked", ["flat", "=flat list"])
 def test_what_is_compared_with_may_be_asked_for_alone(tmp_path, asked):
     (path,) = run(TrainStepOptions(("static",), model="tiny", calls=10, only=(asked,)), _network, tmp_path)
     assert [row["name"] for row in read_result(path)["rows"]] == ["flat list, leaves", "flat list, static"]

@@ -78,7 +78,9 @@ def test_a_static_field_of_a_batch_is_named():
         step(state, Batch(batch_of(0)["x"], 3))
 
 
-@pytest.mark.parametrize("form", ["flat", "grouped", "accumulated", "call", "partition"])
+@pytest.mark.parametrize(
+    "form", ["flat", "grouped", pytest.param("accumulated", marks=pytest.mark.thorough), "call", "partition"]
+)
 def test_without_jit_a_loop_gives_the_same_and_warns_of_nothing(form):
     batches = [batch_of(5 + i) for i in range(2)]
     expected = plain_loop(Net(1), adam(), batches)
