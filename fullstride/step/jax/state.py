@@ -120,10 +120,15 @@ class State:
         return self.carry.opt_state
 
     @property
+    def nn_state(self) -> Any:
+        """What the loss itself reads and rewrites, such as BatchNorm's statistics; None without it."""
+        return self.carry.nn_state
+
+    @property
     def step(self) -> int:
         """Number of steps taken; waits for the device only if the state was made by hand."""
         if self._count is None:
-            self._count = int(self.carry.taken)
+            self._count = int(jax.tree.leaves(self.carry.taken)[0])
         return self._count
 
     def _with(self, params: Any) -> Any:

@@ -1,7 +1,7 @@
 """TrainStep: an Equinox training step that costs the host what `jax.jit` costs on a flat list of buffers."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -11,10 +11,12 @@ import jax
 import numpy as np
 
 from fullstride.errors import ConfigError
+from fullstride.step.jax.compile_report import CompileReport
 from fullstride.step.jax.loss import LossFn, describe
 from fullstride.step.jax.metrics import NOTHING_YET, Metrics
+from fullstride.step.jax.parts import recipes_of
 from fullstride.step.jax.precision import Precision, precision_of
-from fullstride.step.jax.program import CompileReport, StepProgram
+from fullstride.step.jax.program import StepProgram
 from fullstride.step.jax.retrace import RetraceWatch, listed
 from fullstride.step.jax.sharding import Sharding
 from fullstride.step.jax.state import State
@@ -28,6 +30,9 @@ class TrainStep:
     """`state, metrics = step(state, batch, key)`: partitioned once, leaves held flat, buffers donated, never waiting.
 
     `loss_fn(model, batch, key)` returns a scalar loss, or the pair of it and aux: a dict's entries become metrics.
+    With `nn_state` it is `loss_fn(model, nn_state, batch, key)`, and returns (loss, nn_state) or (loss, nn_state, aux).
+    Several models are a dict, with a dict of losses and one of optimizers by the model that each trains: each loss is
+    given every model, one after another in the losses' order, and differentiated with respect to its own.
     A loss or a metric over a number that varies, such as tokens, is a `Mean`, so that it is exact when accumulated.
     The metrics that a call returns are those of the step before. What `equinox.error_if` or a loss that is not finite
     has to say is raised by the first call after the step is done, once it has sent its own step off, so that looking
@@ -36,10 +41,11 @@ class TrainStep:
 
     def __init__(
         self,
-        loss_fn: LossFn,
-        optimizer: Transformation,
+        loss_fn: LossFn | Mapping[str, LossFn],
+        optimizer: Transformation | Mapping[str, Transformation],
         model: Any,
         *,
+        nn_state: Any = None,
         wrt: Any = eqx.is_inexact_array,
         accumulate: int = 1,
         precision: str | Precision = "fp32",
@@ -57,9 +63,13 @@ class TrainStep:
         """Take the model apart; nothing is computed or compiled yet.
 
         Args:
-            loss_fn: function of (model, batch, key).
-            optimizer: an optax transformation of gradients, parameters and, as `value` if it takes that, the loss.
+            loss_fn: function of (model, batch, key), or a dict of them; metrics are then named `model/loss`.
+            optimizer: an optax transformation of gradients, parameters and, as `value` if it takes that, the loss; or
+                a dict of them.
             model: any pytree, usually an `equinox.Module`; it stays as it is, and `init` starts from it.
+            nn_state: what the loss reads and rewrites without a gradient, usually an `equinox.nn.State`, or any pytree,
+                such as a target network. It keeps its dtypes, is passed from one micro-batch to the next, and stays as
+                it was in a step that is skipped.
             wrt: which leaves are trained, a filter as `equinox.partition` takes it.
             accumulate: micro-batches of a step; the first axis of every leaf of the batch is divided by it.
             precision: `fp32`, `bf16`, `fp16`, or a `Precision`. Parameters and state keep their own dtypes.
@@ -80,23 +90,26 @@ class TrainStep:
 
         """
         numbers = precision_of(precision)
-        recipe = StepRecipe(loss_fn, optimizer, numbers, accumulate, ema, has_aux, grad_norm, skip_nonfinite, sharding)
+        settings = numbers, accumulate, ema, has_aux, grad_norm, skip_nonfinite, sharding
+        recipes = recipes_of(loss_fn, optimizer, model, lambda loss, tx: StepRecipe(loss, tx, *settings))
         require_count("steps_per_call", steps_per_call)
-        self._model, self.steps_per_call, self.sharding = model, steps_per_call, sharding
+        self._model, self._nn_state = model, nn_state
+        self.steps_per_call, self.sharding = steps_per_call, sharding
         self.retraces, self.stopwatch = RetraceWatch(on_retrace), Stopwatch()
         self.watch = RunningSteps(check_finite and not skip_nonfinite and numbers.dynamic is None)
-        self.program = StepProgram(recipe, model, wrt, layout, donate, steps_per_call, self.retraces)
+        self.program = StepProgram(recipes, model, nn_state, wrt, layout, donate, steps_per_call, self.retraces)
         self._late = NOTHING_YET
         silence_callbacks()
 
-    def init(self, model: Any = None) -> State:
-        """Return a state before the first step, from this model or the constructor's; its arrays are copies.
+    def init(self, model: Any = None, nn_state: Any = None) -> State:
+        """Return a state before the first step, from these or the constructor's; its arrays are copies.
 
         Raises:
-            ConfigError: for a model of another structure, shape or dtype than at construction.
+            ConfigError: for a model or nn_state of another structure, shape or dtype than at construction.
 
         """
-        return self.program.start(self._model if model is None else model)
+        model = self._model if model is None else model
+        return self.program.start(model, self._nn_state if nn_state is None else nn_state)
 
     def __call__(self, state: State | Any, batch: Any, key: Any = None) -> tuple[State, Metrics]:
         """Dispatch one step.

@@ -51,8 +51,8 @@ def _expect_no_statistics(params: Any) -> None:
     nodes = jtu.tree_leaves(params, is_leaf=is_state)
     if any(is_state(node) and jtu.tree_leaves(node) for node in nodes):
         raise ConfigError(
-            "wrt takes an equinox.nn.State, such as BatchNorm's statistics, which no optimizer trains; hand it to the "
-            "loss with the batch of a make_train_step, or, if it is constant, exclude it from wrt"
+            "wrt takes an equinox.nn.State, such as BatchNorm's statistics, which no optimizer trains; give it as "
+            "TrainStep(..., nn_state=state), or, if it is constant, exclude it from wrt"
         )
 
 
@@ -76,7 +76,12 @@ def _chosen(model: Any, wrt: Any) -> Any:
 
 
 def checked_like(
-    structure: Structure, leaves: Sequence[Any], expected: Structure, like: Sequence[Any], what: str = "the optimizer"
+    structure: Structure,
+    leaves: Sequence[Any],
+    expected: Structure,
+    like: Sequence[Any],
+    what: str = "the optimizer",
+    kept: str = "its state or of the parameters; a step must keep both",
 ) -> None:
     """Check that a step's state has the structure, shapes and dtypes it had before.
 
@@ -85,7 +90,7 @@ def checked_like(
 
     """
     if structure is not expected:
-        raise ConfigError(f"{what} changed the structure of its state or of the parameters; a step must keep both")
+        raise ConfigError(f"{what} changed the structure of {kept}")
     for name, new, old in zip(expected.names(), leaves, like, strict=True):
         if new.shape != old.shape or new.dtype != old.dtype:
             raise ConfigError(
