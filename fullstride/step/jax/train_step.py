@@ -14,6 +14,7 @@ from fullstride.errors import ConfigError
 from fullstride.step.jax.compile_report import CompileReport
 from fullstride.step.jax.loss import LossFn, describe
 from fullstride.step.jax.metrics import NOTHING_YET, Metrics
+from fullstride.step.jax.nnx import nnx_models, require_none
 from fullstride.step.jax.parts import recipes_of
 from fullstride.step.jax.precision import Precision, precision_of
 from fullstride.step.jax.program import StepProgram
@@ -22,7 +23,7 @@ from fullstride.step.jax.sharding import Sharding
 from fullstride.step.jax.state import State
 from fullstride.step.jax.step_timing import Pace, Stopwatch
 from fullstride.step.jax.trees.ownership import device_of, is_deleted, private
-from fullstride.step.jax.update import Ema, StepRecipe, Transformation, require_count
+from fullstride.step.jax.update import Ema, StepRecipe, require_count
 from fullstride.step.jax.watch import RunningSteps, silence_callbacks, translated
 
 
@@ -42,7 +43,7 @@ class TrainStep:
     def __init__(
         self,
         loss_fn: LossFn | Mapping[str, LossFn],
-        optimizer: Transformation | Mapping[str, Transformation],
+        optimizer: Any,
         model: Any,
         *,
         nn_state: Any = None,
@@ -66,11 +67,14 @@ class TrainStep:
             loss_fn: function of (model, batch, key), or a dict of them; metrics are then named `model/loss`.
             optimizer: an optax transformation of gradients, parameters and, as `value` if it takes that, the loss; or
                 a dict of them.
-            model: any pytree, usually an `equinox.Module`; it stays as it is, and `init` starts from it.
+            model: any pytree, usually an `equinox.Module`; it stays as it is, and `init` starts from it. A loss may
+                change the other state of a `flax.nnx.Module`; its optimizer is optax's or an `nnx.Optimizer`, and
+                `state.write_to(model, optimizer)` writes back.
             nn_state: what the loss reads and rewrites without a gradient, usually an `equinox.nn.State`, or any pytree,
                 such as a target network. It keeps its dtypes, is passed from one micro-batch to the next, and stays as
                 it was in a step that is skipped.
-            wrt: which leaves are trained, a filter as `equinox.partition` takes it.
+            wrt: which leaves are trained, a filter as `equinox.partition` takes it; of a `flax.nnx.Module` as
+                `flax.nnx.split` does, by default `nnx.Param`.
             accumulate: micro-batches of a step; the first axis of every leaf of the batch is divided by it.
             precision: `fp32`, `bf16`, `fp16`, or a `Precision`. Parameters and state keep their own dtypes.
             ema: decay of an average of the parameters, or a function from the step's number (an array) to it.
@@ -90,6 +94,12 @@ class TrainStep:
 
         """
         numbers = precision_of(precision)
+        nnx = nnx_models(model, optimizer, wrt)
+        if nnx is not None:
+            require_none(nn_state)
+            (model, nn_state), wrt = nnx.split(model), True
+            loss_fn, optimizer = nnx.loss(loss_fn, has_aux), nnx.transformation(optimizer)
+            has_aux = True
         settings = numbers, accumulate, ema, has_aux, grad_norm, skip_nonfinite, sharding
         recipes = recipes_of(loss_fn, optimizer, model, lambda loss, tx: StepRecipe(loss, tx, *settings))
         require_count("steps_per_call", steps_per_call)
@@ -98,6 +108,7 @@ class TrainStep:
         self.retraces, self.stopwatch = RetraceWatch(on_retrace), Stopwatch()
         self.watch = RunningSteps(check_finite and not skip_nonfinite and numbers.dynamic is None)
         self.program = StepProgram(recipes, model, nn_state, wrt, layout, donate, steps_per_call, self.retraces)
+        self.program.blueprint.nnx = nnx
         self._late = NOTHING_YET
         silence_callbacks()
 
@@ -108,6 +119,10 @@ class TrainStep:
             ConfigError: for a model or nn_state of another structure, shape or dtype than at construction.
 
         """
+        nnx = self.program.blueprint.nnx
+        if model is not None and nnx is not None:
+            require_none(nn_state)
+            model, nn_state = nnx.split(model)
         model = self._model if model is None else model
         return self.program.start(model, self._nn_state if nn_state is None else nn_state)
 
