@@ -97,20 +97,34 @@ class StepProgram:
             placed.append(jax.ShapeDtypeStruct(kind.shape, kind.dtype, sharding=place))
         return tuple(placed)
 
-    def start(self, model: Any, nn_state: Any) -> State:
-        """Return a state before the first step, made of copies.
+    def start(self, model: Any, nn_state: Any, opt_state: Any = None, ema_model: Any = None, count: int = 0) -> State:
+        """Return a state before its next step, made of copies; what is None is as before the first step.
 
         Raises:
-            ConfigError: for a model or nn_state of another structure, shape or dtype than the program's.
+            ConfigError: for trees of another structure, shape or dtype than the program's.
 
         """
         structure, params, fixed = partitioned(model, self.wrt)
         self._check_model(structure, [*jax.tree.leaves(params), *fixed])
         carry = start(self.recipes, params, _arrays(nn_state))
+        carry = carry._replace(taken=jax.tree.map(lambda x: jnp.full_like(x, count), carry.taken))
+        if opt_state is not None:
+            carry = carry._replace(opt_state=_arrays(opt_state))
+        if ema_model is not None:
+            carry = carry._replace(ema=self._average(ema_model, carry.ema))
         shape, (leaves,) = split(carry, lambda x: eqx.is_array(x) or isinstance(x, jax.ShapeDtypeStruct))
-        what = "init()" if jax.tree.leaves(nn_state) else "the optimizer"
-        checked_like(shape, leaves, self.blueprint.carry, self.leaves, what)
-        return self.state([copied(x) for x in leaves], tuple(map(strongly_typed, fixed)), 0)
+        kept = "its state or of the parameters; expected those of this model and optimizer"
+        checked_like(shape, leaves, self.blueprint.carry, self.leaves, "init()", kept)
+        return self.state([copied(x) for x in leaves], tuple(map(strongly_typed, fixed)), count)
+
+    def _average(self, model: Any, like: Any) -> Any:
+        if like is None:
+            raise ConfigError("ema_model: this step keeps no average; build it with ema=")
+        structure, params, fixed = partitioned(model, self.wrt)
+        self._check_model(structure, [*jax.tree.leaves(params), *fixed])
+        if None not in self.recipes:
+            params = {name: params[name] for name in like}
+        return jax.tree.map(lambda p, a: p.astype(a.dtype), params, like)
 
     def _check_model(self, structure: Structure, arrays: list[Any]) -> None:
         if any(isinstance(x, jax.ShapeDtypeStruct) for x in arrays):

@@ -112,11 +112,20 @@ class TrainStep:
         self._late = NOTHING_YET
         silence_callbacks()
 
-    def init(self, model: Any = None, nn_state: Any = None) -> State:
-        """Return a state before the first step, from these or the constructor's; its arrays are copies.
+    def init(
+        self, model: Any = None, *, nn_state: Any = None, opt_state: Any = None, ema_model: Any = None, step: int = 0
+    ) -> State:
+        """Return a state before its first step here, from these or the constructor's; its arrays are copies.
+
+        Args:
+            model: of the same structure, shapes and dtypes as at construction.
+            nn_state: the same.
+            opt_state: optax's, as a loop or a checkpoint of the user's own has it; None starts anew.
+            ema_model: average of the model's parameters; None starts from the model.
+            step: steps that were taken.
 
         Raises:
-            ConfigError: for a model or nn_state of another structure, shape or dtype than at construction.
+            ConfigError: for trees of another structure, shape or dtype.
 
         """
         nnx = self.program.blueprint.nnx
@@ -124,7 +133,8 @@ class TrainStep:
             require_none(nn_state)
             model, nn_state = nnx.split(model)
         model = self._model if model is None else model
-        return self.program.start(model, self._nn_state if nn_state is None else nn_state)
+        nn_state = self._nn_state if nn_state is None else nn_state
+        return self.program.start(model, nn_state, opt_state, ema_model, step)
 
     def __call__(self, state: State | Any, batch: Any, key: Any = None) -> tuple[State, Metrics]:
         """Dispatch one step.
