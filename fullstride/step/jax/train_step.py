@@ -240,4 +240,9 @@ class TrainStep:
                 return ConfigError(f"{name} is a {type(leaf).__name__}; expected arrays or numbers")
         if isinstance(error, TypeError | ValueError) and not isinstance(error, ConfigError):
             error.add_note(f"The step was called with {listed(batch=batch, key=key)}.")
+            if (count := self.program.parts[0].recipe.accumulate) > 1:
+                error.add_note(
+                    f"accumulate={count} divides the first axis of every array; give a batch whose arrays hold the "
+                    "sizes of their axes, such as haliax.NamedArray, as plain arrays."
+                )
         return translated(error, f" (step {number})")
