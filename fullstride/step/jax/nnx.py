@@ -25,19 +25,21 @@ class NnxModels:
     Attributes:
         wrt: the filter.
         graphdefs: the static part of each module.
-        steps: the steps that an `nnx.Optimizer` had counted.
 
     """
 
     def __init__(self, nnx: Any, model: Any, optimizer: Any, wrt: Any):
         self._nnx = nnx
-        given = [o for o in _members(optimizer) if isinstance(o, nnx.Optimizer)]
-        filters = [o.wrt for o in given] if wrt is eqx.is_inexact_array else [wrt]
+        self._optimizers = [o for o in _members(optimizer) if isinstance(o, nnx.Optimizer)]
+        filters = [o.wrt for o in self._optimizers] if wrt is eqx.is_inexact_array else [wrt]
         if any(wrt != filters[0] for wrt in filters):
             raise ConfigError(f"optimizer: they have the filters {filters}; expected one wrt for all models")
-        self.wrt, self.steps = filters[0] if filters else nnx.Param, int(given[0].step[...]) if given else 0
-        self.graphdefs: Any = None
+        self.wrt = filters[0] if filters else nnx.Param
         self.graphdefs = self._apart(model)[0]
+
+    def taken(self) -> int:
+        """Return the steps that an `nnx.Optimizer` has counted so far."""
+        return int(self._optimizers[0].step[...]) if self._optimizers else 0
 
     def split(self, model: Any) -> tuple[Any, Any]:
         """Return what is trained, and all other state.
@@ -98,7 +100,7 @@ class NnxModels:
         if optimizer is not None:
             for held, new in zip(_members(optimizer), _members(opt_state, optimizer), strict=True):
                 self._nnx.update(held.opt_state, self._nnx.state(new))
-                held.step[...] = jnp.asarray(self.steps + count, held.step[...].dtype)
+                held.step[...] = jnp.asarray(count, held.step[...].dtype)
 
     def _apart(self, model: Any) -> tuple[Any, Any, Any]:
         leaves, treedef = jax.tree.flatten(model, is_leaf=self._is_module)
@@ -133,6 +135,19 @@ def _members(given: Any, like: Any = None) -> list[Any]:
     """The one that is given, or those of a dict, in the order of another one's names."""
     like = given if like is None else like
     return [given[name] for name in like] if isinstance(like, dict) else [given]
+
+
+def require_no_module(model: Any) -> None:
+    """Check that a tree holds no `flax.nnx.Module`: as a plain pytree, what a loss writes into one would be lost.
+
+    Raises:
+        ConfigError: if it holds one.
+
+    """
+    nnx = sys.modules.get("flax.nnx")
+    is_module = lambda x: nnx is not None and isinstance(x, nnx.Module)  # noqa: E731
+    if nnx is not None and any(map(is_module, jax.tree.leaves(model, is_leaf=is_module))):
+        raise ConfigError("model holds a flax.nnx.Module; expected it alone, or in a dict, as the model of a TrainStep")
 
 
 def require_none(nn_state: Any) -> None:

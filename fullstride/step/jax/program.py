@@ -113,6 +113,8 @@ class StepProgram:
         if ema_model is not None:
             carry = carry._replace(ema=self._average(ema_model, carry.ema))
         shape, (leaves,) = split(carry, lambda x: eqx.is_array(x) or isinstance(x, jax.ShapeDtypeStruct))
+        if any(isinstance(x, jax.ShapeDtypeStruct) for x in leaves):
+            raise ConfigError("nn_state or opt_state: it holds shapes instead of arrays; give init() the arrays")
         kept = "its state or of the parameters; expected those of this model and optimizer"
         checked_like(shape, leaves, self.blueprint.carry, self.leaves, "init()", kept)
         return self.state([copied(x) for x in leaves], tuple(map(strongly_typed, fixed)), count)

@@ -94,6 +94,7 @@ class TrainStep:
 
         """
         numbers = precision_of(precision)
+        self._model, self._nn_state = model, nn_state
         nnx = nnx_models(model, optimizer, wrt)
         if nnx is not None:
             require_none(nn_state)
@@ -103,7 +104,6 @@ class TrainStep:
         settings = numbers, accumulate, ema, has_aux, grad_norm, skip_nonfinite, sharding
         recipes = recipes_of(loss_fn, optimizer, model, lambda loss, tx: StepRecipe(loss, tx, *settings))
         require_count("steps_per_call", steps_per_call)
-        self._model, self._nn_state = model, nn_state
         self.steps_per_call, self.sharding = steps_per_call, sharding
         self.retraces, self.stopwatch = RetraceWatch(on_retrace), Stopwatch()
         self.watch = RunningSteps(check_finite and not skip_nonfinite and numbers.dynamic is None)
@@ -122,17 +122,16 @@ class TrainStep:
             nn_state: the same.
             opt_state: optax's, as a loop or a checkpoint of the user's own has it; None starts anew.
             ema_model: average of the model's parameters; None starts from the model.
-            step: steps that were taken.
+            step: steps that were taken; by default those that an `nnx.Optimizer` has counted.
 
         Raises:
             ConfigError: for trees of another structure, shape or dtype.
 
         """
-        nnx = self.program.blueprint.nnx
-        if model is not None and nnx is not None:
-            require_none(nn_state)
-            model, nn_state = nnx.split(model)
         model = self._model if model is None else model
+        if (nnx := self.program.blueprint.nnx) is not None:
+            require_none(nn_state)
+            (model, nn_state), step = nnx.split(model), step or nnx.taken()
         nn_state = self._nn_state if nn_state is None else nn_state
         return self.program.start(model, nn_state, opt_state, ema_model, step)
 

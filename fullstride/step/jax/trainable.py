@@ -11,6 +11,7 @@ import numpy as np
 
 from fullstride.errors import ConfigError
 from fullstride.step.jax.loss import describe
+from fullstride.step.jax.nnx import require_no_module
 from fullstride.step.jax.trees.ownership import private
 from fullstride.step.jax.trees.structure import STATIC, Structure, assemble
 
@@ -26,6 +27,7 @@ def partitioned(model: Any, wrt: Any) -> tuple[Structure, Any, tuple[Any, ...]]:
         ConfigError: if nothing is trained, or a trained leaf cannot be.
 
     """
+    require_no_module(model)
     chosen = _chosen(model, wrt)
     leaves, treedef = jtu.tree_flatten(private(model))
     # In JAX's own dtypes: fp64 is none of them unless it is switched on.

@@ -9,7 +9,7 @@ import optax
 import pytest
 
 from fullstride.errors import ConfigError
-from fullstride.step.jax import TrainStep
+from fullstride.step.jax import Optimizer, TrainStep
 from fullstride.step.jax.checkpoint import Checkpoints
 from tests.step.jax.nets import batch_of, run
 
@@ -37,11 +37,11 @@ def loss_fn(model, batch, key=None):
     return ((model(batch["x"]) - batch["y"]) ** 2).mean(), {"rows": jnp.asarray(len(batch["x"]))}
 
 
-BATCHES = [batch_of(i) for i in range(4)]
+BATCHES, TX = [batch_of(i) for i in range(4)], optax.adam(1e-2)
 
 
 def _made(model: Any) -> Any:
-    return nnx.Optimizer(model, optax.adam(1e-2), wrt=nnx.Param)
+    return nnx.Optimizer(model, TX, wrt=nnx.Param)
 
 
 @nnx.jit
@@ -74,7 +74,7 @@ def by_hand():
 def test_a_module_trains_as_in_the_loop_by_hand_and_is_written_back(layout, by_hand, tmp_path):
     model = Normed()
     optimizer = _made(model)
-    step = TrainStep(loss_fn, optax.adam(1e-2), model, layout=layout, on_retrace="raise")
+    step = TrainStep(loss_fn, TX, model, layout=layout, on_retrace="raise")
     state, losses = run(step, BATCHES[:2])
     with Checkpoints(tmp_path) as checkpoints:
         checkpoints.save(state)
@@ -99,9 +99,13 @@ def test_an_optimizer_in_the_middle_of_a_run_goes_on(by_hand):
     step = TrainStep(loss_fn, optimizer, model)
     state, losses = run(step, BATCHES[2:])
     assert first + losses == by_hand[2]
+    assert state.step == 4
     state.write_to(model, optimizer)
     _same(optimizer, by_hand[1])
     assert optimizer.step[...] == 4
+    # A start is from the module as it is by then.
+    _same(step.init().model, by_hand[0])
+    assert step.init().step == 4
 
 
 def test_two_modules_with_an_optimizer_each_and_several_steps_of_a_call():
@@ -162,5 +166,8 @@ def test_what_a_step_would_lose_is_refused():
         TrainStep(loss_fn, optax.sgd(0.1), Normed()).init(Head())
     with pytest.raises(ConfigError, match=r"model holds a int beside a flax\.nnx\.Module"):
         TrainStep(loss_fn, optax.sgd(0.1), {"a": Head(), "b": 3})
+    for misplaced in (lambda: TrainStep(loss_fn, optax.sgd(0.1), [Head()]), lambda: Optimizer.create(TX, Head())):
+        with pytest.raises(ConfigError, match=r"holds a flax\.nnx\.Module; expected it alone, or in a dict"):
+            misplaced()
     with pytest.raises(ConfigError, match=r"only a flax\.nnx\.Module can be written to"):
         TrainStep(lambda m, b, k: m["w"].sum(), optax.sgd(0.1), {"w": jnp.ones(2)}).init().write_to(None)

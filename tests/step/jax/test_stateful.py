@@ -235,6 +235,8 @@ def test_any_tree_may_be_a_state_and_another_may_start():
     assert (state.nn_state["n"], step.finish()["seen"]) == (6, 5)
     state, _ = step(step.init(nn_state={"n": jnp.int32(9)}), np.ones(3, "f"))
     assert state.nn_state["n"] == 10
+    with pytest.raises(ConfigError, match="nn_state or opt_state: it holds shapes instead of arrays"):
+        step.init(nn_state=jax.eval_shape(lambda: {"n": jnp.int32(9)}))
     with pytest.raises(ConfigError, match=r"init\(\) turned nn_state\['n'\] from int32\[\] into int32\[2\]"):
         step.init(nn_state={"n": jnp.zeros(2, "int32")})
 
