@@ -70,7 +70,7 @@ def by_hand():
         return model, optimizer, _by_hand(model, optimizer)
 
 
-@pytest.mark.parametrize("layout", ["flat", "grouped"])
+@pytest.mark.parametrize("layout", [pytest.param("flat", marks=pytest.mark.thorough), "grouped"])
 def test_a_module_trains_as_in_the_loop_by_hand_and_is_written_back(layout, by_hand, tmp_path):
     model = Normed()
     optimizer = _made(model)

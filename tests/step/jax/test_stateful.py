@@ -101,7 +101,7 @@ def _call_style(**settings):
     return model, state, losses
 
 
-@pytest.mark.parametrize("layout", ["flat", "grouped"])
+@pytest.mark.parametrize("layout", [pytest.param("flat", marks=pytest.mark.thorough), "grouped"])
 def test_a_train_step_carries_the_state_as_the_loop_by_hand(layout, expected):
     step = _step(layout=layout)
     state, losses = run(step, BATCHES)
