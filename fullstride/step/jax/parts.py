@@ -117,8 +117,9 @@ def joined(parts: list[Part], leaves: int, trainable: int) -> GroupedLeaves:
     own = [[tuple(part.leaves[i] for i in group) for group in part.layout.groups] for part in parts]
     taken = {i for part in parts for i in part.leaves}
     groups = sorted([*(group for of in own for group in of), *((i,) for i in range(leaves) if i not in taken)])
+    places = {group: place for place, group in enumerate(groups)}
     for part, of in zip(parts, own, strict=True):
-        part.buffers = tuple(map(groups.index, of))
+        part.buffers = tuple(map(places.__getitem__, of))
     return GroupedLeaves(tuple(groups), trainable)
 
 
