@@ -18,7 +18,7 @@ WRONG = (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, Na
 FIRST = ("row", "median", "p10", "p90", "bound", "by", "over", "peak_bytes", "why")
 SHOWN = {"median": "median ms", "bound": "bound ms", "by": "bound by", "over": "x bound", "peak_bytes": "peak GiB"}
 ORIGIN = ("case", "machine", "device", "commit", "date", "file", "metric", "what", "note")
-ELSEWHERE = ("left_out", "targets", "fits", "ready_seconds", "parameters")  # conditions that are no choices
+ELSEWHERE = ("left_out", "targets", "fits", "savings", "ready_seconds", "parameters")  # conditions that are no choices
 
 
 def render(template: str, **values: Any) -> str:

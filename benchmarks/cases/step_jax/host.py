@@ -13,8 +13,9 @@ import jax
 import numpy as np
 from equinox._compile_utils import hashable_combine, hashable_partition
 
+from benchmarks.cases.step_jax.nnx_ways import NNX_WAYS
 from benchmarks.cases.step_jax.ways import WAYS, Running, trained
-from benchmarks.cases.step_jax.workload import Workload
+from benchmarks.cases.step_jax.workload import Workload, busy, tree
 from benchmarks.harness.budget import NO_TIME, Budget, say
 from fullstride.measure.gate import GateError
 from fullstride.measure.timing import Timing
@@ -94,7 +95,7 @@ def started(
         if ways and budget is not None and budget.spent:
             say(f"left out: {name}: {NO_TIME}")
             continue
-        ways[name] = WAYS[name](workload)
+        ways[name] = (WAYS | NNX_WAYS)[name](workload)
         start = time.perf_counter()
         jax.block_until_ready(ways[name].call())
         first[name] = (time.perf_counter() - start) * 1e3 + ways[name].compile_ms
@@ -161,7 +162,29 @@ def parts(workload: Workload, repeats: int) -> dict[str, Timing]:
     return {name: Timing(0.0, tuple(samples["cpu"]), None) for name, samples in found.items()}
 
 
+def product_ms(count: int = 20) -> float:
+    """Return the milliseconds of one of the products that `workload.busy` makes."""
+    work = busy(tree("tiny"), count)
+    run = jax.jit(lambda batch, key: work.loss_fn(tree("tiny").model(), batch, key))
+    jax.block_until_ready(run(work.batch, work.key))
+    start = time.perf_counter()
+    jax.block_until_ready(run(work.batch, work.key))
+    return (time.perf_counter() - start) * 1e3 / count
+
+
 def slope(leaves: Sequence[int], ms: Sequence[float]) -> tuple[float, float]:
     """Return microseconds per leaf, and milliseconds for none, by least squares."""
     line = statistics.linear_regression(leaves, ms)
     return line.slope * 1e3, line.intercept
+
+
+def law(leaves: Sequence[int], ms: Sequence[float]) -> dict[str, float]:
+    """Fit `ms = a + b n` by least squares of the relative error, over sizes that differ by orders of magnitude.
+
+    Returns:
+        b in microseconds, a, and the largest |fit / measured - 1|.
+
+    """
+    n, t = np.asarray(leaves, "d"), np.asarray(ms, "d")
+    (a, b), *_ = np.linalg.lstsq(np.stack([1 / t, n / t], 1), np.ones_like(t))
+    return {"us_per_array": 1e3 * float(b), "ms_at_none": float(a), "worst": float(np.abs((a + b * n) / t - 1).max())}

@@ -9,7 +9,7 @@ import typer
 from benchmarks.harness.options import CaseOptions, Names, Seconds, among
 from fullstride.errors import ConfigError
 
-SECTIONS = ("host", "leaves", "static", "step")
+SECTIONS = ("host", "leaves", "static", "law", "saving", "nnx", "step")
 MODELS = ("tiny", "mini", "small", "medium", "base", "large")
 PRECISIONS = ("fp32", "bf16")
 # Nothing dropped, by fused attention and by attention written out; dropped beside fused attention, and everywhere.

@@ -107,11 +107,15 @@ def target_lines(result: CaseResult) -> list[str]:
 
 
 def fit_lines(result: CaseResult) -> list[str]:
-    """Return a line per way with the growth of its time with the number of arrays."""
-    return [
-        f"{name}: {fit['us_per_array']:.2f} us an array, {fit['ms_at_none'] * 1e3:+.0f} us besides"
-        for name, fit in result.conditions.get("fits", {}).items()
-    ]
+    """Return a line per way with the growth of its time with the number of arrays, or its saving in a loop."""
+    lines = []
+    for name, fit in result.conditions.get("fits", {}).items():
+        within = f", within {fit['worst']:.0%}" if "worst" in fit else ""
+        lines.append(
+            f"{name}: {fit['us_per_array']:.2f} us an array, {fit['ms_at_none'] * 1e3:+.0f} us besides{within}"
+        )
+    saved = result.conditions.get("savings", {})
+    return lines + [f"{name}: {share:.1%} of filter_jit's loop saved" for name, share in saved.items()]
 
 
 def step_table(result: CaseResult) -> Table:

@@ -1,8 +1,9 @@
 """`python -m benchmarks train-step`: cost of calling a training step, by the way of calling it.
 
 `host` is dispatch alone, on a tree of BERT's shape whose step rewrites each array once; `leaves` is the same against
-the number of arrays, `static` with static fields in place of leaves; `step` is a BERT's real step beside its bare
-executable.
+the number of arrays, `static` with static fields in place of leaves, `law` from 20 arrays to 5,000 with a fit, and
+`nnx` of a Flax NNX module beside Flax's own ways. `saving` is a loop whose device works for 5 to 100 ms a step; `step`
+is a BERT's real step beside its bare executable.
 """
 
 import time
@@ -13,7 +14,8 @@ from typing import Any
 import jax
 
 from benchmarks.cases.step_jax.ceilings import jax_ceilings, platform
-from benchmarks.cases.step_jax.host import Times, host_times, parts, slope
+from benchmarks.cases.step_jax.host import Times, host_times, law, parts, product_ms, slope
+from benchmarks.cases.step_jax.nnx_ways import NNX_WAYS, nnx_tree
 from benchmarks.cases.step_jax.options import USUAL, TrainStepOptions
 from benchmarks.cases.step_jax.real import NAMES, StepTimes, over, step_times, verdict
 from benchmarks.cases.step_jax.table import (
@@ -26,7 +28,7 @@ from benchmarks.cases.step_jax.table import (
     target_lines,
 )
 from benchmarks.cases.step_jax.ways import BARE, FLAT, WAYS
-from benchmarks.cases.step_jax.workload import StaticDropout, Workload, tree
+from benchmarks.cases.step_jax.workload import StaticDropout, Workload, busy, tower, tree
 from benchmarks.harness.budget import NO_TIME, Budget, say
 from benchmarks.harness.environment import environment, slug, xla_flags
 from benchmarks.harness.results import CaseResult, Row, at, write_result
@@ -38,7 +40,14 @@ from fullstride.measure.timing import Timing
 # Ways that the sections about trees compare.
 SOME = ("filter_jit", "filter_jit patched", "filter_jit + Optimizer", "hoisted partition", FLAT)
 OURS = ("cached_filter_jit", "cached_filter_jit donated", "make_train_step", "TrainStep", "TrainStep grouped")
+TRAIN_STEPS = OURS[-2:]
 SIZES = ("tiny", "base", "large")
+# Layers of the law's towers: 19 to 4,981 arrays.
+TOWERS = (2, 9, 32, 99, 329, 829)
+LAW = ("filter_jit", "filter_jit donated", FLAT, *OURS)
+# Milliseconds that the device works in a step of the loops whose saving is measured.
+WORK = (5, 20, 100)
+SAVING = (BARE, *TRAIN_STEPS, "cached_filter_jit donated", "filter_jit donated", "filter_jit")
 DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 # A step's median may be this much longer than the bare executable's.
 WITHIN = 1.01
@@ -60,12 +69,14 @@ def run(options: TrainStepOptions, network: Network, out: Path) -> list[Path]:
         if budget.spent and section != options.sections[0]:
             say(f"left out: {section}: {NO_TIME}")
             continue
-        result = {"host": _host, "leaves": _leaves, "static": _static}.get(section, _step)(options, network, budget)
+        result = MEASURED[section](options, network, budget)
         if not result.rows:
             without.append(result)
             continue
         written.append(write_result(result, out))
-        for table in (step_table(result),) if section == "step" else (host_table(result), parts_table(result)):
+        for table in (
+            (step_table(result),) if section in ("step", "saving") else (host_table(result), parts_table(result))
+        ):
             if table.row_count:
                 console.print(table)
         for line in (*target_lines(result), *fit_lines(result), f"written to {written[-1]}"):
@@ -139,13 +150,13 @@ def _host(options: TrainStepOptions, network: Network, budget: Budget) -> CaseRe
 
 
 def _trees(
-    options: TrainStepOptions, section: str, workloads: dict[str, Workload]
+    options: TrainStepOptions, section: str, workloads: dict[str, Workload], names: tuple[str, ...] = (*SOME, *OURS)
 ) -> tuple[CaseResult, dict[str, dict[int, float]]]:
     """Measure a section on several trees by label; also return each way's time by number of arrays."""
     ceilings, rows, gate = jax_ceilings(), [], {}
     found: dict[str, dict[int, float]] = {}
     for label, workload in workloads.items():
-        times = host_times(workload, _chosen(options, (*SOME, *OURS), FLAT), options.calls)
+        times = host_times(workload, _chosen(options, names, FLAT), options.calls)
         gate |= {f"{name}, {label}": t.gate for name, t in times.items()}
         for name, t in times.items():
             rows.append(_row(f"{name}, {label}", workload, t, times, ceilings))
@@ -165,6 +176,36 @@ def _leaves(options: TrainStepOptions, network: Network, budget: Budget) -> Case
 def _static(options: TrainStepOptions, network: Network, budget: Budget) -> CaseResult:
     """Measure whether making non-array leaves static fields helps."""
     return _trees(options, "static", {"leaves": tree(options.model), "static": tree(options.model, StaticDropout)})[0]
+
+
+def _law(options: TrainStepOptions, network: Network, budget: Budget) -> CaseResult:
+    """Fit the cost of an array from 19 to 4,981 of them."""
+    result, found = _trees(options, "law", {work.name: work for work in map(tower, TOWERS)}, LAW)
+    result.conditions["fits"] = {name: law(list(ms), list(ms.values())) for name, ms in found.items()}
+    return result
+
+
+def _nnx(options: TrainStepOptions, network: Network, budget: Budget) -> CaseResult:
+    """Measure a Flax NNX module's step beside Flax's own ways."""
+    names = *NNX_WAYS, FLAT, *TRAIN_STEPS
+    return _trees(options, "nnx", {options.model: nnx_tree(options.model)}, names)[0]
+
+
+def _saving(options: TrainStepOptions, network: Network, budget: Budget) -> CaseResult:
+    """Measure loops whose device works for some milliseconds a step: what of the host's time shows in them."""
+    ceilings, rows, gate, savings = jax_ceilings(), [], {}, {}
+    names, one = _chosen(options, SAVING, BARE), product_ms()
+    for i, ms in enumerate(WORK):
+        workload = busy(tree(options.model), max(1, round(ms / one)))
+        share = Budget.of((budget.until - time.monotonic()) / (len(WORK) - i))
+        times = step_times(workload, names, "fp32", share)
+        gate |= {f"{name}, {ms} ms": t.gate for name, t in times.items()}
+        rows += [_step_row(f"{name}, {ms} ms", workload, t, times, ceilings) for name, t in times.items()]
+        if "filter_jit" in times:
+            plain = times["filter_jit"].free.median_ms
+            savings |= {f"{name}, {ms} ms": 1 - t.free.median_ms / plain for name, t in times.items()}
+        jax.clear_caches()
+    return _result(options, "saving", rows, ceilings, gate, savings=savings)
 
 
 def _step(options: TrainStepOptions, network: Network, budget: Budget) -> CaseResult:
@@ -205,3 +246,14 @@ def _step_row(name: str, workload: Workload, t: StepTimes, times: dict[str, Step
         step, slow = t.free.median_ms, plain.free.median_ms
         extra["break_even"] = break_even(t.blocked.first_ms, step, plain.blocked.first_ms, slow)
     return Row(name, t.blocked, workload.floor(ceilings), extra)
+
+
+MEASURED = {
+    "host": _host,
+    "leaves": _leaves,
+    "static": _static,
+    "law": _law,
+    "saving": _saving,
+    "nnx": _nnx,
+    "step": _step,
+}

@@ -4,7 +4,7 @@ The cost of dispatch depends on the number of leaves and nodes.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import equinox as eqx
@@ -157,8 +157,35 @@ def _update(updates: Any, state: Any, params: Any = None) -> Any:
 TRIVIAL = optax.GradientTransformation(_start, _update)
 
 
+class Tower(eqx.Module):
+    """Linear layers without end, for a law over the number of arrays."""
+
+    layers: list
+    head_out: eqx.nn.Linear
+
+    def __init__(self, layers: int):
+        self.layers, self.head_out = [_linear(WIDTH, WIDTH) for _ in range(layers)], _linear(WIDTH, WORDS)
+
+
 # Layers of BERT's sizes (arXiv:1810.04805, arXiv:1908.08962).
 LAYERS = {"tiny": 2, "mini": 4, "small": 4, "medium": 8, "base": 12, "large": 24}
+
+
+def tower(layers: int) -> Workload:
+    """Return the same on a tower, of 6 arrays a layer with AdamW's state, and 7 beside them."""
+    return replace(tree("tiny"), name=f"{6 * layers + 7} arrays", model=lambda: Tower(layers))
+
+
+def busy(workload: Workload, products: int) -> Workload:
+    """Return a step that also computes as many products of 512 x 512 matrices, one after another."""
+
+    def loss_fn(model: Any, batch: Any, key: Any) -> Any:
+        chain = jax.lax.fori_loop(0, products, lambda _, x: x @ batch["work"], batch["work"])
+        return workload.loss_fn(model, batch, key) + 0 * chain[0, 0]
+
+    work = jnp.eye(512, dtype="float32")
+    flops = 2.0 * 512**3 * products
+    return replace(workload, loss_fn=loss_fn, batch={**workload.batch, "work": work}, flops=flops)
 
 
 def tree(size: str, dropout: type = eqx.nn.Dropout) -> Workload:

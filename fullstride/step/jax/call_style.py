@@ -153,7 +153,7 @@ class CallStyleStep:
         with self.retraces.tracing(batch=batch, key=key, model=model, optimizer=optimizer):
             recipe = StepRecipe(optimizer=optimizer.tx, **self.settings)
             params, rest = eqx.partition(model, optimizer.wrt.tree)
-            grads, loss, aux = differentiate(recipe, params, rest, batch, key)
+            grads, loss, aux, _ = differentiate(recipe, params, rest, batch, key)
             model, optimizer = optimizer(grads, model, loss)
             return model, optimizer, loss if aux is None else aux, loss
 

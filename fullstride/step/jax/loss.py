@@ -15,7 +15,7 @@ from jaxtyping import Array, Float
 from fullstride.errors import ConfigError
 from fullstride.step.jax.precision import is_floating, wide
 
-LossFn = Callable[[Any, Any, Any], Any]
+LossFn = Callable[..., Any]
 
 
 @jax.tree_util.register_dataclass
@@ -82,6 +82,23 @@ def parts_of_loss(out: Any, has_aux: bool | None) -> tuple[Any, Any]:
     return _checked(loss, "a loss"), aux
 
 
+def parts_of_stateful_loss(out: Any, has_aux: bool | None) -> tuple[Any, Any, Any]:
+    """Return the loss, aux and the new state from the result of a loss function that was given a state.
+
+    Raises:
+        ConfigError: unless it is (loss, nn_state) or (loss, nn_state, aux).
+
+    """
+    sizes = (2, 3) if has_aux is None else (3,) if has_aux else (2,)
+    if not (isinstance(out, tuple) and len(out) in sizes):
+        got = f"a tuple of {len(out)}" if isinstance(out, tuple) else describe(out)
+        raise ConfigError(
+            f"loss_fn returned {got}; a loss that is given nn_state returns (loss, nn_state) or (loss, nn_state, aux)"
+        )
+    loss, nn_state, *aux = out
+    return *parts_of_loss((loss, *aux) if aux else loss, bool(aux)), nn_state
+
+
 def _checked(loss: Any, what: str) -> jax.Array:
     if not isinstance(loss, jax.Array):
         raise ConfigError(
@@ -112,22 +129,27 @@ def describe(x: Any) -> str:
     return f"a {type(x).__name__}"
 
 
-def gradients(objective: Callable[..., Any], params: Any, *args: Any) -> tuple[Any, Any, Any]:
-    """Compute gradients with respect to `params`, the loss in fp32 or better, and aux.
+def gradients(objective: Callable[..., Any], params: Any, *args: Any) -> tuple[Any, Any, Any, Any]:
+    """Compute gradients with respect to `params`, the loss in fp32 or better, aux, and the new state's arrays.
 
-    `objective(params, *args)` returns what is differentiated, the loss to report, and aux.
+    `objective(params, *args)` returns what is differentiated, the loss to report, aux, and the arrays.
     """
 
     def paired(params: Any) -> tuple[Any, Any]:
-        value, loss, aux = objective(params, *args)
-        return value, (loss, aux)
+        value, *others = objective(params, *args)
+        return value, others
 
-    grads, (loss, aux) = jax.grad(paired, has_aux=True)(params)
-    return grads, loss, aux
+    grads, others = jax.grad(paired, has_aux=True)(params)
+    return grads, *others
 
 
-def accumulated(objective: Callable[..., Any], count: int, params: Any, batch: Any, key: Any) -> tuple[Any, Any, Any]:
+def accumulated(
+    objective: Callable[..., Any], count: int, params: Any, batch: Any, key: Any, state: tuple[Any, ...] = ()
+) -> tuple[Any, Any, Any, Any]:
     """Accumulate `gradients` over `count` micro-batches: the mean of gradients, losses and floating aux.
+
+    `objective(params, batch, key, state)` is as in `gradients`; each micro-batch gets the state that the one before it
+    left, and the last one's is returned.
 
     Micro-batch i holds the samples i, i + count, ..., so that a batch that is split over devices stays where it is.
     A loss that is a `Mean` weighs each of them by its weight, and so does each `Mean` of aux for itself: the results
@@ -136,24 +158,27 @@ def accumulated(objective: Callable[..., Any], count: int, params: Any, batch: A
     batches = jax.tree_util.tree_map_with_path(lambda path, x: _interleaved(path, x, count), batch)
     keys = split_key(key, count)
 
-    def one(batch: Any, key: Any) -> tuple[Any, Any, Any]:
-        grads, loss, aux = gradients(objective, params, batch, key)
+    def one(state: Any, batch: Any, key: Any) -> tuple[Any, Any]:
+        grads, loss, aux, state = gradients(objective, params, batch, key, state)
         if is_mean(loss):
             # As those of its total, in fp32 or better.
             grads = jax.tree.map(lambda g: g.astype(w := wide(g.dtype)) * loss.divisor.astype(w), grads)
-        return grads, loss, aux
+        return (grads, loss, aux), state
 
-    kinds = jax.eval_shape(one, *jax.tree.map(lambda x: x[0], (batches, keys)))
+    kinds, _ = jax.eval_shape(one, state, *jax.tree.map(lambda x: x[0], (batches, keys)))
 
-    def add(total: Any, inputs: Any) -> tuple[Any, None]:
-        return jax.tree.map(lambda a, b: a + jnp.asarray(b).astype(a.dtype), total, one(*inputs)), None
+    def add(carry: Any, inputs: Any) -> tuple[Any, None]:
+        total, state = carry
+        found, state = one(state, *inputs)
+        return (jax.tree.map(lambda a, b: a + jnp.asarray(b).astype(a.dtype), total, found), state), None
 
     # Sums of bf16 are kept in fp32.
     zeros = jax.tree.map(lambda kind: jnp.zeros(kind.shape, wide(kind.dtype)), kinds)
-    (grads, loss, aux), _ = jax.lax.scan(add, zeros, (batches, keys))
+    ((grads, loss, aux), state), _ = jax.lax.scan(add, (zeros, state), (batches, keys))
     by = loss.divisor if is_mean(loss) else jnp.asarray(count, jnp.float32)
     grads = jax.tree.map(lambda g, p: (g / by.astype(g.dtype)).astype(p.dtype), grads, params)
-    return grads, *jax.tree.map(lambda x, kind: _mean(x, kind, count), (loss, aux), kinds[1:], is_leaf=is_mean)
+    loss, aux = jax.tree.map(lambda x, kind: _mean(x, kind, count), (loss, aux), kinds[1:], is_leaf=is_mean)
+    return grads, loss, aux, state
 
 
 def split_key(key: Any, count: int) -> Any:

@@ -51,7 +51,7 @@ class PartitionedStep:
 
     def _step(self, params: Any, opt_state: Any, batch: Any, key: Any) -> tuple[Any, Any, Any, Any]:
         model, rest = self._shape.build(params), self._model.build((None,) * len(params), self._fixed)
-        grads, loss, aux = differentiate(self.recipe, model, rest, batch, key)
+        grads, loss, aux, _ = differentiate(self.recipe, model, rest, batch, key)
         trees = optimized(self.recipe.optimizer, model, self.combine_state(opt_state), grads, loss)
         (_, (params,)), (_, (opt_state,)) = (split(tree) for tree in trees)
         return params, opt_state, loss, aux

@@ -1,87 +1,37 @@
-"""Compiled side of a TrainStep: its inputs and outputs, its compilation, and XLA's analyses of it."""
+"""Compiled side of a TrainStep: its inputs and outputs, and its compilation."""
 
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from fullstride.errors import ConfigError, one_of
-from fullstride.step.jax.grouped import GroupedLeaves, grouped_layout
 from fullstride.step.jax.loss import describe, split_key
 from fullstride.step.jax.metrics import gathered
+from fullstride.step.jax.parts import (
+    Part,
+    Recipes,
+    beside,
+    changed,
+    filter_of,
+    joined,
+    part_of,
+    parts_of,
+    reported,
+    start,
+)
 from fullstride.step.jax.retrace import RetraceWatch
 from fullstride.step.jax.state import Blueprint, State
 from fullstride.step.jax.trainable import checked_like, partitioned
-from fullstride.step.jax.trees.ownership import copied, is_committed, strongly_typed
+from fullstride.step.jax.trees.ownership import copied, is_committed, private, strongly_typed
 from fullstride.step.jax.trees.structure import Structure, split
-from fullstride.step.jax.update import StepRecipe, differentiate, update
+from fullstride.step.jax.update import StepCarry, differentiate
 
 LAYOUTS = ("flat", "grouped")
-
-
-@dataclass(frozen=True)
-class CompileReport:
-    """Cost and memory of a compiled step, as XLA reports them.
-
-    Attributes:
-        trace_s: seconds to trace and lower it.
-        compile_s: seconds to compile it; few if the persistent cache had it.
-        flops: floating-point operations of one call, as XLA counts them; None if it does not.
-        bytes_accessed: bytes of all its operations' operands and results, an upper bound of the memory traffic.
-        argument_bytes: bytes of state, batch and key.
-        output_bytes: bytes of new state and metrics.
-        aliased_bytes: bytes of outputs that lie in donated buffers.
-        temporary_bytes: bytes that it needs while it runs.
-        executable: JAX's own object.
-
-    """
-
-    trace_s: float
-    compile_s: float
-    flops: float | None
-    bytes_accessed: float | None
-    argument_bytes: int
-    output_bytes: int
-    aliased_bytes: int
-    temporary_bytes: int
-    executable: Any
-
-    @classmethod
-    def of(cls, executable: Any, trace_s: float, compile_s: float) -> "CompileReport":
-        """Read XLA's analyses."""
-        cost, memory = executable.cost_analysis() or {}, executable.memory_analysis()
-        return cls(
-            trace_s=trace_s,
-            compile_s=compile_s,
-            flops=cost.get("flops"),
-            bytes_accessed=cost.get("bytes accessed"),
-            argument_bytes=memory.argument_size_in_bytes,
-            output_bytes=memory.output_size_in_bytes,
-            aliased_bytes=memory.alias_size_in_bytes,
-            temporary_bytes=memory.temp_size_in_bytes,
-            executable=executable,
-        )
-
-    @property
-    def hlo(self) -> str:
-        """Return the optimised program as text."""
-        return self.executable.as_text()
-
-    @property
-    def peak_bytes(self) -> int:
-        """Device memory of a call: arguments, temporaries, and outputs that have no donated buffer."""
-        return self.argument_bytes + self.temporary_bytes + self.output_bytes - self.aliased_bytes
-
-    def __str__(self) -> str:
-        work = "" if self.flops is None else f"{self.flops / 1e9:.2f} GFLOP, "
-        return (
-            f"traced in {self.trace_s:.1f} s, compiled in {self.compile_s:.1f} s; {work}"
-            f"{self.peak_bytes / 2**20:.1f} MiB, {self.temporary_bytes / 2**20:.1f} of them temporary"
-        )
 
 
 class StepProgram:
@@ -89,6 +39,7 @@ class StepProgram:
 
     Attributes:
         blueprint: structures that its states share.
+        parts: what it does, one after another.
         leaves: shapes, dtypes and shardings of a state's leaves.
         jitted: the compiled function of (buffers, fixed, batch, key).
 
@@ -96,8 +47,9 @@ class StepProgram:
 
     def __init__(
         self,
-        recipe: StepRecipe,
+        recipes: Recipes,
         model: Any,
+        nn_state: Any,
         wrt: Any,
         layout: str,
         donate: bool,
@@ -105,14 +57,12 @@ class StepProgram:
         retraces: RetraceWatch,
     ):
         one_of("layout", layout, LAYOUTS)
-        self.recipe, self.wrt, self.steps, self.retraces = recipe, wrt, steps, retraces
-        self.sharding = recipe.sharding
-        structure, params, fixed = partitioned(model, wrt)
-        carry = eqx.filter_eval_shape(recipe.start, params)
+        self.recipes, self.steps, self.retraces = recipes, steps, retraces
+        self.wrt, self.sharding = filter_of(recipes, wrt, model), next(iter(recipes.values())).sharding
+        structure, params, fixed = partitioned(model, self.wrt)
+        carry = eqx.filter_eval_shape(partial(start, recipes), params, _arrays(nn_state))
         shape, (leaves,) = split(carry, lambda x: isinstance(x, jax.ShapeDtypeStruct))
         trainable = len(jax.tree.leaves(params))
-        flat = GroupedLeaves(tuple((i,) for i in range(len(leaves))), trainable)
-        self.blueprint = Blueprint(structure, shape, flat, trainable)
         spread = self.sharding
         self.leaves = tuple(
             jax.ShapeDtypeStruct(
@@ -121,10 +71,8 @@ class StepProgram:
             for name, x in zip(shape.names(), leaves, strict=True)
         )
         self.fixed = tuple(map(self._copied, fixed))
-        if layout == "grouped":
-            change = partial(changed, recipe, self.blueprint, jax.tree.structure(params))
-            loss = jax.ShapeDtypeStruct((), jnp.float32)
-            self.blueprint.layout = grouped_layout(shape.paths(), self.leaves, trainable, change, loss)
+        self.parts = parts_of(recipes, shape, self.leaves, layout == "grouped")
+        self.blueprint = Blueprint(structure, shape, joined(self.parts, len(leaves), trainable), trainable)
         self.buffers = self._buffers()
         out = None if self.sharding is None else (tuple(b.sharding for b in self.buffers), None)
         self.jitted: Any = jax.jit(self._traced, donate_argnums=(0,) if donate else (), out_shardings=out)
@@ -149,18 +97,36 @@ class StepProgram:
             placed.append(jax.ShapeDtypeStruct(kind.shape, kind.dtype, sharding=place))
         return tuple(placed)
 
-    def start(self, model: Any) -> State:
-        """Return a state before the first step, made of copies.
+    def start(self, model: Any, nn_state: Any, opt_state: Any = None, ema_model: Any = None, count: int = 0) -> State:
+        """Return a state before its next step, made of copies; what is None is as before the first step.
 
         Raises:
-            ConfigError: for a model of another structure, shape or dtype than the program's.
+            ConfigError: for trees of another structure, shape or dtype than the program's.
 
         """
         structure, params, fixed = partitioned(model, self.wrt)
         self._check_model(structure, [*jax.tree.leaves(params), *fixed])
-        shape, (leaves,) = split(self.recipe.start(params), eqx.is_array)
-        checked_like(shape, leaves, self.blueprint.carry, self.leaves)
-        return self.state([copied(x) for x in leaves], tuple(map(strongly_typed, fixed)), 0)
+        carry = start(self.recipes, params, _arrays(nn_state))
+        carry = carry._replace(taken=jax.tree.map(lambda x: jnp.full_like(x, count), carry.taken))
+        if opt_state is not None:
+            carry = carry._replace(opt_state=_arrays(opt_state))
+        if ema_model is not None:
+            carry = carry._replace(ema=self._average(ema_model, carry.ema))
+        shape, (leaves,) = split(carry, lambda x: eqx.is_array(x) or isinstance(x, jax.ShapeDtypeStruct))
+        if any(isinstance(x, jax.ShapeDtypeStruct) for x in leaves):
+            raise ConfigError("nn_state or opt_state: it holds shapes instead of arrays; give init() the arrays")
+        kept = "its state or of the parameters; expected those of this model and optimizer"
+        checked_like(shape, leaves, self.blueprint.carry, self.leaves, "init()", kept)
+        return self.state([copied(x) for x in leaves], tuple(map(strongly_typed, fixed)), count)
+
+    def _average(self, model: Any, like: Any) -> Any:
+        if like is None:
+            raise ConfigError("ema_model: this step keeps no average; build it with ema=")
+        structure, params, fixed = partitioned(model, self.wrt)
+        self._check_model(structure, [*jax.tree.leaves(params), *fixed])
+        if None not in self.recipes:
+            params = {name: params[name] for name in like}
+        return jax.tree.map(lambda p, a: p.astype(a.dtype), params, like)
 
     def _check_model(self, structure: Structure, arrays: list[Any]) -> None:
         if any(isinstance(x, jax.ShapeDtypeStruct) for x in arrays):
@@ -206,24 +172,33 @@ class StepProgram:
             return jax.lax.scan(step, buffers, (batch, split_key(key, self.steps)))
 
     def _step(self, rest: Any, buffers: Any, given: tuple[Any, Any]) -> tuple[Any, dict[str, Any]]:
-        blueprint, recipe = self.blueprint, self.recipe
-        carry = blueprint.carry.build(blueprint.layout.unpack(buffers))
-        grads, loss, aux = differentiate(recipe, carry.params, rest, *given, carry.scale)
+        found = {}
+        for part in self.parts:
+            buffers, found[part.name] = self._advance(part, rest, list(buffers), given)
+        return tuple(buffers), reported(found)
+
+    def _advance(self, part: Part, rest: Any, buffers: list[Any], given: Any) -> tuple[list[Any], dict[str, Any]]:
+        blueprint, recipe = self.blueprint, part.recipe
+        batch, key = given
+        carry: StepCarry = blueprint.carry.build(blueprint.layout.unpack(buffers))
+        own = part_of(carry, part.name)
+        if part.name is not None:
+            recipe, rest = beside(recipe, part.name, carry.params, rest), rest[part.name]
+        grads, loss, aux, nn_state = differentiate(recipe, own.params, rest, batch, key, own.scale, carry.nn_state)
         flat, shape = jax.tree.flatten(grads)
         if self.sharding is not None:
-            kinds = self.leaves[: blueprint.trainable]
+            kinds = [self.leaves[i] for i in part.leaves[: part.trainable]]
             flat = [jax.lax.with_sharding_constraint(g, kind.sharding) for g, kind in zip(flat, kinds, strict=True)]
-        buffers, report = blueprint.layout.update(partial(changed, recipe, blueprint, shape), buffers, flat, loss)
+        change = partial(changed, part.recipe, part.carry, shape)
+        new, report = part.layout.update(change, [buffers[i] for i in part.buffers], flat, loss)
+        for i, buffer in zip(part.buffers, new, strict=True):
+            buffers[i] = buffer
+        arrays = [x for x in jax.tree.leaves(nn_state) if eqx.is_array(x)]
+        for i, x in enumerate(arrays, len(buffers) - len(arrays)):
+            buffers[i] = jnp.where(report["skipped"], buffers[i], x) if "skipped" in report else x
         return buffers, gathered(loss, aux, report)
 
 
-def changed(
-    recipe: StepRecipe, blueprint: Blueprint, shape: Any, leaves: Any, grads: Any, loss: Any
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The update on flat leaves: the new ones, and the report."""
-    carry = blueprint.carry.build(leaves)
-    new, report = update(recipe, carry, jax.tree.unflatten(shape, grads), loss)
-    structure, (found,) = split(new, eqx.is_array)
-    checked_like(structure, found, blueprint.carry, leaves)
-    # A weak type would have the next step traced again.
-    return tuple(jax.lax.convert_element_type(x, x.dtype) for x in found), report
+def _arrays(nn_state: Any) -> Any:
+    """The state with JAX's arrays in place of NumPy's."""
+    return jax.tree.map(lambda x: jnp.asarray(x) if isinstance(x, np.ndarray | np.generic) else x, private(nn_state))

@@ -9,6 +9,7 @@ import jax.tree_util as jtu
 from fullstride.errors import ConfigError
 from fullstride.step.jax.grouped import GroupedLeaves
 from fullstride.step.jax.metrics import NOTHING_YET, Metrics
+from fullstride.step.jax.nnx import NnxModels
 from fullstride.step.jax.trees.ownership import is_deleted, private, settled
 from fullstride.step.jax.trees.structure import Structure
 from fullstride.step.jax.update import StepCarry
@@ -25,6 +26,7 @@ class Blueprint:
         carry: structure of the `StepCarry`, whose first leaves are the trainable arrays.
         layout: layout of the carry's leaves in buffers.
         trainable: number of trainable arrays.
+        nnx: view of a model that is made of `flax.nnx.Module`.
 
     """
 
@@ -32,6 +34,7 @@ class Blueprint:
     carry: Structure
     layout: GroupedLeaves
     trainable: int
+    nnx: NnxModels | None = None
 
     def rest(self, fixed: Buffers) -> Any:
         """The model without its trainable arrays."""
@@ -120,14 +123,32 @@ class State:
         return self.carry.opt_state
 
     @property
+    def nn_state(self) -> Any:
+        """What the loss itself reads and rewrites, such as BatchNorm's statistics; None without it."""
+        return self.carry.nn_state
+
+    @property
     def step(self) -> int:
         """Number of steps taken; waits for the device only if the state was made by hand."""
         if self._count is None:
-            self._count = int(self.carry.taken)
+            self._count = int(jax.tree.leaves(self.carry.taken)[0])
         return self._count
 
+    def write_to(self, model: Any, optimizer: Any = None) -> None:
+        """Write copies of the arrays into the user's own `flax.nnx.Module` (or dict) and `nnx.Optimizer`.
+
+        Raises:
+            ConfigError: for a model that cannot be written to, or of another structure.
+
+        """
+        if self.blueprint.nnx is None:
+            raise ConfigError("write_to: only a flax.nnx.Module can be written to; read state.model")
+        tree = self.blueprint.model.build(jax.tree.leaves(self.carry.params), self.fixed)
+        self.blueprint.nnx.write((tree, self.nn_state, self.opt_state), self.step, model, optimizer)
+
     def _with(self, params: Any) -> Any:
-        return self.blueprint.model.build(jax.tree.leaves(params), self.fixed)
+        tree, nnx = self.blueprint.model.build(jax.tree.leaves(params), self.fixed), self.blueprint.nnx
+        return tree if nnx is None else nnx.merge(tree, self.nn_state)
 
     def tree_flatten(self) -> tuple[tuple[Buffers, Buffers], Blueprint]:
         return (self.buffers, self.fixed), self.blueprint

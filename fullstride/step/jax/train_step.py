@@ -1,7 +1,7 @@
 """TrainStep: an Equinox training step that costs the host what `jax.jit` costs on a flat list of buffers."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -11,16 +11,19 @@ import jax
 import numpy as np
 
 from fullstride.errors import ConfigError
+from fullstride.step.jax.compile_report import CompileReport
 from fullstride.step.jax.loss import LossFn, describe
 from fullstride.step.jax.metrics import NOTHING_YET, Metrics
+from fullstride.step.jax.nnx import nnx_models, require_none
+from fullstride.step.jax.parts import recipes_of
 from fullstride.step.jax.precision import Precision, precision_of
-from fullstride.step.jax.program import CompileReport, StepProgram
+from fullstride.step.jax.program import StepProgram
 from fullstride.step.jax.retrace import RetraceWatch, listed
 from fullstride.step.jax.sharding import Sharding
 from fullstride.step.jax.state import State
 from fullstride.step.jax.step_timing import Pace, Stopwatch
 from fullstride.step.jax.trees.ownership import device_of, is_deleted, private
-from fullstride.step.jax.update import Ema, StepRecipe, Transformation, require_count
+from fullstride.step.jax.update import Ema, StepRecipe, require_count
 from fullstride.step.jax.watch import RunningSteps, silence_callbacks, translated
 
 
@@ -28,6 +31,9 @@ class TrainStep:
     """`state, metrics = step(state, batch, key)`: partitioned once, leaves held flat, buffers donated, never waiting.
 
     `loss_fn(model, batch, key)` returns a scalar loss, or the pair of it and aux: a dict's entries become metrics.
+    With `nn_state` it is `loss_fn(model, nn_state, batch, key)`, and returns (loss, nn_state) or (loss, nn_state, aux).
+    Several models are a dict, with a dict of losses and one of optimizers by the model that each trains: each loss is
+    given every model, one after another in the losses' order, and differentiated with respect to its own.
     A loss or a metric over a number that varies, such as tokens, is a `Mean`, so that it is exact when accumulated.
     The metrics that a call returns are those of the step before. What `equinox.error_if` or a loss that is not finite
     has to say is raised by the first call after the step is done, once it has sent its own step off, so that looking
@@ -36,10 +42,11 @@ class TrainStep:
 
     def __init__(
         self,
-        loss_fn: LossFn,
-        optimizer: Transformation,
+        loss_fn: LossFn | Mapping[str, LossFn],
+        optimizer: Any,
         model: Any,
         *,
+        nn_state: Any = None,
         wrt: Any = eqx.is_inexact_array,
         accumulate: int = 1,
         precision: str | Precision = "fp32",
@@ -57,10 +64,17 @@ class TrainStep:
         """Take the model apart; nothing is computed or compiled yet.
 
         Args:
-            loss_fn: function of (model, batch, key).
-            optimizer: an optax transformation of gradients, parameters and, as `value` if it takes that, the loss.
-            model: any pytree, usually an `equinox.Module`; it stays as it is, and `init` starts from it.
-            wrt: which leaves are trained, a filter as `equinox.partition` takes it.
+            loss_fn: function of (model, batch, key), or a dict of them; metrics are then named `model/loss`.
+            optimizer: an optax transformation of gradients, parameters and, as `value` if it takes that, the loss; or
+                a dict of them.
+            model: any pytree, usually an `equinox.Module`; it stays as it is, and `init` starts from it. A loss may
+                change the other state of a `flax.nnx.Module`; its optimizer is optax's or an `nnx.Optimizer`, and
+                `state.write_to(model, optimizer)` writes back.
+            nn_state: what the loss reads and rewrites without a gradient, usually an `equinox.nn.State`, or any pytree,
+                such as a target network. It keeps its dtypes, is passed from one micro-batch to the next, and stays as
+                it was in a step that is skipped.
+            wrt: which leaves are trained, a filter as `equinox.partition` takes it; of a `flax.nnx.Module` as
+                `flax.nnx.split` does, by default `nnx.Param`.
             accumulate: micro-batches of a step; the first axis of every leaf of the batch is divided by it.
             precision: `fp32`, `bf16`, `fp16`, or a `Precision`. Parameters and state keep their own dtypes.
             ema: decay of an average of the parameters, or a function from the step's number (an array) to it.
@@ -80,23 +94,46 @@ class TrainStep:
 
         """
         numbers = precision_of(precision)
-        recipe = StepRecipe(loss_fn, optimizer, numbers, accumulate, ema, has_aux, grad_norm, skip_nonfinite, sharding)
+        self._model, self._nn_state = model, nn_state
+        nnx = nnx_models(model, optimizer, wrt)
+        if nnx is not None:
+            require_none(nn_state)
+            (model, nn_state), wrt = nnx.split(model), True
+            loss_fn, optimizer = nnx.loss(loss_fn, has_aux), nnx.transformation(optimizer)
+            has_aux = True
+        settings = numbers, accumulate, ema, has_aux, grad_norm, skip_nonfinite, sharding
+        recipes = recipes_of(loss_fn, optimizer, model, lambda loss, tx: StepRecipe(loss, tx, *settings))
         require_count("steps_per_call", steps_per_call)
-        self._model, self.steps_per_call, self.sharding = model, steps_per_call, sharding
+        self.steps_per_call, self.sharding = steps_per_call, sharding
         self.retraces, self.stopwatch = RetraceWatch(on_retrace), Stopwatch()
         self.watch = RunningSteps(check_finite and not skip_nonfinite and numbers.dynamic is None)
-        self.program = StepProgram(recipe, model, wrt, layout, donate, steps_per_call, self.retraces)
+        self.program = StepProgram(recipes, model, nn_state, wrt, layout, donate, steps_per_call, self.retraces)
+        self.program.blueprint.nnx = nnx
         self._late = NOTHING_YET
         silence_callbacks()
 
-    def init(self, model: Any = None) -> State:
-        """Return a state before the first step, from this model or the constructor's; its arrays are copies.
+    def init(
+        self, model: Any = None, *, nn_state: Any = None, opt_state: Any = None, ema_model: Any = None, step: int = 0
+    ) -> State:
+        """Return a state before its first step here, from these or the constructor's; its arrays are copies.
+
+        Args:
+            model: of the same structure, shapes and dtypes as at construction.
+            nn_state: the same.
+            opt_state: optax's, as a loop or a checkpoint of the user's own has it; None starts anew.
+            ema_model: average of the model's parameters; None starts from the model.
+            step: steps that were taken; by default those that an `nnx.Optimizer` has counted.
 
         Raises:
-            ConfigError: for a model of another structure, shape or dtype than at construction.
+            ConfigError: for trees of another structure, shape or dtype.
 
         """
-        return self.program.start(self._model if model is None else model)
+        model = self._model if model is None else model
+        if (nnx := self.program.blueprint.nnx) is not None:
+            require_none(nn_state)
+            (model, nn_state), step = nnx.split(model), step or nnx.taken()
+        nn_state = self._nn_state if nn_state is None else nn_state
+        return self.program.start(model, nn_state, opt_state, ema_model, step)
 
     def __call__(self, state: State | Any, batch: Any, key: Any = None) -> tuple[State, Metrics]:
         """Dispatch one step.
@@ -202,4 +239,9 @@ class TrainStep:
                 return ConfigError(f"{name} is a {type(leaf).__name__}; expected arrays or numbers")
         if isinstance(error, TypeError | ValueError) and not isinstance(error, ConfigError):
             error.add_note(f"The step was called with {listed(batch=batch, key=key)}.")
+            if (count := self.program.parts[0].recipe.accumulate) > 1:
+                error.add_note(
+                    f"accumulate={count} divides the first axis of every array; give a batch whose arrays hold the "
+                    "sizes of their axes, such as haliax.NamedArray, as plain arrays."
+                )
         return translated(error, f" (step {number})")

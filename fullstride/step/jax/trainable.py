@@ -11,6 +11,7 @@ import numpy as np
 
 from fullstride.errors import ConfigError
 from fullstride.step.jax.loss import describe
+from fullstride.step.jax.nnx import require_no_module
 from fullstride.step.jax.trees.ownership import private
 from fullstride.step.jax.trees.structure import STATIC, Structure, assemble
 
@@ -26,6 +27,7 @@ def partitioned(model: Any, wrt: Any) -> tuple[Structure, Any, tuple[Any, ...]]:
         ConfigError: if nothing is trained, or a trained leaf cannot be.
 
     """
+    require_no_module(model)
     chosen = _chosen(model, wrt)
     leaves, treedef = jtu.tree_flatten(private(model))
     # In JAX's own dtypes: fp64 is none of them unless it is switched on.
@@ -51,8 +53,8 @@ def _expect_no_statistics(params: Any) -> None:
     nodes = jtu.tree_leaves(params, is_leaf=is_state)
     if any(is_state(node) and jtu.tree_leaves(node) for node in nodes):
         raise ConfigError(
-            "wrt takes an equinox.nn.State, such as BatchNorm's statistics, which no optimizer trains; hand it to the "
-            "loss with the batch of a make_train_step, or, if it is constant, exclude it from wrt"
+            "wrt takes an equinox.nn.State, such as BatchNorm's statistics, which no optimizer trains; give it as "
+            "TrainStep(..., nn_state=state), or, if it is constant, exclude it from wrt"
         )
 
 
@@ -76,7 +78,12 @@ def _chosen(model: Any, wrt: Any) -> Any:
 
 
 def checked_like(
-    structure: Structure, leaves: Sequence[Any], expected: Structure, like: Sequence[Any], what: str = "the optimizer"
+    structure: Structure,
+    leaves: Sequence[Any],
+    expected: Structure,
+    like: Sequence[Any],
+    what: str = "the optimizer",
+    kept: str = "its state or of the parameters; a step must keep both",
 ) -> None:
     """Check that a step's state has the structure, shapes and dtypes it had before.
 
@@ -85,7 +92,7 @@ def checked_like(
 
     """
     if structure is not expected:
-        raise ConfigError(f"{what} changed the structure of its state or of the parameters; a step must keep both")
+        raise ConfigError(f"{what} changed the structure of {kept}")
     for name, new, old in zip(expected.names(), leaves, like, strict=True):
         if new.shape != old.shape or new.dtype != old.dtype:
             raise ConfigError(

@@ -12,9 +12,20 @@ import optax
 from jaxtyping import Array, Float, Int
 
 from fullstride.errors import ConfigError
-from fullstride.step.jax.loss import LossFn, accumulated, describe, gradients, is_mean, parts_of_loss, values
+from fullstride.step.jax.loss import (
+    LossFn,
+    accumulated,
+    describe,
+    gradients,
+    is_mean,
+    parts_of_loss,
+    parts_of_stateful_loss,
+    values,
+)
 from fullstride.step.jax.precision import Precision, ScaleState, all_finite, wide
 from fullstride.step.jax.sharding import Sharding
+from fullstride.step.jax.trainable import checked_like
+from fullstride.step.jax.trees.structure import split
 
 Transformation = optax.GradientTransformation | optax.MultiSteps
 # How Python, and optax by hand, say that an update lacks an argument.
@@ -23,7 +34,7 @@ Ema = float | Callable[[Int[Array, ""]], Float[Array, ""]] | None
 
 
 class StepCarry(NamedTuple):
-    """Values that a step reads and writes.
+    """Values that a step reads and writes; of several models each field but `nn_state` is a dict by model.
 
     Attributes:
         params: the model with its trainable arrays, None elsewhere.
@@ -31,14 +42,22 @@ class StepCarry(NamedTuple):
         ema: exponential moving average of `params`, in fp32 if they are shorter; None without one.
         scale: state of dynamic loss scaling; None without it.
         taken: steps taken.
+        nn_state: what the loss itself reads and rewrites, such as BatchNorm's statistics; None without it.
 
     """
 
     params: Any
     opt_state: Any
     ema: Any
-    scale: ScaleState | None
-    taken: Int[Array, ""]
+    scale: Any
+    taken: Any
+    nn_state: Any = None
+
+
+class _Kept(NamedTuple):
+    """The state by its name, which messages say."""
+
+    nn_state: Any
 
 
 @dataclass(frozen=True)
@@ -97,30 +116,49 @@ def require_count(name: str, value: Any) -> None:
 
 
 def differentiate(
-    recipe: StepRecipe, params: Any, rest: Any, batch: Any, key: Any, scale: ScaleState | None = None
-) -> tuple[Any, Any, Any]:
-    """Compute gradients, loss and aux of a batch; `rest` is the model without its trainable arrays."""
+    recipe: StepRecipe,
+    params: Any,
+    rest: Any,
+    batch: Any,
+    key: Any,
+    scale: ScaleState | None = None,
+    nn_state: Any = None,
+) -> tuple[Any, Any, Any, Any]:
+    """Compute gradients, loss, aux and the new state of a batch; `rest` is the model without its trainable arrays."""
     factor, cast = recipe.precision.factor(scale), recipe.precision.cast
+    structure, (arrays,) = split(_Kept(nn_state), eqx.is_array)
 
-    def objective(params: Any, batch: Any, key: Any) -> tuple[Any, Any, Any]:
+    def objective(params: Any, batch: Any, key: Any, arrays: Any) -> tuple[Any, Any, Any, Any]:
         model = cast(eqx.combine(params, rest))
         if recipe.sharding is not None:
             # After the cast, so that less is sent.
             model = recipe.sharding.gathered(model)
         given = cast(batch) if recipe.precision.cast_batch else batch
-        loss, aux = parts_of_loss(recipe.loss_fn(model, given, key), recipe.has_aux)
+        if nn_state is None:
+            loss, aux = parts_of_loss(recipe.loss_fn(model, given, key), recipe.has_aux)
+        else:
+            out = recipe.loss_fn(model, structure.build(arrays).nn_state, given, key)
+            loss, aux, new = parts_of_stateful_loss(out, recipe.has_aux)
+            arrays = _kept(new, structure, arrays)
         value = values(loss)
         value = value.astype(wide(value.dtype))
-        return value * jnp.asarray(factor, value.dtype), loss if is_mean(loss) else value, aux
+        return value * jnp.asarray(factor, value.dtype), loss if is_mean(loss) else value, aux, arrays
 
     if recipe.accumulate == 1:
-        grads, loss, aux = gradients(objective, params, batch, key)
+        grads, loss, aux, arrays = gradients(objective, params, batch, key, arrays)
     else:
-        grads, loss, aux = accumulated(objective, recipe.accumulate, params, batch, key)
+        grads, loss, aux, arrays = accumulated(objective, recipe.accumulate, params, batch, key, arrays)
     if not (isinstance(factor, float) and factor == 1):
         # In fp16 a scale of 2^16 is infinite.
         grads = jax.tree.map(lambda g: (g.astype(w := wide(g.dtype)) / jnp.asarray(factor, w)).astype(g.dtype), grads)
-    return grads, *values((loss, aux))
+    return grads, *values((loss, aux)), structure.build(arrays).nn_state
+
+
+def _kept(nn_state: Any, structure: Any, before: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The arrays of a state that a loss returned, checked against those it was given."""
+    found, (arrays,) = split(_Kept(nn_state), eqx.is_array)
+    checked_like(found, arrays, structure, before, "loss_fn", "nn_state, whose numbers that vary must be arrays")
+    return tuple(jax.lax.convert_element_type(x, x.dtype) for x in arrays)
 
 
 def optimized(optimizer: Any, params: Any, opt_state: Any, grads: Any, loss: Any) -> tuple[Any, Any]:

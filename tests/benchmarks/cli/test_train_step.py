@@ -28,7 +28,7 @@ def test_what_is_asked_for_is_run(monkeypatch, tmp_path):
     ]
     result, ((options, network, out),) = _asked(monkeypatch, *arguments, "--batch-size", "3", "--length", "20")
     assert result.exit_code == 0
-    assert options.sections == ("host", "leaves", "static", "step")
+    assert options.sections == ("host", "leaves", "static", "law", "saving", "nnx", "step")
     assert (options.model, options.modes, options.only, out) == ("tiny", ("dropout",), ("TrainStep",), tmp_path)
     workload = network(options, "dropout")
     assert workload.batch.tokens.shape == (3, 20)
