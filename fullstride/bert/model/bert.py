@@ -7,6 +7,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from fullstride.bert.model.attention import Lengths, Segments, attend, attend_eagerly, chosen
 from fullstride.bert.model.config import BertConfig
+from fullstride.bert.model.heads import Heads
 from fullstride.bert.model.layers import Dense, Dropout, Embedding, LayerNorm, gelu
 from fullstride.errors import ConfigError
 from fullstride.step.jax.precision import wide
@@ -73,15 +74,17 @@ class Embeddings(eqx.Module):
 
     tokens: Embedding
     positions: Embedding
-    types: Embedding
+    types: Embedding | None
     norm: LayerNorm
     dropout: Dropout
+    first: int = eqx.field(static=True)
 
     def __init__(self, config: BertConfig, *, key: PRNGKeyArray):
         """Random tables."""
-        tables = (config.vocab_size, config.max_length, config.types)
+        self.first = config.first_position
+        tables = (config.vocab_size, self.first + config.max_length, config.types)
         self.tokens, self.positions, self.types = (
-            Embedding(rows, config.hidden_size, std=config.initializer_std, key=k)
+            Embedding(rows, config.hidden_size, std=config.initializer_std, key=k) if rows else None
             for rows, k in zip(tables, jax.random.split(key, 3), strict=True)
         )
         self.norm = LayerNorm(config.hidden_size, eps=config.norm_eps)
@@ -91,10 +94,11 @@ class Embeddings(eqx.Module):
         """The first layer's input; positions count from 0 in each segment."""
         x = self.tokens(tokens)
         if segments is None:
-            x = x + self.positions.weight[None, : tokens.shape[1]]
+            x = x + self.positions.weight[None, self.first : self.first + tokens.shape[1]]
         else:
-            x = x + self.positions(places(segments))
-        x = x + (self.types.weight[0][None, None] if types is None else self.types(types))
+            x = x + self.positions(self.first + places(segments))
+        if self.types is not None:
+            x = x + (self.types.weight[0][None, None] if types is None else self.types(types))
         return self.dropout(self.norm(x), key)
 
 
@@ -168,16 +172,23 @@ class Layer(eqx.Module):
 
 
 class Bert(eqx.Module):
-    """The encoder, with the masked language model's head and the pooler if the configuration has them."""
+    """The encoder, with the masked language model's head and the pooler if the configuration has them.
+
+    Attributes:
+        heads: heads of the fine-tune that the encoder was loaded from; see `load`.
+
+    """
 
     embeddings: Embeddings
     layers: tuple[Layer, ...]
     head: Head | None
     pooler: Dense | None
     config: BertConfig = eqx.field(static=True)
+    heads: Heads | None = eqx.field(static=True)
 
-    def __init__(self, config: BertConfig, *, key: PRNGKeyArray):
+    def __init__(self, config: BertConfig, *, key: PRNGKeyArray, heads: Heads | None = None):
         """A model with BERT's initial weights: normal of 0.02 cut at two deviations, biases 0, norms 1."""
+        self.heads = heads
         first, head, pooler, *layers = jax.random.split(key, config.layers + 3)
         self.embeddings = Embeddings(config, key=first)
         self.layers = tuple(Layer(config, key=k) for k in layers)

@@ -1,8 +1,9 @@
-"""Configuration of a BERT: the sizes of its paper and of its small relatives."""
+"""Configuration of a BERT: its family, the sizes of its paper and of its small relatives."""
 
 from dataclasses import dataclass, replace
 from typing import Any
 
+from fullstride.bert.model.families import FAMILIES
 from fullstride.errors import ConfigError, one_of
 
 ATTENTIONS = ("auto", "cudnn", "xla", "eager")
@@ -13,8 +14,10 @@ class BertConfig:
     """Sizes and constants of a BERT encoder (arXiv:1810.04805), those of BERT-base by default.
 
     Attributes:
+        family: `bert`, or a relative of `fullstride.bert.model.families`.
         max_length: length of the longest row, in tokens.
-        types: number of token types ("sentences").
+        types: number of token types ("sentences"); 0 for none.
+        first_position: row of the position table that a text's first token takes; rows before it belong to padding.
         hidden_dropout: share of each sub-layer's output, and of the embeddings, that training drops.
         attention_dropout: share of the attention weights that training drops; the paper's is 0.1. Above 0 it needs
             `attention="eager"`, which holds all attention weights in memory.
@@ -40,6 +43,8 @@ class BertConfig:
     attention: str = "auto"
     head: bool = True
     pooler: bool = False
+    family: str = "bert"
+    first_position: int = 0
 
     def __post_init__(self) -> None:
         """Check the sizes.
@@ -48,11 +53,17 @@ class BertConfig:
             ConfigError: naming the first that cannot be.
 
         """
-        for name in ("vocab_size", "hidden_size", "layers", "heads", "intermediate_size", "max_length", "types"):
+        one_of("family", self.family, FAMILIES)
+        for name in ("vocab_size", "hidden_size", "layers", "heads", "intermediate_size", "max_length"):
             if not (isinstance(size := getattr(self, name), int) and size >= 1):
                 raise ConfigError(f"{name}={size}: expected an integer of 1 or more")
+        for name in ("types", "first_position"):
+            if not (isinstance(size := getattr(self, name), int) and size >= 0):
+                raise ConfigError(f"{name}={size}: expected an integer of 0 or more")
         if self.hidden_size % self.heads:
             raise ConfigError(f"hidden_size={self.hidden_size}: expected a multiple of heads={self.heads}")
+        if self.pooler and ".pooler" not in FAMILIES[self.family].names:
+            raise ConfigError(f"pooler=True: family={self.family} has none; use pooler=False")
         for name in ("hidden_dropout", "attention_dropout"):
             if not 0 <= (rate := getattr(self, name)) < 1:
                 raise ConfigError(f"{name}={rate}: expected a share in [0, 1)")

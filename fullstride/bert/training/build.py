@@ -4,7 +4,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import equinox as eqx
 import jax
 
 from fullstride.bert.data.catalogue import Data, HeldOut, data_of
@@ -13,7 +12,7 @@ from fullstride.bert.data.stream import Batches
 from fullstride.bert.model.attention import chosen
 from fullstride.bert.model.bert import Bert
 from fullstride.bert.model.config import BertConfig
-from fullstride.bert.model.weights import load
+from fullstride.bert.model.weights import load, shapes_of
 from fullstride.bert.training.evaluate import Evaluator
 from fullstride.bert.training.loss import mlm_loss
 from fullstride.bert.training.optimizer import optimizer_of
@@ -93,11 +92,6 @@ def model_of(
     model = load(Path(settings.init).expanduser(), key=key, **_changes(settings))
     check_fits(model.config, vocabulary.size, length, f"model.init={settings.init}")
     return model
-
-
-def shapes_of(config: BertConfig) -> Bert:
-    """A model of shapes, without weights."""
-    return eqx.filter_eval_shape(Bert, config, key=jax.random.key(0))
 
 
 def check_fits(config: BertConfig, vocab_size: int, length: int, source: str) -> None:
