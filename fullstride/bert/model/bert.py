@@ -1,14 +1,15 @@
-"""BERT (arXiv:1810.04805) as an Equinox module: post-norm encoder, learned positions, a tied head."""
+"""BERT (arXiv:1810.04805) and its relatives as an Equinox module: an encoder, a tied head, a pooler."""
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from fullstride.bert.model.attention import Lengths, Segments, attend, attend_eagerly, chosen
+from fullstride.bert.model.attention import Lengths, Segments, mixed
 from fullstride.bert.model.config import BertConfig
 from fullstride.bert.model.heads import Heads
-from fullstride.bert.model.layers import Dense, Dropout, Embedding, LayerNorm, gelu
+from fullstride.bert.model.layers import Dense, Dropout, Embedding, Hidden, Key, LayerNorm, gelu, keys_of
+from fullstride.bert.model.modern import ModernLayer
 from fullstride.errors import ConfigError
 from fullstride.step.jax.precision import wide
 
@@ -21,10 +22,10 @@ class Head(eqx.Module):
     bias: Float[Array, " vocab"]
 
     def __init__(self, config: BertConfig, *, key: PRNGKeyArray):
-        """Random weights, no bias."""
-        size = config.hidden_size
-        self.dense = Dense(size, size, std=config.initializer_std, key=key)
-        self.norm = LayerNorm(size, eps=config.norm_eps)
+        """Random weights, biases of 0; ModernBERT's has that of the scores alone."""
+        size, bias = config.hidden_size, not config.modern
+        self.dense = Dense(size, size, std=config.initializer_std, key=key, bias=bias)
+        self.norm = LayerNorm(size, eps=config.norm_eps, bias=bias)
         self.bias = jnp.zeros(config.vocab_size, jnp.float32)
 
     def __call__(
@@ -59,21 +60,14 @@ def _backward(saved: tuple[Array, Array], grad: Array) -> tuple[Array, Array]:
 decoded.defvjp(_forward, _backward)
 
 
-Key = PRNGKeyArray | None
-Hidden = Float[Array, "b t hidden"]
 Tokens = Int[Array, "b t"]
 
 
-def keys_of(key: Key, count: int) -> list[Key]:
-    """A number of keys, or as many times None."""
-    return [None] * count if key is None else list(jax.random.split(key, count))
-
-
 class Embeddings(eqx.Module):
-    """Token, position and token type, added and normed."""
+    """Token, position and token type, as far as the family has them, added and normed."""
 
     tokens: Embedding
-    positions: Embedding
+    positions: Embedding | None
     types: Embedding | None
     norm: LayerNorm
     dropout: Dropout
@@ -82,20 +76,20 @@ class Embeddings(eqx.Module):
     def __init__(self, config: BertConfig, *, key: PRNGKeyArray):
         """Random tables."""
         self.first = config.first_position
-        tables = (config.vocab_size, self.first + config.max_length, config.types)
+        tables = (config.vocab_size, 0 if config.modern else self.first + config.max_length, config.types)
         self.tokens, self.positions, self.types = (
             Embedding(rows, config.hidden_size, std=config.initializer_std, key=k) if rows else None
             for rows, k in zip(tables, jax.random.split(key, 3), strict=True)
         )
-        self.norm = LayerNorm(config.hidden_size, eps=config.norm_eps)
+        self.norm = LayerNorm(config.hidden_size, eps=config.norm_eps, bias=not config.modern)
         self.dropout = Dropout(config.hidden_dropout)
 
     def __call__(self, tokens: Tokens, types: Tokens | None, segments: Segments, key: Key) -> Hidden:
         """The first layer's input; positions count from 0 in each segment."""
         x = self.tokens(tokens)
-        if segments is None:
+        if self.positions is not None and segments is None:
             x = x + self.positions.weight[None, self.first : self.first + tokens.shape[1]]
-        else:
+        elif self.positions is not None:
             x = x + self.positions(self.first + places(segments))
         if self.types is not None:
             x = x + (self.types.weight[0][None, None] if types is None else self.types(types))
@@ -133,14 +127,8 @@ class SelfAttention(eqx.Module):
         """Attend from each token to the tokens of its own text."""
         split = (*x.shape[:2], self.heads, x.shape[2] // self.heads)
         q, k, v = (project(x).reshape(split) for project in (self.query, self.key, self.value))
-        packed = 0 if segments is None else x.shape[1]
-        name = chosen(self.implementation, self.dropout.rate > 0, x.dtype.name, split[-1], packed)
-        if name == "eager":
-            given = {"dropout": self.dropout, "dropout_key": key, "lengths": lengths, "segments": segments}
-            mixed = attend_eagerly(q, k, v, **given)
-        else:
-            mixed = attend(q, k, v, implementation=name, lengths=lengths, segments=segments)
-        return self.output(mixed.reshape(x.shape))
+        given = {"dropout": self.dropout, "dropout_key": key, "lengths": lengths, "segments": segments}
+        return self.output(mixed(q, k, v, attention=self.implementation, **given).reshape(x.shape))
 
 
 class Layer(eqx.Module):
@@ -180,7 +168,8 @@ class Bert(eqx.Module):
     """
 
     embeddings: Embeddings
-    layers: tuple[Layer, ...]
+    layers: tuple[Layer | ModernLayer, ...]
+    norm: LayerNorm | None
     head: Head | None
     pooler: Dense | None
     config: BertConfig = eqx.field(static=True)
@@ -191,7 +180,10 @@ class Bert(eqx.Module):
         self.heads = heads
         first, head, pooler, *layers = jax.random.split(key, config.layers + 3)
         self.embeddings = Embeddings(config, key=first)
-        self.layers = tuple(Layer(config, key=k) for k in layers)
+        self.layers = tuple(
+            ModernLayer(config, i, key=k) if config.modern else Layer(config, key=k) for i, k in enumerate(layers)
+        )
+        self.norm = LayerNorm(config.hidden_size, eps=config.norm_eps, bias=False) if config.modern else None
         self.head = Head(config, key=head) if config.head else None
         size = config.hidden_size
         self.pooler = Dense(size, size, std=config.initializer_std, key=pooler) if config.pooler else None
@@ -226,7 +218,7 @@ class Bert(eqx.Module):
         x = self.embeddings(tokens, types, segments, first)
         for layer, k in zip(self.layers, keys, strict=True):
             x = layer(x, lengths, segments, k)
-        return x
+        return x if self.norm is None else self.norm(x)
 
     def logits(self, hidden: Float[Array, "*batch hidden"]) -> Float[Array, "*batch vocab"]:
         """Scores of every token of the vocabulary, in fp32 or better, from hidden states.

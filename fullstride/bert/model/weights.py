@@ -169,20 +169,22 @@ def read_config(path: Path) -> tuple[BertConfig, dict[str, Any]]:
     name = given.get("model_type", "bert")
     if not isinstance(name, str) or name not in FAMILIES:
         raise ConfigError(f"{path}: model_type={name}; expected one of {', '.join(FAMILIES)}")
+    try:
+        return _sizes(FAMILIES[name].rewritten(given), name), given
+    except (ConfigError, TypeError, AttributeError) as error:
+        raise ConfigError(f"{path}: {error}") from None
+
+
+def _sizes(given: Mapping[str, Any], name: str) -> BertConfig:
     family = FAMILIES[name]
     for key, known in family.fixed.items():
         if given.get(key, known[0]) not in known:
-            raise ConfigError(f"{path}: {key}={given[key]}; expected {known[0]}; no other is supported")
-    if lacking := [key for key in list(family.fields)[:6] if key not in given]:
-        raise ConfigError(f"{path}: no {', '.join(lacking)}; expected transformers' config.json of {name}")
-    fields = {**family.defaults, **{ours: given[theirs] for theirs, ours in family.fields.items() if theirs in given}}
-    try:
-        if family.pads_positions:
-            fields["first_position"] = given.get("pad_token_id", 1) + 1
-            fields["max_length"] -= fields["first_position"]
-        return BertConfig(**{**fields, "family": name, "attention_dropout": 0.0}), given
-    except (ConfigError, TypeError) as error:
-        raise ConfigError(f"{path}: {error}") from None
+            raise ConfigError(f"{key}={given[key]}; expected {known[0]}; no other is supported")
+    fields = {ours: given[theirs] for theirs, ours in family.fields.items() if given.get(theirs) is not None}
+    if lacking := [theirs for theirs, ours in list(family.fields.items())[:6] if ours not in fields]:
+        raise ConfigError(f"no {', '.join(lacking)}; expected transformers' config.json of {name}")
+    config = BertConfig(**{**family.defaults, **fields, "family": name, "attention_dropout": 0.0})
+    return replace(config, max_length=config.max_length - config.first_position)
 
 
 def save_model(model: Bert, folder: str | Path, **more: Any) -> Path:
@@ -206,9 +208,7 @@ def save_model(model: Bert, folder: str | Path, **more: Any) -> Path:
     described: dict[str, Any] = {"architectures": [family.architectures[0 if config.head else 1]]}
     described |= {name: known[0] for name, known in family.fixed.items()}
     described |= {theirs: getattr(config, ours) for theirs, ours in family.fields.items()}
-    if family.pads_positions:
-        described["max_position_embeddings"] += config.first_position
-        described["pad_token_id"] = config.first_position - 1
+    described["max_position_embeddings"] += config.first_position
     described |= heads.settings if heads else {}
     replace_file(folder / CONFIG, json.dumps({**described, "dtype": "float32", **more}, indent=1) + "\n")
     return folder

@@ -28,6 +28,7 @@ SIZES: dict[str, Any] = {
     "max_position_embeddings": 27,
 }
 LABELS: dict[str, Any] = {"id2label": {0: "no", 1: "yes", 2: "perhaps"}, "label2id": {"no": 0, "yes": 1, "perhaps": 2}}
+THETAS = {"full_attention": 90.0, "sliding_attention": 7.0}
 # By family: the beginning of transformers' names, and its settings.
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "bert": ("Bert", SIZES),
@@ -37,6 +38,13 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "DistilBert",
         {"vocab_size": VOCABULARY, "dim": 12, "n_layers": 2, "n_heads": 3, "hidden_dim": 20}
         | {"max_position_embeddings": 27},
+    ),
+    # Heads of 4; the first and last of four layers are global, the others see 3 tokens on each side.
+    "modernbert": (
+        "ModernBert",
+        {**SIZES, "num_hidden_layers": 4, "pad_token_id": 50, "local_attention": 7, "norm_eps": 1e-4}
+        | {"bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2}
+        | {"rope_parameters": {kind: {"rope_type": "default", "rope_theta": theta} for kind, theta in THETAS.items()}},
     ),
 }
 LENGTHS = np.array([LENGTH, 9, 1])

@@ -1,6 +1,6 @@
 """Families of encoders: one file and one row each."""
 
-from fullstride.bert.model.families import bert, distilbert, roberta
+from fullstride.bert.model.families import bert, distilbert, modernbert, roberta
 from fullstride.bert.model.families.family import Family
 
 __all__ = ["FAMILIES", "Family"]
@@ -8,4 +8,5 @@ FAMILIES: dict[str, Family] = {
     "bert": bert.FAMILY,
     "roberta": roberta.FAMILY,
     "distilbert": distilbert.FAMILY,
+    "modernbert": modernbert.FAMILY,
 }

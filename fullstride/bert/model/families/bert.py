@@ -43,6 +43,7 @@ FAMILY = Family(
         "attention_probs_dropout_prob": "attention_dropout",
         "layer_norm_eps": "norm_eps",
         "initializer_range": "initializer_std",
+        "pad_token_id": "padding",
     },
     fixed={
         "model_type": ("bert",),

@@ -36,6 +36,7 @@ FAMILY = Family(
         "dropout": "hidden_dropout",
         "attention_dropout": "attention_dropout",
         "initializer_range": "initializer_std",
+        "pad_token_id": "padding",
     },
     fixed={
         "model_type": ("distilbert",),

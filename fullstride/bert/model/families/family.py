@@ -1,6 +1,6 @@
 """Description of a model family: what its files call things, and which values of theirs this encoder computes with."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +20,7 @@ class Family:
         fields: fields of `BertConfig` by their names in `config.json`, the six sizes first.
         fixed: values of `config.json` that the encoder computes with, the default first; a file may leave them out.
         defaults: fields of `BertConfig` that differ from BERT's where a file leaves them out.
+        rewritten: function from the entries of `config.json` to those that `fields` and `fixed` know.
         pads_positions: whether the position table begins with the rows up to the padding token's number.
 
     """
@@ -34,6 +35,7 @@ class Family:
     fields: Mapping[str, str]
     fixed: Mapping[str, tuple[Any, ...]]
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    rewritten: Callable[[dict[str, Any]], dict[str, Any]] = dict
     pads_positions: bool = False
 
     def parts(self, layers: int) -> dict[str, str]:

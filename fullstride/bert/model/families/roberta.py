@@ -21,5 +21,6 @@ FAMILY = replace(
     },
     layers="roberta.encoder.layer.",
     fixed={**bert.FAMILY.fixed, "model_type": ("roberta",)},
+    defaults={"padding": 1},
     pads_positions=True,
 )
