@@ -90,21 +90,26 @@ def model_of(
     if own is not None:
         return shapes_of(replace(own, **_changes(settings)))
     model = load(Path(settings.init).expanduser(), key=key, **_changes(settings))
-    check_fits(model.config, vocabulary.size, length, f"model.init={settings.init}")
+    check_fits(model.config, vocabulary, length, f"model.init={settings.init}")
     return model
 
 
-def check_fits(config: BertConfig, vocab_size: int, length: int, source: str) -> None:
+def check_fits(config: BertConfig, vocabulary: Vocabulary, length: int, source: str) -> None:
     """Check that a model knows all tokens and positions of rows.
 
     Raises:
         ConfigError: if it does not.
 
     """
-    if vocab_size > config.vocab_size:
+    if vocabulary.size > config.vocab_size:
         raise ConfigError(
-            f"{source}: has {config.vocab_size} tokens, the tokenizer {vocab_size}; set data.tokenizer to the model's "
-            "own"
+            f"{source}: has {config.vocab_size} tokens, the tokenizer {vocabulary.size}; set data.tokenizer to the "
+            "model's own"
+        )
+    if config.first_position and vocabulary.pad != config.padding:
+        raise ConfigError(
+            f"{source}: its positions begin after padding token {config.padding}, the tokenizer's is {vocabulary.pad}; "
+            "set data.tokenizer to the model's own"
         )
     if length > config.max_length:
         raise ConfigError(f"data.length={length}: {source} takes rows of at most {config.max_length} tokens")

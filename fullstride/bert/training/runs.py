@@ -7,7 +7,7 @@ import jax
 from tokenizers import Tokenizer
 
 from fullstride.bert.data.catalogue import held_out_of
-from fullstride.bert.data.tokenizer import PAD, read_tokenizer, save_tokenizer
+from fullstride.bert.data.tokenizer import read_tokenizer, save_tokenizer, specials_of
 from fullstride.bert.model.bert import Bert
 from fullstride.bert.model.config import BertConfig
 from fullstride.bert.model.heads import Heads
@@ -102,7 +102,7 @@ def export(found: TrainedBert, out: Path) -> Path:
     """
     if (out / CHECKPOINTS).exists() or (out / METRICS).exists():
         raise ConfigError(f"{out}: holds a run, and its {SETTINGS} would be replaced; give another folder")
-    save_model(found.model, out, pad_token_id=found.tokenizer.token_to_id(PAD))
+    save_model(found.model, out, pad_token_id=found.tokenizer.token_to_id(specials_of(found.tokenizer)[0]))
     save_tokenizer(found.tokenizer, out)
     return out
 
@@ -182,5 +182,5 @@ def evaluate_command(folder: Path, overrides: list[str]) -> Scores:
     settings = settings_of(overrides, found.settings)
     own = not any(full_key(override) in TEXTS for override in overrides)
     held_out = held_out_of(settings.data, settings.evaluation.size, found.tokenizer, found.texts if own else None)
-    check_fits(found.model.config, held_out.rows.vocabulary.size, settings.data.length, str(folder))
+    check_fits(found.model.config, held_out.rows.vocabulary, settings.data.length, str(folder))
     return evaluator_of(settings, held_out)(found.model)

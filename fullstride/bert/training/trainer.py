@@ -64,7 +64,9 @@ class Trainer:
         tokenizer = own / FILE if own is not None and sizes is not None and (own / FILE).is_file() else None
         self.data, self.batches = data_for(settings, tokenizer)
         model = model_of(settings.model, self.data.train.vocabulary, data.length, settings.seed, sizes)
-        attention = attention_of(model.config, settings.precision, data.length if data.pack else 0)
+        attention = attention_of(
+            model.config, settings.precision, data.length if data.pack or model.config.modern else 0
+        )
         # Of shapes: a step keeps the model it is made of, and the weights of the start would stay on the device.
         self.step = step_of(settings, shapes_of(model.config))
         self.evaluator = evaluator_of(settings, self.data.held_out)
