@@ -76,21 +76,23 @@ class Embeddings(eqx.Module):
     def __init__(self, config: BertConfig, *, key: PRNGKeyArray):
         """Random tables."""
         self.first = config.first_position
-        tables = (config.vocab_size, 0 if config.modern else self.first + config.max_length, config.types)
-        self.tokens, self.positions, self.types = (
-            Embedding(rows, config.hidden_size, std=config.initializer_std, key=k) if rows else None
-            for rows, k in zip(tables, jax.random.split(key, 3), strict=True)
-        )
+        size, std = config.hidden_size, config.initializer_std
+        tokens, positions, types = jax.random.split(key, 3)
+        rows = self.first + config.max_length
+        self.tokens = Embedding(config.vocab_size, size, std=std, key=tokens)
+        self.positions = None if config.modern else Embedding(rows, size, std=std, key=positions)
+        self.types = Embedding(config.types, size, std=std, key=types) if config.types else None
         self.norm = LayerNorm(config.hidden_size, eps=config.norm_eps, bias=not config.modern)
         self.dropout = Dropout(config.hidden_dropout)
 
     def __call__(self, tokens: Tokens, types: Tokens | None, segments: Segments, key: Key) -> Hidden:
         """The first layer's input; positions count from 0 in each segment."""
         x = self.tokens(tokens)
-        if self.positions is not None and segments is None:
-            x = x + self.positions.weight[None, self.first : self.first + tokens.shape[1]]
-        elif self.positions is not None:
-            x = x + self.positions(self.first + places(segments))
+        if self.positions is not None:
+            if segments is None:
+                x = x + self.positions.weight[None, self.first : self.first + tokens.shape[1]]
+            else:
+                x = x + self.positions(self.first + places(segments))
         if self.types is not None:
             x = x + (self.types.weight[0][None, None] if types is None else self.types(types))
         return self.dropout(self.norm(x), key)
@@ -241,3 +243,8 @@ class Bert(eqx.Module):
         if self.pooler is None:
             raise ConfigError("this model has no pooler: build or load it with pooler=True")
         return jnp.tanh(self.pooler(hidden[:, 0]))
+
+    def with_heads(self, heads: Heads | None) -> "Bert":
+        """The same arrays with other heads of a fine-tune, which `save_model` writes beside them."""
+        shapes = eqx.filter_eval_shape(Bert, self.config, key=jax.random.key(0), heads=heads)
+        return jax.tree.unflatten(jax.tree.structure(shapes), jax.tree.leaves(self))

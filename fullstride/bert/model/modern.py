@@ -3,6 +3,7 @@
 import math
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
@@ -49,7 +50,7 @@ class RotaryAttention(eqx.Module):
 
     def __init__(self, config: BertConfig, number: int, *, key: PRNGKeyArray):
         """Random projections of the layer of this number."""
-        size, (into, out) = config.hidden_size, keys_of(key, 2)
+        size, (into, out) = config.hidden_size, jax.random.split(key)
         self.projections = Dense(size, 3 * size, std=config.initializer_std, key=into, bias=False)
         self.output = Dense(size, size, std=_out_std(config), key=out, bias=False)
         self.dropout = Dropout(config.attention_dropout)
@@ -80,7 +81,7 @@ class ModernLayer(eqx.Module):
 
     def __init__(self, config: BertConfig, number: int, *, key: PRNGKeyArray):
         """Random weights; the first layer's input is normed already."""
-        attention, inner, outer = keys_of(key, 3)
+        attention, inner, outer = jax.random.split(key, 3)
         size, std, eps = config.hidden_size, config.initializer_std, config.norm_eps
         self.attention_norm = LayerNorm(size, eps=eps, bias=False) if number else None
         self.attention = RotaryAttention(config, number, key=attention)

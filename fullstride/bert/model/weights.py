@@ -77,9 +77,18 @@ def load(folder: str | Path, *, key: PRNGKeyArray | None = None, **changes: Any)
     heads = _kept(folder, {name: arrays.pop(name) for name in sorted(others)}, given)
     if key is not None and not has_head:
         note(f"{folder} has no head for masked tokens; initializing a new one")
-        fresh = named(Bert(config, key=key))
-        arrays = {name: x for name, x in fresh if not name.startswith(family.prefix)} | arrays
+        arrays = _fresh_head(config, key) | arrays
     return filled(shapes_of(config, heads), arrays, str(folder))
+
+
+def _fresh_head(config: BertConfig, key: PRNGKeyArray) -> dict[str, Any]:
+    """New tensors of the head for masked tokens; compiled, so that those of the encoder are never made."""
+    prefix = FAMILIES[config.family].prefix
+
+    def head(key: PRNGKeyArray) -> dict[str, Any]:
+        return {name: x for name, x in named(Bert(config, key=key)) if not name.startswith(prefix)}
+
+    return jax.jit(head)(key)
 
 
 def shapes_of(config: BertConfig, heads: Heads | None = None) -> Bert:

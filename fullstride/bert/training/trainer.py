@@ -108,8 +108,7 @@ class Trainer:
         (self.run / HEADS).unlink(missing_ok=True)
         if model.heads is not None:
             replace_file(self.run / HEADS, model.heads.stored)
-        shapes = shapes_of(model.config)
-        return self.step.init(jax.tree.unflatten(jax.tree.structure(shapes), jax.tree.leaves(model)))
+        return self.step.init(model.with_heads(None))
 
     def _described(self, model: Any, attention: str) -> str:
         count = sum(x.size for x in jax.tree.leaves(model) if hasattr(x, "size"))

@@ -17,7 +17,7 @@ from fullstride.bert.model import config
 from fullstride.bert.model.bert import Bert
 from fullstride.bert.model.fill import fill
 from fullstride.bert.model.heads import Heads
-from fullstride.bert.model.weights import save_model, shapes_of
+from fullstride.bert.model.weights import save_model
 from fullstride.bert.training.optimizer import learning_rate, updates
 from fullstride.bert.training.runs import TrainedBert, evaluate_command, export, load_trained
 from fullstride.bert.training.trainer import Trainer
@@ -77,8 +77,8 @@ def test_the_loss_falls_and_what_is_left_is_used(texts, tmp_path):
 
     # On from the weights, in another run that then lives without their folder, and keeps their classifier.
     classifier = {"classifier.weight": jax.numpy.ones((2, 16)), "classifier.bias": jax.numpy.ones(2)}
-    shapes = shapes_of(found.model.config, Heads.of(classifier, {"architectures": ["BertForSequenceClassification"]}))
-    save_model(jax.tree.unflatten(jax.tree.structure(shapes), jax.tree.leaves(found.model)), out)
+    heads = Heads.of(classifier, {"architectures": ["BertForSequenceClassification"]})
+    save_model(found.model.with_heads(heads), out)
     inits = ("eval_every=0", f"model.init={out}", "run_name=on")
     with pytest.raises(Preempted):
         run(settings(texts, tmp_path, *inits), 3)
