@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from fullstride.assets.model_folder import read_json
 from fullstride.errors import ConfigError, shortened
 from fullstride.llm.config import FUSED, ModelConfig, parameter_shapes
+from fullstride.llm.text.tokenizer_folder import read_json
 from fullstride.llm.weights.canonical import listed
 from fullstride.llm.weights.hf_folder import LAYERS, layer_names
 from fullstride.llm.weights.rows import rotary_order
