@@ -8,7 +8,7 @@ from jaxtyping import Bool, Int
 from tokenizers import Tokenizer
 
 from fullstride.bert.data.corpus import Corpus
-from fullstride.bert.data.tokenizer import CLASS, INSIDE, MASK, PAD, SEPARATOR, SPECIALS
+from fullstride.bert.data.tokenizer import continues_word, specials_of
 from fullstride.errors import ConfigError
 
 
@@ -37,14 +37,13 @@ class Vocabulary:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> "Vocabulary":
-        """Read a tokenizer with BERT's special tokens."""
+        """Read a tokenizer with BERT's special tokens or RoBERTa's."""
         vocabulary = tokenizer.get_vocab()
         size = max(vocabulary.values()) + 1
-        pad, first, last, mask = (vocabulary[name] for name in (PAD, CLASS, SEPARATOR, MASK))
+        pad, _, first, last, mask = special = [vocabulary[name] for name in specials_of(tokenizer)]
+        ordinary = np.asarray(sorted(set(vocabulary.values()) - set(special)), np.int32)
         inside = np.zeros(size, bool)
-        inside[[i for token, i in vocabulary.items() if token.startswith(INSIDE)]] = True
-        special = {vocabulary[name] for name in SPECIALS}
-        ordinary = np.asarray(sorted(i for i in vocabulary.values() if i not in special), np.int32)
+        inside[[i for token, i in vocabulary.items() if i not in special and continues_word(tokenizer, token)]] = True
         return cls(size, pad, first, last, mask, ordinary, inside)
 
 
@@ -94,7 +93,7 @@ def rows_of(corpus: Corpus, tokenizer: Tokenizer, length: int, *, pack: bool = T
 
     Args:
         corpus: texts, in which names in brackets, such as [MASK], are not special tokens.
-        tokenizer: a tokenizer with BERT's special tokens.
+        tokenizer: a tokenizer with BERT's special tokens or RoBERTa's.
         length: number of tokens of a row; longer texts are cut into pieces.
         pack: whether several pieces share a row if they fit; otherwise each has a row of its own.
 

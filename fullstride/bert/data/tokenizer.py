@@ -1,4 +1,6 @@
-"""WordPiece (arXiv:1810.04805, section 3) through the tokenizers library: trained on a corpus, or from a file."""
+"""Tokenizers, through the library of that name: WordPiece (arXiv:1810.04805, section 3), trained on a corpus or from a
+file, and byte-level BPE, as RoBERTa and ModernBERT have it, from a file.
+"""
 
 import hashlib
 import json
@@ -9,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
+from tokenizers.decoders import ByteLevel
 from tokenizers.decoders import WordPiece as WordPieceDecoder
-from tokenizers.models import WordPiece
+from tokenizers.models import BPE, WordPiece
 from tokenizers.normalizers import BertNormalizer
 from tokenizers.pre_tokenizers import BertPreTokenizer
 from tokenizers.processors import TemplateProcessing
@@ -21,8 +24,10 @@ from fullstride.errors import ConfigError
 from fullstride.runs.atomic_files import note, replace_file, write_best_effort
 
 PAD, UNKNOWN, CLASS, SEPARATOR, MASK = SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-# A continuation of the word before it.
-INSIDE = "##"
+# The same roles in RoBERTa's words.
+ROBERTA_SPECIALS = ("<pad>", "<unk>", "<s>", "</s>", "<mask>")
+# A WordPiece token that continues the word before it; a byte-level token that does not: it begins with a space.
+INSIDE, SPACE = "##", "\N{LATIN CAPITAL LETTER G WITH DOT ABOVE}"
 # Characters that a trained WordPiece knows at most; the rest is unknown.
 ALPHABET = 1000
 FILE, CONFIG = "tokenizer.json", "tokenizer_config.json"
@@ -51,13 +56,26 @@ def _wordpiece(vocabulary: dict[str, int], normalizer: BertNormalizer) -> Tokeni
 
 
 def _templated(tokenizer: Tokenizer) -> Tokenizer:
-    ends = [(name, tokenizer.token_to_id(name)) for name in (CLASS, SEPARATOR)]
+    _, _, first, last, _ = specials_of(tokenizer)
     tokenizer.post_processor = TemplateProcessing(
-        single=f"{CLASS} $A {SEPARATOR}",
-        pair=f"{CLASS} $A {SEPARATOR} $B:1 {SEPARATOR}:1",
-        special_tokens=ends,
+        single=f"{first} $A {last}",
+        pair=f"{first} $A {last} $B:1 {last}:1",
+        special_tokens=[(name, tokenizer.token_to_id(name)) for name in (first, last)],
     )
     return tokenizer
+
+
+def specials_of(tokenizer: Tokenizer) -> tuple[str, ...]:
+    """A tokenizer's own names of padding, the unknown, a text's beginning and end, and a hidden token."""
+    known = tokenizer.get_vocab().keys()
+    return ROBERTA_SPECIALS if known >= set(ROBERTA_SPECIALS) else SPECIALS
+
+
+def continues_word(tokenizer: Tokenizer, token: str) -> bool:
+    """Return whether a token that is not special continues the word before it."""
+    if isinstance(tokenizer.model, WordPiece):
+        return token.startswith(INSIDE)
+    return not token.startswith(SPACE)
 
 
 def trained(texts: list[str], vocab_size: int, *, lowercase: bool = True) -> Tokenizer:
@@ -151,7 +169,8 @@ def read_tokenizer(path: Path) -> Tokenizer:
     tokenizer that a `tokenizer.json` lacks are added: special tokens, and those around a text.
 
     Raises:
-        ConfigError: if there is none, or it is no WordPiece with BERT's special tokens.
+        ConfigError: if there is none, or it is no WordPiece and no byte-level BPE with BERT's special tokens or
+            RoBERTa's.
 
     """
     if path.is_dir():
@@ -165,15 +184,17 @@ def read_tokenizer(path: Path) -> Tokenizer:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises nothing more specific
         raise ConfigError(f"{path}: cannot be read ({error}); expected a {FILE} or a vocab.txt") from None
-    if not isinstance(tokenizer.model, WordPiece):
-        raise ConfigError(f"{path}: its model is {type(tokenizer.model).__name__}; expected WordPiece")
-    _check_specials(tokenizer.get_vocab(), path)
+    bytewise = isinstance(tokenizer.model, BPE) and isinstance(tokenizer.decoder, ByteLevel)
+    if not bytewise and not isinstance(tokenizer.model, WordPiece):
+        raise ConfigError(f"{path}: model {type(tokenizer.model).__name__}; expected WordPiece or byte-level BPE")
+    specials = specials_of(tokenizer)
+    _check_specials(tokenizer.get_vocab(), path, specials)
     tokenizer.no_truncation()
     tokenizer.no_padding()
     # What a tokenizer of somebody else's lacks for a text with [MASK] to be encoded and decoded; special tokens that it
     # knows keep their own treatment of the spaces around them.
     known = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
-    tokenizer.add_special_tokens([name for name in SPECIALS if name not in known])
+    tokenizer.add_special_tokens([name for name in specials if name not in known])
     tokenizer.decoder = tokenizer.decoder or WordPieceDecoder(prefix=INSIDE)
     return tokenizer if tokenizer.post_processor else _templated(tokenizer)
 
@@ -193,22 +214,27 @@ def _treatment(config: Path) -> dict[str, Any]:
     return {TREATMENT[theirs][0]: value for theirs, value in found.items()}
 
 
-def _check_specials(vocabulary: dict[str, int], path: Path) -> None:
-    if lacking := [name for name in SPECIALS if name not in vocabulary]:
-        raise ConfigError(f"{path}: no {', '.join(lacking)}; expected a WordPiece with BERT's special tokens")
+def _check_specials(vocabulary: dict[str, int], path: Path, names: tuple[str, ...] = SPECIALS) -> None:
+    if lacking := [name for name in names if name not in vocabulary]:
+        raise ConfigError(f"{path}: no {', '.join(lacking)}; expected BERT's special tokens or RoBERTa's")
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
     """Write `tokenizer.json` and the settings that transformers needs with it."""
     roles = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
+    names = dict(zip(roles, specials_of(tokenizer), strict=True))
+    replace_file(folder / FILE, tokenizer.to_str(pretty=True))
+    if not isinstance(tokenizer.model, WordPiece):
+        plain = {"tokenizer_class": "PreTrainedTokenizerFast", **names}
+        replace_file(folder / CONFIG, json.dumps(plain, indent=1) + "\n")
+        return
     lowercase = bool(getattr(tokenizer.normalizer, "lowercase", True))
     settings: dict[str, Any] = {"tokenizer_class": "BertTokenizer", "do_lower_case": lowercase}
     settings["strip_accents"] = getattr(tokenizer.normalizer, "strip_accents", None)
     settings["tokenize_chinese_chars"] = bool(getattr(tokenizer.normalizer, "handle_chinese_chars", True))
-    settings |= dict(zip(roles, SPECIALS, strict=True))
+    settings |= names
     tokens = {i: token for token, i in tokenizer.get_vocab().items()}
     # A number that no token has, as where a line came twice, needs its line: lines are counted.
     lines = [tokens.get(i, f"[unused line {i}]") for i in range(max(tokens) + 1)]
-    replace_file(folder / FILE, tokenizer.to_str(pretty=True))
     replace_file(folder / "vocab.txt", "".join(f"{token}\n" for token in lines))
     replace_file(folder / CONFIG, json.dumps(settings, indent=1) + "\n")

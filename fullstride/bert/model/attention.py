@@ -1,7 +1,9 @@
 """Attention among the tokens of one text: fused by cuDNN, by XLA, or eager with dropout."""
 
+import functools
 import math
-from typing import Literal, cast
+import operator
+from typing import Any, Literal, cast
 
 import jax
 import jax.numpy as jnp
@@ -69,8 +71,57 @@ def chosen(attention: str, drops: bool, dtype: str, head_size: int, packed: int 
     return "eager" if drops else next((name for name, reason in reasons.items() if not reason), "eager")
 
 
+def mixed(
+    query: Heads,
+    key: Heads,
+    value: Heads,
+    *,
+    attention: str,
+    dropout: Dropout,
+    dropout_key: PRNGKeyArray | None,
+    lengths: Lengths = None,
+    segments: Segments = None,
+    window: int | None = None,
+) -> Heads:
+    """Attention by the implementation that `attention` selects, see `chosen`.
+
+    Args:
+        query: Q.
+        key: K.
+        value: V.
+        attention: `auto` or the name of an implementation.
+        dropout: dropout of the attention weights.
+        dropout_key: its random key; None drops nothing.
+        lengths: number of tokens of each row before its padding.
+        segments: a number for each token; tokens of the same number belong together.
+        window: tokens on each side that a token attends to, besides itself; None for all.
+
+    Raises:
+        ConfigError: if a named implementation cannot run here.
+
+    """
+    length = query.shape[1]
+    if window is not None and lengths is not None:
+        # Padding is a text of its own: far from every token, it would have nothing to attend to.
+        real = (jnp.arange(length)[None] < lengths[:, None]).astype(jnp.int32)
+        segments, lengths = real if segments is None else segments * real, None
+    masks: dict[str, Any] = {"lengths": lengths, "segments": segments, "window": window}
+    packed = 0 if segments is None and window is None else length
+    name = chosen(attention, dropout.rate > 0, query.dtype.name, query.shape[-1], packed)
+    if name == "eager":
+        return attend_eagerly(query, key, value, dropout=dropout, dropout_key=dropout_key, **masks)
+    return attend(query, key, value, implementation=name, **masks)
+
+
 def attend(
-    query: Heads, key: Heads, value: Heads, *, implementation: str, lengths: Lengths = None, segments: Segments = None
+    query: Heads,
+    key: Heads,
+    value: Heads,
+    *,
+    implementation: str,
+    lengths: Lengths = None,
+    segments: Segments = None,
+    window: int | None = None,
 ) -> Heads:
     """softmax(Q K^T / sqrt(size)) V over the tokens that belong together, by `jax.nn.dot_product_attention`.
 
@@ -81,6 +132,7 @@ def attend(
         implementation: `cudnn` or `xla`.
         lengths: number of tokens of each row, followed by padding, whose own results are arbitrary.
         segments: a number for each token; tokens of the same number belong together.
+        window: tokens on each side that a token attends to; None for all.
 
     """
     if implementation == "cudnn" and lengths is None and query.shape[1] % TILE:
@@ -89,7 +141,7 @@ def attend(
         query,
         key,
         value,
-        mask=None if segments is None else together(segments),
+        mask=allowed(query.shape[1], None, segments, window),
         key_value_seq_lengths=None if lengths is None else lengths.astype(jnp.int32),
         implementation=cast(Literal["cudnn", "xla"], implementation),
     )
@@ -104,11 +156,12 @@ def attend_eagerly(
     dropout_key: PRNGKeyArray | None,
     lengths: Lengths = None,
     segments: Segments = None,
+    window: int | None = None,
 ) -> Heads:
     """Compute attention in separate operations, softmax in fp32, with dropout on its weights in training."""
     scores = jnp.einsum("bqhd,bkhd->bhqk", query, key) / jnp.asarray(math.sqrt(query.shape[-1]), query.dtype)
     scores = scores.astype(wide(scores.dtype))
-    mask = allowed(query.shape[1], lengths, segments)
+    mask = allowed(query.shape[1], lengths, segments, window)
     if mask is not None:
         lowest = jnp.asarray(jnp.finfo(scores.dtype).min, scores.dtype)
         scores = jnp.where(jnp.broadcast_to(mask, scores.shape), scores, lowest)
@@ -121,10 +174,15 @@ def together(segments: Int[Array, "b t"]) -> Bool[Array, "b 1 t t"]:
     return (segments[:, :, None] == segments[:, None, :])[:, None]
 
 
-def allowed(length: int, lengths: Lengths, segments: Segments) -> Bool[Array, "b 1 #t t"] | None:
+def allowed(
+    length: int, lengths: Lengths, segments: Segments, window: int | None = None
+) -> Bool[Array, "#b 1 #t t"] | None:
     """Mask of the keys that each query attends to; None for all."""
-    mask = None if segments is None else together(segments)
-    if lengths is None:
-        return mask
-    real = (jnp.arange(length)[None] < lengths[:, None])[:, None, None]
-    return real if mask is None else mask & real
+    place, masks = jnp.arange(length), []
+    if segments is not None:
+        masks.append(together(segments))
+    if lengths is not None:
+        masks.append((place[None] < lengths[:, None])[:, None, None])
+    if window is not None:
+        masks.append((jnp.abs(place[:, None] - place[None]) <= window)[None, None])
+    return functools.reduce(operator.and_, masks) if masks else None

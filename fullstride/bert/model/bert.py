@@ -1,13 +1,15 @@
-"""BERT (arXiv:1810.04805) as an Equinox module: post-norm encoder, learned positions, a tied head."""
+"""BERT (arXiv:1810.04805) and its relatives as an Equinox module: an encoder, a tied head, a pooler."""
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from fullstride.bert.model.attention import Lengths, Segments, attend, attend_eagerly, chosen
+from fullstride.bert.model.attention import Lengths, Segments, mixed
 from fullstride.bert.model.config import BertConfig
-from fullstride.bert.model.layers import Dense, Dropout, Embedding, LayerNorm, gelu
+from fullstride.bert.model.heads import Heads
+from fullstride.bert.model.layers import Dense, Dropout, Embedding, Hidden, Key, LayerNorm, gelu, keys_of
+from fullstride.bert.model.modern import ModernLayer
 from fullstride.errors import ConfigError
 from fullstride.step.jax.precision import wide
 
@@ -20,10 +22,10 @@ class Head(eqx.Module):
     bias: Float[Array, " vocab"]
 
     def __init__(self, config: BertConfig, *, key: PRNGKeyArray):
-        """Random weights, no bias."""
-        size = config.hidden_size
-        self.dense = Dense(size, size, std=config.initializer_std, key=key)
-        self.norm = LayerNorm(size, eps=config.norm_eps)
+        """Random weights, biases of 0; ModernBERT's has that of the scores alone."""
+        size, bias = config.hidden_size, not config.modern
+        self.dense = Dense(size, size, std=config.initializer_std, key=key, bias=bias)
+        self.norm = LayerNorm(size, eps=config.norm_eps, bias=bias)
         self.bias = jnp.zeros(config.vocab_size, jnp.float32)
 
     def __call__(
@@ -58,43 +60,41 @@ def _backward(saved: tuple[Array, Array], grad: Array) -> tuple[Array, Array]:
 decoded.defvjp(_forward, _backward)
 
 
-Key = PRNGKeyArray | None
-Hidden = Float[Array, "b t hidden"]
 Tokens = Int[Array, "b t"]
 
 
-def keys_of(key: Key, count: int) -> list[Key]:
-    """A number of keys, or as many times None."""
-    return [None] * count if key is None else list(jax.random.split(key, count))
-
-
 class Embeddings(eqx.Module):
-    """Token, position and token type, added and normed."""
+    """Token, position and token type, as far as the family has them, added and normed."""
 
     tokens: Embedding
-    positions: Embedding
-    types: Embedding
+    positions: Embedding | None
+    types: Embedding | None
     norm: LayerNorm
     dropout: Dropout
+    first: int = eqx.field(static=True)
 
     def __init__(self, config: BertConfig, *, key: PRNGKeyArray):
         """Random tables."""
-        tables = (config.vocab_size, config.max_length, config.types)
-        self.tokens, self.positions, self.types = (
-            Embedding(rows, config.hidden_size, std=config.initializer_std, key=k)
-            for rows, k in zip(tables, jax.random.split(key, 3), strict=True)
-        )
-        self.norm = LayerNorm(config.hidden_size, eps=config.norm_eps)
+        self.first = config.first_position
+        size, std = config.hidden_size, config.initializer_std
+        tokens, positions, types = jax.random.split(key, 3)
+        rows = self.first + config.max_length
+        self.tokens = Embedding(config.vocab_size, size, std=std, key=tokens)
+        self.positions = None if config.modern else Embedding(rows, size, std=std, key=positions)
+        self.types = Embedding(config.types, size, std=std, key=types) if config.types else None
+        self.norm = LayerNorm(config.hidden_size, eps=config.norm_eps, bias=not config.modern)
         self.dropout = Dropout(config.hidden_dropout)
 
     def __call__(self, tokens: Tokens, types: Tokens | None, segments: Segments, key: Key) -> Hidden:
         """The first layer's input; positions count from 0 in each segment."""
         x = self.tokens(tokens)
-        if segments is None:
-            x = x + self.positions.weight[None, : tokens.shape[1]]
-        else:
-            x = x + self.positions(places(segments))
-        x = x + (self.types.weight[0][None, None] if types is None else self.types(types))
+        if self.positions is not None:
+            if segments is None:
+                x = x + self.positions.weight[None, self.first : self.first + tokens.shape[1]]
+            else:
+                x = x + self.positions(self.first + places(segments))
+        if self.types is not None:
+            x = x + (self.types.weight[0][None, None] if types is None else self.types(types))
         return self.dropout(self.norm(x), key)
 
 
@@ -129,14 +129,8 @@ class SelfAttention(eqx.Module):
         """Attend from each token to the tokens of its own text."""
         split = (*x.shape[:2], self.heads, x.shape[2] // self.heads)
         q, k, v = (project(x).reshape(split) for project in (self.query, self.key, self.value))
-        packed = 0 if segments is None else x.shape[1]
-        name = chosen(self.implementation, self.dropout.rate > 0, x.dtype.name, split[-1], packed)
-        if name == "eager":
-            given = {"dropout": self.dropout, "dropout_key": key, "lengths": lengths, "segments": segments}
-            mixed = attend_eagerly(q, k, v, **given)
-        else:
-            mixed = attend(q, k, v, implementation=name, lengths=lengths, segments=segments)
-        return self.output(mixed.reshape(x.shape))
+        given = {"dropout": self.dropout, "dropout_key": key, "lengths": lengths, "segments": segments}
+        return self.output(mixed(q, k, v, attention=self.implementation, **given).reshape(x.shape))
 
 
 class Layer(eqx.Module):
@@ -168,19 +162,30 @@ class Layer(eqx.Module):
 
 
 class Bert(eqx.Module):
-    """The encoder, with the masked language model's head and the pooler if the configuration has them."""
+    """The encoder, with the masked language model's head and the pooler if the configuration has them.
+
+    Attributes:
+        heads: heads of the fine-tune that the encoder was loaded from; see `load`.
+
+    """
 
     embeddings: Embeddings
-    layers: tuple[Layer, ...]
+    layers: tuple[Layer | ModernLayer, ...]
+    norm: LayerNorm | None
     head: Head | None
     pooler: Dense | None
     config: BertConfig = eqx.field(static=True)
+    heads: Heads | None = eqx.field(static=True)
 
-    def __init__(self, config: BertConfig, *, key: PRNGKeyArray):
+    def __init__(self, config: BertConfig, *, key: PRNGKeyArray, heads: Heads | None = None):
         """A model with BERT's initial weights: normal of 0.02 cut at two deviations, biases 0, norms 1."""
+        self.heads = heads
         first, head, pooler, *layers = jax.random.split(key, config.layers + 3)
         self.embeddings = Embeddings(config, key=first)
-        self.layers = tuple(Layer(config, key=k) for k in layers)
+        self.layers = tuple(
+            ModernLayer(config, i, key=k) if config.modern else Layer(config, key=k) for i, k in enumerate(layers)
+        )
+        self.norm = LayerNorm(config.hidden_size, eps=config.norm_eps, bias=False) if config.modern else None
         self.head = Head(config, key=head) if config.head else None
         size = config.hidden_size
         self.pooler = Dense(size, size, std=config.initializer_std, key=pooler) if config.pooler else None
@@ -215,7 +220,7 @@ class Bert(eqx.Module):
         x = self.embeddings(tokens, types, segments, first)
         for layer, k in zip(self.layers, keys, strict=True):
             x = layer(x, lengths, segments, k)
-        return x
+        return x if self.norm is None else self.norm(x)
 
     def logits(self, hidden: Float[Array, "*batch hidden"]) -> Float[Array, "*batch vocab"]:
         """Scores of every token of the vocabulary, in fp32 or better, from hidden states.
@@ -238,3 +243,8 @@ class Bert(eqx.Module):
         if self.pooler is None:
             raise ConfigError("this model has no pooler: build or load it with pooler=True")
         return jnp.tanh(self.pooler(hidden[:, 0]))
+
+    def with_heads(self, heads: Heads | None) -> "Bert":
+        """The same arrays with other heads of a fine-tune, which `save_model` writes beside them."""
+        shapes = eqx.filter_eval_shape(Bert, self.config, key=jax.random.key(0), heads=heads)
+        return jax.tree.unflatten(jax.tree.structure(shapes), jax.tree.leaves(self))

@@ -1,8 +1,9 @@
-"""Configuration of a BERT: the sizes of its paper and of its small relatives."""
+"""Configuration of a BERT: its family, the sizes of its paper and of its small relatives."""
 
 from dataclasses import dataclass, replace
 from typing import Any
 
+from fullstride.bert.model.families import FAMILIES
 from fullstride.errors import ConfigError, one_of
 
 ATTENTIONS = ("auto", "cudnn", "xla", "eager")
@@ -13,8 +14,14 @@ class BertConfig:
     """Sizes and constants of a BERT encoder (arXiv:1810.04805), those of BERT-base by default.
 
     Attributes:
+        family: `bert`, or a relative of `fullstride.bert.model.families`.
         max_length: length of the longest row, in tokens.
-        types: number of token types ("sentences").
+        types: number of token types ("sentences"); 0 for none.
+        padding: number of the padding token; RoBERTa's positions begin after it.
+        local_attention: width of ModernBERT's local attention: half of it on each side of a token.
+        global_every: of ModernBERT's layers, the first and each so many further has global attention.
+        global_theta: base of the rotary embedding (arXiv:2104.09864) in ModernBERT's global layers.
+        local_theta: that in its local layers.
         hidden_dropout: share of each sub-layer's output, and of the embeddings, that training drops.
         attention_dropout: share of the attention weights that training drops; the paper's is 0.1. Above 0 it needs
             `attention="eager"`, which holds all attention weights in memory.
@@ -40,6 +47,12 @@ class BertConfig:
     attention: str = "auto"
     head: bool = True
     pooler: bool = False
+    family: str = "bert"
+    padding: int = 0
+    local_attention: int = 128
+    global_every: int = 3
+    global_theta: float = 160_000.0
+    local_theta: float = 10_000.0
 
     def __post_init__(self) -> None:
         """Check the sizes.
@@ -48,11 +61,20 @@ class BertConfig:
             ConfigError: naming the first that cannot be.
 
         """
-        for name in ("vocab_size", "hidden_size", "layers", "heads", "intermediate_size", "max_length", "types"):
+        one_of("family", self.family, FAMILIES)
+        for name in ("vocab_size", "hidden_size", "layers", "heads", "intermediate_size", "max_length", "global_every"):
             if not (isinstance(size := getattr(self, name), int) and size >= 1):
                 raise ConfigError(f"{name}={size}: expected an integer of 1 or more")
+        for name in ("types", "padding", "local_attention"):
+            if not (isinstance(size := getattr(self, name), int) and size >= 0):
+                raise ConfigError(f"{name}={size}: expected an integer of 0 or more")
         if self.hidden_size % self.heads:
             raise ConfigError(f"hidden_size={self.hidden_size}: expected a multiple of heads={self.heads}")
+        if self.pooler and ".pooler" not in FAMILIES[self.family].names:
+            raise ConfigError(f"pooler=True: family={self.family} has none; use pooler=False")
+        if self.modern and self.hidden_size // self.heads % 2:
+            size = self.hidden_size // self.heads
+            raise ConfigError(f"hidden_size / heads = {size}: expected an even size, which rotary embeddings need")
         for name in ("hidden_dropout", "attention_dropout"):
             if not 0 <= (rate := getattr(self, name)) < 1:
                 raise ConfigError(f"{name}={rate}: expected a share in [0, 1)")
@@ -62,6 +84,16 @@ class BertConfig:
                 f"attention_dropout={self.attention_dropout}: attention={self.attention} drops no weights; use "
                 "attention=eager, or attention_dropout=0"
             )
+
+    @property
+    def modern(self) -> bool:
+        """Whether the layers are ModernBERT's."""
+        return self.family == "modernbert"
+
+    @property
+    def first_position(self) -> int:
+        """Row of the position table that a text's first token takes; RoBERTa's rows before it belong to padding."""
+        return self.padding + 1 if FAMILIES[self.family].pads_positions else 0
 
     @classmethod
     def named(cls, name: str, **changes: Any) -> "BertConfig":

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from tokenizers import Tokenizer
 
-from fullstride.bert.data.tokenizer import MASK
+from fullstride.bert.data.tokenizer import specials_of
 from fullstride.bert.model.bert import Bert
 from fullstride.errors import ConfigError
 
@@ -30,17 +30,17 @@ class Candidate:
 
 
 def fill(model: Bert, tokenizer: Tokenizer, text: str, top: int = 5) -> list[list[Candidate]]:
-    """The likeliest tokens for each [MASK] of a text, the likeliest first.
+    """The likeliest tokens for each [MASK] of a text (RoBERTa's is <mask>), the likeliest first.
 
     Raises:
         ConfigError: if there is no [MASK], the text is too long, or the model has no head.
 
     """
-    ids, mask = tokenizer.encode(text).ids, tokenizer.token_to_id(MASK)
-    places = [i for i, token in enumerate(ids) if token == mask]
+    ids, mask = tokenizer.encode(text).ids, specials_of(tokenizer)[-1]
+    places = [i for i, token in enumerate(ids) if token == tokenizer.token_to_id(mask)]
     if not places:
         raise ConfigError(
-            f"text={text!r}: no {MASK} in it; expected one or more, as in 'Paris is the {MASK} of France.'"
+            f"text={text!r}: no {mask} in it; expected one or more, as in 'Paris is the {mask} of France.'"
         )
     probabilities = np.asarray(_probabilities(model, jnp.asarray([ids]), jnp.asarray(places)))
     return [

@@ -9,10 +9,18 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from fullstride.step.jax.precision import wide
 
+Key = PRNGKeyArray | None
+Hidden = Float[Array, "b t hidden"]
+
 # Random bits a dropped element costs: half of a uniform fp32's, and fine enough for any rate.
 DROP_BITS = 16
 # Tables of at most so many rows are read by a product: their gradient is then one too, and no contended scatter.
 SMALL_TABLE = 16
+
+
+def keys_of(key: Key, count: int) -> list[Key]:
+    """A number of keys, or as many times None."""
+    return [None] * count if key is None else list(jax.random.split(key, count))
 
 
 def normal(key: PRNGKeyArray, std: float, *shape: int) -> Float[Array, "..."]:
@@ -24,36 +32,40 @@ class Dense(eqx.Module):
     """y = x W^T + b along the last axis."""
 
     weight: Float[Array, "out in"]
-    bias: Float[Array, " out"]
+    bias: Float[Array, " out"] | None
 
-    def __init__(self, inputs: int, outputs: int, *, std: float, key: PRNGKeyArray):
-        """Random weights, no bias."""
-        self.weight, self.bias = normal(key, std, outputs, inputs), jnp.zeros(outputs, jnp.float32)
+    def __init__(self, inputs: int, outputs: int, *, std: float, key: PRNGKeyArray, bias: bool = True):
+        """Random weights, and a bias of 0 or none."""
+        self.weight = normal(key, std, outputs, inputs)
+        self.bias = jnp.zeros(outputs, jnp.float32) if bias else None
 
     def __call__(self, x: Float[Array, "*batch in"]) -> Float[Array, "*batch out"]:
         """The product, in the inputs' dtype."""
         y = jnp.einsum("...i,oi->...o", x, self.weight)
-        return y + jnp.broadcast_to(self.bias, y.shape)
+        return y if self.bias is None else y + jnp.broadcast_to(self.bias, y.shape)
 
 
 class LayerNorm(eqx.Module):
     """LayerNorm over the last axis, in fp32 whatever goes in and out."""
 
     weight: Float[Array, " size"]
-    bias: Float[Array, " size"]
+    bias: Float[Array, " size"] | None
     eps: float = eqx.field(static=True)
 
-    def __init__(self, size: int, *, eps: float):
+    def __init__(self, size: int, *, eps: float, bias: bool = True):
         """The identity's weights."""
-        self.weight, self.bias, self.eps = jnp.ones(size, jnp.float32), jnp.zeros(size, jnp.float32), eps
+        self.weight, self.eps = jnp.ones(size, jnp.float32), eps
+        self.bias = jnp.zeros(size, jnp.float32) if bias else None
 
     def __call__(self, x: Float[Array, "*batch size"]) -> Float[Array, "*batch size"]:
         """(x - mean) / sqrt(var + eps) * weight + bias."""
         x32 = x.astype(wide(x.dtype))
         centred = x32 - x32.mean(-1, keepdims=True)
         scale = jax.lax.rsqrt(jnp.square(centred).mean(-1, keepdims=True) + self.eps)
-        weight, bias = (jnp.broadcast_to(p.astype(x32.dtype), x32.shape) for p in (self.weight, self.bias))
-        return (centred * scale * weight + bias).astype(x.dtype)
+        y = centred * scale * jnp.broadcast_to(self.weight.astype(x32.dtype), x32.shape)
+        if self.bias is not None:
+            y = y + jnp.broadcast_to(self.bias.astype(x32.dtype), x32.shape)
+        return y.astype(x.dtype)
 
 
 class Dropout(eqx.Module):

@@ -4,7 +4,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import equinox as eqx
 import jax
 
 from fullstride.bert.data.catalogue import Data, HeldOut, data_of
@@ -13,7 +12,7 @@ from fullstride.bert.data.stream import Batches
 from fullstride.bert.model.attention import chosen
 from fullstride.bert.model.bert import Bert
 from fullstride.bert.model.config import BertConfig
-from fullstride.bert.model.weights import load
+from fullstride.bert.model.weights import load, shapes_of
 from fullstride.bert.training.evaluate import Evaluator
 from fullstride.bert.training.loss import mlm_loss
 from fullstride.bert.training.optimizer import optimizer_of
@@ -93,26 +92,26 @@ def model_of(
     if own is not None:
         return shapes_of(replace(own, **_changes(settings)))
     model = load(Path(settings.init).expanduser(), key=key, **_changes(settings))
-    check_fits(model.config, vocabulary.size, length, f"model.init={settings.init}")
+    check_fits(model.config, vocabulary, length, f"model.init={settings.init}")
     return model
 
 
-def shapes_of(config: BertConfig) -> Bert:
-    """A model of shapes, without weights."""
-    return eqx.filter_eval_shape(Bert, config, key=jax.random.key(0))
-
-
-def check_fits(config: BertConfig, vocab_size: int, length: int, source: str) -> None:
+def check_fits(config: BertConfig, vocabulary: Vocabulary, length: int, source: str) -> None:
     """Check that a model knows all tokens and positions of rows.
 
     Raises:
         ConfigError: if it does not.
 
     """
-    if vocab_size > config.vocab_size:
+    if vocabulary.size > config.vocab_size:
         raise ConfigError(
-            f"{source}: has {config.vocab_size} tokens, the tokenizer {vocab_size}; set data.tokenizer to the model's "
-            "own"
+            f"{source}: has {config.vocab_size} tokens, the tokenizer {vocabulary.size}; set data.tokenizer to the "
+            "model's own"
+        )
+    if config.first_position and vocabulary.pad != config.padding:
+        raise ConfigError(
+            f"{source}: its positions begin after padding token {config.padding}, the tokenizer's is {vocabulary.pad}; "
+            "set data.tokenizer to the model's own"
         )
     if length > config.max_length:
         raise ConfigError(f"data.length={length}: {source} takes rows of at most {config.max_length} tokens")

@@ -7,11 +7,12 @@ import jax
 from tokenizers import Tokenizer
 
 from fullstride.bert.data.catalogue import held_out_of
-from fullstride.bert.data.tokenizer import PAD, read_tokenizer, save_tokenizer
+from fullstride.bert.data.tokenizer import read_tokenizer, save_tokenizer, specials_of
 from fullstride.bert.model.bert import Bert
 from fullstride.bert.model.config import BertConfig
-from fullstride.bert.model.weights import WEIGHTS, load, save_model
-from fullstride.bert.training.build import check_fits, evaluator_of, shapes_of, step_of, use_device
+from fullstride.bert.model.heads import Heads
+from fullstride.bert.model.weights import WEIGHTS, has_weights, load, save_model, shapes_of
+from fullstride.bert.training.build import check_fits, evaluator_of, step_of, use_device
 from fullstride.bert.training.evaluate import Scores
 from fullstride.bert.training.settings import TrainSettings, apply, full_key, settings_from, settings_of
 from fullstride.errors import ConfigError
@@ -19,7 +20,7 @@ from fullstride.runs.atomic_files import read_best_effort
 from fullstride.runs.folder import FREE, METRICS, check_kind, folder_of, refuse, setting_changes
 from fullstride.step.jax.checkpoint import Checkpoints
 
-CHECKPOINTS, SIZES, SETTINGS = "checkpoints", "model.json", "config.json"
+CHECKPOINTS, SIZES, SETTINGS, HEADS = "checkpoints", "model.json", "config.json", "heads.safetensors"
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ def load_trained(folder: Path) -> TrainedBert:
         ConfigError: if the folder is neither, a run of another workload or version, or one without a checkpoint.
 
     """
-    if (folder / WEIGHTS).is_file():
+    if has_weights(folder):
         return TrainedBert(load(folder), read_tokenizer(folder))
     settings = own_settings(folder)
     if settings is None:
@@ -85,8 +86,9 @@ def load_trained(folder: Path) -> TrainedBert:
     settings.sharding = "none"
     with Checkpoints(folder / CHECKPOINTS) as checkpoints:
         state, extra = checkpoints.restore(step_of(settings, shapes_of(sizes)))
-    # The same weights, without dropped attention weights.
-    shapes = shapes_of(replace(sizes, attention="auto", attention_dropout=0.0))
+    # The same weights, without dropped attention weights, and the heads of the fine-tune that the run began with.
+    heads = Heads((folder / HEADS).read_bytes()) if (folder / HEADS).is_file() else None
+    shapes = shapes_of(replace(sizes, attention="auto", attention_dropout=0.0), heads)
     model = jax.tree.unflatten(jax.tree.structure(shapes), jax.tree.leaves(state.ema_model or state.model))
     return TrainedBert(model, read_tokenizer(folder), settings, state.step, extra["data"])
 
@@ -100,7 +102,7 @@ def export(found: TrainedBert, out: Path) -> Path:
     """
     if (out / CHECKPOINTS).exists() or (out / METRICS).exists():
         raise ConfigError(f"{out}: holds a run, and its {SETTINGS} would be replaced; give another folder")
-    save_model(found.model, out, pad_token_id=found.tokenizer.token_to_id(PAD))
+    save_model(found.model, out, pad_token_id=found.tokenizer.token_to_id(specials_of(found.tokenizer)[0]))
     save_tokenizer(found.tokenizer, out)
     return out
 
@@ -180,5 +182,5 @@ def evaluate_command(folder: Path, overrides: list[str]) -> Scores:
     settings = settings_of(overrides, found.settings)
     own = not any(full_key(override) in TEXTS for override in overrides)
     held_out = held_out_of(settings.data, settings.evaluation.size, found.tokenizer, found.texts if own else None)
-    check_fits(found.model.config, held_out.rows.vocabulary.size, settings.data.length, str(folder))
+    check_fits(found.model.config, held_out.rows.vocabulary, settings.data.length, str(folder))
     return evaluator_of(settings, held_out)(found.model)

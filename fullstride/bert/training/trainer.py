@@ -13,11 +13,13 @@ from rich.console import Console
 from fullstride.bert.data.stream import prefetched
 from fullstride.bert.data.tokenizer import FILE, save_tokenizer
 from fullstride.bert.model.bert import Bert
-from fullstride.bert.training.build import attention_of, begin, data_for, evaluator_of, model_of, shapes_of, step_of
+from fullstride.bert.model.weights import shapes_of
+from fullstride.bert.training.build import attention_of, begin, data_for, evaluator_of, model_of, step_of
 from fullstride.bert.training.optimizer import updates
 from fullstride.bert.training.reporter import Reporter
 from fullstride.bert.training.runs import (
     CHECKPOINTS,
+    HEADS,
     SIZES,
     begun_run,
     own_sizes,
@@ -63,7 +65,9 @@ class Trainer:
         tokenizer = own / FILE if own is not None and sizes is not None and (own / FILE).is_file() else None
         self.data, self.batches = data_for(settings, tokenizer)
         model = model_of(settings.model, self.data.train.vocabulary, data.length, settings.seed, sizes)
-        attention = attention_of(model.config, settings.precision, data.length if data.pack else 0)
+        attention = attention_of(
+            model.config, settings.precision, data.length if data.pack or model.config.modern else 0
+        )
         # Of shapes: a step keeps the model it is made of, and the weights of the start would stay on the device.
         self.step = step_of(settings, shapes_of(model.config))
         self.evaluator = evaluator_of(settings, self.data.held_out)
@@ -87,10 +91,10 @@ class Trainer:
     def _start(self, model: Bert) -> State:
         """The state of the newest checkpoint, or the first one of a model."""
         if not self.settings.resume:
-            return self.step.init(model)
+            return self._first(model)
         if not self.checkpoints.numbers():
             self._say(f"resume=true: no checkpoint in {self.run} yet, starting at step 0")
-            return self.step.init(model)
+            return self._first(model)
         state, extra = self.checkpoints.restore(self.step)
         if extra["data"] != self.data.fingerprint:
             raise ConfigError(
@@ -99,6 +103,13 @@ class Trainer:
             )
         self._say(f"resume=true: continuing from step {state.step} of {self.run}")
         return state
+
+    def _first(self, model: Bert) -> State:
+        """The state before the first step; heads of a fine-tune go into the run's folder."""
+        (self.run / HEADS).unlink(missing_ok=True)
+        if model.heads is not None:
+            replace_file(self.run / HEADS, model.heads.stored)
+        return self.step.init(model.with_heads(None))
 
     def _described(self, model: Any, attention: str) -> str:
         count = sum(x.size for x in jax.tree.leaves(model) if hasattr(x, "size"))

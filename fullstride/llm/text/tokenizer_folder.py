@@ -1,32 +1,16 @@
 """Files of a tokenizer in Hugging Face's layout."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import tokenizers
 
+from fullstride.assets.model_folder import read_json
 from fullstride.errors import ConfigError, one_line
 from fullstride.llm.text.chat_template import ChatTemplate
 from fullstride.llm.text.tokenizer import Tokenizer
 
 ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-
-
-def read_json(file: Path) -> dict[str, Any]:
-    """Read a JSON object; an empty one if there is no such file.
-
-    Raises:
-        ConfigError: if it is anything else.
-
-    """
-    try:
-        value = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{file}: not valid JSON ({error})") from error
-    if not isinstance(value, dict):
-        raise ConfigError(f"{file}: expected a JSON object, got {type(value).__name__}")
-    return value
 
 
 def read_folder(folder: Path) -> Tokenizer:

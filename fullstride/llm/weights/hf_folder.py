@@ -4,9 +4,10 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
+from fullstride.assets.model_folder import read_json, weight_files
 from fullstride.errors import ConfigError, one_of
 from fullstride.llm.config import (
     DTYPES,
@@ -22,17 +23,14 @@ from fullstride.llm.config import (
 from fullstride.llm.families import FAMILIES, family_of
 from fullstride.llm.families.family import FULL, SLIDING
 from fullstride.llm.text.tokenizer import Tokenizer
-from fullstride.llm.text.tokenizer_folder import read_folder, read_json
-from fullstride.llm.weights.canonical import canonical, check_count, check_heads, in_order, listed, with_needed_windows
+from fullstride.llm.text.tokenizer_folder import read_folder
+from fullstride.llm.weights.canonical import canonical, check_count, check_heads, in_order, with_needed_windows
 from fullstride.llm.weights.parameters import PLAIN, StoredParameter
 from fullstride.llm.weights.rows import arranged
 from fullstride.llm.weights.safetensors_file import open_safetensors
 from fullstride.llm.weights.settings import CheckedSettings, checked_sampling, shortened
 from fullstride.llm.weights.stacked_experts import take_apart
 
-INDEX = "model.safetensors.index.json"
-# Characters of a file's name; Linux takes no longer ones.
-MOST_NAME = 255
 OUTER = {"model.embed_tokens.weight": "embed", "model.norm.weight": "norm", "lm_head.weight": "head"}
 INNER = {
     "input_layernorm.weight": "attn_norm",
@@ -70,9 +68,11 @@ def load_folder(folder: Path) -> tuple[ModelConfig, dict[str, StoredParameter], 
     config = read_config(folder)
     family = FAMILIES[config.architecture]
     stacks = family.stacked_experts
+    if not (files := weight_files(folder)):
+        raise ConfigError(f"{folder}: no *.safetensors; convert weights of other formats to safetensors or GGUF")
     tensors = {
         own: tensor
-        for file in _files(folder)
+        for file in files
         for name, tensor in open_safetensors(file, packed=bool(stacks)).items()
         if (own := family.renamed(name)) is not None
     }
@@ -99,31 +99,6 @@ def layer_names(config: ModelConfig) -> dict[str, str]:
         for i in range(config.experts)
     }
     return {**INNER, **family.tensors, **experts}
-
-
-def _files(folder: Path) -> list[Path]:
-    """The safetensors files that make up the model, all of which are there."""
-    single = folder / "model.safetensors"
-    files = [single] if single.is_file() else sorted(folder.glob("*.safetensors"))
-    if (index := folder / INDEX).is_file():
-        names = read_json(index).get("weight_map")
-        if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
-            raise ConfigError(f"{index}: weight_map: expected an object with a file's name for each tensor")
-        files = [folder / name for name in dict.fromkeys(names.values()) if _is_within(index, name)]
-    missing = [file.name for file in files if not file.is_file()]
-    if missing:
-        raise ConfigError(f"{folder}: {INDEX} names {listed(missing)}, which the folder does not have")
-    if not files:
-        raise ConfigError(f"{folder}: no *.safetensors; convert weights of other formats to safetensors or GGUF")
-    return files
-
-
-def _is_within(index: Path, name: str) -> bool:
-    """Check that a name is that of a file in the folder; it may be a link, as in Hugging Face's cache."""
-    path = PurePosixPath(name)
-    if path.is_absolute() or ".." in path.parts or not path.parts or "\0" in name or len(name) > MOST_NAME:
-        raise ConfigError(f"{index}: weight_map names {shortened(repr(name))}: expected a file in its folder")
-    return True
 
 
 def read_config(folder: Path) -> ModelConfig:

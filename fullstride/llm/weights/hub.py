@@ -3,8 +3,8 @@
 import re
 from pathlib import Path
 
+from fullstride.assets.model_folder import INDEX, read_json
 from fullstride.errors import ConfigError, one_line, shortened
-from fullstride.llm.text.tokenizer_folder import read_json
 
 # OWNER/NAME, or OWNER/NAME@REVISION: a branch, a tag or a commit.
 NAME = re.compile(r"(\w[\w.-]*/\w[\w.-]*?)(?:@([\w./-]+))?")
@@ -54,7 +54,7 @@ def hub_folder(source: str) -> Path:
 
 def _is_whole(folder: Path) -> bool:
     """Return whether a cached folder has the files that a model is read from; a download may have been cut short."""
-    index = folder / "model.safetensors.index.json"
+    index = folder / INDEX
     names = read_json(index).get("weight_map") if index.is_file() else None
     needed = set(names.values()) if isinstance(names, dict) else set()
     there = all((folder / name).is_file() for name in ("config.json", "tokenizer.json", *needed))

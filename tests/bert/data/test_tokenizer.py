@@ -151,7 +151,7 @@ def test_what_is_no_wordpiece_of_berts_is_refused(tmp_path):
         read_tokenizer(tmp_path)
     model = {"type": "BPE", "vocab": {}, "merges": []}
     (tmp_path / "tokenizer.json").write_text(json.dumps({"version": "1.0", "added_tokens": [], "model": model}))
-    with pytest.raises(ConfigError, match="its model is BPE; expected WordPiece"):
+    with pytest.raises(ConfigError, match="model BPE; expected WordPiece or byte-level BPE"):
         read_tokenizer(tmp_path)
     (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\na\n")
     with pytest.raises(ConfigError, match=r"no \[MASK\]"):

@@ -33,7 +33,7 @@ def fused(q, k, v, **masks):
 
 
 @pytest.mark.parametrize("attention", [eager, fused])
-@pytest.mark.parametrize("masks", [(), ("lengths",), ("segments",)], ids="+".join)
+@pytest.mark.parametrize("masks", [(), ("lengths",), ("segments",), ("segments", "window")], ids="+".join)
 def test_it_is_the_closed_form(attention, masks, seed):
     qkv, lengths, segments = inputs(seed)
     allowed = np.ones((2, 11, 11), bool)
@@ -41,7 +41,10 @@ def test_it_is_the_closed_form(attention, masks, seed):
         allowed &= np.arange(11) < lengths[:, None, None]
     if "segments" in masks:
         allowed &= segments[:, :, None] == segments[:, None]
-    known = {"lengths": jnp.asarray(lengths, jnp.int32), "segments": jnp.asarray(segments, jnp.int32)}
+    known: dict[str, Any] = {"lengths": jnp.asarray(lengths, jnp.int32), "segments": jnp.asarray(segments, jnp.int32)}
+    if "window" in masks:
+        known["window"] = 2
+        allowed &= np.abs(np.arange(11)[:, None] - np.arange(11)) <= 2
     given: dict[str, Any] = {name: known[name] for name in masks}
     expected = closed_form(qkv[0], qkv[1], qkv[2], allowed)
     q, k, v = [jnp.asarray(x, jnp.float32) for x in qkv]
@@ -60,7 +63,7 @@ def test_cudnn_is_told_of_padding_where_its_last_tile_is_not_full(segmented, mon
     for length in (128, 64, 192, 384, 74):
         qkv, lengths, segments = inputs(length, (2, length, 1, 4))
         q, k, v = (jnp.asarray(x, jnp.float32) for x in qkv)
-        masks = {"segments": jnp.asarray(segments)} if segmented else {}
+        masks: dict[str, Any] = {"segments": jnp.asarray(segments)} if segmented else {}
         for implementation in ("cudnn", "xla"):
             attend(q, k, v, implementation=implementation, **masks)
             given = asked.pop()

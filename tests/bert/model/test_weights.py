@@ -15,12 +15,13 @@ from transformers import BertForMaskedLM, BertModel
 
 from fullstride.assets.fetch import fetch
 from fullstride.bert.data.batch import Batch
-from fullstride.bert.model.weights import FIELDS, load, named, save_model
+from fullstride.bert.model.families import FAMILIES
+from fullstride.bert.model.weights import load, named, save_model
 from fullstride.bert.training.loss import mlm_loss
 from fullstride.errors import ConfigError
 from tests.bert.models import ODD, awake, ids, run, scores
 
-THEIRS: dict[str, Any] = {theirs: getattr(ODD, ours) for theirs, ours in FIELDS.items()}
+THEIRS: dict[str, Any] = {theirs: getattr(ODD, ours) for theirs, ours in FAMILIES["bert"].fields.items()}
 LENGTHS = np.array([29, 13, 1])
 REAL = np.arange(29) < LENGTHS[:, None]
 
@@ -163,7 +164,7 @@ def test_a_decoder_of_its_own_is_refused(folder):
     ("change", "named"),
     [
         ({"hidden_act": "relu"}, "hidden_act=relu"),
-        ({"model_type": "roberta"}, "model_type=roberta"),
+        ({"model_type": "electra"}, "model_type=electra; expected one of bert"),
         ({"position_embedding_type": "relative_key"}, "position_embedding_type=relative_key"),
         ({"num_attention_heads": 7}, "hidden_size=36: expected a multiple of heads=7"),
         ({"hidden_dropout_prob": "much"}, "config.json"),

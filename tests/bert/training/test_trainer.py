@@ -16,6 +16,8 @@ from fullstride.bert.data.tokenizer import trained as trained_wordpiece
 from fullstride.bert.model import config
 from fullstride.bert.model.bert import Bert
 from fullstride.bert.model.fill import fill
+from fullstride.bert.model.heads import Heads
+from fullstride.bert.model.weights import save_model
 from fullstride.bert.training.optimizer import learning_rate, updates
 from fullstride.bert.training.runs import TrainedBert, evaluate_command, export, load_trained
 from fullstride.bert.training.trainer import Trainer
@@ -73,13 +75,21 @@ def test_the_loss_falls_and_what_is_left_is_used(texts, tmp_path):
     with pytest.raises(ConfigError, match=r"no \[MASK\] in it"):
         fill(found.model, found.tokenizer, "none")
 
-    # On from the weights, in another run that then lives without their folder.
+    # On from the weights, in another run that then lives without their folder, and keeps their classifier.
+    classifier = {"classifier.weight": jax.numpy.ones((2, 16)), "classifier.bias": jax.numpy.ones(2)}
+    heads = Heads.of(classifier, {"architectures": ["BertForSequenceClassification"]})
+    save_model(found.model.with_heads(heads), out)
     inits = ("eval_every=0", f"model.init={out}", "run_name=on")
     with pytest.raises(Preempted):
         run(settings(texts, tmp_path, *inits), 3)
     assert next(line["loss"] for line in read_metrics(tmp_path / "on")) < losses[0] - 0.2
     shutil.rmtree(out)
     assert run(settings(texts, tmp_path, *inits, "resume=true")).state.step == 6
+    found = load_trained(export(load_trained(tmp_path / "on"), tmp_path / "back"))
+    assert found.model.heads is not None
+    assert found.model.heads.settings == {"architectures": ["BertForSequenceClassification"]}
+    for name, x in classifier.items():
+        np.testing.assert_array_equal(found.model.heads.arrays[name], x)
 
 
 def test_skipped_steps_leave_the_schedule_where_it_was_and_the_log_says_so(texts, tmp_path, monkeypatch):

@@ -4,9 +4,9 @@ import shutil
 import gguf
 import pytest
 
+from fullstride.assets.model_folder import read_json
 from fullstride.errors import ConfigError
 from fullstride.llm import LLM, SamplingParams
-from fullstride.llm.text.tokenizer_folder import read_json
 from fullstride.llm.weights import load, settings
 from fullstride.llm.weights.gguf_file import open_gguf
 
