@@ -68,7 +68,7 @@ def test_help_is_plain_text_where_colour_is_forced():
 
 def test_commands_come_in_the_order_of_use(monkeypatch):
     order = {
-        (): "meanflow bert llm doctor cache launch",
+        (): "meanflow bert llm runs doctor cache launch",
         ("meanflow",): "demo presets keys plan train sample evaluate consistency average encode export",
         ("llm",): "pull inspect generate serve",
         ("bert",): "train keys evaluate fill export",

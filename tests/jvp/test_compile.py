@@ -5,8 +5,8 @@ import pytest
     ("backend", "families"),
     [
         pytest.param("eager", ["attention", "networks", "transforms"], marks=pytest.mark.thorough),
-        pytest.param("aot_eager", ["more_rules", "more_formats"], marks=pytest.mark.thorough),
-        ("aot_eager", ["attention", "masks", "rules"]),
+        pytest.param("aot_eager", ["more_rules", "more_formats", "masks"], marks=pytest.mark.thorough),
+        ("aot_eager", ["attention", "rules"]),
         ("aot_eager", ["norms", "formats", "explicit", "products"]),
         ("aot_eager", ["networks", "checkpointed", "switched", "dynamic", "transforms"]),
         ("inductor", ["representatives"]),

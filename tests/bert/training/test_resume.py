@@ -76,6 +76,7 @@ def test_a_file_of_a_run_that_was_copied_in_part_is_named(tmp_path, left):
             read(tmp_path)
 
 
+@pytest.mark.thorough
 def test_without_a_checkpoint_the_tokenizer_is_the_one_that_is_asked_for_now(texts, tmp_path):
     release(Trainer(settings(texts, tmp_path), QUIET).run)
     trainer = run(settings(texts, tmp_path, "resume=true", "data.vocab_size=60", "steps=1", "optimizer.warmup_steps=0"))

@@ -56,6 +56,7 @@ def test_tokens_are_the_plain_sets(monkeypatch, names):
         assert answers(monkeypatch, made(name, MODEL, device), requests) == expected
 
 
+@pytest.mark.thorough
 def test_tokens_are_the_plain_sets_with_a_pool_of_fp8(monkeypatch):
     requests = [([5, 6, 7], greedy(4)), (list(range(40, 53)), greedy(3))]
     kept: dict[str, Any] = {"kv_cache_dtype": "fp8"}
@@ -124,6 +125,7 @@ def test_a_pool_of_fp8_is_refused_by_name():
     assert choose("auto", MODEL, "float32", 16, HOPPER, 1, FP8_POOL).name == "plain"
 
 
+@pytest.mark.thorough
 def test_quick_programs_choose_the_same_tokens(monkeypatch, qwen3):
     """Whatever ends where: at its limit, by a stop token, with others waiting for a row; what rows ask for decides."""
     draw = random.Random(3)

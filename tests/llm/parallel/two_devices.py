@@ -98,7 +98,9 @@ def on_two_devices(loaded: Any, kernels: Kernels, batch: StepBatch, pool: jax.Ar
     return np.asarray(jax.jit(call)(weights, pool)[0])
 
 
-@pytest.mark.parametrize("kind", ["tiny_qwen3", "tiny_llama", "tiny_qwen2"])
+@pytest.mark.parametrize(
+    "kind", ["tiny_qwen3", *(pytest.param(x, marks=pytest.mark.thorough) for x in ("tiny_llama", "tiny_qwen2"))]
+)
 def test_logits_are_those_of_transformers(request, kind):
     folder = request.getfixturevalue(kind)
     ids = np.random.default_rng().integers(3, 320, 130).tolist()
@@ -194,6 +196,7 @@ def test_a_dispatch_keeps_every_buffer_where_it_was(engine):
     assert pointers() == before
 
 
+@pytest.mark.thorough
 def test_a_pool_of_fp8_is_shared_as_any_other():
     loaded = random_model(replace(ODD, layers=1))
     config = replace(TIGHT, max_sequences=1, kv_cache_dtype="fp8")

@@ -3,7 +3,8 @@ import pytest
 
 # Of `unet` test_products.py checks the compiled loss, too; its convolutions are `song_unet`'s.
 @pytest.mark.parametrize(
-    "network", [*(pytest.param(name, marks=pytest.mark.thorough) for name in ("unet", "song_unet")), "dit"]
+    "network",
+    [*(pytest.param(name, marks=pytest.mark.thorough) for name in ("unet", "song_unet", "dit, recomputed")), "dit"],
 )
 def test_the_whole_loss_is_one_graph_with_eagers_gradients(forked, network):
     (done,) = forked(["tests.meanflow.objective.compiled_loss", network])

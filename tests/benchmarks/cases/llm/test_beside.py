@@ -65,6 +65,7 @@ def benched(*arguments):
     return CliRunner().invoke(app, ["llm", *map(str, arguments)])
 
 
+@pytest.mark.thorough
 def test_vllm_is_given_the_same_weights_and_prompts(one_layer, vllm):
     work, peers = ModelWork([[5, 6], [7, 8, 9]], [GATE_TOKENS, GATE_TOKENS + 3]), Peers()
     peers.add_vllm(vllm(), str(one_layer), "float32", 2, work, 4)

@@ -95,6 +95,7 @@ def test_attention_that_nothing_would_run_is_refused(tmp_path, arguments, messag
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.thorough
 def test_without_its_baseline_the_engine_is_timed_and_says_so(one_layer, tmp_path, monkeypatch):
     monkeypatch.setattr(bench_beside, "_run_baseline", lambda *_: SimpleNamespace(returncode=3, stdout=""))
     arguments = ["llm", "--model", str(one_layer), "--runs", "1", "--out", str(tmp_path)]
@@ -130,6 +131,7 @@ def test_replicas_refuse_a_model_of_too_short_sequences_before_anything_runs(tmp
     assert result.stderr == "error: short: the model supports 523 tokens per sequence, a conversation needs 524\n"
 
 
+@pytest.mark.thorough
 def test_the_sweep_times_a_step_by_batch_and_context(one_layer, tmp_path, monkeypatch):
     monkeypatch.setitem(bench_sweep.GRIDS, "cpu", ((1, 3, 9), (20, 300)))
     monkeypatch.setattr(bench_sweep, "REPEATS", 2)
@@ -245,7 +247,7 @@ def test_tokens_agree_up_to_the_first_that_differs():
         (["--workload", "sweep", "--runs", "3"], "--runs with --workload sweep: only small and large have this option"),
         (["--workload", "latency", "--no-baseline"], "--baseline with --workload latency: only small has this option"),
         (["--sequences", "7"], "--sequences with --workload small: only large has this option"),
-        (["--adapters", "2"], "--adapters with --workload small: only serve has this option"),
+        (["--adapters", "2"], "--adapters with --workload small: only serve and soak have this option"),
     ],
 )
 def test_a_setting_that_a_workload_does_not_have_is_refused(given, message, tmp_path):
@@ -278,6 +280,7 @@ def test_serving_times_what_clients_get_beside_the_engine_alone(one_layer, tmp_p
         assert row["timing"]["median_ms"] > 0
 
 
+@pytest.mark.thorough
 def test_a_model_without_a_tokenizer_is_served_with_a_stand_in_and_an_adapter(tmp_path, monkeypatch):
     tiny = ModelConfig("qwen3", 700, 32, 64, 1, 4, 2, 8, 256, tied=True, qk_norm=True)
     monkeypatch.setitem(SHAPES, "tiny-shape", tiny)

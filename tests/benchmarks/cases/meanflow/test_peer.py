@@ -44,6 +44,7 @@ def _alone(monkeypatch):
         del sys.modules[name]
 
 
+@pytest.mark.thorough
 def test_both_codes_make_the_same_recipes_steps(tmp_path):
     given = ["meanflow-peer", "--official", str(STUB), "--device", "cpu"]
     done = CliRunner().invoke(app, [*given, "--steps", "3", "--out", str(tmp_path), *TINY])

@@ -35,6 +35,7 @@ def test_a_line_is_found_over_orders_of_magnitude():
     assert law(leaves, [0.05 + 1e-6 * n**2 for n in leaves])["worst"] > 0.3
 
 
+@pytest.mark.thorough
 def test_the_sections_of_the_law_and_of_the_saving(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(bench_train_step, "TOWERS", (1, 2))
     monkeypatch.setattr(bench_train_step, "WORK", (1,))

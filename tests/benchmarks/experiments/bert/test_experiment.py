@@ -35,6 +35,7 @@ def given(texts) -> tuple[str, ...]:
     return "data=text_files", f"data.path={texts}", "data.separator=line", "data.vocab_size=90"
 
 
+@pytest.mark.thorough
 def test_the_steps_that_fit_are_timed_trained_cut_and_gathered(given, tmp_path: Path):
     asked = BertRequest("smoke", ("tiny",), 1e-3, 0, tmp_path, given)
     with pytest.raises(Preempted, match="stopped; saved step 1"):

@@ -522,6 +522,7 @@ def test_what_a_training_held_is_let_go_of_before_its_scores_and_the_next(tmp_pa
     assert alive == [[False], [False, False]]
 
 
+@pytest.mark.thorough
 def test_overrides_are_of_all_trainings_and_take_no_results_place(tmp_path):
     given = ["phase4", "--scale", "smoke", "--part", "ratio", "--seed", "0", "--runs", str(tmp_path)]
     done = CliRunner().invoke(app, [*given, "data=multiclass", "epochs=2", "optimizer.lr=2e-3"])
