@@ -68,8 +68,9 @@ def train(
     The run is stored in output_dir/run_name. When stopped it saves; resume=true continues it.
     """
     with leaving_on_sigterm():
-        from fullstride.cli.meanflow_sweep import ADVICE, not_finite, run_all
+        from fullstride.cli.meanflow_sweep import ADVICE, run_all
         from fullstride.meanflow.config.overrides import read, sweep
+        from fullstride.meanflow.training.outcome import not_finite
         from fullstride.meanflow.training.trainer import train
 
         if multirun:

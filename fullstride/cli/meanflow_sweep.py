@@ -10,8 +10,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from fullstride.errors import ConfigError, OutOfMemory
-from fullstride.meanflow.checkpoints.folder import checkpoints, read_manifest
 from fullstride.meanflow.config.overrides import compose
+from fullstride.meanflow.training.outcome import last_error, not_finite
 from fullstride.meanflow.training.trainer import train
 from fullstride.runs.folder import read_metrics
 
@@ -59,21 +59,8 @@ def diverged(run: Path) -> str:
     """Return why a finished run has diverged, or ""."""
     if why := not_finite(run):
         return why
-    error = _last_error(run) or 0.0
+    error = last_error(run) or 0.0
     return f"its last squared error is {error:.3g}, of data of unit scale" if error > FAR_OFF else ""
-
-
-def not_finite(run: Path) -> str:
-    """Return which of a finished run's last numbers are not finite, or ""."""
-    made = checkpoints(run)
-    if harmful := read_manifest(made[-1]).get("harmful") if made else 0:
-        return f"its last {harmful} steps were not finite"
-    return "its last squared error is not finite" if _last_error(run) is None else ""
-
-
-def _last_error(run: Path) -> float | None:
-    trained = [line for line in read_metrics(run) if "squared_error" in line]
-    return trained[-1]["squared_error"] if trained else 0.0
 
 
 def _table(outcomes: list[Outcome]) -> Table:

@@ -52,28 +52,20 @@ class OneLineErrors(HelpGroup):
         except UsageError as error:
             _advise(error)
             raise
-        except ConfigError as error:
-            _stop(f"error: {error}", exit_codes.SETTINGS)
         except ModuleNotFoundError as error:
             if error.name is None or error.name.split(".")[0] in OWN:
                 raise
             lacking = advice(error) or f"{error.name} is not installed; {how_to_install(extra_for(error))}"
             _stop(f"error: {lacking}", exit_codes.SETTINGS)
-        except OutOfMemory as error:
-            _stop(f"error: {error}", exit_codes.OUT_OF_MEMORY)
-        except ReadError as error:
-            _stop(f"error: {error}", exit_codes.UNREAD)
-        except (FloatingPointError, GateError, OSError, PeerError) as error:
-            _stop(f"error: {error}", exit_codes.FAILED)
-        except Preempted as stopped:
-            _stop(str(stopped), exit_codes.DONE)
-        except KeyboardInterrupt as interrupt:
-            _stop(str(interrupt) or "interrupted", exit_codes.INTERRUPTED)
+        except (ConfigError, OutOfMemory, ReadError, FloatingPointError, GateError, OSError, PeerError) as error:
+            _stop(f"error: {error}", exit_codes.exit_code_of(error))
+        except (Preempted, KeyboardInterrupt) as stopped:
+            _stop(str(stopped) or "interrupted", exit_codes.exit_code_of(stopped))
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
             reason = one_line(error)[:600]  # XLA adds what lies where, for pages
-            _stop(f"error: out of memory; use smaller batches: {reason}", exit_codes.OUT_OF_MEMORY)
+            _stop(f"error: out of memory; use smaller batches: {reason}", exit_codes.exit_code_of(error))
 
 
 class _Descriptor(io.FileIO):

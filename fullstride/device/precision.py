@@ -69,6 +69,14 @@ def rounds_convolutions() -> bool:
     return cudnn.conv.fp32_precision == "tf32"
 
 
+def rounds_recurrences() -> bool:
+    """Return whether cuDNN's fp32 recurrent layers use TF32."""
+    import torch
+
+    cudnn: Any = torch.backends.cudnn
+    return cudnn.rnn.fp32_precision == "tf32"
+
+
 def process_precision(precision: str, derivative: str) -> str:
     """Return the setting of fp32 products for a step whose derivative may have a format of its own.
 

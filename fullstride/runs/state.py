@@ -24,13 +24,16 @@ def state_of(error: BaseException | None) -> str:
 
 
 @contextmanager
-def record_state(run: Path, *, steps: int, made: Callable[[], int], enabled: bool = True) -> Iterator[None]:
+def record_state(
+    run: Path, *, steps: int, made: Callable[[], int], wrong: Callable[[], str] = str, enabled: bool = True
+) -> Iterator[None]:
     """Record that a run is running, and, unless its process is killed, how it ended.
 
     Args:
         run: the run's folder.
         steps: optimizer steps of the whole run.
         made: counts those that it has made.
+        wrong: says why a run that made all its steps has failed, or "".
         enabled: False in all but one of the processes that train a run together.
 
     """
@@ -55,4 +58,5 @@ def record_state(run: Path, *, steps: int, made: Callable[[], int], enabled: boo
     except BaseException as error:
         write(state_of(error), error)
         raise
-    write("finished")
+    why = wrong()
+    write("failed" if why else "finished", FloatingPointError(why) if why else None)

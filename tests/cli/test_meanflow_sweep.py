@@ -8,6 +8,7 @@ from fullstride.cli import meanflow_sweep as multirun
 from fullstride.cli.app import app
 from fullstride.cli.meanflow_sweep import run_all
 from fullstride.meanflow.training.trainer import train
+from fullstride.runs.survey import summary
 
 TINY = ["model=unet_tiny", "model.channels=4", "data.batch_size=449", "epochs=1", "device=cpu"]
 
@@ -77,6 +78,9 @@ def test_a_run_whose_last_steps_were_skipped_has_diverged(tmp_path, monkeypatch,
     single = CliRunner().invoke(app, ["meanflow", "train", *words])
     assert single.exit_code == 1
     assert re.search(r"^error: .*wild diverged: its last \d+ steps were not finite; lower", single.output, re.MULTILINE)
+    kept = summary(tmp_path / "wild")
+    assert (kept.state, kept.exit_code) == ("failed", 1)
+    assert re.fullmatch(r"its last \d+ steps were not finite", kept.why)
     monkeypatch.setattr(multirun, "train", lambda _: tmp_path / "wild")
     with pytest.raises(typer.Exit):
         run_all([words])

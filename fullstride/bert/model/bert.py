@@ -245,6 +245,6 @@ class Bert(eqx.Module):
         return jnp.tanh(self.pooler(hidden[:, 0]))
 
     def with_heads(self, heads: Heads | None) -> "Bert":
-        """The same arrays with other heads of a fine-tune, which `save_model` writes beside them."""
+        """Return these arrays with other heads of a fine-tune, which `save_model` writes beside them."""
         shapes = eqx.filter_eval_shape(Bert, self.config, key=jax.random.key(0), heads=heads)
         return jax.tree.unflatten(jax.tree.structure(shapes), jax.tree.leaves(self))

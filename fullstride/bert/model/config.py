@@ -87,7 +87,7 @@ class BertConfig:
 
     @property
     def modern(self) -> bool:
-        """Whether the layers are ModernBERT's."""
+        """Tell whether the layers are ModernBERT's."""
         return self.family == "modernbert"
 
     @property

@@ -26,6 +26,7 @@ from fullstride.meanflow.training.build import build_state, limits_of, steps_to_
 from fullstride.meanflow.training.derivative_check import check_derivative
 from fullstride.meanflow.training.evaluation_schedule import EvaluationSchedule
 from fullstride.meanflow.training.objective import build_objective
+from fullstride.meanflow.training.outcome import not_finite
 from fullstride.meanflow.training.preflight import preflight
 from fullstride.meanflow.training.reporter import Reporter
 from fullstride.meanflow.training.saver import CheckpointSaver
@@ -156,10 +157,13 @@ class Trainer:
         return self.run
 
     def _recorded(self) -> AbstractContextManager[None]:
-        def made() -> int:
-            return self.state.position.step
-
-        return record_state(self.run, steps=self.total_steps, made=made, enabled=self.processes.leads)
+        return record_state(
+            self.run,
+            steps=self.total_steps,
+            made=lambda: self.state.position.step,
+            wrong=lambda: not_finite(self.run),
+            enabled=self.processes.leads,
+        )
 
     def _train(self) -> None:
         self._expect_checkpoint()

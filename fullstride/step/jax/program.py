@@ -57,7 +57,9 @@ class StepProgram:
         retraces: RetraceWatch,
     ):
         one_of("layout", layout, LAYOUTS)
-        self.recipes, self.steps, self.retraces = recipes, steps, retraces
+        self.recipes = recipes
+        self.steps = steps
+        self.retraces = retraces
         self.wrt, self.sharding = filter_of(recipes, wrt, model), next(iter(recipes.values())).sharding
         structure, params, fixed = partitioned(model, self.wrt)
         carry = eqx.filter_eval_shape(partial(start, recipes), params, _arrays(nn_state))

@@ -124,7 +124,7 @@ class State:
 
     @property
     def nn_state(self) -> Any:
-        """What the loss itself reads and rewrites, such as BatchNorm's statistics; None without it."""
+        """State that the loss itself reads and rewrites, such as BatchNorm's statistics; None without it."""
         return self.carry.nn_state
 
     @property

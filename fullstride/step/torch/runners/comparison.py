@@ -10,7 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fullstride.device.precision import exact_fp32, rounds_convolutions, rounds_products, unsearched_convolutions
+from fullstride.device.precision import (
+    exact_fp32,
+    rounds_convolutions,
+    rounds_products,
+    rounds_recurrences,
+    unsearched_convolutions,
+)
 from fullstride.device.triton_compile import compile_only, compiles
 from fullstride.step.torch.body import Body, Gradients, total_norm
 from fullstride.step.torch.errors import StepError
@@ -199,8 +205,10 @@ def _format_of(precision: str, model: nn.Module, device: torch.device) -> str:
     """Return the format of a step's products: fp32 means what PyTorch makes of it, by default TF32 for convolutions."""
     if precision != "fp32" or device.type != "cuda":
         return precision
-    convolves = any(p.ndim > 2 for p in model.parameters()) or any(isinstance(m, nn.RNNBase) for m in model.modules())
-    return "tf32" if rounds_products() or (convolves and rounds_convolutions()) else "fp32"
+    convolves = any(p.ndim > 2 for p in model.parameters())
+    recurs = any(isinstance(m, nn.RNNBase) for m in model.modules())
+    rounds = rounds_products() or (convolves and rounds_convolutions()) or (recurs and rounds_recurrences())
+    return "tf32" if rounds else "fp32"
 
 
 def _sensitivity(body: Body, expected: ReferenceStep) -> float:

@@ -1,4 +1,4 @@
-"""What the servers of vLLM and llama.cpp are asked in their own tests, and what is expected of the answers.
+"""Requests of vLLM's and llama.cpp's own tests of their servers, and what is expected of the answers.
 
 Each group is one of their files, each case one of its tests, or one of its parameters. A case expects something of the
 answer; or that it is refused, as the peer refuses it; or, in words of the message, that it is refused here alone.

@@ -27,7 +27,7 @@ def one_end(events: Any) -> bool:
 
 
 def usages(*told: bool) -> Check:
-    """Whether events with choices, and the last one, tell of the usage."""
+    """Tell whether events with choices, and the last one, tell of the usage."""
 
     def check(events: Any) -> bool:
         found = {bool(each.get("usage")) for each in events if each["choices"]}
@@ -55,7 +55,7 @@ def vectors(count: int, normal: bool = True) -> Check:
 
 
 def token_sums(answer: Any) -> bool:
-    """Whether the tokens of the logprobs make up the content."""
+    """Tell whether the tokens of the logprobs make up the content."""
     tokens = answer["choices"][0]["logprobs"]["content"]
     return "".join(each["token"] for each in tokens) == said(answer) and all(each["logprob"] <= 0 for each in tokens)
 
@@ -72,7 +72,7 @@ def completed(*kinds: str) -> Check:
 
 
 def whole_stream(events: Any) -> bool:
-    """Whether the deltas of a Responses stream are the text of its last event, and all belong to one response."""
+    """Tell whether the deltas of a Responses stream are the text of its last event, and all belong to one response."""
     deltas = "".join(each["delta"] for each in events if each["type"] == "response.output_text.delta")
     last = events[-1]["response"]
     ids = {each["response"]["id"] for each in events if "response" in each}

@@ -82,6 +82,7 @@ def test_a_wrong_term_is_refused_in_any_format(loss: Callable[..., Tensor], seed
 )
 def test_fp32_on_a_gpu_is_what_pytorchs_switches_make_of_it(model, precision, convolutions, expected, monkeypatch):
     monkeypatch.setattr(gate, "rounds_convolutions", lambda: convolutions)
+    monkeypatch.setattr(gate, "rounds_recurrences", lambda: convolutions)
     monkeypatch.setattr(gate, "rounds_products", lambda: False)
     assert gate._format_of(precision, model, torch.device("cuda")) == expected
     assert gate._format_of(precision, model, torch.device("cpu")) == precision
