@@ -25,6 +25,7 @@ from fullstride.llm.families.family import FULL, SLIDING
 from fullstride.llm.text.tokenizer import Tokenizer
 from fullstride.llm.text.tokenizer_folder import read_folder
 from fullstride.llm.weights.canonical import canonical, check_count, check_heads, in_order, with_needed_windows
+from fullstride.llm.weights.int4_checkpoint import int4_settings, joined
 from fullstride.llm.weights.parameters import PLAIN, StoredParameter
 from fullstride.llm.weights.rows import arranged
 from fullstride.llm.weights.safetensors_file import open_safetensors
@@ -68,24 +69,27 @@ def load_folder(folder: Path) -> tuple[ModelConfig, dict[str, StoredParameter], 
     config = read_config(folder)
     family = FAMILIES[config.architecture]
     stacks = family.stacked_experts
+    int4 = int4_settings(folder / "config.json", read_json(folder / "config.json"))
+    packed = {"U8": "uint8"} if stacks else {"I32": "int32"} if int4 else {}
     if not (files := weight_files(folder)):
         raise ConfigError(f"{folder}: no *.safetensors; convert weights of other formats to safetensors or GGUF")
     tensors = {
         own: tensor
         for file in files
-        for name, tensor in open_safetensors(file, packed=bool(stacks)).items()
+        for name, tensor in open_safetensors(file, packed).items()
         if (own := family.renamed(name)) is not None
     }
     check_count(folder, config, len(tensors), stacked=bool(stacks))
     experts, tensors = take_apart(folder, config, stacks, tensors)
-    inner = layer_names(config)
+    inner, own = layer_names(config), tensors if int4 is None else joined(folder, int4, tensors)
     found: dict[str, StoredParameter] = experts | {
         canonical(name, LAYERS, inner, OUTER): tensor
-        for name, tensor in tensors.items()
+        for name, tensor in own.items()
         if not (name.endswith(DERIVED) or (config.tied and name == "lm_head.weight"))
     }
     stored = in_order(folder, config, arranged(config, found))
-    config = replace(config, dtype=config.dtype or PLAIN[stored["embed"].kind])
+    # What is packed is run in bfloat16, as the numbers of a GGUF are.
+    config = replace(config, dtype="bfloat16" if int4 else config.dtype or PLAIN[stored["embed"].kind])
     ends = folder / "generation_config.json"
     return config, stored, read_folder(folder), checked_sampling(ends, read_json(ends))
 
@@ -112,6 +116,8 @@ def read_config(folder: Path) -> ModelConfig:
     raw = read_json(file)
     family = family_of(file, "model_type", raw.get("model_type"))
     raw = family.rewritten({**family.defaults, **raw})
+    if int4_settings(file, raw) is not None:
+        del raw["quantization_config"]
     settings = CheckedSettings(file, raw)
     for key, allowed in {**FIXED, **family.fixed}.items():
         if raw.get(key, allowed[0]) not in allowed:

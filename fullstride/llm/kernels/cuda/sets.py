@@ -1,11 +1,13 @@
 """Kernel sets for Hopper GPUs."""
 
+from functools import partial
 from typing import Any
 
 from fullstride.llm.config import ModelConfig, parameter_count
 from fullstride.llm.kernels.cuda import layers, token
 from fullstride.llm.kernels.cuda.attention import attention
 from fullstride.llm.kernels.cuda.attention import refusal as attention_refusal
+from fullstride.llm.kernels.cuda.packed_product import packed_product
 from fullstride.llm.kernels.interface import Kernels
 from fullstride.llm.kernels.xla.kernels import project
 from fullstride.llm.kernels.xla.sampling import sample, score
@@ -40,10 +42,21 @@ def made(name: str, model: ModelConfig, device: Any) -> Kernels | str:
         device: whose multiprocessors get a block each of that launch.
 
     """
+    # Packed matrices come in tiles, and only to `paged`.
+    own = partial(project, packed=packed_product)
     chain = layers.layers(model) if name != "paged" else None
     if name == "chained" and chain is None:
         return "its projections cannot be divided among thread blocks"
     whole = token.fused_step(model, device.core_count) if name == "token" else None
     return Kernels(
-        name, False, project, attention, sample, score, fused_step=whole, fused_layers=chain, static_burst=True
+        name,
+        False,
+        own,
+        attention,
+        sample,
+        score,
+        fused_step=whole,
+        fused_layers=chain,
+        static_burst=True,
+        tiled=True,
     )
