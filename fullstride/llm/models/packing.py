@@ -1,6 +1,7 @@
 """Packed matrices of a model: read or made, arranged for the kernels, and put on the devices."""
 
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby
 from math import prod
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -9,10 +10,11 @@ import jax
 import numpy as np
 from jaxtyping import Array
 
+from fullstride.device.select import cores
 from fullstride.errors import ConfigError
 from fullstride.llm.config import ModelConfig, parameter_shapes
 from fullstride.llm.models.tensor_parallel import INPUTS, OUTPUTS, ShardReader
-from fullstride.llm.packed.formats import CodedRows, arranged, array_shapes, can_tile
+from fullstride.llm.packed.formats import TILE_OUTPUTS, CodedRows, arranged, array_shapes, can_tile
 from fullstride.llm.packed.matrix import JoinedMatrix, PackedMatrix, Weight
 from fullstride.llm.packed.quantize import GROUP, MADE
 
@@ -20,6 +22,8 @@ from fullstride.llm.packed.quantize import GROUP, MADE
 STORED = "stored"
 # Matrices of the vocabulary, whose errors are those of every logit: `int4` has 8 bits for them.
 VOCABULARY = ("embed", "head")
+# Numbers of a matrix that a thread packs at once.
+AT_ONCE = 1 << 20
 MATRICES = frozenset(name for name in OUTPUTS | INPUTS if not name.endswith("bias"))
 
 
@@ -85,12 +89,29 @@ class PackedReader:
             raise ConfigError(
                 f"quantize={self._packing.name}: {name} has values that are not finite; set quantize=none"
             )
-        return MADE[kind](values)
+        return _concatenated(_by_rows(lambda part: MADE[kind](values[part]), *values.shape))
 
     def _matrix(self, parts: list[CodedRows], device: Any) -> PackedMatrix:
-        rows = CodedRows(parts[0].format, *(np.concatenate(each) for each in list(zip(*parts, strict=True))[1:]))
-        arrays = arranged(rows, self._packing.tiled and can_tile(*rows.codes.shape))
-        return PackedMatrix(*(jax.device_put(array, device) for array in arrays), format=rows.format)
+        form, codes, records = _concatenated(parts)
+        tiled = self._packing.tiled and can_tile(*codes.shape)
+        made = _by_rows(lambda part: arranged(CodedRows(form, codes[part], records[part]), tiled), *codes.shape)
+        first, second = (jax.device_put(np.concatenate(each), device) for each in zip(*made, strict=True))
+        return PackedMatrix(first, second, form)
+
+
+def _by_rows(call: Callable[[slice], Any], rows: int, inputs: int) -> list[Any]:
+    """Return the results for parts of the rows, whole tiles of them, computed by several threads."""
+    step = max(1, AT_ONCE // inputs // TILE_OUTPUTS) * TILE_OUTPUTS
+    parts = [slice(start, start + step) for start in range(0, rows, step)]
+    with ThreadPoolExecutor(min(cores(), len(parts))) as pool:
+        return list(pool.map(call, parts))
+
+
+def _concatenated(parts: list[CodedRows]) -> CodedRows:
+    if len(parts) == 1:
+        return parts[0]
+    codes, records = (np.concatenate([part[i] for part in parts]) for i in (1, 2))
+    return CodedRows(parts[0].format, codes, records)
 
 
 def _padded(rows: CodedRows, missing: int) -> CodedRows:

@@ -1,6 +1,6 @@
 """Packed matrices on the device, and their numbers and products in plain JAX."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -16,7 +16,6 @@ from fullstride.llm.packed.formats import FORMATS, INT4_GROUPS, RUN, TILE_INPUTS
 AT_ONCE = 1 << 24
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=("codes", "records"), meta_fields=("format",))
 @dataclass(frozen=True)
 class PackedMatrix:
     """Matrix (out, inner) of a format of `FORMATS`, as a tree of two arrays.
@@ -30,7 +29,7 @@ class PackedMatrix:
 
     codes: Any
     records: Any
-    format: str = field(default="")
+    format: str
 
     @property
     def tiled(self) -> bool:
@@ -63,6 +62,9 @@ class PackedMatrix:
         whole = numbers(PackedMatrix(self.codes[own], self.records[own], self.format), dtype)
         each = whole.reshape(len(indices), TILE_OUTPUTS, -1)
         return jnp.take_along_axis(each, (indices % TILE_OUTPUTS)[:, None, None], 1)[:, 0]
+
+
+jax.tree_util.register_dataclass(PackedMatrix, data_fields=("codes", "records"), meta_fields=("format",))
 
 
 class JoinedMatrix(NamedTuple):

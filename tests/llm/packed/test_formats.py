@@ -21,7 +21,8 @@ GGUF = ("Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q6_K")
 
 def packed(rows: CodedRows, tiled: bool) -> PackedMatrix:
     arrays = arranged(rows, tiled)
-    assert tuple(array.shape for array in arrays) == array_shapes(rows.format, *rows.codes.shape, tiled)
+    outputs, inputs = rows.codes.shape
+    assert tuple(array.shape for array in arrays) == array_shapes(rows.format, outputs, inputs, tiled)
     return PackedMatrix(jnp.asarray(arrays[0]), jnp.asarray(arrays[1]), rows.format)
 
 
