@@ -41,12 +41,13 @@ class Model(Protocol):
 
 
 class EngineParts(NamedTuple):
-    """Devices of an engine, the kernels chosen for them, the weights on them, and the shapes to compile."""
+    """Devices of an engine, the kernels for them, the weights and how they are packed, and the shapes to compile."""
 
     devices: tuple[Any, ...]
     kernels: Kernels
     weights: Any
     sizes: CompiledShapes
+    quantize: str
 
 
 @runtime_checkable
@@ -136,7 +137,7 @@ def build_parts(
         weights = weights._replace(packed=kernels.fused_step.pack(weights))
     made = choose_shapes(config, model, kernels, *found)
     _say(config, model, made)
-    return EngineParts(found, kernels, weights, made)
+    return EngineParts(found, kernels, weights, made, quantize)
 
 
 def _quantize(loaded: Model, config: EngineConfig, devices: Sequence[Any] | None) -> str:
