@@ -78,7 +78,7 @@ def test_other_numbers_are_those_of_their_definitions(form, seed):
 
 
 @pytest.mark.parametrize("tiled", [False, True])
-@pytest.mark.parametrize("form", ["Q4_K", "Q8_0"])
+@pytest.mark.parametrize("form", ["Q4_K", "Q8_0", "int4_128"])
 def test_products_are_those_of_the_numbers(form, tiled, seed, monkeypatch):
     """Whole, and in parts that the outputs are no multiple of."""
     rng = np.random.default_rng(seed)
