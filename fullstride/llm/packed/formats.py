@@ -19,7 +19,7 @@ class WeightFormat(NamedTuple):
     """Format of a packed matrix.
 
     Attributes:
-        name: name in messages; GGUF's, `fp8`, or `int4_N` with N numbers in a group.
+        name: name in messages; GGUF's, or `fp8`, `fp8_N` and `int4_N` with N numbers in a group.
         bits: bits of a code.
         group: numbers that share a scale; 0 for a whole row.
         block: numbers whose scales are in one record; 0 for a whole row.
@@ -49,6 +49,7 @@ FORMATS = {
         WeightFormat("Q4_K", 4, 32, 256, 16, minima=True),
         WeightFormat("Q6_K", 6, 16, 256, 18, zero=32),
         WeightFormat("fp8", 8, 0, 0, 4),
+        WeightFormat("fp8_128", 8, 128, 128, 4),
         *(WeightFormat(f"int4_{size}", 4, size, size, 4, minima=True) for size in INT4_GROUPS),
     )
 }

@@ -82,7 +82,7 @@ def numbers(matrix: PackedMatrix, dtype: DTypeLike) -> Float[Array, "out inner"]
     form, (outputs, inputs) = FORMATS[matrix.format], matrix.shape
     codes = codes_of(matrix)
     scales, minima = scales_of(matrix)
-    if form.name == "fp8":
+    if form.name.startswith("fp8"):
         values = lax.bitcast_convert_type(codes, jnp.float8_e4m3fn).astype(jnp.float32)
     else:
         values = codes.astype(jnp.float32) - form.zero
@@ -202,6 +202,7 @@ _RECORDS = {
     "Q4_K": _q4_k,
     "Q6_K": _q6_k,
     "fp8": _fp8,
+    "fp8_128": _fp8,
     **{f"int4_{size}": _scale_and_zero for size in INT4_GROUPS},
 }
 

@@ -45,12 +45,13 @@ CASES = [
     ("Q4_K", 8, Division(1, 1, 2)),
     ("Q6_K", 17, Division(4, 1, 1)),
     ("int4_128", 2, Division(1, 2, 1)),
-    ("fp8", 16, Division(2, 2, 1)),
+    ("fp8_128", 16, Division(2, 2, 1)),
 ]
 MORE = [
     ("Q4_0", 1, Division(1, 1, 1)),
     ("Q4_1", 11, Division(2, 1, 2)),
     ("Q8_0", 3, Division(1, 2, 1)),
+    ("fp8", 5, Division(1, 1, 1)),
     ("int4_32", 33, Division(8, 1, 2)),
 ]
 

@@ -31,9 +31,9 @@ def random_rows(form: str, outputs: int, inputs: int, rng: np.random.Generator) 
     own = FORMATS[form]
     codes = rng.integers(0, 1 << own.bits, (outputs, inputs), dtype=np.uint8)
     blocks = inputs // own.block if own.block else 1
-    if form == "fp8":
+    if form.startswith("fp8"):
         codes = np.where(codes & 0x7F == 0x7F, 0, codes).astype(np.uint8)  # these two are no numbers
-        return CodedRows(form, codes, rng.normal(size=(outputs, 1, 1)).astype(np.float32).view(np.uint8))
+        return CodedRows(form, codes, rng.normal(size=(outputs, blocks, 1)).astype(np.float32).view(np.uint8))
     records = rng.integers(0, 256, (outputs, blocks, own.record), dtype=np.uint8)
     for at in {"Q6_K": [16]}.get(form, range(0, min(own.record, 4), 2)):
         records[..., at : at + 2] = rng.normal(size=(outputs, blocks, 1)).astype(np.float16).view(np.uint8)
@@ -64,11 +64,12 @@ def test_what_gguf_has_besides_has_no_packed_format(seed):
     assert coded("Q5_K", random_blocks("Q5_K", 2, 1, np.random.default_rng(seed))) is None
 
 
-@pytest.mark.parametrize("form", ["int4_32", "int4_128", "fp8"])
+@pytest.mark.parametrize("form", ["int4_32", "int4_128", "fp8", "fp8_128"])
 def test_other_numbers_are_those_of_their_definitions(form, seed):
     rows = random_rows(form, 32, 256, np.random.default_rng(seed))
-    if form == "fp8":
-        expected = rows.codes.view(ml_dtypes.float8_e4m3fn).astype(np.float64) * rows.records.view(np.float32)[:, 0]
+    if form.startswith("fp8"):
+        scales = np.repeat(rows.records.view(np.float32)[..., 0], 256 // rows.records.shape[1], 1)
+        expected = rows.codes.view(ml_dtypes.float8_e4m3fn).astype(np.float64) * scales
     else:
         scales, zeros = np.moveaxis(rows.records.view(np.float16).astype(np.float64), -1, 0)
         groups = rows.codes.reshape(*scales.shape, -1)

@@ -20,7 +20,7 @@ SHARED = 113 << 10
 # Thread blocks that keep the memory of a Hopper GPU busy: nearly two on each multiprocessor.
 BLOCKS = 240
 # Kinds of records in `packed_codes.cuh`, by formats; those with 4-bit codes and a code of zero are kind 2.
-KINDS = {"Q4_0": 0, "Q8_0": 0, "Q4_1": 1, "fp8": 3, "Q4_K": 4, "Q6_K": 5}
+KINDS = {"Q4_0": 0, "Q8_0": 0, "Q4_1": 1, "fp8": 3, "fp8_128": 3, "Q4_K": 4, "Q6_K": 5}
 
 
 class PackedProduct(NamedTuple):
