@@ -86,7 +86,11 @@ def put(
         if loading is not None:
             loading(i + 1, config.layers)
     head = None if config.tied else place("head")
-    return Weights(place("embed"), place("norm"), tuple(layers), head)
+    # Rows of an embedding that is no head are looked up, and tiles are made for products.
+    embed: Any = place
+    if packing is not None and not config.tied:
+        embed = PackedReader(reader, parameters, Packing(packing.name)).place
+    return Weights(embed("embed"), place("norm"), tuple(layers), head)
 
 
 def _layer_names(config: ModelConfig) -> dict[str, list[str]]:

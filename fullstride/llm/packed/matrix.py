@@ -58,10 +58,11 @@ class PackedMatrix:
         """Return some rows as numbers."""
         if not self.tiled:
             return numbers(PackedMatrix(self.codes[indices], self.records[indices], self.format), dtype)
-        own = indices // TILE_OUTPUTS
-        whole = numbers(PackedMatrix(self.codes[own], self.records[own], self.format), dtype)
-        each = whole.reshape(len(indices), TILE_OUTPUTS, -1)
-        return jnp.take_along_axis(each, (indices % TILE_OUTPUTS)[:, None, None], 1)[:, 0]
+        tile, row = indices // TILE_OUTPUTS, (indices % TILE_OUTPUTS)[:, None, None]
+        whole = PackedMatrix(self.codes[tile], self.records[tile], self.format)
+        codes = codes_of(whole).reshape(len(indices), TILE_OUTPUTS, -1)
+        own = jnp.take_along_axis(codes, row, 1)[:, 0]
+        return _numbers(self.format, own, jnp.take_along_axis(whole.records, row[..., None], 2)[:, :, 0], dtype)
 
 
 jax.tree_util.register_dataclass(PackedMatrix, data_fields=("codes", "records"), meta_fields=("format",))
@@ -79,17 +80,20 @@ Weight = Float[Array, "out inner"] | PackedMatrix | JoinedMatrix
 
 def numbers(matrix: PackedMatrix, dtype: DTypeLike) -> Float[Array, "out inner"]:
     """Return a matrix as numbers: computed in fp32, as ggml does, and rounded to `dtype`."""
-    form, (outputs, inputs) = FORMATS[matrix.format], matrix.shape
-    codes = codes_of(matrix)
-    scales, minima = scales_of(matrix)
+    return _numbers(matrix.format, codes_of(matrix), _records_of(matrix), dtype)
+
+
+def _numbers(name: str, codes: Array, records: Array, dtype: DTypeLike) -> Float[Array, "out inner"]:
+    """Return codes (out, inner) with records (out, blocks, bytes) as numbers."""
+    form, (scales, minima) = FORMATS[name], _scales_of(name, records)
     if form.name.startswith("fp8"):
         values = lax.bitcast_convert_type(codes, jnp.float8_e4m3fn).astype(jnp.float32)
     else:
         values = codes.astype(jnp.float32) - form.zero
-    grouped = values.reshape(outputs, scales.shape[1], -1) * scales[..., None]
+    grouped = values.reshape(*scales.shape, -1) * scales[..., None]
     if minima is not None:
         grouped = grouped + minima[..., None]
-    return grouped.reshape(outputs, inputs).astype(dtype)
+    return grouped.reshape(codes.shape).astype(dtype)
 
 
 def product(x: Float[Array, "T inner"], matrix: PackedMatrix, kind: DTypeLike) -> Float[Array, "T out"]:
@@ -135,7 +139,8 @@ def _half_numbers(matrix: PackedMatrix, dtype: DTypeLike) -> tuple[Array, Array]
     """
     form, outputs = FORMATS[matrix.format], matrix.shape[0]
     scales, minima = (
-        None if each is None else jnp.repeat(each, form.group // RUN, axis=1)[..., None] for each in scales_of(matrix)
+        None if each is None else jnp.repeat(each, form.group // RUN, axis=1)[..., None]
+        for each in _scales_of(matrix.format, matrix.records)
     )
     codes = matrix.codes.reshape(outputs, -1, RUN // 2)
     made = [(half.astype(jnp.float32) - form.zero) * scales for half in (codes & 15, codes >> 4)]
@@ -150,12 +155,18 @@ def codes_of(matrix: PackedMatrix) -> UInt8[Array, "out inner"]:
     return (_TILES if matrix.tiled else _RUNS)[bits](matrix.codes).reshape(matrix.shape)
 
 
-def scales_of(matrix: PackedMatrix) -> tuple[Float[Array, "out groups"], Float[Array, "out groups"] | None]:
+def _records_of(matrix: PackedMatrix) -> UInt8[Array, "out blocks bytes"]:
+    """Return the records of each output."""
+    if not matrix.tiled:
+        return matrix.records
+    return matrix.records.swapaxes(1, 2).reshape(matrix.shape[0], -1, matrix.records.shape[-1])
+
+
+def _scales_of(
+    name: str, records: UInt8[Array, "out blocks bytes"]
+) -> tuple[Float[Array, "out groups"], Float[Array, "out groups"] | None]:
     """Return scale and minimum of each group, fp32."""
-    records = matrix.records
-    if matrix.tiled:
-        records = records.swapaxes(1, 2).reshape(matrix.shape[0], -1, records.shape[-1])
-    scales, minima = _RECORDS[matrix.format](records)
+    scales, minima = _RECORDS[name](records)
     flat = lambda x: x.reshape(len(records), -1)  # noqa: E731
     return flat(scales), None if minima is None else flat(minima)
 
