@@ -27,7 +27,10 @@ RANK = 8  # of random adapters
 def shown(result: CaseResult, out: Path) -> Path:
     """Print a result with its tokens per second relative to the bound or the engine alone, and write it."""
     console = console_of(WIDTH)
-    console.print(result_table(result))
+    table, left_out = result_table(result), result.conditions.get("left_out")
+    for each in left_out.split("; ") if isinstance(left_out, str) else ():
+        table.add_row(f"not run: {each}")
+    console.print(table)
     for row in result.rows:
         if "tokens_per_second" in row.extra:
             beside = marked(f"{1 / row.over_floor:.0%} of the roofline bound", row.over_floor)
