@@ -19,6 +19,7 @@ from fullstride.llm.kernels import COMMON, COMPUTED, choose
 from fullstride.llm.kernels.cuda.sets import made
 from fullstride.llm.kernels.cuda.target import target_of
 from fullstride.llm.kernels.interface import FP8_POOL
+from fullstride.llm.kernels.xla.kernels import project as xla_project
 from fullstride.llm.sampling_params import SamplingParams
 from tests.llm.engine.conftest import run
 
@@ -32,6 +33,12 @@ HOPPER = SimpleNamespace(
 
 def greedy(count: int) -> SamplingParams:
     return SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True)
+
+
+def kernels_of(name, model=MODEL, project=False, **target: Any):
+    """Return a set, with XLA's products of prompts unless its own are to be emulated, too."""
+    kernels: Any = made(name, model, SimpleNamespace(core_count=4), **target)
+    return kernels if project else kernels._replace(project=xla_project)
 
 
 def answers(monkeypatch, kernels, requests, model=MODEL, **settings: Any):
@@ -52,9 +59,8 @@ def test_tokens_are_the_plain_sets(monkeypatch, names):
     """In the tests below, `chained` has a KV cache of fp8, and `paged` a model of another family."""
     requests = [([5, 6, 7], greedy(5)), (list(range(40, 53)), greedy(4))]
     expected = answers(monkeypatch, choose("plain", MODEL, "bfloat16", 8, jax.devices()[0]), requests)
-    device = SimpleNamespace(core_count=4)
     for name in names:
-        assert answers(monkeypatch, made(name, MODEL, device), requests) == expected
+        assert answers(monkeypatch, kernels_of(name, project=names != ("token",)), requests) == expected
 
 
 @pytest.mark.thorough
@@ -62,7 +68,7 @@ def test_tokens_are_the_plain_sets_with_a_pool_of_fp8(monkeypatch):
     requests = [([5, 6, 7], greedy(4)), (list(range(40, 53)), greedy(3))]
     kept: dict[str, Any] = {"kv_cache_dtype": "fp8"}
     expected = answers(monkeypatch, choose("plain", MODEL, "bfloat16", 8, jax.devices()[0]), requests, **kept)
-    assert answers(monkeypatch, made("chained", MODEL, None), requests, **kept) == expected
+    assert answers(monkeypatch, kernels_of("chained"), requests, **kept) == expected
 
 
 def test_layers_of_other_families_are_the_plain_sets_with_paged_attention(monkeypatch):
@@ -71,8 +77,7 @@ def test_layers_of_other_families_are_the_plain_sets_with_paged_attention(monkey
     model = replace(model, activation="gelu_tanh", unrotated=(0,), windows=(9,), attention_cap=3.0)
     requests = [([5, 6, 7], greedy(4)), (list(range(40, 53)), greedy(3))]
     expected = answers(monkeypatch, choose("plain", model, "bfloat16", 8, jax.devices()[0]), requests, model)
-    target = target_of("8.6")
-    assert answers(monkeypatch, made("paged", model, None, target), requests, model) == expected
+    assert answers(monkeypatch, kernels_of("paged", model, target=target_of("8.6")), requests, model) == expected
 
 
 def test_a_set_that_lacks_what_a_model_needs_is_refused_and_not_chosen():

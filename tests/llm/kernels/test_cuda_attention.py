@@ -48,7 +48,7 @@ class Case:
         target: Target = HOPPER,
     ):
         self.shape, self.kept, self.target, rng = shape, kept, target, np.random.default_rng(seed)
-        self.sinks = bf16(rng.uniform(-1, 3, shape.heads)) if sinks else None
+        self.sinks = jnp.asarray(bf16(rng.uniform(-1, 3, shape.heads))) if sinks else None
         width = max([*contexts, *(start + count for start, count in tiles)]) // shape.block + 1
         count = len(contexts) + len(tiles)
         tables = 1 + rng.permutation(count * width + 3)[: count * width].reshape(count, width)
@@ -107,7 +107,7 @@ class Case:
             scores = np.einsum("shd,hd->hs", keys, q[i].astype(np.float64)) * shape.scale
             scores = shape.cap * np.tanh(scores / shape.cap) if shape.cap else scores
             if self.sinks is not None:
-                scores = np.concatenate([scores, self.sinks.astype(np.float64)[:, None]], -1)
+                scores = np.concatenate([scores, np.asarray(self.sinks, np.float64)[:, None]], -1)
             out[i] = np.einsum("hs,shd->hd", special.softmax(scores, -1)[:, : len(seen)], values)
         return out.reshape(len(out), -1), pool
 
@@ -147,38 +147,48 @@ def test_rows_and_tiles(heads, kv_heads, head_dim, block, norms, kept):
         check(case, norms)
 
 
-@pytest.mark.parametrize("kept", [bf16, e4m3])
-@pytest.mark.parametrize("head_dim", [64, 128])
-def test_parts_left_in_memory(kept, head_dim):
+@pytest.mark.thorough
+@pytest.mark.parametrize(("head_dim", "kept"), [(64, bf16), (128, e4m3)])
+def test_parts_left_in_memory(head_dim, kept):
     """Without clusters: of eight blocks those that the length takes, whose sums a second kernel adds up."""
-    shape = AttentionShape(4, 2, head_dim, 8, 0.1, 1e-6)
-    case = Case(shape, [0, 45, -1, 900, 2000], [(61, 3)], 8, kept=kept, target=AMPERE)
+    case = Case(AttentionShape(2, 1, head_dim, 8, 0.1, 1e-6), [0, 45, -1, 600], [], 8, kept=kept, target=AMPERE)
     with seeded(3):
         check(case, True)
-    together, _ = case.run(True)
     alone, _ = case.run(True, pick=[3])
-    np.testing.assert_array_equal(alone[0], together[3])
+    np.testing.assert_array_equal(alone[0], case.run(True)[0][3])
 
 
-@pytest.mark.parametrize("target", [HOPPER, AMPERE], ids=["hopper", "ampere"])
 @pytest.mark.parametrize(
-    ("changes", "sinks"),
-    [({"window": 100}, False), ({"window": 1, "cap": 2.0}, False), ({"cap": 5.0}, True), ({"window": 33}, True)],
+    ("changes", "sinks", "target"),
+    [
+        # Of the eight blocks that leave their parts in memory the longest row needs two.
+        ({"window": 300, "cap": 2.0}, True, AMPERE),
+        *(
+            pytest.param(*each, marks=pytest.mark.thorough)
+            for each in [({"window": 100}, False, HOPPER), ({"window": 1}, True, AMPERE), ({"cap": 5.0}, True, HOPPER)]
+        ),
+    ],
     ids=str,
 )
 def test_windows_caps_and_sinks(changes, sinks, target):
-    shape = AttentionShape(4, 2, 64, 8, 0.3, 1e-6, **changes)
-    case = Case(shape, [0, 45, -1, 16, 500, 17], [(0, 7), (161, 3), (130, 8)], 8, sinks=sinks, target=target)
-    check(case, True)
-    # More queries than a block of the kernel has: its last ones see nothing of what its first ones do.
-    check(Case(shape, [], [(213, 250)], 252, sinks=sinks, target=target), False)
+    """Rows, and a tile of more queries than a block has: its last ones do not see all that its first ones do."""
+    shape = AttentionShape(2, 1, 64, 8, 0.3, 1e-6, **changes)
+    check(Case(shape, [0, 45, -1, 16, 600, 17], [(390, 70)], 72, sinks=sinks, target=target), False)
 
 
-@pytest.mark.parametrize("kept", [bf16, e4m3])
-@pytest.mark.parametrize(("heads", "head_dim", "target"), [(3, 96, HOPPER), (4, 256, AMPERE), (10, 256, HOPPER)])
-def test_other_head_dimensions(kept, heads, head_dim, target):
+@pytest.mark.parametrize(
+    ("heads", "head_dim", "kept", "target"),
+    [
+        (3, 96, bf16, HOPPER),
+        *(
+            pytest.param(*each, marks=pytest.mark.thorough)
+            for each in [(3, 96, e4m3, AMPERE), (4, 256, bf16, AMPERE), (10, 256, e4m3, HOPPER), (10, 256, bf16, HOPPER)]
+        ),
+    ],
+)
+def test_other_head_dimensions(heads, head_dim, kept, target):
     shape = AttentionShape(heads, 1, head_dim, 16, head_dim**-0.5, 1e-6)
-    check(Case(shape, [0, 45, 301], [(0, 7), (61, 3)], 8, kept=kept, target=target), True)
+    check(Case(shape, [0, 45], [(61, 3)], 8, kept=kept, target=target), True)
 
 
 def test_rings_fit_into_shared_memory():
@@ -189,7 +199,7 @@ def test_rings_fit_into_shared_memory():
         for head_dim, group, pairs, fp8 in itertools.product((64, 96, 128, 256), (1, 7, 16), (1, 999), (False, True)):
             found = form(pairs, AttentionShape(group, 1, head_dim, 16, 1.0, 1e-6), fp8, target)
             assert found.shared <= target.shared
-            assert found.cluster == (found.parts if target.clusters else 1)
+            assert found.cluster == 1 or target.clusters
     assert target_of("9.0") is HOPPER
     for other in ("7.5", "gfx942", "", capability_of(jax.devices()[0])):
         assert target_of(other) is None

@@ -3,6 +3,7 @@
 Rows of one token take one kernel, or two on GPUs without clusters of thread blocks; tiles of prompts take two.
 """
 
+import itertools
 import math
 from typing import NamedTuple
 
@@ -166,19 +167,19 @@ def _decode_kernel(
 
 def form(pairs: int, shape: AttentionShape, fp8: bool, target: Target) -> DecodeForm:
     """Return the division for so many pairs of a row and a key head: a Hopper GPU's as measured, or less of it."""
-    parts = 1 if pairs >= MANY_PAIRS else CLUSTER if target.clusters else PARTS
-    cluster, group = parts if target.clusters else 1, shape.heads // shape.kv_heads
+    group, blocks = shape.heads // shape.kv_heads, [(1, 1)]
+    if pairs < MANY_PAIRS:
+        blocks = [(CLUSTER, CLUSTER)] * target.clusters + [(PARTS, 1)]
     queries = (group + 2) * (shape.head_dim + 8) * 2
-    sent = (cluster - 1) * group * shape.head_dim // 2 * 16
     most, size = (CODES_STAGES, 1) if fp8 else (STAGES, 2)
     # A ring also takes its warp's sums.
     least = 2 * TILE * shape.head_dim * size
     stages = range(most, max(2, -(-group * (shape.head_dim + 4) * 4 // least)) - 1, -1)
-    forms = (
-        DecodeForm(warps, parts, cluster, count, warps * count * least + queries + sent + 16 + group * 4)
-        for warps in (WARPS, WARPS // 2)
-        for count in stages
-    )
+    forms = []
+    for (parts, cluster), warps, count in itertools.product(blocks, (WARPS, WARPS // 2), stages):
+        sent = (cluster - 1) * group * shape.head_dim // 2 * 16
+        shared = warps * count * least + queries + sent + 16 + group * 4
+        forms.append(DecodeForm(warps, parts, cluster, count, shared))
     return next(form for form in forms if form.shared <= target.shared)
 
 
