@@ -238,7 +238,8 @@ def test_a_jax_without_a_gpu_is_told_apart_from_a_machine_without_one(visible, t
 
 
 @pytest.mark.parametrize(
-    ("capability", "running"), [("7.5", {GPU}), ("8.0", {GPU, PAGED}), ("9.0", {GPU, PAGED, KERNELS}), ("12.0", {GPU, PAGED})]
+    ("capability", "running"),
+    [("7.5", {GPU}), ("8.0", {GPU, PAGED}), ("9.0", {GPU, PAGED, KERNELS}), ("12.0", {GPU, PAGED})],
 )
 def test_the_engines_kernels_need_the_gpu_that_they_were_made_for(capability, running):
     found = _obstacles(JaxDevice("gpu", capability, "Some GPU"))

@@ -56,7 +56,9 @@ class Peers:
         say("running transformers in a separate process")
         done = _run_baseline("times", source, dtype, place, str(runs), attention, json.dumps(ways))
         if done.returncode:
-            return self.leave_out("transformers" if len(ways) > 1 else next(iter(ways.values())), f"exit code {done.returncode}")
+            return self.leave_out(
+                "transformers" if len(ways) > 1 else next(iter(ways.values())), f"exit code {done.returncode}"
+            )
         found = json.loads(done.stdout)
         self.attention = self.attention or found["attention"]
         for name, why in found["left_out"].items():

@@ -97,6 +97,8 @@ def nano_vllm(folder: Path, asked: Asked) -> Peer:
     transformers.AutoTokenizer = SimpleNamespace(from_pretrained=lambda *_, **__: tokenizer)  # pyright: ignore
     from nanovllm import LLM, SamplingParams  # pyright: ignore[reportMissingImports]
 
+    if sys.modules["flash_attn"].__spec__ is None:
+        del sys.modules["flash_attn"]  # which transformers would take for the package
     made = LLM(str(folder / "model"), max_model_len=asked["longest"], max_num_seqs=asked["at_once"])
 
     def complete(prompts: list[list[int]], outputs: list[int], temperature: float) -> list[list[int]]:
@@ -150,10 +152,10 @@ ENGINES = {
 
 def found(folder: Path, asked: Asked) -> dict[str, Any]:
     """Return milliseconds of a first run and of those after it, greedy tokens, versions and flags."""
-    import torch
-
     name, start = ENGINES[asked["engine"]]
     made = start(folder, asked)
+    import torch
+
     samples = []
     for _ in range(asked["runs"] + 1):
         started = time.perf_counter()

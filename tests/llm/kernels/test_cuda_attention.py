@@ -182,7 +182,12 @@ def test_windows_caps_and_sinks(changes, sinks, target):
         (3, 96, bf16, HOPPER),
         *(
             pytest.param(*each, marks=pytest.mark.thorough)
-            for each in [(3, 96, e4m3, AMPERE), (4, 256, bf16, AMPERE), (10, 256, e4m3, HOPPER), (10, 256, bf16, HOPPER)]
+            for each in [
+                (3, 96, e4m3, AMPERE),
+                (4, 256, bf16, AMPERE),
+                (10, 256, e4m3, HOPPER),
+                (10, 256, bf16, HOPPER),
+            ]
         ),
     ],
 )
@@ -211,7 +216,9 @@ class Codes(Kernel):
 
     @property
     def body(self) -> str:
-        text = "KERNEL(codes, 32, 1)(const u32* x, KeptPair* to) { int i = block_x() * 32 + lane(); to[i] = kept(x[i]); }"
+        text = (
+            "KERNEL(codes, 32, 1)(const u32* x, KeptPair* to) { int i = block_x() * 32 + lane(); to[i] = kept(x[i]); }"
+        )
         return super().body + text
 
 

@@ -25,7 +25,9 @@ def gpu_refusal(name: str, capability: str) -> str | None:
 
 def refusal(name: str, model: ModelConfig, dtype: str, block: int, device: Any) -> str | None:
     """Return why a kernel set cannot run a model on a device, or None if it can."""
-    reason = gpu_refusal(name, capability_of(device)) or attention_refusal(model.heads, model.kv_heads, model.head_dim, block, dtype)
+    reason = gpu_refusal(name, capability_of(device)) or attention_refusal(
+        model.heads, model.kv_heads, model.head_dim, block, dtype
+    )
     if reason or name != "token":
         return reason
     if reason := token.refusal(model):

@@ -103,7 +103,5 @@ def project(
     # What a product does without is not looked at.
     operands = [jnp.zeros(0, x.dtype) if each is None else each for each in (scale, bias, residual)]
     dtype = jnp.float32 if exact else x.dtype
-    (out,) = call(
-        *kernel(product, target), (x, weight, *operands), (jax.ShapeDtypeStruct((rows, outputs), dtype),)
-    )
+    (out,) = call(*kernel(product, target), (x, weight, *operands), (jax.ShapeDtypeStruct((rows, outputs), dtype),))
     return out
