@@ -150,7 +150,7 @@ def times(
         "ms": ms,
         "left_out": left_out,
         "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
-        "flags": {each: f"attention {attention}" for each in ms},
+        "flags": dict.fromkeys(ms, f"attention {attention}"),
     }
 
 
@@ -164,4 +164,4 @@ if __name__ == "__main__":
     if what == "save":
         save(given[0], given[1], given[2])
     else:
-        sys.stdout.write(json.dumps(times(*given[:3], int(given[3]), given[4], json.loads(given[5]))))
+        sys.stdout.write(json.dumps(times(given[0], given[1], given[2], int(given[3]), given[4], json.loads(given[5]))))

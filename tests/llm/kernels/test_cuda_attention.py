@@ -13,8 +13,8 @@ import pytest
 from scipy import special
 
 from fullstride.llm.kernels.cuda.attention import attention, form, refusal
-from fullstride.llm.kernels.cuda.target import HOPPER, Target, capability_of, target_of
 from fullstride.llm.kernels.cuda.launch import Kernel
+from fullstride.llm.kernels.cuda.target import HOPPER, Target, capability_of, target_of
 from fullstride.llm.kernels.interface import AttentionShape, QKNorm, StepBatch
 from tests.llm.kernels.emulation import run as run_kernel
 from tests.llm.kernels.emulation import seeded
@@ -101,7 +101,9 @@ class Case:
             pool[layer, 0, self.slots[i]], pool[layer, 1, self.slots[i]] = self.kept(k[i]), self.kept(v[i])
         out = np.zeros(q.shape)
         for i in np.flatnonzero(self.positions >= 0):
-            seen = [self.slot(self.tables[i], p) for p in range(self.first(self.positions[i]), self.positions[i] + 1)]
+            seen = [
+                self.slot(self.tables[i], p) for p in range(self.first(int(self.positions[i])), self.positions[i] + 1)
+            ]
             keys, values = pool[layer][:, seen].astype(np.float64)
             keys, values = (x.repeat(shape.heads // shape.kv_heads, 1) for x in (keys, values))
             scores = np.einsum("shd,hd->hs", keys, q[i].astype(np.float64)) * shape.scale
