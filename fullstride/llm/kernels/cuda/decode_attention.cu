@@ -17,8 +17,10 @@ constexpr int EACH = (GROUP + 1 + WARPS) / WARPS;
 constexpr int Q_PITCH = HEAD_DIM + 8, PART = HEAD_DIM + 4, STAGE = 2 * TILE * HEAD_DIM;
 
 // Where 16 bytes of a tile's row are: eight rows' are in different banks.
-constexpr int TURN = PIECES % 8 == 0 ? 8 : PIECES % 4 == 0 ? 4 : PIECES % 2 == 0 ? 2 : 1;
-DEVICE int place(int row, int piece) { return row * HEAD_DIM + (piece ^ row * TURN / 8 % TURN) * PIECE; }
+DEVICE int place(int row, int piece) {
+  const int turn = PIECES % 8 == 0 ? row % 8 : PIECES % 4 == 0 ? row / 2 % 4 : PIECES % 2 == 0 ? row / 4 % 2 : 0;
+  return row * HEAD_DIM + (piece ^ turn) * PIECE;
+}
 
 // The row's block numbers, 32 of them in a warp's lanes, and the next 32; tiles come in order.
 struct Window {
@@ -38,20 +40,21 @@ DEVICE int block_of(Window& w, int token) {
 }
 // Keys and then values of a tile, zeros from token n on and before token `low`: what nobody sees may hold anything.
 DEVICE void copy_tile(Kept* stage, const Kept* pool, int tile, Window& window, int low_token, int n) {
+  constexpr int ROWS = 32 / PIECES;
+  const int row = lane() / PIECES, piece = lane() % PIECES;
   // Most sizes of blocks hold whole tiles.
   const int low = block_of(window, tile * TILE), high = BLOCK % TILE ? block_of(window, tile * TILE + 8) : low;
 #pragma unroll
   for (int half = 0; half < TILE; half += 8) {
     const int first = tile * TILE + half;
-    const Kept* block = pool + (u64)((half ? high : low) * BLOCK + first % BLOCK) * ROW;
+    const Kept* from = pool + (u64)((half ? high : low) * BLOCK + first % BLOCK + row) * ROW + piece * PIECE;
 #pragma unroll
-    for (int j = 0; j < 8 * PIECES; j += 32) {
-      const int row = (j + lane()) / PIECES, piece = (j + lane()) % PIECES;
-      if (8 * PIECES % 32 && row >= 8) break;
-      const Kept* from = block + (u64)row * ROW + piece * PIECE;
-      const bool seen = first + row < n && (!WINDOW || first + row >= low_token);
-      copy16(stage + place(half + row, piece), from, seen);
-      copy16(stage + STAGE / 2 + place(half + row, piece), from + (u64)SLOTS * ROW, seen);
+    for (int i = row; i < 8 + row; i += ROWS, from += ROWS * ROW) {
+      // Of a head of 96 elements 32 pieces are no whole rows.
+      if (32 % PIECES && (row >= ROWS || i >= 8)) continue;
+      const bool seen = first + i < n && (!WINDOW || first + i >= low_token);
+      copy16(stage + place(half + i, piece), from, seen);
+      copy16(stage + STAGE / 2 + place(half + i, piece), from + (u64)SLOTS * ROW, seen);
     }
   }
 }
