@@ -1,5 +1,6 @@
 """Products of few rows at the speed at which weights are read: see `skinny_product.cu`."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -90,11 +91,12 @@ def project(
     residual: Float[Array, "T out"] | None = None,
     exact: bool = False,
     target: Target = HOPPER,
+    others: Callable[..., Array] = xla.project,
 ) -> Float[Array, "T out"]:
-    """See `Project`: of few rows by the kernel, others by XLA."""
+    """See `Project`: of few rows by the kernel, otherwise by `others`."""
     rows, (outputs, inputs) = x.shape[0], weight.shape
     if not fits(rows, inputs, outputs) or {str(x.dtype), str(weight.dtype)} != {"bfloat16"}:
-        return xla.project(x, weight, norm=norm, gated=gated, bias=bias, residual=residual, exact=exact)
+        return others(x, weight, norm=norm, gated=gated, bias=bias, residual=residual, exact=exact)
     if gated:
         gate, up = jnp.split(x, 2, axis=-1)
         x = jax.nn.silu(gate) * up

@@ -164,6 +164,25 @@ def test_peers_that_do_not_run_are_named(monkeypatch, tmp_path):
     assert not peers.times
 
 
+@pytest.mark.thorough
+@pytest.mark.usefixtures("compiled_soon")
+def test_peers_stand_in_the_table_whether_they_run_or_not(one_layer, tmp_path):
+    result = benched(
+        "--model", one_layer, "--beside", "transformers,transformers-static,sglang", "--runs", 1, "--out", tmp_path
+    )
+    assert result.exit_code == 0, result.output
+    (file,) = tmp_path.glob("llm--*--beside-transformers-transformers-static-sglang--*.json")
+    found = json.loads(file.read_text())
+    assert [row["name"] for row in found["rows"]] == ["fullstride", "transformers, one by one", "transformers, batched"]
+    assert [row["extra"].get("flags") for row in found["rows"]] == [None, "attention sdpa", "attention sdpa"]
+    for name, why in (
+        ("SGLang", "ModuleNotFoundError: No module named 'sglang'"),
+        ("transformers, batched and compiled", "transformers compiles nothing on a CPU"),
+    ):
+        assert f"{name}: not run: {why}" in " ".join(result.output.split())
+        assert f"{name}: {why}" in found["conditions"]["left_out"]
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
