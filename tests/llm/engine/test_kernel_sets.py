@@ -80,6 +80,17 @@ def test_layers_of_other_families_are_the_plain_sets_with_paged_attention(monkey
     assert answers(monkeypatch, kernels_of("paged", model, target=target_of("8.6")), requests, model) == expected
 
 
+@pytest.mark.thorough
+def test_layers_with_and_without_a_window_have_block_tables_of_their_own(monkeypatch):
+    """Blocks before a window are given to others while a sequence goes on; heads have sinks."""
+    model = replace(MODEL, layers=3, windows=(9, None, 9), sinks=True)
+    requests = [(list(range(5, 45)), greedy(6)), (list(range(40, 53)), greedy(5)), (list(range(60, 95)), greedy(3))]
+    expected = answers(monkeypatch, choose("plain", model, "bfloat16", 8, jax.devices()[0]), requests, model)
+    for capability in ("8.6", "9.0"):
+        kernels = kernels_of("paged", model, target=target_of(capability))
+        assert answers(monkeypatch, kernels, requests, model) == expected
+
+
 def test_a_set_that_lacks_what_a_model_needs_is_refused_and_not_chosen():
     windowed, scaled = replace(MODEL, windows=(64,), attention_cap=30.0), replace(MODEL, residual_scale=0.5)
     with pytest.raises(
