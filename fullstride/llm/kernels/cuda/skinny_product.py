@@ -1,7 +1,7 @@
 """Products of few rows at the speed at which weights are read: see `skinny_product.cu`."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -42,9 +42,12 @@ class SkinnyProduct(NamedTuple):
     exact: bool = False
 
 
-def fits(rows: int, inputs: int, outputs: int) -> bool:
-    """Return whether the kernel computes a product of these sizes."""
-    return 0 < rows <= MOST_ROWS and inputs % CHUNK == 0 and outputs % 2 == 0
+def fits(x: Float[Array, "T wide"], weight: Any) -> bool:
+    """Return whether the kernel computes a product: of few rows, in bf16, with an array."""
+    if not isinstance(weight, jax.Array) or {str(x.dtype), str(weight.dtype)} != {"bfloat16"}:
+        return False
+    outputs, inputs = weight.shape
+    return 0 < len(x) <= MOST_ROWS and inputs % CHUNK == 0 and outputs % 2 == 0
 
 
 def kernel(product: SkinnyProduct, target: Target, outs: int | None = None) -> tuple[Kernel, tuple[int, int, int]]:
@@ -94,13 +97,13 @@ def project(
     others: Callable[..., Array] = xla.project,
 ) -> Float[Array, "T out"]:
     """See `Project`: of few rows by the kernel, otherwise by `others`."""
-    rows, (outputs, inputs) = x.shape[0], weight.shape
-    if not fits(rows, inputs, outputs) or {str(x.dtype), str(weight.dtype)} != {"bfloat16"}:
+    if not fits(x, weight):
         return others(x, weight, norm=norm, gated=gated, bias=bias, residual=residual, exact=exact)
     if gated:
         gate, up = jnp.split(x, 2, axis=-1)
         x = jax.nn.silu(gate) * up
     scale, eps = norm or (None, None)
+    rows, (outputs, inputs) = len(x), weight.shape
     product = SkinnyProduct(rows, inputs, outputs, eps, bias is not None, residual is not None, exact)
     # What a product does without is not looked at.
     operands = [jnp.zeros(0, x.dtype) if each is None else each for each in (scale, bias, residual)]
