@@ -41,11 +41,14 @@ def of_attention(target: Target, head_dim: int, pool: str, rows: int = 3, **more
     """Yield the kernels of rows and tiles, with eight query heads on two key heads."""
     shape = AttentionShape(8, 2, head_dim, 16, 0.1, 1e-6, **more)
     tokens, real, whole = rows + 2 * 64, partial(jax.ShapeDtypeStruct, dtype=jnp.bfloat16), jnp.int32
-    numbers = [jax.ShapeDtypeStruct(size, whole) for size in ((tokens,), (tokens,), (tokens,), (rows, 40), (2, 40))]
-    angles = [jax.ShapeDtypeStruct((tokens, head_dim // 2), jnp.float32)] * 2
+    numbers: Any = [
+        jax.ShapeDtypeStruct(size, whole) for size in ((tokens,), (tokens,), (tokens,), (rows, 40), (2, 40))
+    ]
+    angles: Any = [jax.ShapeDtypeStruct((tokens, head_dim // 2), jnp.float32)] * 2
     kept = jax.ShapeDtypeStruct((2, 2, 640, 2, head_dim), pool)
     call = partial(attention, shape=shape, target=target)
-    norms, sinks = QKNorm(*[real((head_dim,))] * 2), real((8,))
+    weights: Any = [real((head_dim,))] * 2
+    norms, sinks = QKNorm(*weights), real((8,))
     operands = (real((tokens, 12 * head_dim)), kept, jax.ShapeDtypeStruct((), whole), StepBatch(*numbers, *angles))
     yield from traced(lambda *given: call(*given[:-1], sinks=given[-1]), *operands, norms, sinks)
 
