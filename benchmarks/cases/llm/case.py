@@ -121,7 +121,9 @@ def run(options: LlmOptions, out: Path) -> Path:
     peers = Peers()
     if vllm is not None:
         peers.add_vllm(vllm, source, loaded.config.dtype, runs, work, count)
-    if workload == "small" and baseline is not False:
+    for peer in options.peers:
+        peers.add(peer, source, loaded.config.dtype, place, runs, work, count)
+    if workload == "small" and baseline is not False and not options.peers:
         peers.add_transformers(source, loaded.config.dtype, place, runs, attention)
     # As large as the workload, as the others' tensors are: an engine for longer ones has tables to match.
     engine = bench.engine(prefix_cache=False, max_length=work.longest, max_sequences=count)
@@ -133,7 +135,9 @@ def run(options: LlmOptions, out: Path) -> Path:
     if workload == "small" and (trace := traced(lambda: complete(engine, work, TEMPERATURE))) is not None:
         rows[0].extra["gpu"] = trace.to_dict()
         say(f"the GPU was idle for {trace.idle:.0%} of a run under the profiler")
-    rows += [_row(name, samples, work, least) for name, samples in peers.times.items()]
+    for name, samples in peers.times.items():
+        rows.append(_row(name, samples, work, least))
+        rows[-1].extra["flags"] = peers.flags[name]
     conditions = {
         "prompts": len(work.prompts),
         "tokens": work.tokens,
@@ -144,7 +148,7 @@ def run(options: LlmOptions, out: Path) -> Path:
         **at(
             sequences=(sequences, SEQUENCES),
             xla=(xla_flags(), ""),
-            beside=(vllm and "vllm", None),
+            beside=(tuple(peer.name for peer in options.peers) or (vllm and "vllm"), None),
             **{"no-baseline": (baseline is False, False), "baseline-attention": (attention, ATTENTION)},
         ),
         **peers.conditions,

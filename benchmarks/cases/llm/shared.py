@@ -28,7 +28,13 @@ RANK = 8  # of random adapters
 def shown(result: CaseResult, out: Path) -> Path:
     """Print a result with its tokens per second relative to the bound or the engine alone, and write it."""
     console = console_of(WIDTH)
-    console.print(result_table(result))
+    table, told = result_table(result), result.conditions.get("left_out")
+    left_out = [each.partition(": ")[::2] for each in told.split("; ")] if isinstance(told, str) else []
+    for name, _ in left_out:
+        table.add_row(name, "not run")
+    console.print(table)
+    for name, why in left_out:
+        console.print(f"{name}: not run: {why}", highlight=False)
     for row in result.rows:
         if "tokens_per_second" in row.extra:
             beside = marked(f"{1 / row.over_floor:.0%} of the roofline bound", row.over_floor)

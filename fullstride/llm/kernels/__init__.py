@@ -31,7 +31,7 @@ IN_ATTENTION = frozenset(("windows", "window_theta", "attention_cap", "sinks"))
 COMPUTED: dict[str, frozenset[str]] = {
     "token": frozenset(),
     "chained": frozenset(),
-    "paged": IN_DECODER,
+    "paged": IN_DECODER | IN_ATTENTION,
     "plain": IN_DECODER | IN_ATTENTION,
 }
 # What every set computes: those of Llama, Qwen2 and Qwen3.
@@ -62,8 +62,8 @@ def choose(
     The reason for skipping each faster one is logged at the level INFO.
 
     Args:
-        name: `plain` is JAX alone; `paged` has CUDA kernels for attention, `chained` also for products of decode steps,
-            `token` also one for whole decode steps of few rows.
+        name: `plain` is JAX alone; `paged` has CUDA kernels for attention and for products of few rows, `chained` also
+            for all layers of decode steps, `token` also one for whole decode steps of few rows.
         model: configuration of the model.
         dtype: dtype of the weights.
         block: tokens of a KV cache block.
@@ -109,8 +109,10 @@ def _made(name: str, model: ModelConfig, dtype: str, block: int, device: Any) ->
 
         return plain(dynamic=device.platform == "cpu")
     from fullstride.llm.kernels.cuda import sets
+    from fullstride.llm.kernels.cuda.target import HOPPER, capability_of, target_of
 
-    return sets.refusal(name, model, dtype, block, device) or sets.made(name, model, device)
+    reason = sets.refusal(name, model, dtype, block, device)
+    return reason or sets.made(name, model, device, target_of(capability_of(device)) or HOPPER)
 
 
 def shared(kernels: Kernels, devices: Sequence[Any]) -> Kernels:
