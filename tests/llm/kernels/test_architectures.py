@@ -13,7 +13,8 @@ from fullstride.errors import ConfigError
 from fullstride.llm.kernels.cuda import nvrtc
 from fullstride.llm.kernels.cuda.attention import attention
 from fullstride.llm.kernels.cuda.launch import Kernel
-from fullstride.llm.kernels.cuda.packed_product import PackedProduct, division, kernel
+from fullstride.llm.kernels.cuda.packed_product import PackedProduct, division
+from fullstride.llm.kernels.cuda.packed_product import kernel as packed_kernel
 from fullstride.llm.kernels.cuda.skinny_product import project
 from fullstride.llm.kernels.cuda.target import Target, target_of
 from fullstride.llm.kernels.interface import FP8_POOL, AttentionShape, QKNorm, StepBatch
@@ -67,7 +68,7 @@ def of_packed_products(target: Target) -> Iterator[Kernel]:
     """Yield a kernel of every format; of more rows registers are spilled, but for a few words."""
     for form in FORMATS:
         asked = PackedProduct(1, 4096, 4096, form)
-        yield kernel(asked, division(asked), target)[0]
+        yield packed_kernel(asked, division(asked), target)[0]
 
 
 @pytest.mark.parametrize("capability", CAPABILITIES)
