@@ -12,6 +12,8 @@ from fullstride.errors import ConfigError, one_of
 # Workloads that support a KV cache with another data type than the model's, and those that do not.
 WITH_KV_DTYPE = ("small", "large", "sweep")
 WORKLOADS = (*WITH_KV_DTYPE, "latency", "parallel", "replicas", "serve", "hostile", "soak")
+# Workloads that support packed weights: those that compare with no engine of unpacked ones.
+WITH_PACKED = ("large", "sweep")
 # Workloads that have an option.
 OF = {
     "runs": ("small", "large"),
@@ -146,9 +148,20 @@ class LlmOptions(CaseOptions):
         "auto"
     )
 
+    quantize: Annotated[
+        str,
+        among(
+            "auto|none|stored|fp8|int8|int4",
+            "Packing of the weights; stored is as the files have them, or Q4_K with Q6_K for random ones.",
+        ),
+    ] = "auto"
+
     def __post_init__(self) -> None:
         """Check the names, and that the workload has the given options."""
         super().__post_init__()
+        if self.quantize not in ("auto", "none") and self.workload not in WITH_PACKED:
+            given = f"quantize={self.quantize} with --workload {self.workload}"
+            raise ConfigError(f"{given}: expected one of {', '.join(WITH_PACKED)}")
         if self.kv_cache_dtype != "auto" and self.workload not in WITH_KV_DTYPE:
             given = f"kv_cache_dtype={self.kv_cache_dtype} with --workload {self.workload}"
             raise ConfigError(f"{given}: expected one of {', '.join(WITH_KV_DTYPE)}")

@@ -55,6 +55,7 @@ def choose(
     devices: int = 1,
     pool: str | None = None,
     adapters: bool = False,
+    packed: bool = False,
 ) -> Kernels:
     """Choose the kernel set `name`; `auto` takes the fastest that can run, whose name is in `Kernels.name`.
 
@@ -70,6 +71,7 @@ def choose(
         devices: number of devices that share the model; all are of the same kind.
         pool: dtype of the KV cache, if it differs: `FP8_POOL`.
         adapters: whether rows may have LoRA adapters.
+        packed: whether weights are packed.
 
     Raises:
         ConfigError: for an unknown name, or a set that cannot run this model on this device.
@@ -83,7 +85,7 @@ def choose(
             continue
         found = (
             lacking(candidate, model)
-            or _barred(candidate, devices, pool, adapters)
+            or _barred(candidate, devices, pool, adapters, packed)
             or _made(candidate, model, dtype, block, device)
         )
         if not isinstance(found, str):
@@ -122,12 +124,14 @@ def shared(kernels: Kernels, devices: Sequence[Any]) -> Kernels:
     return kernels._replace(all_reduce=over(devices, kernels.axis))
 
 
-def _barred(name: str, devices: int, pool: str | None, adapters: bool) -> str:
+def _barred(name: str, devices: int, pool: str | None, adapters: bool, packed: bool) -> str:
     """Return why a set cannot be used with any model; empty if it can."""
     if devices > 1 and name in ALONE:
         return f"{ALONE[name]}, and tensor_parallel_size is {devices}"
     if pool == FP8_POOL and name in UNROUNDED:
         return "its kernels cannot read quantized keys and values, and kv_cache_dtype is fp8"
+    if packed and name in WHOLE:
+        return "its kernels read weights in bfloat16 alone, and these are packed"
     if adapters and name in WHOLE:
         return "it computes layers as one operation, which applies no LoRA adapters"
     return ""
