@@ -4,11 +4,11 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jaxtyping import Array, Float
 
 from fullstride.llm.kernels.interface import Kernels
 from fullstride.llm.kernels.xla.attention import attention, rms_norm
+from fullstride.llm.kernels.xla.few_rows import dot
 from fullstride.llm.kernels.xla.sampling import sample, score
 
 
@@ -28,10 +28,7 @@ def project(
     if gated:
         gate, up = jnp.split(x, 2, axis=-1)
         x = jax.nn.silu(gate) * up
-    # TF32 would be a silent loss for whoever asked for fp32.
-    precision = lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
-    kind = jnp.float32 if exact else x.dtype
-    y = lax.dot_general(x, weight, (((1,), (1,)), ((), ())), precision=precision, preferred_element_type=kind)
+    y = dot(x, weight, jnp.float32 if exact else x.dtype)
     if bias is not None:
         y = y + bias
     return y if residual is None else y + residual
