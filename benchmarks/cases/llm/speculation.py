@@ -131,9 +131,11 @@ def _compare(
     plain, drafting = engines
     passes: dict[Engine, list[list[Answer]]] = {engine: [] for engine in engines}
     counts = [drafting.stats()]
-    for _ in range(REPEATS + 1):
+    for number in range(REPEATS + 1):
         for engine in engines:
             passes[engine].append([_answer(engine, text, i, temperature, replay) for i, text in enumerate(texts)])
+        plainly, drafted = (sum(answer.decode for answer in passes[engine][-1]) for engine in engines)
+        say(f"{kind}, pass {number}: {plainly:.0f} ms, {drafted:.0f} ms with drafts")
         counts.append(drafting.stats())
     said = [answer.tokens for answer in passes[plain][0]]
     for engine, number in ((engine, number) for engine in engines for number in range(REPEATS + 1)):
@@ -151,14 +153,14 @@ def _compare(
             "text_ms": [[answer.decode for answer in each] for each in passes[engine][1:]],
         }
         rows.append(Row(f"{kind}{name}", timing, roofline_bound(0, steps * read, ceilings), extra))
-    rows[1].extra |= {
-        "speedup": rows[0].timing.median_ms / rows[1].timing.median_ms,
-        "drafts": drafts,
-        "draft_tokens": last.draft_tokens - first.draft_tokens,
-        "accepted_tokens": accepted,
-        "prompts": [len(text.prompt) for text in texts],
-        "accepted": [_accepted(text, own, asked) for text, own in zip(texts, said, strict=True)],
-    }
+    rows[1].extra.update(
+        speedup=rows[0].timing.median_ms / rows[1].timing.median_ms,
+        drafts=drafts,
+        draft_tokens=last.draft_tokens - first.draft_tokens,
+        accepted_tokens=accepted,
+        prompts=[len(text.prompt) for text in texts],
+        accepted=[_accepted(text, own, asked) for text, own in zip(texts, said, strict=True)],
+    )
     say(f"{kind}: {rows[1].extra['speedup']:.2f} x, {accepted} of {rows[1].extra['draft_tokens']} tokens accepted")
     return rows
 

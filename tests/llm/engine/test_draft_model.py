@@ -12,9 +12,9 @@ from fullstride.llm.engine import Engine
 from fullstride.llm.engine.draft_model import check_vocabulary
 from fullstride.llm.engine.speculative_config import SpeculativeConfig
 from fullstride.llm.sampling_params import SamplingParams
-from tests.llm.engine.conftest import TIGHT, finish
+from tests.llm.engine.conftest import TIGHT, Costs, finish
 from tests.llm.engine.test_engine import greedy, prompt
-from tests.llm.engine.test_speculation import Costs, told
+from tests.llm.engine.test_speculation import told
 
 
 @pytest.fixture(scope="module")

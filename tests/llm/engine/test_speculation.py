@@ -15,8 +15,10 @@ from fullstride.llm.engine.runner import compiles
 from fullstride.llm.engine.speculation import Speculator
 from fullstride.llm.engine.speculative_config import SpeculativeConfig
 from fullstride.llm.sampling_params import SamplingParams, Structured
-from tests.llm.engine.conftest import TIGHT, Completion, finish, forget, run
+from fullstride.llm.weights import load
+from tests.llm.engine.conftest import TIGHT, Completion, Costs, finish, forget, run
 from tests.llm.engine.test_engine import greedy, logprobs_of, prompt, theirs  # noqa: F401, a fixture
+from tests.llm.tiny import FAMILIES
 
 DRAFTS = 3
 
@@ -37,17 +39,6 @@ class Oracle:
         answer = self.answers[sequence.request.name, sequence.index][sequence.num_output_tokens :]
         count = min(count, int(self.rng.integers(0, DRAFTS + 1)))
         return [int(self.rng.integers(3, 320)) if self.rng.random() < self.wrong else t for t in answer[:count]]
-
-
-class Costs(StepTimes):
-    """Cost of verifying that is not measured."""
-
-    def __init__(self, cost: float):
-        super().__init__()
-        self.cost = cost
-
-    def ratio(self, rows: int) -> float:
-        return self.cost
 
 
 @pytest.fixture(scope="module")
@@ -239,3 +230,18 @@ def test_settings_by_vllms_names():
     given: Any = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3}
     assert EngineConfig(speculative_config=given).speculative_config == SpeculativeConfig("ngram", 4, 3, 3)
     assert SpeculativeConfig.of({"model": "draft"}).method == "draft_model"
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("kind", ["gemma3_text", "gpt_oss"])
+def test_answers_of_models_with_windows_stay(tiny_model, kind, rng):
+    loaded = load(tiny_model(kind, **FAMILIES[kind]))
+    tight: Any = replace(TIGHT, kv_blocks=60)
+    asked = [(prompt(rng, int(rng.integers(5, 70))), greedy(40)) for _ in range(5)]
+    plain = run(Engine(loaded, tight), *asked)
+    drafting = Engine(loaded, replace(tight, speculative_config={"num_speculative_tokens": 13, "prompt_lookup_min": 1}))
+    oracle = Oracle(rng, 0.1)
+    oracle.answers = {(str(i), 0): each.tokens for i, each in enumerate(plain)}
+    drafting._speculator._proposer, drafting._speculator.times = oracle, Costs(0.0)
+    assert [each.tokens for each in run(drafting, *asked)] == [each.tokens for each in plain]
+    assert drafting.stats().accepted_tokens > 20
