@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from benchmarks.cases.llm.gate import gate
 from benchmarks.cases.llm.shared import LlmBench, shown, timing_of
 from benchmarks.cases.llm.speculation_texts import OTHER, REPEATING
 from benchmarks.cases.llm.sweep import weight_bytes
@@ -74,7 +75,7 @@ class OneToken(Mapping[str, np.ndarray]):
             return values
         values = np.array(values)
         # One element of the residual stream is larger than all that the layers add.
-        values[:, 0] = LARGE if name == "embed" else np.arange(len(values)) == CHOSEN
+        values[:, 0] = LARGE if name == "embed" else 0.25 * (np.arange(len(values)) == CHOSEN)
         return values
 
     def __iter__(self) -> Iterator[str]:
@@ -95,7 +96,7 @@ class Answer(NamedTuple):
 def run(bench: LlmBench) -> Path:
     """Time both engines on each kind of texts, and write a row for each; see `case.run`.
 
-    ConfigError for a tied model without a tokenizer. GateError if the engines say different things.
+    ConfigError for a tied model without a tokenizer. GateError if the engines say different things, or see `gate.gate`.
     """
     real = bench.loaded.tokenizer is not None
     if not real:
@@ -103,11 +104,14 @@ def run(bench: LlmBench) -> Path:
             raise ConfigError(f"{bench.source} with --workload speculation: expected qwen3-8b, or a model with texts")
         bench.loaded.parameters = OneToken(bench.loaded.parameters)
     texts = _texts(bench.loaded.tokenizer) if real else _recorded(bench.loaded.config.vocab_size)
-    settings = {"prefix_cache": False, "max_length": LONGEST, "max_sequences": 1, "kv_blocks": LONGEST // 16}
-    asked = SpeculativeConfig()
-    plain, drafting = bench.engine(**settings), bench.engine(**settings, speculative_config=asked)
+    longest = min(LONGEST, bench.loaded.config.max_position)
+    settings = {"prefix_cache": False, "max_length": longest, "max_sequences": 1, "kv_blocks": -(-longest // 16)}
+    asked, plain = SpeculativeConfig(), bench.engine(**settings)
+    lengths = [len(text.prompt) for kind in texts.values() for text in kind]
+    off = gate(plain, bench.loaded.parameters, lengths, 1)
+    drafting = bench.engine(**settings, speculative_config=asked)
     replay = None if real else Replay()
-    if replay is not None:
+    if replay is not None and drafting._speculator is not None:
         drafting._speculator._proposer = replay
     ceilings = jax_ceilings(plain.sizes.dtype, "read")
     rows = []
@@ -115,7 +119,7 @@ def run(bench: LlmBench) -> Path:
         say(f"{len(texts[kind])} {kind} texts")
         rows += _compare(kind, texts[kind], temperature, (plain, drafting), replay, asked, ceilings)
     conditions = {"answer": ANSWER, "repeats": REPEATS, "texts of a kind": len(REPEATING), **vars(asked)}
-    return shown(bench.result(drafting, {}, ceilings, rows, section="speculation", **conditions), bench.out)
+    return shown(bench.result(drafting, off, ceilings, rows, section="speculation", **conditions), bench.out)
 
 
 def _compare(
@@ -167,7 +171,7 @@ def _compare(
 
 def _answer(engine: Engine, text: Text, number: int, temperature: float, replay: Replay | None) -> Answer:
     """Run a text alone on an idle engine."""
-    params = SamplingParams(temperature=temperature, seed=number, max_tokens=ANSWER)
+    params = SamplingParams(temperature=temperature, seed=number, max_tokens=len(text.accepted) or ANSWER)
     if replay is not None:
         replay.accepted = text.accepted
     began = time.perf_counter()

@@ -111,8 +111,8 @@ def check_vocabulary(config: SpeculativeConfig, draft: Any, target: Model) -> No
 
     """
     sizes = draft.config.vocab_size, target.config.vocab_size
-    words = [getattr(model.tokenizer, "backend", None) for model in (draft, target)]
-    other = all(words) and words[0].get_vocab() != words[1].get_vocab()
+    words = [model.tokenizer.backend.get_vocab() for model in (draft, target) if model.tokenizer is not None]
+    other = len(words) == 2 and words[0] != words[1]
     if sizes[0] != sizes[1] or other:
         found = "other tokens" if sizes[0] == sizes[1] else f"{sizes[0]} tokens instead of {sizes[1]}"
         named = f"speculative_config: model={config.model}"

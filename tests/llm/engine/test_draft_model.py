@@ -21,7 +21,7 @@ from tests.llm.engine.test_speculation import told
 def agreeing(qwen3, tiny_qwen3) -> Engine:
     """An engine whose draft model is the model itself."""
     config: Any = {"model": str(tiny_qwen3), "num_speculative_tokens": 3}
-    engine = Engine(qwen3, replace(TIGHT, speculative_config=config))
+    engine: Any = Engine(qwen3, replace(TIGHT, speculative_config=config))
     engine._speculator.times = Costs(0.0)
     return engine
 

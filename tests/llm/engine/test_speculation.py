@@ -1,6 +1,6 @@
 """Speculative decoding: whatever is drafted, and however much of it is right, the answers are those without drafts."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import replace
 from typing import Any
 
@@ -127,7 +127,7 @@ def test_drafts_that_are_right_save_steps(engine, drafting, drafts, rng):
 def test_sampled_tokens_have_the_models_law(drafting, drafts, theirs):  # noqa: F811
     """Of the third token, by Pearson's statistic against transformers; drafts are two likely tokens."""
     ids, count, kept, temperature = [9, 80, 41, 7], 400, 4, 1.5
-    law, second = Counter[int](), Counter[int]()
+    law, second = defaultdict[int, float](float), defaultdict[int, float](float)
     for a, first in _kept(logprobs_of(theirs, ids)[-1], kept, temperature).items():
         for b, share in _kept(logprobs_of(theirs, [*ids, a])[-1], kept, temperature).items():
             second[b] += first * share
@@ -239,7 +239,8 @@ def test_answers_of_models_with_windows_stay(tiny_model, kind, rng):
     tight: Any = replace(TIGHT, kv_blocks=60)
     asked = [(prompt(rng, int(rng.integers(5, 70))), greedy(40)) for _ in range(5)]
     plain = run(Engine(loaded, tight), *asked)
-    drafting = Engine(loaded, replace(tight, speculative_config={"num_speculative_tokens": 13, "prompt_lookup_min": 1}))
+    drafts = {"num_speculative_tokens": 13, "prompt_lookup_min": 1}
+    drafting: Any = Engine(loaded, replace(tight, speculative_config=drafts))
     oracle = Oracle(rng, 0.1)
     oracle.answers = {(str(i), 0): each.tokens for i, each in enumerate(plain)}
     drafting._speculator._proposer, drafting._speculator.times = oracle, Costs(0.0)

@@ -137,7 +137,7 @@ def test_adapters_are_those_of_merged_weights(tiny_qwen3, tmp_path, rng):  # noq
 @pytest.mark.thorough
 def test_drafts_are_verified_on_both_devices(qwen3, shared, rng):  # noqa: F811 # a fixture
     drafts: Any = {"num_speculative_tokens": 3, "prompt_lookup_min": 1}
-    drafting = Engine(qwen3, replace(TIGHT, tensor_parallel_size=2, speculative_config=drafts))
+    drafting: Any = Engine(qwen3, replace(TIGHT, tensor_parallel_size=2, speculative_config=drafts))
     drafting._speculator.times = Costs(0.0)
     asked = [(prompt(rng, 5) * 4, greedy(40)) for _ in range(4)]
     assert [each.tokens for each in run(drafting, *asked)] == [each.tokens for each in run(shared, *asked)]

@@ -1,3 +1,5 @@
+from typing import Any
+
 import jax
 import numpy as np
 import pytest
@@ -16,5 +18,5 @@ def test_a_product_of_few_rows_is_that_of_float64(seed, rows):
 def test_the_form_is_the_one_that_is_fast():
     """In the program, both transpositions are outside of the product."""
     operands = (jax.ShapeDtypeStruct(shape, np.float32) for shape in ((8, 64), (96, 64)))
-    text = jax.jit(dot, static_argnums=2).lower(*operands, "float32").compile().as_text()
+    text: Any = jax.jit(dot, static_argnums=2).lower(*operands, "float32").compile().as_text()
     assert "f32[96,8]{1,0} dot(" in text or "f32[96,8]{1,0} fusion(" in text
