@@ -118,7 +118,8 @@ def run(bench: LlmBench) -> Path:
     for kind, temperature in KINDS.items():
         say(f"{len(texts[kind])} {kind} texts")
         rows += _compare(kind, texts[kind], temperature, (plain, drafting), replay, asked, ceilings)
-    conditions = {"answer": ANSWER, "repeats": REPEATS, "texts of a kind": len(REPEATING), **vars(asked)}
+    drafts = {name: value for name, value in vars(asked).items() if value is not None}
+    conditions = {"answer": ANSWER, "repeats": REPEATS, "texts of a kind": len(REPEATING), **drafts}
     return shown(bench.result(drafting, off, ceilings, rows, section="speculation", **conditions), bench.out)
 
 
