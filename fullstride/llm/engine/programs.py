@@ -8,7 +8,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from fullstride.llm.config import ModelConfig
-from fullstride.llm.engine.fixed_burst import RowState, decode_fixed_steps, ended
+from fullstride.llm.engine.fixed_burst import RowState, accept_drawn, decode_fixed_steps, ended
 from fullstride.llm.engine.shapes import CompiledShapes
 from fullstride.llm.engine.state import EngineState, sampler
 from fullstride.llm.engine.wire import (
@@ -145,12 +145,15 @@ class Programs:
         known = live[:, None] & (tokens >= 0) & (places < host.capacity[:, None])
         hidden, state = self._forward(weights, state, self._drafted(weights, state, host, tokens, known, places))
         scores = logits(self.model, self.kernels, weights, hidden).reshape(*tokens.shape, -1)
+        if quick:
+            state, chosen = accept_drawn(state, host, scores, live)
+            return state, StepOutput(unscored(chosen, TOP), None)
         # A row ends behind its last draft.
         following = jnp.pad(host.drafts, ((0, 0), (0, 1)), constant_values=-1)
 
         def step(carry: tuple[EngineState, Array], inputs: tuple[Array, Array]) -> tuple[Any, Sampled]:
             (state, going), (scores, draft) = carry, inputs
-            state, sampled = self._choose(state, scores, slots, going, quick)
+            state, sampled = self._choose(state, scores, slots, going)
             free = state.length[slots] < host.capacity
             return (state, going & (sampled.token == draft) & state.alive[slots] & free), sampled
 

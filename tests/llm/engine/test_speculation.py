@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 
 from fullstride.errors import ConfigError
-from fullstride.llm.engine import Engine, EngineConfig
+from fullstride.llm.engine import Engine, EngineConfig, build
 from fullstride.llm.engine.acceptance import HALF_LIFE, Acceptance, StepTimes
 from fullstride.llm.engine.prompt_lookup import PromptLookup, repetition
 from fullstride.llm.engine.runner import compiles
 from fullstride.llm.engine.speculation import Speculator
 from fullstride.llm.engine.speculative_config import SpeculativeConfig
+from fullstride.llm.kernels.xla.kernels import plain
 from fullstride.llm.sampling_params import SamplingParams, Structured
 from fullstride.llm.weights import load
 from tests.llm.engine.conftest import TIGHT, Completion, Costs, finish, forget, run
@@ -41,9 +42,14 @@ class Oracle:
         return [int(self.rng.integers(3, 320)) if self.rng.random() < self.wrong else t for t in answer[:count]]
 
 
-@pytest.fixture(scope="module")
-def drafting(qwen3) -> Engine:
-    return Engine(qwen3, replace(TIGHT, speculative_config={"num_speculative_tokens": DRAFTS, "prompt_lookup_min": 1}))
+@pytest.fixture(scope="module", params=["conditions", pytest.param("fixed bursts", marks=pytest.mark.thorough)])
+def drafting(request, qwen3) -> Engine:
+    """With the programs of a CPU, and with those of a GPU, which have no conditions."""
+    kernels = plain(dynamic=True)._replace(static_burst=request.param == "fixed bursts")
+    drafts: Any = {"num_speculative_tokens": DRAFTS, "prompt_lookup_min": 1}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(build, "choose", lambda *_, **__: kernels)
+        return Engine(qwen3, replace(TIGHT, speculative_config=drafts))
 
 
 @pytest.fixture
