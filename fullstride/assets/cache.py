@@ -34,6 +34,7 @@ class EntryKind:
 # What is computed here; the code that writes to a folder of the cache needs a row.
 COMPUTED = {
     "inductor": EntryKind("programs that torch.compile made"),
+    "programs": EntryKind("executables of the language models' engine", (f"{SHA256}.bin",)),
     "ptx": EntryKind("CUDA kernels of the language models, compiled", (f"{SHA256}.ptx",)),
     "python_docs": EntryKind("texts of Python's own documentation", (f"{SHORT}.json",)),
     "reference": EntryKind(

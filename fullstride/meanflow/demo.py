@@ -48,22 +48,23 @@ def demo_config(out: Path, epochs: int, seed: int) -> TrainConfig:
     """The recipe, chosen on the training half alone.
 
     One step crosses from t = 1 to r = 0, so that corner must be sampled: t and r follow laws of their own, r's near 0.
-    When both follow logit-normal(-0.4, 1), one step is many times worse than the solver.
+    When both follow logit-normal(-0.4, 1), one step is many times worse than the solver. An image as the output, and
+    Muon instead of AdamW, bring one step nearer to the solver.
     """
     return TrainConfig(
         data=DataConfig("digits", batch_size=64),
-        model=MODELS["unet_tiny"](class_conditional=True, time_max_frequency=16.0),
+        model=MODELS["unet_tiny"](class_conditional=True, time_max_frequency=16.0, prediction="x"),
         loss=LossConfig(
-            meanflow_ratio=0.75,
+            meanflow_ratio=0.65,
             time_law="v1",
-            logit_normal_mean=-0.6,
+            logit_normal_mean=0.0,
             logit_normal_std=1.6,
             r_logit_normal_mean=-4.0,
             r_logit_normal_std=1.6,
-            weighting_power=0.75,
+            weighting_power=0.5,
             weighting_eps=1e-3,
         ),
-        optimizer=OptimizerConfig(lr=1.5e-3, warmup_steps=100, decay="cosine"),
+        optimizer=OptimizerConfig("muon", lr=3e-3, warmup_steps=100, decay="cosine"),
         ema=EmaConfig([0.999]),
         epochs=epochs,
         log_every=5,

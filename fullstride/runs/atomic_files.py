@@ -37,7 +37,7 @@ def replace_file(path: Path, content: bytes | str) -> None:
         raise OSError(f"cannot write {path} ({error.strerror or error})") from error
 
 
-def write_best_effort(path: Path, content: str) -> None:
+def write_best_effort(path: Path, content: bytes | str) -> None:
     """Write to a cache; if it cannot be written, note that and go on: the result is worth more than its copy."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -73,8 +73,6 @@ class Engine:
         """
         read = read_adapters(adapters or {}, loaded.config)
         config = with_room(config or EngineConfig(), read)
-        if config.compile_cache:
-            keep()
         # A draft model comes first, so that the KV cache has what it leaves.
         proposer = proposer_of(loaded, config, devices)
         parts = build_parts(loaded, config, devices, loading)
@@ -89,7 +87,8 @@ class Engine:
         self._outbox: list[Delta] = []
         self._live: dict[str, list[Running]] = {}
         self._steps = self._prompt_tokens = self._generated = 0
-        self._runner = Runner(Programs(self.model, parts.kernels, self.sizes), parts.weights, self.devices, progress)
+        programs, keeps = Programs(self.model, parts.kernels, self.sizes), config.compile_cache and keep(self.devices)
+        self._runner = Runner(programs, parts.weights, self.devices, progress, keeps=keeps)
         self._adapters = AdapterTable(config)
         for name, adapter in read.items():
             self._adapters.enter(name, adapter)

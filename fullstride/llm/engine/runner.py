@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from functools import partial
 from typing import Any
 
 import jax
@@ -12,6 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceShardin
 
 from fullstride.device.select import cores
 from fullstride.llm.engine.adapters import filled
+from fullstride.llm.engine.program_cache import ProgramCache
 from fullstride.llm.engine.programs import Programs, StepOutput
 from fullstride.llm.engine.state import EngineState, set_history, set_mask, shapes
 from fullstride.llm.engine.wire import HISTORY, MASK, DecodeInput, MixedInput
@@ -46,14 +48,24 @@ def compiles() -> int:
     return _count
 
 
-def keep() -> None:
-    """Cache compiled programs on disk in fullstride's cache, unless JAX already has a cache folder."""
+def keep(devices: Sequence[Any]) -> bool:
+    """Cache compiled programs on disk in fullstride's cache, unless JAX already has a cache folder.
+
+    Returns:
+        Whether the runner has to do so, by a `ProgramCache`; otherwise JAX does. JAX does on CPUs, whose executables
+        cannot be written again after they were read, and for several devices, whose all-reduce names memory of the
+        process.
+
+    """
     if jax.config.values["jax_compilation_cache_dir"] is None:
+        if len(devices) == 1 and devices[0].platform == "gpu":
+            return True
         from fullstride.step.jax.compile_cache import keep_compiled
 
         keep_compiled(seconds=CACHED_SECONDS)
         # JAX looks for a cache once: at the first compile, which may have been before this.
         compilation_cache.reset_cache()
+    return False
 
 
 class Runner:
@@ -63,9 +75,15 @@ class Runner:
     """
 
     def __init__(
-        self, programs: Programs, weights: Weights, devices: Sequence[Any], progress: OnProgress | None = None
+        self,
+        programs: Programs,
+        weights: Weights,
+        devices: Sequence[Any],
+        progress: OnProgress | None = None,
+        *,
+        keeps: bool = False,
     ):
-        """Compile every program that will run."""
+        """Compile every program that will run, or with `keeps` read it from the cache, which then has all of them."""
         self.programs, self.sizes, self.device = programs, programs.sizes, devices[0]
         self.mesh: Mesh | None = mesh_of(devices) if len(devices) > 1 else None
         self._shares = len(devices)
@@ -73,6 +91,7 @@ class Runner:
         # Made on the devices: a pool may be larger than the host's memory.
         self._fresh = jax.jit(self._blank, out_shardings=self.places()).lower().compile()
         self.state: EngineState = self._fresh()
+        self._cache = ProgramCache(self.device, self._identity()) if keeps else None
         self.compiled = self._compile(progress)
 
     def reset(self) -> None:
@@ -134,13 +153,23 @@ class Runner:
         with ThreadPoolExecutor(min(len(keys), cores())) as pool:
             # Tracing holds Python's lock, compiling does not: largest programs first.
             options = OPTIONS.get(self.device.platform)
-            futures = {pool.submit(self.lower(key).compile, options): key for key in keys}
+            futures = {pool.submit(self._program, key, options): key for key in keys}
             pending = set(futures)
             while pending:
                 done, pending = wait(pending, TICK_SECONDS, FIRST_COMPLETED)
                 found |= {futures[future]: future.result() for future in done}
                 progress(len(found), len(keys))
         return found
+
+    def _program(self, key: Key, options: dict[str, int] | None) -> Any:
+        if self._cache is not None:
+            return self._cache.get(key, partial(self.lower, key), options)
+        return self.lower(key).compile(options)
+
+    def _identity(self) -> tuple[Any, ...]:
+        """What the programs depend on, besides their keys: values whose `repr` tells them apart."""
+        weights = [(leaf.shape, str(leaf.dtype)) for leaf in self._leaves]
+        return self.programs.model, self.sizes, self.programs.kernels.name, OPTIONS, self._tree, weights
 
     def lower(self, key: Key) -> Any:
         """Trace a program for its shapes."""

@@ -50,7 +50,7 @@ def test_progress_comes_before_the_first_program_and_while_none_is_ready(monkeyp
     calls: list[tuple[int, int]] = []
     enough, keys = threading.Event(), [("decode", rows, 0, 1) for rows in range(3)]
     runner = Runner.__new__(Runner)
-    runner.device = jax.devices()[0]
+    runner.device, runner._cache = jax.devices()[0], None
     monkeypatch.setattr(runner_module, "TICK_SECONDS", 0.01)
     monkeypatch.setattr(Runner, "keys", lambda self: keys)
     monkeypatch.setattr(Runner, "lower", lambda self, key: Lowered(key))

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fullstride.step.torch import muon
 from fullstride.step.torch.muon import Muon, orthogonalized
 
 SHAPES = [(5, 9), (9, 5), (1, 7), (6, 6)]
@@ -26,7 +27,8 @@ def momenta(optimizer: Muon) -> list[Tensor]:
     return [own["momentum_buffer"] for own in optimizer.state.values()]
 
 
-def test_it_is_torchs_muon_with_the_size_of_adamws_steps(seed):
+def test_it_is_torchs_muon_with_the_size_of_adamws_steps(seed, monkeypatch):
+    monkeypatch.setattr(muon, "FORMATS", {})  # torch's own is in bf16 on a CPU, too
     ours, theirs = weights(seed), weights(seed)
     options: dict[str, Any] = {"lr": 0.02, "momentum": 0.9, "weight_decay": 0.1}
     pair = Muon(ours, **options), torch.optim.Muon(theirs, adjust_lr_fn="match_rms_adamw", **options)
@@ -37,6 +39,18 @@ def test_it_is_torchs_muon_with_the_size_of_adamws_steps(seed):
     for a, b, start in zip(ours, theirs, weights(seed), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
         assert (a - start).abs().mean() > 1e-3
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_cpu_iterates_in_fp32(seed, shape):
+    """By the singular values, each of which the quintic takes on its own, in fp64."""
+    x = torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+    u, values, v = torch.linalg.svd(x.double(), full_matrices=False)
+    values = values / values.norm()
+    for _ in range(muon.ITERATIONS):
+        values = muon.A * values + muon.B * values**3 + muon.C * values**5
+    assert orthogonalized(x).dtype == torch.float32
+    torch.testing.assert_close(orthogonalized(x).double(), u @ values.diag() @ v, rtol=1e-4, atol=2e-5)
 
 
 def test_the_update_has_about_equal_singular_values(seed):

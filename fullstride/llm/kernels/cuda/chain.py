@@ -62,7 +62,9 @@ chain_p = core.Primitive("cuda_chain")
 chain_p.multiple_results = True
 chain_p.def_abstract_eval(lambda *_, shapes, **__: shapes)
 
-# Chains that compiled programs name; a launch is one thread's at a time, as engines of one process share them.
+# Chains that compiled programs name, and how each is launched; a launch is one thread's at a time, as engines of one
+# process share them.
+_links: dict[str, tuple[ChainLaunch, ...]] = {}
 _made: dict[str, list[tuple[driver.PreparedLaunch, tuple[tuple[int, int], ...]]]] = {}
 _launching = threading.Lock()
 
@@ -85,15 +87,26 @@ def _name(links: tuple[ChainLaunch, ...]) -> str:
     return hashlib.sha256("\n".join(told).encode()).hexdigest()
 
 
-def _lower(ctx: mlir.LoweringRuleContext, *operands: Any, links: Any, shapes: Any, aliases: Any) -> Any:
+def ready(links: tuple[ChainLaunch, ...]) -> str:
+    """Prepare a chain for programs that name it, in this process; returns the name."""
     xla_ffi.register(TARGET, "CUDA", _execute)
     name = _name(links)
     if name not in _made:
-        _made[name] = []
+        _links[name], _made[name] = links, []
         for i, (kernel, grid, pointers) in enumerate((link.kernel, link.grid, link.pointers) for link in links):
             function = driver.function(kernel.ptx, kernel.name)
             launch = driver.PreparedLaunch(function, grid, kernel.threads, kernel.shared, len(pointers), early=i > 0)
             _made[name].append((launch, pointers))
+    return name
+
+
+def used_by(program: str) -> list[tuple[ChainLaunch, ...]]:
+    """Return the chains that a lowered program names."""
+    return [links for name, links in _links.items() if name in program]
+
+
+def _lower(ctx: mlir.LoweringRuleContext, *operands: Any, links: Any, shapes: Any, aliases: Any) -> Any:
+    name = ready(links)
     rule: Any = jax.ffi.ffi_lowering(TARGET, operand_output_aliases=dict(aliases))
     return rule(ctx, *operands, name=name)
 
