@@ -46,8 +46,8 @@ def made(name: str, model: ModelConfig, device: Any, target: Target = HOPPER) ->
     """Return a kernel set, or the reason why it cannot run.
 
     Args:
-        name: `paged` has attention of our own, and on other GPUs than Hopper products of few rows; `chained` also the layers of decode steps as
-            one chain; `token` also decode steps of few rows in one launch.
+        name: `paged` has attention of our own, and on other GPUs than Hopper products of few rows; `chained` also the
+            layers of decode steps as one chain; `token` also decode steps of few rows in one launch.
         model: configuration of the model.
         device: whose multiprocessors get a block each of that launch.
         target: GPU that the kernels are compiled for; the last two sets need the default.
