@@ -3,10 +3,11 @@
 import sys
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fullstride.cli.llm_serve import Speculation, as_json
 from fullstride.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ def generate(
     kv_cache_dtype: Annotated[
         str, typer.Option(metavar="auto|fp8", help="Dtype of the KV cache; auto is that of the weights.")
     ] = "auto",
+    speculative_config: Speculation = None,
 ) -> None:
     """Answer a prompt, or one turn after another, as a stream; tokens per second go to stderr."""
     from fullstride.llm.engine import EngineConfig
@@ -69,12 +71,14 @@ def generate(
     from fullstride.llm.llm import LLM, load_for_engine
     from fullstride.llm.sampling_params import SamplingParams
 
-    settings = {
+    settings: dict[str, Any] = {
         "dtype": dtype,
         "quantize": quantize,
         "kv_cache_dtype": kv_cache_dtype,
         "tensor_parallel_size": tensor_parallel_size,
     }
+    if speculative_config is not None:
+        settings["speculative_config"] = as_json("--speculative-config", speculative_config)
     config = EngineConfig(**settings)
     loaded = load_for_engine(model, config)
     # Refuse impossible settings before anything is compiled.

@@ -1,7 +1,9 @@
 """`fullstride llm serve`; it imports the server when it runs."""
 
+import json
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated, Any, TypeVar, get_type_hints
 
 import typer
@@ -41,6 +43,13 @@ Adapters = Annotated[
 EngineSettings = Annotated[
     list[str] | None,
     typer.Option("--engine", metavar="KEY=VALUE", help="Setting of the engine, e.g. max_sequences=64, kv_blocks=4096."),
+]
+Speculation = Annotated[
+    str | None,
+    typer.Option(
+        metavar="JSON",
+        help='Drafts to verify several tokens in one step, e.g. {"method": "ngram", "num_speculative_tokens": 7}.',
+    ),
 ]
 LimitSettings = Annotated[
     list[str] | None,
@@ -121,6 +130,7 @@ def serve(
     gpu_memory_utilization: Annotated[
         float | None, typer.Option(hidden=True, help="Refused: see --engine kv_share=0.8.")
     ] = None,
+    speculative_config: Speculation = None,
     engine: EngineSettings = None,
     limit: LimitSettings = None,
 ) -> None:
@@ -144,6 +154,8 @@ def serve(
     }
     named = [f"{key}={value}" for key, value in own.items() if value is not None]
     config = parsed("--engine", EngineConfig, [*(engine or ()), *named])
+    if speculative_config is not None:
+        config = replace(config, speculative_config=as_json("--speculative-config", speculative_config))
     limits = parsed("--limit", ServerLimits, limit or [])
     run(
         model,
@@ -183,6 +195,19 @@ def parsed(option: str, kind: type[T], given: Sequence[str]) -> T:
         except ValidationError as error:
             raise ConfigError(f"{option} {item}: {error.errors()[0]['msg'].lower()}") from None
     return kind(**values)
+
+
+def as_json(option: str, text: str) -> Any:
+    """Return what an option gives as JSON.
+
+    Raises:
+        ConfigError: if it is none.
+
+    """
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"{option} {text}: expected JSON: {str(error).lower()}") from None
 
 
 def _adapters(given: Sequence[str]) -> dict[str, str]:

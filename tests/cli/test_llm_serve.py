@@ -5,6 +5,7 @@ from typer.testing import CliRunner
 
 from fullstride.cli.app import app
 from fullstride.llm.engine.config import EngineConfig
+from fullstride.llm.engine.speculative_config import SpeculativeConfig
 from fullstride.llm.server import launch as serving
 from fullstride.llm.server.limits import ServerLimits
 
@@ -74,6 +75,24 @@ def test_keys_and_values_in_fp8(served):
     refused = CliRunner().invoke(app, ["llm", "serve", "--model", "x", "--kv-cache-dtype", "int4"])
     assert refused.exit_code == 2
     assert "kv_cache_dtype=int4: expected one of auto, fp8" in refused.stderr
+
+
+def test_drafts_by_vllms_option(served):
+    arguments = ["llm", "serve", "--model", "x", "--speculative-config"]
+    run = CliRunner().invoke(app, [*arguments, '{"method": "ngram", "num_speculative_tokens": 4}'])
+    assert run.exit_code == 0, run.output
+    assert served[0][1]["engine"] == EngineConfig(speculative_config=SpeculativeConfig(num_speculative_tokens=4))
+    for text, message in (
+        ("{", "--speculative-config {: expected JSON: expecting property name"),
+        ('"ngram"', "speculative_config='ngram': expected a dict"),
+        ('{"method": "eagle"}', "speculative_config: method=eagle: expected one of draft_model, ngram"),
+    ):
+        refused = CliRunner().invoke(app, [*arguments, text])
+        assert refused.exit_code == 2
+        (line,) = refused.stderr.splitlines()
+        assert message in line
+    refused = CliRunner().invoke(app, [*arguments[:-1], "--engine", 'speculative_config={"method": "ngram"}'])
+    assert (refused.exit_code, len(refused.stderr.splitlines())) == (2, 1)
 
 
 def test_what_is_not_installed_is_named(monkeypatch):

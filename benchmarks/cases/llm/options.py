@@ -11,7 +11,7 @@ from fullstride.errors import ConfigError, one_of
 
 # Workloads that support a KV cache with another data type than the model's, and those that do not.
 WITH_KV_DTYPE = ("small", "large", "sweep")
-WORKLOADS = (*WITH_KV_DTYPE, "latency", "parallel", "replicas", "serve", "hostile", "soak")
+WORKLOADS = (*WITH_KV_DTYPE, "latency", "speculation", "parallel", "replicas", "serve", "hostile", "soak")
 # Workloads that support packed weights: those that compare with no engine of unpacked ones.
 WITH_PACKED = ("large", "sweep")
 # Workloads that have an option.
@@ -95,8 +95,8 @@ class LlmOptions(CaseOptions):
         among(
             "|".join(WORKLOADS),
             "Workload: 4 prompts of 100 tokens; nano-vllm's benchmark; decode steps by batch and context; start-up and "
-            "first token; one model, or copies of it, on several devices; HTTP clients; HTTP clients under attack; "
-            "HTTP clients for hours.",
+            "first token; drafts from prompts; one model, or copies of it, on several devices; HTTP clients; "
+            "HTTP clients under attack; HTTP clients for hours.",
         ),
         WORKLOADS,
     ] = "small"

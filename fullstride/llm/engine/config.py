@@ -5,6 +5,7 @@ from numbers import Integral
 
 from fullstride.errors import ConfigError, one_of
 from fullstride.llm.config import DTYPES
+from fullstride.llm.engine.speculative_config import SpeculativeConfig
 from fullstride.llm.vllm_names import DIFFERENT, ENGINE
 from fullstride.renamed import accepts
 
@@ -52,6 +53,8 @@ class EngineConfig:
             without a compilation.
         tensor_parallel_size: number of devices that share the model; each has its heads and its part of the MLP, the
             vocabulary and the KV cache.
+        speculative_config: how tokens are drafted, to be verified several in one step; a dict with vLLM's names is
+            taken, too. None decodes a token per step.
 
     """
 
@@ -73,6 +76,7 @@ class EngineConfig:
     max_loras: int = 0
     max_cpu_loras: int | None = None
     max_lora_rank: int = 16
+    speculative_config: SpeculativeConfig | None = None
 
     def __post_init__(self):
         """Validate the settings that depend on no model.
@@ -102,6 +106,8 @@ class EngineConfig:
             raise ConfigError(
                 f"kv_share={self.kv_share}: expected a fraction of the free memory, above 0 and at most 1"
             )
+        if self.speculative_config is not None:
+            object.__setattr__(self, "speculative_config", SpeculativeConfig.of(self.speculative_config))
         given = [name for name in ("kv_blocks", "kv_memory", "kv_share") if getattr(self, name) is not None]
         if len(given) > 1:
             raise ConfigError(f"{' and '.join(given)} exclude each other: give one")

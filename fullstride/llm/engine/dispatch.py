@@ -22,14 +22,15 @@ POOL_FLAGS = {None: 0, "last": wire.POOL_LAST, "mean": wire.POOL_MEAN}
 
 @dataclass
 class InFlightStep:
-    """Dispatched plan and its pending results."""
+    """Dispatched plan and its pending results; `began` is when it was planned, by `perf_counter`."""
 
     plan: StepPlan
     out: StepOutput
+    began: float
 
 
-def dispatch(runner: Runner, plan: StepPlan) -> InFlightStep:
-    """Dispatch a plan."""
+def dispatch(runner: Runner, plan: StepPlan, began: float) -> InFlightStep:
+    """Dispatch a plan that was begun at this time."""
     for sequence in plan.admitted:
         if _is_special(sequence):
             bias, prompt = sequence.request.params.logit_bias or {}, sequence.request.prompt
@@ -52,21 +53,29 @@ def dispatch(runner: Runner, plan: StepPlan) -> InFlightStep:
     wanted = any(sequence.request.params.logprobs is not None for sequence in plan.sequences)
     for array in out.sampled if wanted else out.sampled[:1]:
         array.copy_to_host_async()
-    return InFlightStep(plan, out)
+    return InFlightStep(plan, out, began)
 
 
 def _decode(runner: Runner, plan: StepPlan, width: int) -> StepOutput:
+    drafts = runner.sizes.drafts if plan.drafts else 0
     rows = next(size for size in runner.sizes.row_buckets if size >= len(plan.decodes))
-    packed = np.zeros(DecodeInput.size(rows, len(runner.sizes.windows) * width), np.int32)
-    host = DecodeInput.of(packed, rows)
+    packed = np.zeros(DecodeInput.size(rows, len(runner.sizes.windows) * width, drafts), np.int32)
+    host = DecodeInput.of(packed, rows, drafts)
     host.head[:] = plan.steps, plan.early
     host.slots[:] = runner.sizes.rows
     _tables(host, plan.sequences, runner.sizes.block)
+    plain = not any(map(_asks, plan.decodes))
+    if plan.drafts:
+        host.drafts[:] = -1
+        for row, draft in enumerate(plan.drafts):
+            host.drafts[row, : len(draft)] = draft
+        return runner.run(("verify", rows, 0, width), packed, plain)
     # Do not launch steps that no row can need; if a step is one operation, such a step costs nothing.
-    full = runner.is_whole(rows) or any(
-        sequence.request.limit >= sequence.max_length_in_flight for sequence in plan.decodes
+    full = runner.is_whole(rows) or (
+        plan.steps == runner.sizes.steps
+        and any(sequence.request.limit >= sequence.max_length_in_flight for sequence in plan.decodes)
     )
-    return runner.run(("decode", rows, 0, width), packed, full and not any(map(_asks, plan.decodes)))
+    return runner.run(("decode", rows, 0, width), packed, full and plain)
 
 
 def _mixed(runner: Runner, plan: StepPlan, width: int) -> StepOutput:

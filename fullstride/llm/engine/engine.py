@@ -4,6 +4,7 @@ import logging
 from collections import deque
 from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 from fullstride.errors import ConfigError, one_line
@@ -17,6 +18,7 @@ from fullstride.llm.engine.programs import Programs
 from fullstride.llm.engine.runner import Runner, compiles, keep
 from fullstride.llm.engine.scheduler import Scheduler, StepPlan
 from fullstride.llm.engine.sequence import Sequence as Running
+from fullstride.llm.engine.speculation import Speculator, proposer_of
 from fullstride.llm.engine.validate import RequestValidator
 from fullstride.llm.outputs import Delta, EngineStats, FinishReason, Pooling
 from fullstride.llm.progress import OnProgress
@@ -72,12 +74,16 @@ class Engine:
         """
         read = read_adapters(adapters or {}, loaded.config)
         config = with_room(config or EngineConfig(), read)
+        # A draft model comes first, so that the KV cache has what it leaves.
+        proposer = proposer_of(loaded, config, devices)
         parts = build_parts(loaded, config, devices, loading)
         self.model, self.tokenizer, self.devices = loaded.config, loaded.tokenizer, parts.devices
         self.kernels, self.sizes, self.quantize = parts.kernels.name, parts.sizes, parts.quantize
         self.dead: str | None = None
         self._intake, self._caching = RequestValidator(self.model, self.sizes, self.tokenizer), config.prefix_cache
-        self._scheduler = Scheduler(self.sizes, BlockManager(self.sizes.blocks, self._caching), self._seat)
+        self._speculator = None if proposer is None else Speculator(proposer, self.sizes)
+        blocks = BlockManager(self.sizes.blocks, self._caching)
+        self._scheduler = Scheduler(self.sizes, blocks, self._seat, self._speculator)
         self._flights: deque[InFlightStep] = deque()
         self._outbox: list[Delta] = []
         self._live: dict[str, list[Running]] = {}
@@ -153,7 +159,12 @@ class Engine:
         request.adapter, request.pooling = adapter, pooling
         request.cache_key = salted(cache_key, cache_salt)
         sequences = self._intake.sequences(request)
-        self._live[request_id] = sequences
+        self.submit(sequences)
+
+    def submit(self, sequences: list[Running]) -> None:
+        """Add the completions of a request that has been checked; see `add`."""
+        request = sequences[0].request
+        self._live[request.name] = sequences
         self._scheduler.waiting.extend(sequences)
         self._prompt_tokens += len(request.prompt)
 
@@ -229,7 +240,7 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """Counters and gauges; prefix queries and hits count prompt tokens."""
-        scheduler = self._scheduler
+        scheduler, speculator = self._scheduler, self._speculator
         return EngineStats(
             running=len(scheduler.running),
             waiting=len(scheduler.waiting),
@@ -242,6 +253,9 @@ class Engine:
             steps=self._steps,
             prompt_tokens=self._prompt_tokens,
             generated_tokens=self._generated,
+            drafts=0 if speculator is None else speculator.drafts,
+            draft_tokens=0 if speculator is None else speculator.drafted,
+            accepted_tokens=0 if speculator is None else speculator.accepted,
         )
 
     def _seat(self, sequence: Running) -> bool:
@@ -264,10 +278,11 @@ class Engine:
 
     def _dispatch(self) -> bool:
         """Dispatch the next step; return whether there is one."""
+        began = perf_counter()
         if (plan := self._scheduler.plan()) is None:
             return False
         try:
-            self._flights.append(dispatch(self._runner, plan))
+            self._flights.append(dispatch(self._runner, plan, began))
         except Exception as error:
             self._fail(plan, error)
             return False
@@ -277,6 +292,8 @@ class Engine:
     def _read(self) -> None:
         flight = self._flights.popleft()
         try:
+            if self._speculator is not None:
+                self._speculator.observe(flight)
             for delta in collect(flight, self._leave, self._computed):
                 self._generated += len(delta.token_ids)
                 self._outbox.append(delta)

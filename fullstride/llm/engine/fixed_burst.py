@@ -1,4 +1,4 @@
-"""Burst of decode steps for rows that need at most a temperature, without a condition.
+"""Burst of decode steps, and verification of drafts, for rows that need at most a temperature, without a condition.
 
 A GPU's host reads a condition before it launches what follows: the GPU waits for it, and a dispatch comes back only
 when its last condition is known, so that nothing can be planned meanwhile. Steps whose number is known are launched
@@ -81,6 +81,42 @@ def decode_fixed_steps(
     )
     walk = lax.fori_loop(0, steps, partial(_step, burst, scores), walk)
     return _settled(walk, slots), walk.tokens
+
+
+def accept_drawn(
+    state: EngineState, host: DecodeInput, scores: Float[Array, "D Q vocab"], live: Bool[Array, " D"]
+) -> tuple[EngineState, Int[Array, "Q D"]]:
+    """Choose all tokens that drafts may lead to at once, and keep each row's up to the first that is not its draft.
+
+    Args:
+        state: state of the engine, with the keys of the drafts.
+        host: rows and their drafts.
+        scores: logits of the tokens after the newest one of a row, and after each of its drafts.
+        live: which rows run.
+
+    Returns:
+        The state, and the tokens of each row, -1 for none.
+
+    """
+    slots, (rows, count) = host.slots, scores.shape[:2]
+    # Positions of the chosen tokens; a row ends behind its last draft.
+    places = state.length[slots][:, None] + 1 + jnp.arange(count)
+    drafts = jnp.pad(host.drafts, ((0, 0), (0, 1)), constant_values=-1)
+    flat = jnp.repeat(slots, count)
+    token = drawn(scores.reshape(rows * count, -1), sampler(state, flat, places.reshape(-1)))
+    last = ended(RowParams.of(state.params[flat]), token, places.reshape(-1)).reshape(rows, count)
+    token = token.reshape(rows, count)
+    onward = (token == drafts) & ~last & (places < host.capacity[:, None])
+    before = jnp.pad(onward[:, :-1], ((0, 0), (1, 0)), constant_values=True)
+    going = live[:, None] & (lax.cummin(before.astype(jnp.int32), axis=1) > 0)
+    newest = jnp.maximum(going.sum(1) - 1, 0)[:, None]
+    to = jnp.where(live, slots, state.last.shape[0] - 1)
+    state = state._replace(
+        last=state.last.at[to].set(jnp.take_along_axis(token, newest, 1)[:, 0]),
+        length=state.length.at[slots].add(going.sum(1)),
+        alive=state.alive.at[to].set(live & ~jnp.take_along_axis(last, newest, 1)[:, 0]),
+    )
+    return state, jnp.where(going, token, -1).T
 
 
 def ended(params: RowParams, token: Int[Array, " D"], length: Int[Array, " D"]) -> Bool[Array, " D"]:

@@ -1,6 +1,6 @@
 """Programs of an engine: a mixed step of chunks and decode rows, and a burst of decode steps."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +8,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from fullstride.llm.config import ModelConfig
-from fullstride.llm.engine.fixed_burst import RowState, decode_fixed_steps, ended
+from fullstride.llm.engine.fixed_burst import RowState, accept_drawn, decode_fixed_steps, ended
 from fullstride.llm.engine.shapes import CompiledShapes
 from fullstride.llm.engine.state import EngineState, sampler
 from fullstride.llm.engine.wire import (
@@ -123,6 +123,45 @@ class Programs:
         tiled = hidden[rows:].reshape(tiles, self.sizes.tile, -1)
         return state, StepOutput(sampled, self._prompt(weights, tiled, host), self._pooled(weights, tiled, host))
 
+    def verify(
+        self,
+        weights: Weights,
+        state: EngineState,
+        packed: Int[Array, " words"],
+        rows: int,
+        quick: bool = False,
+    ) -> tuple[EngineState, StepOutput]:
+        """One step of each row's newest token and of drafts of those that follow, as a tile of its own.
+
+        Each token is chosen as a decode step chooses it, from the same noise; a row goes on while its drafts are what
+        was chosen. So the tokens are those of decode steps, whatever the drafts, and a draft is accepted with the
+        probability that the model gives it, as in speculative sampling (arXiv:2211.17192) of drafts that are certain.
+        """
+        host = DecodeInput.of(packed, rows, self.sizes.drafts)
+        slots = host.slots
+        live = state.alive[slots] & (state.length[slots] < host.capacity)
+        tokens = jnp.concatenate([state.last[slots][:, None], host.drafts], axis=1)
+        places = state.length[slots][:, None] + jnp.arange(tokens.shape[1])
+        known = live[:, None] & (tokens >= 0) & (places < host.capacity[:, None])
+        hidden, state = self._forward(weights, state, self._drafted(weights, state, host, tokens, known, places))
+        scores = logits(self.model, self.kernels, weights, hidden).reshape(*tokens.shape, -1)
+        if quick:
+            state, chosen = accept_drawn(state, host, scores, live)
+            return state, StepOutput(unscored(chosen, TOP), None)
+        # A row ends behind its last draft.
+        following = jnp.pad(host.drafts, ((0, 0), (0, 1)), constant_values=-1)
+
+        def step(carry: tuple[EngineState, Array], inputs: tuple[Array, Array]) -> tuple[Any, Sampled]:
+            (state, going), (scores, draft) = carry, inputs
+            state, sampled = self._choose(state, scores, slots, going)
+            free = state.length[slots] < host.capacity
+            return (state, going & (sampled.token == draft) & state.alive[slots] & free), sampled
+
+        # The KV cache is not looped over, so that no copy of it can be.
+        small = state._replace(pool=state.pool[:0], scratch=())
+        (small, _), sampled = lax.scan(step, (small, live), (scores.swapaxes(0, 1), following.T))
+        return small._replace(pool=state.pool, scratch=state.scratch), StepOutput(sampled, None)
+
     def scratch(self) -> tuple[Array, ...]:
         """Allocate the scratch memory of steps that are one operation."""
         whole = self.kernels.fused_step
@@ -150,6 +189,27 @@ class Programs:
         if owners is not None:
             owners = jnp.concatenate([owners, owners[host.tile_rows]])
         return self._batch(tokens, where, to, batch.rows, tables)._replace(adapters=owners)
+
+    def _drafted(
+        self,
+        weights: Weights,
+        state: EngineState,
+        host: DecodeInput,
+        tokens: Int[Array, "D Q"],
+        known: Bool[Array, "D Q"],
+        places: Int[Array, "D Q"],
+    ) -> StepBatch:
+        """Batch of a tile for each row; what is not known is padding."""
+        tables, positions = self._by_group(host.tables), jnp.where(known, places, -1)
+        slots = _slots(positions, tables, self.sizes.block)
+        batch = self._batch(
+            jnp.where(known, tokens, 0).reshape(-1),
+            positions.reshape(-1),
+            slots.reshape(*slots.shape[:-2], -1),
+            tables[..., :0, :],
+            tables,
+        )
+        return batch._replace(adapters=_adapters(weights, state, host.slots))
 
     def _by_group(self, tables: Int[Array, "N words"]) -> Int[Array, "*groups N W"]:
         """Block tables, with an axis of groups of layers if there are several."""

@@ -112,7 +112,10 @@ class Runner:
         return whole is not None and rows <= whole.rows
 
     def run(self, key: Key, packed: np.ndarray, quick: bool) -> StepOutput:
-        """Dispatch a burst (`decode`) or a mixed step; a quick one is for rows that need at most a temperature."""
+        """Dispatch a burst (`decode`), a `mixed` step, or one that verifies drafts (`verify`).
+
+        A quick one is for rows that need at most a temperature.
+        """
         kind, rows, tiles, width = key
         name = f"quick_{kind}" if quick and self.programs.kernels.static_burst else kind
         self.state, out = self.compiled[name, rows, tiles, width](self._leaves, self.state, packed)
@@ -138,6 +141,7 @@ class Runner:
         for width in sizes.widths:
             found += [("mixed", sizes.rows, tiles, width) for tiles in sizes.tile_buckets]
             found += [("decode", rows, 0, width) for rows in sizes.row_buckets]
+            found += [("verify", rows, 0, width) for rows in sizes.verify_buckets]
         if self.programs.kernels.static_burst:
             found += [(f"quick_{kind}", *rest) for kind, *rest in found]
         return [*found, ("history", 0, 0, 0), ("mask", 0, 0, 0)]
@@ -171,6 +175,7 @@ class Runner:
         """Trace a program for its shapes."""
         kind, rows, tiles, width = key
         sizes, programs, tree = self.sizes, self.programs, self._tree
+        quick, verifies = kind.startswith("quick"), kind.endswith("verify")
         if kind == "history":
             words = HISTORY.size + sizes.max_length
             return self._lower(set_history, 0, self.state, self._words(words))
@@ -181,12 +186,15 @@ class Runner:
         def step(leaves, state, packed):
             weights = jax.tree.unflatten(tree, leaves)
             if tiles:
-                return programs.mixed(weights, state, packed, rows, tiles, quick=kind == "quick_mixed")
+                return programs.mixed(weights, state, packed, rows, tiles, quick=quick)
+            if verifies:
+                return programs.verify(weights, state, packed, rows, quick=quick)
             return getattr(programs, kind)(weights, state, packed, rows)
 
         step.__name__ = f"{kind}_{rows}_{tiles}_{width}"
         entries = len(sizes.windows) * width
-        words = MixedInput.size(rows, tiles, sizes.tile, entries) if tiles else DecodeInput.size(rows, entries)
+        drafts = sizes.drafts if verifies else 0
+        words = MixedInput.size(rows, tiles, sizes.tile, entries) if tiles else DecodeInput.size(rows, entries, drafts)
         return self._lower(step, 1, self._leaves, self.state, self._words(words))
 
     def _lower(self, function: Callable[..., Any], state: int, *operands: Any) -> Any:

@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Protocol, runtime_checkable
 
 from fullstride.llm.engine.blocks import BlockManager, BlockTable
 from fullstride.llm.engine.sequence import Sequence
@@ -23,6 +24,15 @@ class Chunk:
         return self.start + self.count == len(self.sequence.tokens)
 
 
+@runtime_checkable
+class Drafter(Protocol):
+    """Protocol of `fullstride.llm.engine.speculation.Speculator`, as a scheduler needs it."""
+
+    def pays(self, sequences: list[Sequence]) -> bool: ...
+
+    def propose(self, sequences: list[Sequence]) -> list[list[int]]: ...
+
+
 @dataclass(frozen=True)
 class StepPlan:
     """Plan of one dispatch.
@@ -33,6 +43,7 @@ class StepPlan:
         steps: number of decode steps, at most.
         admitted: sequences whose rows are new.
         early: whether to stop when any row ends, because a request waits.
+        drafts: of each decoding sequence the tokens to be verified, in one step; empty for decode steps.
 
     """
 
@@ -41,6 +52,7 @@ class StepPlan:
     steps: int
     admitted: list[Sequence]
     early: bool
+    drafts: list[list[int]] = field(default_factory=list)
 
     @property
     def sequences(self) -> list[Sequence]:
@@ -55,11 +67,13 @@ class Scheduler:
     In layers with a window a sequence gives back the blocks that no token sees any more; its table has the scratch
     block in their place. While its prompt is computed it has blocks for the window and the next chunk there.
     `seat` is asked last before a sequence is admitted, which waits if it returns False.
+    Drafts are verified in steps without prompts, once all tokens that they follow have been read.
     """
 
     sizes: CompiledShapes
     blocks: BlockManager
     seat: Callable[[Sequence], bool] = lambda sequence: True
+    drafter: Drafter | None = None
     waiting: deque[Sequence] = field(default_factory=deque)
     running: list[Sequence] = field(default_factory=list)
     preemptions: int = 0
@@ -86,9 +100,15 @@ class Scheduler:
         if not decodes and not chunks:
             return None
         steps = 1 if chunks or any(sequence.matcher for sequence in decodes) else self.sizes.steps
+        drafts: list[list[int]] = []
+        if self.drafter is not None and not chunks and self.drafter.pays(decodes):
+            if any(sequence.steps_in_flight for sequence in decodes):
+                return None
+            drafts = self.drafter.propose(decodes)
+            steps = 1 + max(map(len, drafts), default=0)
         for sequence in decodes if steps > 1 else ():
             self._grow(sequence, _decoded(sequence, steps))
-        plan = StepPlan(decodes, chunks, steps, admitted, bool(self.waiting))
+        plan = StepPlan(decodes, chunks, steps, admitted, bool(self.waiting), drafts)
         for sequence in plan.sequences:
             sequence.steps_in_flight += 1
         for sequence in [*decodes, *(chunk.sequence for chunk in chunks if chunk.last)]:

@@ -4,6 +4,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+from jaxtyping import Int
+
+from fullstride.llm.engine.acceptance import Acceptance
 from fullstride.llm.engine.blocks import BlockTable, digest
 from fullstride.llm.outputs import FinishReason, Logprob, Pooling
 from fullstride.llm.sampling_params import SamplingParams
@@ -107,6 +111,7 @@ class Sequence:
         prompt_logprobs: logprobs of the prompt so far.
         prompt_logprobs_sent: whether they were emitted.
         pooled: sum of the hidden states that are pooled, so far.
+        acceptance: what drafts of its tokens bring, with speculative decoding.
 
     """
 
@@ -131,6 +136,9 @@ class Sequence:
     prompt_logprobs: list[tuple[Logprob, ...] | None] | None = None
     prompt_logprobs_sent: bool = False
     pooled: Any = None
+    acceptance: Acceptance | None = None
+    _array: Any = None
+    _copied: int = 0
 
     @property
     def needs_whole_prompt(self) -> bool:
@@ -157,6 +165,15 @@ class Sequence:
     def num_cached_prompt_tokens(self) -> int:
         """Prompt tokens that were not computed for it; later completions reuse those of the first one."""
         return 0 if self.index else self.num_cached_tokens or 0
+
+    def array(self) -> Int[np.ndarray, " T"]:
+        """Return its tokens as an array, to which new ones are added."""
+        if self._array is None:
+            self._array = np.empty(self.request.limit, np.int32)
+        count = len(self.tokens)
+        self._array[self._copied : count] = self.tokens[self._copied :]
+        self._copied = count
+        return self._array[:count]
 
     def digests(self, block: int) -> list[bytes]:
         """Update and return the hashes of its full blocks."""

@@ -32,6 +32,8 @@ IN_FLIGHT = 3
 LONGEST = 1 << 31
 # Tokens of the smallest mixed step.
 LEAST_CHUNK = 64
+# Tokens of the largest step that verifies drafts.
+VERIFIED = 128
 # Tokens of the smallest block table with a separate program.
 LEAST_CONTEXT = 1024
 
@@ -54,6 +56,7 @@ class CompiledShapes:
         dtype: dtype of the weights.
         pool: dtype of the KV cache.
         windows: for each group of layers with block tables of its own the tokens that a token sees; None for all.
+        drafts: tokens of a draft, at most; 0 without speculative decoding.
 
     """
 
@@ -70,12 +73,13 @@ class CompiledShapes:
     dtype: str
     pool: str
     windows: tuple[int | None, ...] = (None,)
+    drafts: int = 0
 
     def held_blocks(self, window: int | None, tokens: int) -> int:
         """Return the blocks that a sequence of so many tokens has at once, at most, in a group of layers."""
         whole = -(-tokens // self.block)
         # Those that the first token of a step sees, and of the tokens of that step and of the bursts in flight.
-        span = (window or 0) - 1 + self.budget + IN_FLIGHT * self.steps
+        span = (window or 0) - 1 + self.budget + IN_FLIGHT * max(self.steps, self.drafts + 1)
         return whole if window is None else min(whole, -(-span // self.block) + 1)
 
     @property
@@ -84,6 +88,12 @@ class CompiledShapes:
         counts = range(LONGEST // self.block + 1)
         fitting = bisect_right(counts, self.blocks, key=lambda n: self.needed(n * self.block)) - 1
         return fitting * self.block + 1
+
+    @property
+    def verify_buckets(self) -> tuple[int, ...]:
+        """Compiled numbers of rows of a step that verifies drafts; those of larger batches would save nothing."""
+        each = self.drafts + 1
+        return tuple(rows for rows in self.row_buckets if self.drafts and rows * each <= max(VERIFIED, each))
 
     def needed(self, tokens: int) -> int:
         """Return the blocks that a sequence of so many tokens has at once, at most, in all groups."""
@@ -167,6 +177,7 @@ def choose_shapes(config: EngineConfig, model: ModelConfig, kernels: Kernels, *d
         dtype=dtype,
         pool=pool,
         windows=model.cache_windows,
+        drafts=0 if config.speculative_config is None else config.speculative_config.num_speculative_tokens,
     )
     made = replace(made, blocks=pool_blocks(config, model, pool, devices, made.needed(longest)))
     longest = longest if config.max_length else min(longest, made.holds)

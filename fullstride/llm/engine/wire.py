@@ -44,11 +44,15 @@ IDLE, DECODE, CHUNK, LAST_CHUNK = range(4)
 # A row's floats, bit by bit.
 NUMBERS = ("temperature", "top_p", "min_p", "repetition", "presence", "frequency")
 PARAMS = Layout("limit", "min_until", "top_k", "flags", "adapter", key=2, numbers=len(NUMBERS), stops=STOPS)
-DECODE_ROW = Layout("slots", "capacity", tables=None)
 MIXED_ROW = Layout("slots", "kinds", "capacity", "at", "length", params=PARAMS.size, tables=None)
 # Of a row with penalties, biases or a grammar, to count and to be masked by; padding of the tokens is -1.
 HISTORY = Layout("row", "prompt", bias_ids=BIASES, bias=BIASES, tokens=None)
 MASK = Layout("row", bits=None)
+
+
+def decode_layout(drafts: int) -> Layout:
+    """Fields of one row of a decode step, with so many drafted tokens."""
+    return Layout("slots", "capacity", drafts=drafts, tables=None)
 
 
 def tile_layout(tile: int) -> Layout:
@@ -86,12 +90,13 @@ class RowParams(NamedTuple):
 
 
 class DecodeInput(NamedTuple):
-    """Input of a burst of decode steps.
+    """Input of a burst of decode steps, or of one that verifies drafts.
 
     Attributes:
         head: number of steps, and whether to stop when a row ends.
         slots: device row of each row; the last one is for padding.
         capacity: tokens for which each row has blocks.
+        drafts: tokens that may follow the newest one of each row, -1 for none; a burst has no such column.
         tables: block tables.
 
     """
@@ -99,17 +104,18 @@ class DecodeInput(NamedTuple):
     head: Any
     slots: Any
     capacity: Any
+    drafts: Any
     tables: Any
 
     @classmethod
-    def of(cls, packed: Any, rows: int) -> "DecodeInput":
+    def of(cls, packed: Any, rows: int, drafts: int = 0) -> "DecodeInput":
         """Return the fields of the array."""
-        return cls(packed[:2], **DECODE_ROW.of(packed[2:].reshape(rows, -1)))
+        return cls(packed[:2], **decode_layout(drafts).of(packed[2:].reshape(rows, -1)))
 
     @staticmethod
-    def size(rows: int, width: int) -> int:
+    def size(rows: int, width: int, drafts: int = 0) -> int:
         """Return the number of integers of the array."""
-        return 2 + rows * (DECODE_ROW.size + width)
+        return 2 + rows * (decode_layout(drafts).size + width)
 
 
 class MixedInput(NamedTuple):

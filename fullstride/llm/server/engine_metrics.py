@@ -32,6 +32,13 @@ FIELDS: dict[type[GaugeMetricFamily | CounterMetricFamily], dict[str, tuple[str,
         "steps": ("steps", "Steps of the engine."),
         "prompt_tokens": ("prompt_tokens", "Prompt tokens.", "prompt_tokens"),
         "generated_tokens": ("generated_tokens", "Generated tokens.", "generation_tokens"),
+        "drafts": ("spec_decode_drafts", "Drafts that were verified.", "spec_decode_num_drafts"),
+        "draft_tokens": (
+            "spec_decode_draft_tokens", "Tokens of the drafts that were verified.", "spec_decode_num_draft_tokens"
+        ),
+        "accepted_tokens": (
+            "spec_decode_accepted_tokens", "Tokens of the drafts that were accepted.", "spec_decode_num_accepted_tokens"
+        ),
     },
 }  # fmt: skip
 USED = "kv_usage_ratio", "Share of the KV cache that is in use.", "kv_cache_usage_perc", "gpu_cache_usage_perc"

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from fullstride.llm.engine import Engine, EngineConfig
+from fullstride.llm.engine.acceptance import StepTimes
 from fullstride.llm.outputs import Delta
 from fullstride.llm.weights import load
 
@@ -34,6 +35,17 @@ def engine(shared) -> Iterator[Engine]:
         shared.step()
     assert shared.stats().free_blocks == shared.stats().blocks
     assert shared.stats().running == shared.stats().waiting == 0
+
+
+class Costs(StepTimes):
+    """Cost of verifying drafts, in decode steps, that is not measured."""
+
+    def __init__(self, cost: float):
+        super().__init__()
+        self.cost = cost
+
+    def ratio(self, rows: int) -> float:
+        return self.cost
 
 
 def forget(engine: Engine) -> None:

@@ -14,6 +14,7 @@ from fullstride.errors import ConfigError
 from fullstride.llm.config import ModelConfig
 from fullstride.llm.engine import Engine, EngineConfig
 from fullstride.llm.engine import build as parts
+from fullstride.llm.engine.acceptance import StepTimes
 from fullstride.llm.engine.runner import Runner
 from fullstride.llm.kernels import COMMON, COMPUTED, choose
 from fullstride.llm.kernels.cuda.sets import made
@@ -69,6 +70,21 @@ def test_tokens_are_the_plain_sets_with_a_pool_of_fp8(monkeypatch):
     kept: dict[str, Any] = {"kv_cache_dtype": "fp8"}
     expected = answers(monkeypatch, choose("plain", MODEL, "bfloat16", 8, jax.devices()[0]), requests, **kept)
     assert answers(monkeypatch, kernels_of("chained"), requests, **kept) == expected
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(("name", "kept"), [("token", {}), ("chained", {"kv_cache_dtype": "fp8"})])
+def test_drafts_are_verified_whatever_the_set(monkeypatch, name, kept):
+    ran, original = [], Runner.run
+    monkeypatch.setattr(Runner, "run", lambda self, key, *given: ran.append(key[0]) or original(self, key, *given))
+    monkeypatch.setattr(StepTimes, "ratio", lambda *_: 0.0)
+    requests = [([5, 6, 7] * 4, greedy(9)), (list(range(40, 53)), greedy(7))]
+    expected = answers(monkeypatch, choose("plain", MODEL, "bfloat16", 8, jax.devices()[0]), requests, **kept)
+    assert "verify" not in ran
+    drafts: Any = {"num_speculative_tokens": 3, "prompt_lookup_min": 1}
+    made_set = made(name, MODEL, SimpleNamespace(core_count=4))
+    assert answers(monkeypatch, made_set, requests, speculative_config=drafts, **kept) == expected
+    assert "verify" in ran
 
 
 def test_layers_of_other_families_are_the_plain_sets_with_paged_attention(monkeypatch):

@@ -14,6 +14,7 @@ from fullstride.llm.engine import runner as runner_module
 from fullstride.llm.engine.programs import Programs
 from fullstride.llm.engine.runner import Runner
 from fullstride.llm.engine.shapes import choose_shapes
+from fullstride.llm.engine.speculative_config import SpeculativeConfig
 from fullstride.llm.engine.wire import PARAMS, DecodeInput, MixedInput, RowParams
 from fullstride.llm.kernels.xla.kernels import plain
 from fullstride.llm.models.parameters import put
@@ -71,6 +72,8 @@ def large(request, qwen3) -> Runner:
     if request.param == "one key head":
         model, parameters = ONE_HEAD, RandomParameters(ONE_HEAD, "float32")
     config = EngineConfig(max_sequences=1, max_tokens_per_step=32, kv_blocks=4000)
+    if request.param == "drafts":
+        config = replace(config, speculative_config=SpeculativeConfig())
     if request.param == "fp8":
         config = replace(config, kv_cache_dtype="fp8", kv_blocks=16000)
     made = choose_shapes(config, model, kernels, device)
@@ -92,6 +95,8 @@ KEYS = ("mixed", 1, 1, 16), ("decode", 1, 0, 16), ("quick_decode", 1, 0, 16)
         pytest.param("qwen3", KEYS[1], marks=pytest.mark.thorough),
         ("qwen3", KEYS[2]),
         ("one key head", KEYS[0]),
+        ("drafts", ("quick_verify", 1, 0, 16)),
+        pytest.param("drafts", ("verify", 1, 0, 16), marks=pytest.mark.thorough),
         ("fp8", KEYS[1]),
         *(pytest.param("one key head", key, marks=pytest.mark.thorough) for key in KEYS[1:]),
         *(pytest.param("fp8", key, marks=pytest.mark.thorough) for key in KEYS[::2]),

@@ -43,7 +43,7 @@ from fullstride.llm.server import launch as serving
 from fullstride.llm.weights import load
 from fullstride.measure.roofline import Ceilings
 from tests.llm import reference
-from tests.llm.engine.conftest import TIGHT, run
+from tests.llm.engine.conftest import TIGHT, Costs, run
 from tests.llm.engine.test_adapters import mixed, require_merged
 from tests.llm.engine.test_engine import (  # noqa: F401 # tests, and their fixtures
     greedy,
@@ -147,6 +147,16 @@ def test_adapters_are_those_of_merged_weights(tiny_qwen3, tmp_path, rng):  # noq
     require_merged(theirs, ids, plain)
     for name, found in {"wide": wide, "thin": thin}.items():
         require_merged(merged(theirs, folders[name]), ids, found)
+
+
+@pytest.mark.thorough
+def test_drafts_are_verified_on_both_devices(qwen3, shared, rng):  # noqa: F811 # a fixture
+    drafts: Any = {"num_speculative_tokens": 3, "prompt_lookup_min": 1}
+    drafting: Any = Engine(qwen3, replace(TIGHT, tensor_parallel_size=2, speculative_config=drafts))
+    drafting._speculator.times = Costs(0.0)
+    asked = [(prompt(rng, 5) * 4, greedy(40)) for _ in range(4)]
+    assert [each.tokens for each in run(drafting, *asked)] == [each.tokens for each in run(shared, *asked)]
+    assert drafting.stats().drafts > 10
 
 
 def test_each_device_has_its_own_heads_and_never_the_whole(qwen3):

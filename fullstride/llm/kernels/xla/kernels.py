@@ -6,12 +6,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from fullstride.llm.kernels.interface import Kernels
 from fullstride.llm.kernels.xla.attention import attention, rms_norm
+from fullstride.llm.kernels.xla.few_rows import dot
 from fullstride.llm.kernels.xla.sampling import sample, score
 from fullstride.llm.packed.matrix import JoinedMatrix, PackedMatrix, Weight, product
 
@@ -50,9 +50,7 @@ def _product(x: Float[Array, "T inner"], weight: Weight, kind: DTypeLike, packed
         return jnp.concatenate([_product(x, part, kind, packed) for part in weight.parts], axis=1)
     if isinstance(weight, PackedMatrix):
         return packed(x, weight, kind)
-    # TF32 would be a silent loss for whoever asked for fp32.
-    precision = lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
-    return lax.dot_general(x, weight, (((1,), (1,)), ((), ())), precision=precision, preferred_element_type=kind)
+    return dot(x, weight, kind)
 
 
 def plain(dynamic: bool) -> Kernels:

@@ -17,6 +17,7 @@ from benchmarks.cases.llm import replicas as bench_replicas
 from benchmarks.cases.llm import serve as bench_serve
 from benchmarks.cases.llm import shared as bench_shared
 from benchmarks.cases.llm import soak as bench_soak
+from benchmarks.cases.llm import speculation as bench_speculation
 from benchmarks.cases.llm import sweep as bench_sweep
 from benchmarks.cases.llm.gate import Dense, gate
 from benchmarks.cases.llm.options import WORKLOADS
@@ -31,7 +32,17 @@ from fullstride.measure.gate import GateError
 from tests.llm import reference, tiny
 
 pytestmark = pytest.mark.usefixtures("compiled_soon")
-GATED = (bench, bench_hostile, bench_latency, bench_parallel, bench_replicas, bench_serve, bench_soak, bench_sweep)
+GATED = (
+    bench,
+    bench_hostile,
+    bench_latency,
+    bench_parallel,
+    bench_replicas,
+    bench_serve,
+    bench_soak,
+    bench_speculation,
+    bench_sweep,
+)
 LENGTHS = (5, 40)
 
 
