@@ -89,6 +89,18 @@ def test_the_same_tokens_however_a_request_is_run_and_nothing_is_compiled(engine
     assert (compiles(), pointers(packed)) == (before, places)
 
 
+@pytest.mark.thorough
+def test_the_same_tokens_with_drafts(engines, file, rng):
+    packed, _ = engines
+    drafting = Engine(
+        load(file, dtype="float32"), replace(ALL, quantize="stored", speculative_config={"method": "ngram"})
+    )
+    ids = prompt(rng, 9) * 5
+    assert [each.tokens for each in run(drafting, (ids, greedy(40)))] == [
+        each.tokens for each in run(packed, (ids, greedy(40)))
+    ]
+
+
 @pytest.mark.parametrize("name", ["stored", *MADE])
 def test_logits_are_those_of_the_packed_numbers(file, rng, name, monkeypatch):
     """The weights on the device are those of the format, and so are logits, in fp32."""
