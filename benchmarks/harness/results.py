@@ -17,7 +17,7 @@ from fullstride.runs.atomic_files import replace_file
 SCHEMA = 1
 # Conditions that stand in a file's name.
 NAMING = (
-    "model", "precision", "kv_cache_dtype", "backend", "section", "kernels", "mode", "step", "memory_order",
+    "model", "precision", "quantize", "kv_cache_dtype", "backend", "section", "kernels", "mode", "step", "memory_order",
     "rows", "at",
 )  # fmt: skip
 KEYS: dict[str, type] = {

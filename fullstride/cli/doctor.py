@@ -179,16 +179,15 @@ def _no_jax_gpu(jax: JaxDevice | None) -> str | None:
     return "this jax is built without CUDA; run: pip install 'jax[cuda13]'"
 
 
-def _no_kernels(jax: JaxDevice | None) -> str | None:
+def _no_kernels(jax: JaxDevice | None, name: str) -> str | None:
     if (obstacle := _no_jax_gpu(jax)) or jax is None:
         return obstacle
     # The engine first: it and the kernels import each other, and begin with it alone.
     from fullstride.llm import engine  # noqa: F401
-    from fullstride.llm.kernels.cuda.sets import CAPABILITY
+    from fullstride.llm.kernels.cuda.sets import gpu_refusal
 
-    if jax.capability == CAPABILITY:
-        return None
-    return f"made for capability {CAPABILITY} (H100, H200), not for {jax.capability}; use --kernels plain"
+    reason = gpu_refusal(name, jax.capability)
+    return reason and f"{reason}; use --kernels auto"
 
 
 def abilities(jax: JaxDevice | None) -> list[AreaReport]:
@@ -208,7 +207,8 @@ def abilities(jax: JaxDevice | None) -> list[AreaReport]:
         _ability("llm generate", "fullstride.llm"),
         _ability("llm serve", "fullstride.llm.server"),
         _ability("JAX on a GPU", "fullstride.step.jax", partial(_no_jax_gpu, jax)),
-        _ability("llm, kernels=token, chained or paged", "fullstride.llm", partial(_no_kernels, jax)),
+        _ability("llm, kernels=paged", "fullstride.llm", partial(_no_kernels, jax, "paged")),
+        _ability("llm, kernels=token or chained", "fullstride.llm", partial(_no_kernels, jax, "token")),
         _ability("launch slurm", "fullstride.launch.slurm"),
         _ability("launch modal", "fullstride.launch.modal"),
         _ability("launch skypilot", "fullstride.launch.skypilot"),

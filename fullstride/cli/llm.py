@@ -12,14 +12,14 @@ app = App("Serve language models.", {"Commands": "pull inspect generate serve"})
 app.command(
     sections={
         "Answer": "system raw max_tokens temperature top_p top_k seed stop",
-        "Model": "model max_length dtype tensor_parallel_size kv_cache_dtype speculative_config",
+        "Model": "model max_length dtype tensor_parallel_size quantize kv_cache_dtype speculative_config",
     }
 )(generate)
 app.command(
     sections={
         "Server": "host port name api_key limit",
         "Model": "model lora tensor_parallel_size data_parallel_size generation_config",
-        "Engine": "max_length max_sequences max_tokens_per_step kv_cache_dtype prefix_cache speculative_config engine",
+        "Engine": "max_length max_sequences max_tokens_per_step quantize kv_cache_dtype prefix_cache speculative_config engine",
     }
 )(serve)
 

@@ -53,6 +53,13 @@ def generate(
         typer.Option(metavar="float32|bfloat16|float16", help="Dtype of the weights; float32 on a CPU unless given."),
     ] = None,
     tensor_parallel_size: Annotated[int, typer.Option(min=1, help="Number of devices that share the model.")] = 1,
+    quantize: Annotated[
+        str,
+        typer.Option(
+            metavar="auto|none|stored|fp8|int8|int4",
+            help="Packing of the weights: as the files have them (stored), or made when they are loaded.",
+        ),
+    ] = "auto",
     kv_cache_dtype: Annotated[
         str, typer.Option(metavar="auto|fp8", help="Dtype of the KV cache; auto is that of the weights.")
     ] = "auto",
@@ -66,6 +73,7 @@ def generate(
 
     settings: dict[str, Any] = {
         "dtype": dtype,
+        "quantize": quantize,
         "kv_cache_dtype": kv_cache_dtype,
         "tensor_parallel_size": tensor_parallel_size,
     }

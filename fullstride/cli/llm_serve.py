@@ -78,6 +78,13 @@ def serve(
             min=1, help="Number of engines, each on its own devices; requests go to the one that caches their prefix."
         ),
     ] = 1,
+    quantize: Annotated[
+        str | None,
+        typer.Option(
+            metavar="auto|none|stored|fp8|int8|int4",
+            help="Packing of the weights: as the files have them (stored), or made when they are loaded.",
+        ),
+    ] = None,
     kv_cache_dtype: Annotated[
         str | None,
         typer.Option(metavar="auto|fp8", help="Dtype of the KV cache."),
@@ -137,6 +144,7 @@ def serve(
 
     own = {
         "tensor_parallel_size": tensor_parallel_size,
+        "quantize": quantize,
         "kv_cache_dtype": kv_cache_dtype,
         "max_length": max_length,
         "max_sequences": max_sequences,

@@ -184,7 +184,7 @@ app.command("average")(command_from(_average, AverageOptions))
 def demo(
     epochs: Annotated[
         int | None,
-        typer.Option(min=1, help="Number of passes over the data; by default 130, three minutes on two CPU cores."),
+        typer.Option(min=1, help="Number of passes over the data; by default 118, three minutes on two CPU cores."),
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder for pictures, metrics.json and checkpoint.")] = Path("runs/demo"),
     seed: Annotated[int, typer.Option(min=0, help="Random seed of weights, data order, noise and times.")] = 0,

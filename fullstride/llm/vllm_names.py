@@ -13,6 +13,8 @@ DIFFERENT = {
     "cache's share of the memory that is free once the weights are loaded (default 0.8)",
     "swap_space": "nothing is swapped to the host; when blocks run out, the newest sequences are recomputed",
     "enable_lora": "adapters that are given enable it; max_loras makes room for more",
+    "quantization": "AWQ, GPTQ and GGUF are recognized by their files; quantize=stored keeps them packed, and fp8, int8"
+    " and int4 pack other weights",
     "revision": "it is a part of the model's name: OWNER/NAME@REVISION",
     "enforce_eager": "every step is compiled; compile_cache=true caches the programs for the next start",
 }

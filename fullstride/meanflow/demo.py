@@ -34,7 +34,7 @@ from fullstride.runs.atomic_files import replace_file
 from fullstride.runs.folder import SAME_COMMAND, check_kind, numbered, read_metrics, run_config
 from fullstride.runs.next_steps import command, say, show_next_steps
 
-EPOCHS = 130
+EPOCHS = 118
 SAMPLERS = [("meanflow", 1), ("meanflow", 2), ("meanflow", 4)]
 SAMPLERS += [("euler", 10), ("euler", 50), ("euler", 100), ("rk4", 10), ("rk4", 50)]
 METRICS = "metrics.json"  # written last: a run that has it is finished

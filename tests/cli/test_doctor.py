@@ -18,7 +18,7 @@ from tests.helpers.only_installed import brought_by, lines_of
 
 CPU, HOPPER = JaxDevice("cpu"), JaxDevice("gpu", "9.0", "Some GPU")
 TORCH_ROWS = ("jvp", "step (PyTorch)", "meanflow", "torch.compile")
-GPU, KERNELS = "JAX on a GPU", "llm, kernels=token, chained or paged"
+GPU, PAGED, KERNELS = "JAX on a GPU", "llm, kernels=paged", "llm, kernels=token or chained"
 BASE = brought_by(lines_of(""))
 OPTIONAL = {extra: brought_by(lines_of(extra), deep=False) - BASE for extra in ("torch", "serve", "launch")}
 INSTALLED = metadata.version
@@ -132,6 +132,7 @@ def test_without_jax_its_areas_name_what_is_missing(absent):
         "llm generate": "llm",
         "llm serve": "serve",
         GPU: "jax",
+        PAGED: "llm",
         KERNELS: "llm",
     }
     for row, extra in extras.items():
@@ -144,8 +145,8 @@ def test_without_jax_its_areas_name_what_is_missing(absent):
     ("package", "rows"),
     [
         ("pillow", {"meanflow"}),
-        ("tokenizers", {"bert", "llm generate", "llm serve", KERNELS}),
-        ("llguidance", {"llm generate", "llm serve", KERNELS}),
+        ("tokenizers", {"bert", "llm generate", "llm serve", PAGED, KERNELS}),
+        ("llguidance", {"llm generate", "llm serve", PAGED, KERNELS}),
         ("uvicorn", {"llm serve"}),
         ("submitit", {"launch slurm"}),
         ("modal", {"launch modal"}),
@@ -178,7 +179,7 @@ def test_a_row_refers_to_the_earlier_one_that_lacks_the_most_of_what_it_does(abs
     assert said["llm serve"] == (
         "see llm generate; also uvicorn not installed; run, from the root of a clone: pip install '.[serve]'"
     )
-    assert (said[GPU], said[KERNELS]) == ("see step (JAX)", "see llm generate")
+    assert (said[GPU], said[PAGED], said[KERNELS]) == ("see step (JAX)", "see llm generate", "see llm generate")
 
 
 def test_an_obstacle_that_is_no_package_is_said_once():
@@ -186,7 +187,7 @@ def test_an_obstacle_that_is_no_package_is_said_once():
     reasons = [why for why in said.values() if why and not why.startswith("see ")]
     assert len(reasons) == len(set(reasons))
     assert said["torch.compile and Triton kernels on CUDA"] == "see meanflow, device=cuda"
-    assert said[KERNELS] == f"see {GPU}"
+    assert said[PAGED] == said[KERNELS] == f"see {GPU}"
 
 
 def test_the_report_for_programs_has_the_same_and_is_json(absent, monkeypatch):
@@ -232,16 +233,19 @@ def test_a_jax_without_a_gpu_is_told_apart_from_a_machine_without_one(visible, t
     found = _obstacles(CPU)
     assert found["bert"] is None
     assert found["llm generate"] is None
-    for name in (GPU, KERNELS):
+    for name in (GPU, PAGED, KERNELS):
         assert told in str(found[name])
 
 
-@pytest.mark.parametrize(("capability", "runs"), [("8.0", False), ("9.0", True)])
-def test_the_engines_kernels_need_the_gpu_that_they_were_made_for(capability, runs):
+@pytest.mark.parametrize(
+    ("capability", "running"),
+    [("7.5", {GPU}), ("8.0", {GPU, PAGED}), ("9.0", {GPU, PAGED, KERNELS}), ("12.0", {GPU, PAGED})],
+)
+def test_the_engines_kernels_need_the_gpu_that_they_were_made_for(capability, running):
     found = _obstacles(JaxDevice("gpu", capability, "Some GPU"))
-    assert found[GPU] is None
-    obstacle = found[KERNELS]
-    assert obstacle is None if runs else f"not for {capability}; use --kernels plain" in str(obstacle)
+    assert {name for name in (GPU, PAGED, KERNELS) if found[name] is None} == running
+    for name in {PAGED, KERNELS} - running:
+        assert f"not for {capability}; use --kernels auto" in str(found[name])
 
 
 def test_a_gpu_is_shown_with_memory_and_capability(gpu):

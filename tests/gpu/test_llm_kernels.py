@@ -7,49 +7,93 @@ import numpy as np
 import pytest
 
 from benchmarks.cases.llm.work import SHAPES
-from fullstride.llm.kernels.cuda.sets import refusal
+from fullstride.llm.kernels.cuda.skinny_product import project
+from fullstride.llm.kernels.cuda.target import HOPPER, Target, capability_of, target_of
 from fullstride.llm.kernels.interface import AttentionShape
-from tests.llm.kernels import test_cuda_attention, test_layers
+from tests.llm.kernels import test_cuda_attention, test_layers, test_skinny_product
 from tests.llm.kernels.test_token import BIASED, LLAMA, check
 
 QWEN = replace(SHAPES["qwen3-0.6b"], layers=3)
 PROCESSORS = 132
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _hopper():
-    if reason := refusal("paged", QWEN, "bfloat16", 16, jax.devices()[0]):
-        pytest.skip(reason)
+def own() -> Target:
+    """Return this GPU; skip if no kernel is made for it."""
+    found = target_of(capability_of(jax.devices()[0]))
+    if found is None:
+        pytest.skip("no NVIDIA GPU of compute capability 8.0 or newer")
+    return found
 
 
+@pytest.fixture(params=["own", "least"])
+def target(request) -> Target:
+    """Return this GPU, and one with fewer instructions and less shared memory, as which it can be used."""
+    found = own()
+    return found if request.param == "own" else Target(found.capability, "80", clusters=False, shared=99 << 10)
+
+
+@pytest.fixture
+def hopper() -> None:
+    if own() is not HOPPER:
+        pytest.skip("these kernels need a GPU of compute capability 9.0")
+
+
+@pytest.mark.usefixtures("hopper")
 @pytest.mark.parametrize("lengths", [[100], [1500], [37, -1, 0, 1300], [900, 5, 64, 63, 65, 128, 127, 129], [250] * 16])
 def test_a_step_of_qwen3(lengths):
     check(QWEN, lengths, PROCESSORS, width=200, steps=3)
 
 
+@pytest.mark.usefixtures("hopper")
 @pytest.mark.parametrize("config", [LLAMA, BIASED], ids=["llama", "qwen2"])
 def test_a_step_of_small_models(config):
     check(config, [37, -1, 0, 130], 20, steps=2)
 
 
+@pytest.mark.usefixtures("hopper")
 @pytest.mark.parametrize("rows", [5, 32, 64, 100, 128])
 def test_layers_of_qwen3_as_a_chain(rows):
     test_layers.check(QWEN, [int(n) for n in np.random.default_rng().integers(-1, 700, rows)], width=90)
 
 
+@pytest.mark.usefixtures("hopper")
 @pytest.mark.parametrize("config", [test_layers.LLAMA, test_layers.BIASED], ids=["llama", "qwen2"])
 def test_layers_of_small_models_as_a_chain(config):
     test_layers.check(config, [37, -1, 0, 80] * 10)
 
 
 @pytest.mark.parametrize("kept", [test_cuda_attention.bf16, test_cuda_attention.e4m3])
-@pytest.mark.parametrize(("heads", "kv_heads", "head_dim", "block"), [(16, 8, 128, 16), (9, 3, 64, 16), (7, 1, 128, 8)])
-def test_attention_of_rows_and_tiles(heads, kv_heads, head_dim, block, kept):
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim", "block"),
+    [(16, 8, 128, 16), (9, 3, 64, 16), (7, 1, 128, 8), (3, 1, 96, 16), (8, 2, 256, 16)],
+)
+def test_attention_of_rows_and_tiles(heads, kv_heads, head_dim, block, kept, target):
     shape = AttentionShape(heads, kv_heads, head_dim, block, head_dim**-0.5, 1e-6)
-    case = test_cuda_attention.Case(shape, [0, 700, -1, 2000, 33], [(0, 64), (500, 50)], 64, kept=kept)
+    tiles = [(0, 64), (500, 50)]
+    case = test_cuda_attention.Case(shape, [0, 700, -1, 2000, 33], tiles, 64, kept=kept, target=target)
     test_cuda_attention.check(case, norms=True)
 
 
+@pytest.mark.parametrize("changes", [{"window": 100}, {"window": 1024, "cap": 5.0}, {"cap": 30.0}], ids=str)
+def test_windows_caps_and_sinks(changes, target):
+    shape = AttentionShape(8, 2, 64, 16, 0.3, 1e-6, **changes)
+    tiles = [(0, 64), (1500, 50)]
+    case = test_cuda_attention.Case(shape, [0, 700, -1, 2000, 33], tiles, 64, sinks=True, target=target)
+    test_cuda_attention.check(case, norms=True)
+
+
+@pytest.mark.parametrize(
+    ("rows", "inputs", "outputs"), [(1, 1024, 4096), (4, 2048, 1024), (16, 1024, 6144), (11, 12288, 4098)]
+)
+def test_products_of_few_rows(rows, inputs, outputs, target):
+    given = test_skinny_product.operands(rows, inputs, outputs)
+    x, weight, norm, bias, residual = (jax.numpy.asarray(each) for each in given.values())
+    options = {"norm": (norm, test_skinny_product.EPS), "bias": bias, "residual": residual}
+    got = jax.jit(lambda x, w: project(x, w, target=target, **options))(x, weight)
+    test_skinny_product.near(np.asarray(got), test_skinny_product.expected(given), 3)
+
+
 def test_codes_of_every_size():
+    own()
     test_cuda_attention.test_the_smallest_codes_count()
     test_cuda_attention.test_codes_stop_at_their_largest_number()

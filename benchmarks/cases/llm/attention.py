@@ -26,6 +26,8 @@ from benchmarks.harness.results import CaseResult, Row, at
 from benchmarks.harness.table import finish, result_table
 from fullstride.llm.config import ModelConfig
 from fullstride.llm.kernels import choose
+from fullstride.llm.kernels.cuda.attention import attention
+from fullstride.llm.kernels.cuda.target import HOPPER, Target, capability_of, target_of
 from fullstride.llm.kernels.interface import AttentionShape, QKNorm
 from fullstride.measure.roofline import roofline_bound
 from fullstride.measure.timing import HostClock, Timing, TimingPlan, measure
@@ -34,6 +36,8 @@ from fullstride.measure.timing import HostClock, Timing, TimingPlan, measure
 TOLERANCE = {"bfloat16": 1e-2, "float32": 1e-5}
 # By platform: layers of the pool, milliseconds that a program should take.
 LAYERS, PROGRAM_MS = {"cpu": 2, "cuda": 8}, {"cpu": 0.0, "cuda": 10.0}
+# This GPU with the instructions and the shared memory of GPUs before it.
+AMPERE = Target(HOPPER.capability, "80", clusters=False, shared=99 << 10)
 PLAN, GLANCE = (
     TimingPlan(warmup=2, repeats=10, seconds=0.2, most=50),
     TimingPlan(warmup=1, repeats=3, seconds=0.0, most=3),
@@ -54,8 +58,9 @@ def run(options: AttentionOptions, out: Path) -> Path:
     model = ModelConfig("qwen3", 1, 1, 1, 1, shape.heads, shape.kv_heads, shape.head_dim, contexts[1])
     chosen = choose(kernels, model, dtype, shape.block, device)
     ways = {chosen.name: Way(chosen.attention, keep=chosen.name == "plain")}
-    if chosen.name == "paged":
+    if chosen.name == "paged" and target_of(capability_of(device)) is HOPPER:
         ways["in a chain"] = Way(chained, whole=True)
+        ways["as before Hopper"] = Way(partial(attention, target=AMPERE))
     if options.beside:
         ways["gather"] = Way(gather, keep=True)
         if place == "cuda" and pallas.present():

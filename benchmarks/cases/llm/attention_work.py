@@ -107,7 +107,7 @@ def chained(
     (rows, width), layers = batch.rows.shape, pool.shape[0]
     kernel = decode_kernel(rows, width, pool.shape[2], shape, True, slabs(rows))
     operands = [qkv, pool, jnp.arange(layers, dtype=jnp.int32), batch.positions, batch.slots, batch.rows]
-    operands += [batch.cos, batch.sin, *norms]
+    operands += [batch.cos, batch.sin, *norms, jnp.zeros(8, qkv.dtype)]
     out = jax.ShapeDtypeStruct((slabs(rows) * 64, shape.heads * shape.head_dim), qkv.dtype)
     places = [(i, 0) for i in range(len(operands))]
 

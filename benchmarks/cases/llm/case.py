@@ -13,9 +13,10 @@ from jax.profiler import ProfileData
 from benchmarks.cases.llm.beside import Peers, interpreter
 from benchmarks.cases.llm.gate import gate
 from benchmarks.cases.llm.options import ATTENTION, RUNS, SEQUENCES, LlmOptions
+from benchmarks.cases.llm.packed import StoredParameters
 from benchmarks.cases.llm.shared import LlmBench, complete, shown, timing_of
 from benchmarks.cases.llm.sweep import weight_bytes, weight_count
-from benchmarks.cases.llm.work import TEMPERATURE, ModelWork, compared, large, model, small
+from benchmarks.cases.llm.work import SHAPES, TEMPERATURE, ModelWork, compared, large, model, small
 from benchmarks.cases.step_jax.ceilings import jax_ceilings
 from benchmarks.harness.budget import say
 from benchmarks.harness.environment import xla_flags
@@ -101,12 +102,15 @@ def run(options: LlmOptions, out: Path) -> Path:
     attention, baseline = options.attention, options.baseline
     device = jax.devices()[0]
     place = "cpu" if device.platform == "cpu" else "cuda"
-    asked = EngineConfig(dtype=dtype, kernels=kernels, kv_cache_dtype=kv_cache_dtype)
+    asked = EngineConfig(dtype=dtype, kernels=kernels, kv_cache_dtype=kv_cache_dtype, quantize=options.quantize)
     loaded = model(source, dtype_for(asked, device.platform, "") or None)
+    if options.quantize == "stored" and source in SHAPES:
+        loaded.parameters = StoredParameters(loaded.config, loaded.config.dtype)
     select_kernels(loaded.config, asked)  # what cannot run is told before anything is timed
     bench = LlmBench(
-        loaded, source, place, dtype, kernels, out, kv_cache_dtype, options.adapters or 0, options.minutes or 0.0
-    )
+        loaded, source, place, dtype, kernels, out, kv_cache_dtype, options.adapters or 0, options.minutes or 0.0,
+        options.quantize,
+    )  # fmt: skip
     if workload not in ("small", "large"):  # imported when it runs, as what a server needs no other does
         return import_module(f"benchmarks.cases.llm.{workload}").run(bench)
     vocab = loaded.config.vocab_size
@@ -117,19 +121,23 @@ def run(options: LlmOptions, out: Path) -> Path:
     peers = Peers()
     if vllm is not None:
         peers.add_vllm(vllm, source, loaded.config.dtype, runs, work, count)
-    if workload == "small" and baseline is not False:
+    for peer in options.peers:
+        peers.add(peer, source, loaded.config.dtype, place, runs, work, count)
+    if workload == "small" and baseline is not False and not options.peers:
         peers.add_transformers(source, loaded.config.dtype, place, runs, attention)
     # As large as the workload, as the others' tensors are: an engine for longer ones has tables to match.
     engine = bench.engine(prefix_cache=False, max_length=work.longest, max_sequences=count)
     ceilings = jax_ceilings(engine.sizes.dtype, "read")
     least = _floor(engine, work, ceilings)
-    found = _gate(engine, work, peers.greedy) | gate(engine, loaded.parameters, [*map(len, work.prompts)], count)
+    found = _gate(engine, work, peers.greedy) | gate(engine, bench.numbers(engine), [*map(len, work.prompts)], count)
     samples = [HostClock().time(lambda: complete(engine, work, TEMPERATURE)) for _ in range(runs + 1)]
     rows = [_row("fullstride", samples, work, least)]
     if workload == "small" and (trace := traced(lambda: complete(engine, work, TEMPERATURE))) is not None:
         rows[0].extra["gpu"] = trace.to_dict()
         say(f"the GPU was idle for {trace.idle:.0%} of a run under the profiler")
-    rows += [_row(name, samples, work, least) for name, samples in peers.times.items()]
+    for name, samples in peers.times.items():
+        rows.append(_row(name, samples, work, least))
+        rows[-1].extra["flags"] = peers.flags[name]
     conditions = {
         "prompts": len(work.prompts),
         "tokens": work.tokens,
@@ -140,7 +148,7 @@ def run(options: LlmOptions, out: Path) -> Path:
         **at(
             sequences=(sequences, SEQUENCES),
             xla=(xla_flags(), ""),
-            beside=(vllm and "vllm", None),
+            beside=(tuple(peer.name for peer in options.peers) or (vllm and "vllm"), None),
             **{"no-baseline": (baseline is False, False), "baseline-attention": (attention, ATTENTION)},
         ),
         **peers.conditions,

@@ -1,7 +1,8 @@
 """Options of `python -m benchmarks llm` and `paged-attention`; imports no framework."""
 
 from dataclasses import dataclass
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, NamedTuple
 
 import typer
 
@@ -11,6 +12,8 @@ from fullstride.errors import ConfigError, one_of
 # Workloads that support a KV cache with another data type than the model's, and those that do not.
 WITH_KV_DTYPE = ("small", "large", "sweep")
 WORKLOADS = (*WITH_KV_DTYPE, "latency", "speculation", "parallel", "replicas", "serve", "hostile", "soak")
+# Workloads that support packed weights: those that compare with no engine of unpacked ones.
+WITH_PACKED = ("large", "sweep")
 # Workloads that have an option.
 OF = {
     "runs": ("small", "large"),
@@ -18,14 +21,66 @@ OF = {
     "baseline": ("small",),
     "baseline_attention": ("small",),
     "vllm": ("small", "large"),
+    "beside": ("small", "large"),
     "adapters": ("serve", "soak"),
     "minutes": ("soak",),
 }
 # Attention of transformers: the default, and all names that may be requested.
 ATTENTION, ATTENTIONS = "sdpa", ("sdpa", "eager", "flash_attention_2", "flash_attention_3")
+# Ways of transformers, with the names of their rows.
+ONE_BY_ONE, BATCHED, STATIC = "one-by-one", "batched", "static"
+WAYS = {
+    ONE_BY_ONE: "transformers, one by one",
+    BATCHED: "transformers, batched",
+    STATIC: "transformers, batched and compiled",
+}
+# Peers of `--beside` that are ways of transformers: its attention and the ways, which only small has.
+FLASH = "flash_attention_2"
+TRANSFORMERS = {
+    "transformers": (ATTENTION, {way: WAYS[way] for way in (ONE_BY_ONE, BATCHED)}),
+    "transformers-static": (ATTENTION, {STATIC: WAYS[STATIC]}),
+    "transformers-flash": (FLASH, {BATCHED: f"{WAYS[BATCHED]}, {FLASH}"}),
+}
+# Peers of `--beside` that run by an interpreter of their own, and the one that is a checkout.
+BY_PYTHON, CHECKOUT = ("vllm", "vllm-tuned", "sglang"), "nano-vllm"
 RUNS, SEQUENCES = 10, 256
 # Defaults of `paged-attention`; other rows and blocks have their own result file.
 BATCHES, BLOCK = (1, 4, 8, 16, 32, 64), 64
+
+
+class PeerOption(NamedTuple):
+    """Peer that `--beside` names.
+
+    Attributes:
+        name: of `TRANSFORMERS`, `BY_PYTHON` or `CHECKOUT`.
+        python: interpreter that has the engine; None for this one.
+        checkout: folder of the engine's source.
+
+    """
+
+    name: str
+    python: str | None = None
+    checkout: str | None = None
+
+
+def peers_of(text: str) -> tuple[PeerOption, ...]:
+    """Return the peers of `NAME[=PATH],...`; nano-vllm runs by the first interpreter that is given, if any is.
+
+    Raises:
+        ConfigError: for a name that is not known, or a path that is missing or not wanted.
+
+    """
+    given = [part.partition("=")[::2] for part in text.split(",")]
+    python, found = next((path for name, path in given if name in BY_PYTHON and path), None), []
+    for name, path in given:
+        one_of("--beside", name, (*TRANSFORMERS, *BY_PYTHON, CHECKOUT))
+        if name == CHECKOUT and not (Path(path) / "nanovllm").is_dir():
+            raise ConfigError(f"--beside {name}={path}: expected the path of a checkout, with the folder nanovllm")
+        if name in TRANSFORMERS and path:
+            raise ConfigError(f"--beside {name}={path}: expected no path, because it runs by this interpreter")
+        checkout = str(Path(path).resolve()) if name == CHECKOUT else None
+        found.append(PeerOption(name, python if checkout else path or None, checkout))
+    return tuple(found)
 
 
 @dataclass(frozen=True)
@@ -67,6 +122,15 @@ class LlmOptions(CaseOptions):
     vllm: Annotated[
         str | None, among("PYTHON", "Python of an environment with vLLM: also time vLLM, on small and large.")
     ] = None
+    beside: Annotated[
+        str | None,
+        among(
+            "NAME[=PATH],...",
+            "Peers to time instead of --baseline and --vllm: transformers, transformers-static, transformers-flash; "
+            "vllm, vllm-tuned or sglang, with the Python that has it; nano-vllm with a checkout. What does not run is "
+            "named.",
+        ),
+    ] = None
     adapters: Annotated[
         int | None,
         typer.Option(
@@ -84,9 +148,20 @@ class LlmOptions(CaseOptions):
         "auto"
     )
 
+    quantize: Annotated[
+        str,
+        among(
+            "auto|none|stored|fp8|int8|int4",
+            "Packing of the weights; stored is as the files have them, or Q4_K with Q6_K for random ones.",
+        ),
+    ] = "auto"
+
     def __post_init__(self) -> None:
         """Check the names, and that the workload has the given options."""
         super().__post_init__()
+        if self.quantize not in ("auto", "none") and self.workload not in WITH_PACKED:
+            given = f"quantize={self.quantize} with --workload {self.workload}"
+            raise ConfigError(f"{given}: expected one of {', '.join(WITH_PACKED)}")
         if self.kv_cache_dtype != "auto" and self.workload not in WITH_KV_DTYPE:
             given = f"kv_cache_dtype={self.kv_cache_dtype} with --workload {self.workload}"
             raise ConfigError(f"{given}: expected one of {', '.join(WITH_KV_DTYPE)}")
@@ -95,10 +170,19 @@ class LlmOptions(CaseOptions):
                 own = f"{' and '.join(workloads)} {'has' if len(workloads) == 1 else 'have'}"
                 raise ConfigError(f"--{name.replace('_', '-')} with --workload {self.workload}: only {own} this option")
         one_of("--baseline-attention", self.attention, ATTENTIONS)
+        if self.beside is not None and (self.vllm or self.baseline is not None or self.baseline_attention):
+            raise ConfigError("--beside with --vllm, --baseline or --baseline-attention: expected one of the two")
+        if self.workload != "small" and (own := [each.name for each in self.peers if each.name in TRANSFORMERS]):
+            raise ConfigError(f"--beside {own[0]} with --workload {self.workload}: only small has it")
         if self.baseline is False and self.baseline_attention:
             raise ConfigError(
                 f"--baseline-attention {self.attention} with --no-baseline: it would never run; remove one of the two"
             )
+
+    @property
+    def peers(self) -> tuple[PeerOption, ...]:
+        """Peers of `--beside`."""
+        return peers_of(self.beside) if self.beside else ()
 
     @property
     def attention(self) -> str:

@@ -1,12 +1,13 @@
 """Shared parts of the engine's benchmarks: a model on this machine, a whole workload, and how a result is shown."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from benchmarks.cases.llm.packed import PackedNumbers
 from benchmarks.cases.llm.work import ModelWork
 from benchmarks.harness.environment import environment
 from benchmarks.harness.results import CaseResult, Row, write_result
@@ -27,7 +28,13 @@ RANK = 8  # of random adapters
 def shown(result: CaseResult, out: Path) -> Path:
     """Print a result with its tokens per second relative to the bound or the engine alone, and write it."""
     console = console_of(WIDTH)
-    console.print(result_table(result))
+    table, told = result_table(result), result.conditions.get("left_out")
+    left_out = [each.partition(": ")[::2] for each in told.split("; ")] if isinstance(told, str) else []
+    for name, _ in left_out:
+        table.add_row(name, "not run")
+    console.print(table)
+    for name, why in left_out:
+        console.print(f"{name}: not run: {why}", highlight=False)
     for row in result.rows:
         if "tokens_per_second" in row.extra:
             beside = marked(f"{1 / row.over_floor:.0%} of the roofline bound", row.over_floor)
@@ -50,6 +57,7 @@ class LlmBench:
     kv_cache_dtype: str = "auto"
     adapters: int = 0  # number of random LoRA adapters
     minutes: float = 0.0  # of a soak
+    quantize: str = "auto"
 
     @property
     def name(self) -> str:
@@ -57,9 +65,16 @@ class LlmBench:
         path = Path(self.source)
         return path.stem if path.is_file() else path.name
 
+    def numbers(self, engine: Engine) -> Mapping[str, Any]:
+        """Return the parameters that an engine computes with."""
+        if engine.quantize == "none":
+            return self.loaded.parameters
+        return PackedNumbers(self.loaded.config, self.loaded.parameters, engine.sizes.dtype, engine.quantize)
+
     def engine(self, **settings: Any) -> Engine:
         """Build an engine with these settings besides the given ones."""
         asked = {"dtype": self.dtype, "kernels": self.kernels, "kv_cache_dtype": self.kv_cache_dtype}
+        asked["quantize"] = self.quantize
         adapters = {f"adapter-{i}": random_adapter(self.loaded.config, i) for i in range(self.adapters)}
         return Engine(self.loaded, EngineConfig(**asked, **settings), adapters=adapters)
 
@@ -69,6 +84,7 @@ class LlmBench:
     ) -> CaseResult:  # fmt: skip
         """Return the result of an engine with its gate's errors `off`; `conditions` are additional ones."""
         kept = {} if self.kv_cache_dtype == "auto" else {"kv_cache_dtype": self.kv_cache_dtype}
+        kept |= {} if engine.quantize == "none" else {"quantize": engine.quantize}
         own = {"model": self.name, "precision": engine.sizes.dtype, **kept, **({"section": section} if section else {})}
         conditions = own | {"kernels": engine.kernels} | conditions
         return CaseResult(case, self.place, conditions, off, ceilings, rows, environment())

@@ -34,7 +34,11 @@ def weight_count(config: ModelConfig) -> int:
 
 def weight_bytes(engine: Engine) -> int:
     """Return the bytes of the weights that a step reads."""
-    return weight_count(engine.model) * np.dtype(engine.sizes.dtype).itemsize
+    if engine.quantize == "none":
+        return weight_count(engine.model) * np.dtype(engine.sizes.dtype).itemsize
+    weights = jax.tree.unflatten(engine._runner._tree, engine._runner._leaves)
+    read = weights if engine.model.tied else weights._replace(embed=None)
+    return sum(leaf.nbytes for leaf in jax.tree.leaves(read))
 
 
 def prompt_operations(config: ModelConfig, tokens: int) -> int:
@@ -121,7 +125,7 @@ def run(bench: LlmBench) -> Path:
     batches, contexts = GRIDS[bench.place]
     longest = min(bench.loaded.config.max_position, max(contexts) + 128)
     engine = bench.engine(prefix_cache=False, max_length=longest, max_sequences=max(batches))
-    off = gate(engine, bench.loaded.parameters, contexts, engine.sizes.rows)
+    off = gate(engine, bench.numbers(engine), contexts, engine.sizes.rows)
     ceilings = jax_ceilings(engine.sizes.dtype, "read")
     conditions = {"steps a dispatch": engine.sizes.steps, "temperature": TEMPERATURE, **at(xla=(xla_flags(), ""))}
     result = bench.result(engine, off, ceilings, [], section="sweep", **conditions)

@@ -13,11 +13,10 @@ import numpy as np
 import torch
 import transformers
 
-from benchmarks.cases.llm.options import ATTENTION
+from benchmarks.cases.llm.options import ATTENTION, BATCHED, ONE_BY_ONE, STATIC, WAYS
 from benchmarks.cases.llm.work import GATE_TOKENS, TEMPERATURE, ModelWork, compared, model, small
 from fullstride.llm.config import ModelConfig
 
-COMPILED = "transformers, batched and compiled"
 CONFIGS = {"llama": transformers.LlamaConfig, "qwen2": transformers.Qwen2Config, "qwen3": transformers.Qwen3Config}
 NAMES = {
     "attn_norm": "input_layernorm.weight",
@@ -118,8 +117,10 @@ def compiled(made: Any, work: ModelWork, runs: int, device: str) -> tuple[list[f
     return ms, generate(made, work.prompts, GATE_TOKENS, 0.0, cache)[-1]
 
 
-def times(source: str, dtype: str, device: str, runs: int, attention: str) -> dict[str, Any]:
-    """Return the times of each way, greedy tokens for the check, and the attention that ran."""
+def times(
+    source: str, dtype: str, device: str, runs: int, attention: str, ways: dict[str, str] = WAYS
+) -> dict[str, Any]:
+    """Return the times of each way by its name, greedy tokens for the check, and the attention that ran."""
     loaded = model(source, dtype)
     made, work = network(loaded, device, attention), small(loaded.config.vocab_size)
     gate = compared(work)
@@ -128,25 +129,28 @@ def times(source: str, dtype: str, device: str, runs: int, attention: str) -> di
         for prompt, count in zip(work.prompts, work.outputs, strict=True):
             generate(made, [prompt], count, TEMPERATURE)
 
-    ms = {
-        "transformers, one by one": timed(one_by_one, runs, device),
-        "transformers, batched": timed(
-            lambda: generate(made, work.prompts, work.outputs[0], TEMPERATURE), runs, device
-        ),
-    }
-    greedy = {"transformers": generate(made, gate.prompts, gate.outputs[0], 0.0)[0]}
-    left_out = {}
-    if device == "cuda":  # it compiles on no processor
+    def batched():
+        generate(made, work.prompts, work.outputs[0], TEMPERATURE)
+
+    eager = {way: run for way, run in ((ONE_BY_ONE, one_by_one), (BATCHED, batched)) if way in ways}
+    ms = {ways[way]: timed(run, runs, device) for way, run in eager.items()}
+    greedy, left_out = {}, {}
+    if eager:
+        greedy["transformers"] = generate(made, gate.prompts, gate.outputs[0], 0.0)[0]
+    if STATIC in ways and device == "cuda":  # it compiles on no processor
         try:
-            ms[COMPILED], greedy[COMPILED] = compiled(made, work, runs, device)
+            ms[ways[STATIC]], greedy[ways[STATIC]] = compiled(made, work, runs, device)
         except Exception as error:  # of a compiler: the others' times stay
-            left_out[COMPILED] = f"{type(error).__name__}: {str(error)[:200]}"
+            left_out[ways[STATIC]] = f"{type(error).__name__}: {str(error)[:200]}"
+    elif not eager:
+        left_out[ways[STATIC]] = "transformers compiles nothing on a CPU"
     return {
         "attention": made.config._attn_implementation,
         "greedy": greedy,
         "ms": ms,
         "left_out": left_out,
         "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
+        "flags": dict.fromkeys(ms, f"attention {attention}"),
     }
 
 
@@ -160,4 +164,4 @@ if __name__ == "__main__":
     if what == "save":
         save(given[0], given[1], given[2])
     else:
-        sys.stdout.write(json.dumps(times(given[0], given[1], given[2], int(given[3]), given[4])))
+        sys.stdout.write(json.dumps(times(given[0], given[1], given[2], int(given[3]), given[4], json.loads(given[5]))))

@@ -9,16 +9,21 @@ import jax
 from fullstride.errors import ConfigError
 from fullstride.llm.config import ModelConfig
 from fullstride.llm.engine.config import EngineConfig
-from fullstride.llm.engine.pool import block_bytes
+from fullstride.llm.engine.pool import block_bytes, free_memory
 from fullstride.llm.engine.shapes import CompiledShapes, check, choose_shapes, dtype_for, pool_for
 from fullstride.llm.kernels import choose, shared
 from fullstride.llm.kernels.interface import Kernels
 from fullstride.llm.models.adapters import empty_slots
+from fullstride.llm.models.packing import STORED, Packing, weight_bytes
+from fullstride.llm.models.packing import refusal as unpackable
 from fullstride.llm.models.parameters import put
 from fullstride.llm.models.tensor_parallel import refusal
 from fullstride.llm.progress import OnProgress
 
 logger = logging.getLogger(__name__)
+
+# Of the free memory: weights that would take more stay as their files pack them.
+AUTO_SHARE = 0.7
 
 
 @runtime_checkable
@@ -36,16 +41,24 @@ class Model(Protocol):
 
 
 class EngineParts(NamedTuple):
-    """Devices of an engine, the kernels chosen for them, the weights on them, and the shapes to compile."""
+    """Devices of an engine, the kernels for them, the weights and how they are packed, and the shapes to compile."""
 
     devices: tuple[Any, ...]
     kernels: Kernels
     weights: Any
     sizes: CompiledShapes
+    quantize: str
+
+
+@runtime_checkable
+class PackedFiles(Protocol):
+    """Protocol of parameters whose files may pack them, such as `fullstride.llm.weights.Parameters`."""
+
+    def packed_as(self, name: str) -> str | None: ...
 
 
 def select_kernels(
-    model: ModelConfig, config: EngineConfig, devices: Sequence[Any] | None = None
+    model: ModelConfig, config: EngineConfig, devices: Sequence[Any] | None = None, quantize: str | None = None
 ) -> tuple[tuple[Any, ...], str, Kernels]:
     """Choose an engine's devices, dtype and kernels; nothing is read, put on a device or compiled.
 
@@ -53,6 +66,7 @@ def select_kernels(
         model: sizes.
         config: settings.
         devices: JAX devices, `tensor_parallel_size` of them; None for the first ones.
+        quantize: what `quantize` is if the settings leave it to `auto`.
 
     Returns:
         The devices, the dtype of the weights, and the kernels.
@@ -73,8 +87,20 @@ def select_kernels(
     dtype = dtype_for(config, found[0].platform, model.dtype)
     check(config, model, found[0].platform, dtype)
     pool = pool_for(config, dtype)
+    quantize = quantize or config.quantize
+    packed = quantize not in ("auto", "none")
+    if packed and (reason := unpackable(model, dtype, quantize)) is not None:
+        raise ConfigError(reason)
     kernels = choose(
-        config.kernels, model, dtype, config.block_size, found[0], count, pool, adapters=config.max_loras > 0
+        config.kernels,
+        model,
+        dtype,
+        config.block_size,
+        found[0],
+        count,
+        pool,
+        adapters=config.max_loras > 0,
+        packed=packed,
     )
     return found, dtype, kernels
 
@@ -95,9 +121,14 @@ def build_parts(
 
     """
     model = loaded.config
-    found, dtype, kernels = select_kernels(model, config, devices)
+    quantize = _quantize(loaded, config, devices)
+    found, dtype, kernels = select_kernels(model, config, devices, quantize)
     kernels = shared(kernels, found)
-    weights = put(model, loaded.parameters, dtype, *found, loading=loading)
+    packing = None if quantize == "none" else Packing(quantize, kernels.tiled)
+    weights = put(model, loaded.parameters, dtype, *found, packing=packing, loading=loading)
+    if packing is not None:
+        taken = sum(leaf.nbytes for leaf in jax.tree.leaves(weights))
+        logger.info("quantize=%s: the weights take %s MB", quantize, f"{taken / 1e6:,.0f}")
     if config.max_loras:
         slots = empty_slots(model, config.max_loras, config.max_lora_rank, dtype, *found)
         layers = (layer._replace(adapters=own) for layer, own in zip(weights.layers, slots, strict=True))
@@ -106,7 +137,30 @@ def build_parts(
         weights = weights._replace(packed=kernels.fused_step.pack(weights))
     made = choose_shapes(config, model, kernels, *found)
     _say(config, model, made)
-    return EngineParts(found, kernels, weights, made)
+    return EngineParts(found, kernels, weights, made, quantize)
+
+
+def _quantize(loaded: Model, config: EngineConfig, devices: Sequence[Any] | None) -> str:
+    """Return the packing of the weights; `auto` keeps them packed if they would otherwise take most of the memory.
+
+    Raises:
+        ConfigError: for `stored` if the model's files pack nothing.
+
+    """
+    files = loaded.parameters
+    held = {files.packed_as(name) for name in files} - {None} if isinstance(files, PackedFiles) else set()
+    if config.quantize == STORED and not held:
+        raise ConfigError("quantize=stored: the model's files have no packed weights; take fp8, int8 or int4")
+    if config.quantize != "auto":
+        return config.quantize
+    share = jax.devices()[: config.tensor_parallel_size] if devices is None else devices
+    dtype, free = dtype_for(config, share[0].platform, loaded.config.dtype), free_memory(share)
+    whole = weight_bytes(loaded.config, dtype, lambda _: None)
+    if not held or free is None or whole <= AUTO_SHARE * free or unpackable(loaded.config, dtype, STORED):
+        return "none"
+    room = f"{whole / 1e9:.1f} GB of weights in {dtype} and {free / 1e9:.1f} GB of free memory"
+    logger.warning("quantize=stored was chosen for %s", room)
+    return STORED
 
 
 def _say(config: EngineConfig, model: ModelConfig, made: CompiledShapes) -> None:

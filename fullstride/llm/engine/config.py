@@ -11,6 +11,8 @@ from fullstride.renamed import accepts
 
 # Dtypes of the KV cache; `auto` is the model's dtype.
 KV_CACHE_DTYPES = ("auto", "fp8")
+# Packings of the weights; see `fullstride.llm.models.packing`.
+QUANTIZE = ("auto", "none", "stored", "fp8", "int8", "int4")
 
 
 @accepts(ENGINE, different=DIFFERENT)
@@ -38,6 +40,9 @@ class EngineConfig:
             because XLA's bfloat16 products are slow there, and the model's own elsewhere.
         kv_cache_dtype: `auto` stores keys and values in `dtype`; `fp8` in e4m3, a byte each, so that a KV cache of the
             same bytes holds twice as many tokens as one in bfloat16.
+        quantize: packing of the matrices: `none` has them in `dtype`; `stored` as the model's files pack them; `fp8`,
+            `int8` and `int4` are made when the model is loaded. `auto` is `none`, the fastest with most kernel sets, or
+            `stored` if the weights would otherwise take more than 0.7 of the free memory.
         kernels: `auto`, or the name of a kernel set of `fullstride.llm.kernels`.
         prefix_cache: whether prompts with a common prefix share blocks, which stay cached while there is room.
         compile_cache: whether compiled programs are cached on disk for the next start.
@@ -63,6 +68,7 @@ class EngineConfig:
     steps_per_dispatch: int | None = None
     dtype: str | None = None
     kv_cache_dtype: str = "auto"
+    quantize: str = "auto"
     kernels: str = "auto"
     prefix_cache: bool = True
     compile_cache: bool = True
@@ -90,6 +96,7 @@ class EngineConfig:
         if self.dtype is not None:
             # JAX would compute with a float64 of this as float32.
             one_of("dtype", self.dtype, DTYPES)
+        one_of("quantize", self.quantize, QUANTIZE)
         one_of("kv_cache_dtype", self.kv_cache_dtype, KV_CACHE_DTYPES)
         if self.max_length is not None and self.max_length < 2:
             raise ConfigError(

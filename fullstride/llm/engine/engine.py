@@ -41,6 +41,7 @@ class Engine:
         tokenizer: the model's tokenizer, or None.
         sizes: compiled shapes; `max_length` limits the tokens of prompt and output.
         kernels: name of the kernel set in use.
+        quantize: packing of the weights; `none` if they are numbers of `sizes.dtype`.
         devices: JAX devices that it runs on.
         dead: reason why nothing can run any more; None while the engine is alive.
 
@@ -77,7 +78,7 @@ class Engine:
         proposer = proposer_of(loaded, config, devices)
         parts = build_parts(loaded, config, devices, loading)
         self.model, self.tokenizer, self.devices = loaded.config, loaded.tokenizer, parts.devices
-        self.kernels, self.sizes = parts.kernels.name, parts.sizes
+        self.kernels, self.sizes, self.quantize = parts.kernels.name, parts.sizes, parts.quantize
         self.dead: str | None = None
         self._intake, self._caching = RequestValidator(self.model, self.sizes, self.tokenizer), config.prefix_cache
         self._speculator = None if proposer is None else Speculator(proposer, self.sizes)

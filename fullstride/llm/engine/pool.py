@@ -78,6 +78,11 @@ def _memory(config: EngineConfig, devices: Sequence[Any], one: int) -> int:
     return max(min(wanted, int(CPU_SHARE * free)), one if config.max_length else 0)
 
 
+def free_memory(devices: Sequence[Any]) -> int | None:
+    """Return the free bytes of devices together, or of the host's memory for a CPU; None if they are not known."""
+    return free_host_memory() if devices[0].platform == "cpu" else _free(devices)
+
+
 def _free(devices: Sequence[Any]) -> int | None:
     """Return the free bytes of accelerators, each counted like the fullest; None if one does not report them."""
     stats = [device.memory_stats() for device in devices]

@@ -31,7 +31,7 @@ IN_ATTENTION = frozenset(("windows", "window_theta", "attention_cap", "sinks"))
 COMPUTED: dict[str, frozenset[str]] = {
     "token": frozenset(),
     "chained": frozenset(),
-    "paged": IN_DECODER,
+    "paged": IN_DECODER | IN_ATTENTION,
     "plain": IN_DECODER | IN_ATTENTION,
 }
 # What every set computes: those of Llama, Qwen2 and Qwen3.
@@ -55,14 +55,15 @@ def choose(
     devices: int = 1,
     pool: str | None = None,
     adapters: bool = False,
+    packed: bool = False,
 ) -> Kernels:
     """Choose the kernel set `name`; `auto` takes the fastest that can run, whose name is in `Kernels.name`.
 
     The reason for skipping each faster one is logged at the level INFO.
 
     Args:
-        name: `plain` is JAX alone; `paged` has CUDA kernels for attention, `chained` also for products of decode steps,
-            `token` also one for whole decode steps of few rows.
+        name: `plain` is JAX alone; `paged` has CUDA kernels for attention and for products of few rows, `chained` also
+            for all layers of decode steps, `token` also one for whole decode steps of few rows.
         model: configuration of the model.
         dtype: dtype of the weights.
         block: tokens of a KV cache block.
@@ -70,6 +71,7 @@ def choose(
         devices: number of devices that share the model; all are of the same kind.
         pool: dtype of the KV cache, if it differs: `FP8_POOL`.
         adapters: whether rows may have LoRA adapters.
+        packed: whether weights are packed.
 
     Raises:
         ConfigError: for an unknown name, or a set that cannot run this model on this device.
@@ -83,7 +85,7 @@ def choose(
             continue
         found = (
             lacking(candidate, model)
-            or _barred(candidate, devices, pool, adapters)
+            or _barred(candidate, devices, pool, adapters, packed)
             or _made(candidate, model, dtype, block, device)
         )
         if not isinstance(found, str):
@@ -107,8 +109,10 @@ def _made(name: str, model: ModelConfig, dtype: str, block: int, device: Any) ->
 
         return plain(dynamic=device.platform == "cpu")
     from fullstride.llm.kernels.cuda import sets
+    from fullstride.llm.kernels.cuda.target import HOPPER, capability_of, target_of
 
-    return sets.refusal(name, model, dtype, block, device) or sets.made(name, model, device)
+    reason = sets.refusal(name, model, dtype, block, device)
+    return reason or sets.made(name, model, device, target_of(capability_of(device)) or HOPPER)
 
 
 def shared(kernels: Kernels, devices: Sequence[Any]) -> Kernels:
@@ -120,12 +124,14 @@ def shared(kernels: Kernels, devices: Sequence[Any]) -> Kernels:
     return kernels._replace(all_reduce=over(devices, kernels.axis))
 
 
-def _barred(name: str, devices: int, pool: str | None, adapters: bool) -> str:
+def _barred(name: str, devices: int, pool: str | None, adapters: bool, packed: bool) -> str:
     """Return why a set cannot be used with any model; empty if it can."""
     if devices > 1 and name in ALONE:
         return f"{ALONE[name]}, and tensor_parallel_size is {devices}"
     if pool == FP8_POOL and name in UNROUNDED:
         return "its kernels cannot read quantized keys and values, and kv_cache_dtype is fp8"
+    if packed and name in WHOLE:
+        return "its kernels read weights in bfloat16 alone, and these are packed"
     if adapters and name in WHOLE:
         return "it computes layers as one operation, which applies no LoRA adapters"
     return ""

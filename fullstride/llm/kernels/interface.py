@@ -5,6 +5,8 @@ from typing import Any, NamedTuple, Protocol
 
 from jaxtyping import Array, Bool, Float, Int, Num, UInt32
 
+from fullstride.llm.packed.matrix import Weight
+
 # Dtype of a pool of e4m3 codes (float8_e4m3fn): as what they are XLA would widen all of them to float16 at each write.
 FP8_POOL = "uint8"
 
@@ -153,7 +155,7 @@ class Project(Protocol):
     def __call__(
         self,
         x: Float[Array, "T wide"],
-        weight: Float[Array, "out inner"],
+        weight: Weight,
         *,
         norm: tuple[Float[Array, " inner"], float] | None = None,
         gated: bool = False,
@@ -203,7 +205,7 @@ class FusedStep(NamedTuple):
     rows: int
     pack: Callable[[Any], Any]
     scratch: Callable[[int], Array]
-    logits: Callable[[Any, Array, Array, Array, StepBatch, int], tuple[Array, Array, Array]]
+    logits: Callable[[Any, Any, Array, Array, StepBatch, int], tuple[Array, Array, Array]]
 
 
 class FusedLayers(NamedTuple):
@@ -234,6 +236,7 @@ class Kernels(NamedTuple):
             reads each condition of a step before the next operation.
         axis: mesh axis whose devices each run a share of every layer; None on one device.
         all_reduce: sum over these devices; XLA's own if None.
+        tiled: whether `project` reads packed matrices best in tiles; see `fullstride.llm.packed.formats`.
 
     """
 
@@ -248,3 +251,4 @@ class Kernels(NamedTuple):
     static_burst: bool = False
     axis: str | None = None
     all_reduce: Callable[[Array], Array] | None = None
+    tiled: bool = False

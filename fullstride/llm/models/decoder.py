@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental.layout import Layout, with_layout_constraint
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, Num
 
 from fullstride.llm.config import ModelConfig
@@ -14,6 +15,7 @@ from fullstride.llm.models.adapters import AdapterSlots, adapted
 from fullstride.llm.models.experts import routed
 from fullstride.llm.models.layer_parts import gate, norm, normalized_heads, scaled
 from fullstride.llm.models.parameters import Layer, Weights
+from fullstride.llm.packed.matrix import PackedMatrix, Weight
 
 Pool = Num[Array, "layers 2 slots kv_heads head_dim"]
 
@@ -41,7 +43,7 @@ def hidden_states(
     shape = AttentionShape(
         heads, kv_heads, config.head_dim, block, scale=scale, eps=config.rms_eps, cap=config.attention_cap
     )
-    x = _look_up(weights.embed, batch.tokens, kernels.axis)
+    x = _look_up(weights.embed, batch.tokens, kernels.axis, weights.norm.dtype)
     x = scaled(x, config.embedding_scale, rounded=config.rounded_scale)
     if (
         kernels.fused_layers is not None
@@ -120,7 +122,7 @@ def _read(
     batch: StepBatch,
     x: Array,
     weight: Array | None,
-    matrix: Array,
+    matrix: Weight,
     slots: AdapterSlots | None = None,
     bias: Array | None = None,
 ) -> Array:
@@ -138,7 +140,7 @@ def _add(
     kernels: Kernels,
     batch: StepBatch,
     x: Array,
-    matrix: Array,
+    matrix: Weight,
     residual: Array,
     slots: AdapterSlots | None = None,
     weight: Array | None = None,
@@ -160,14 +162,15 @@ def _add(
 
 
 def _look_up(
-    table: Float[Array, "part hidden"], tokens: Int[Array, " T"], axis: str | None
+    table: Float[Array, "part hidden"] | PackedMatrix, tokens: Int[Array, " T"], axis: str | None, dtype: DTypeLike
 ) -> Float[Array, "T hidden"]:
     """Look up embeddings; each of several devices has a part of the vocabulary, and zeros for the rest."""
+    rows = partial(table.rows, dtype=dtype) if isinstance(table, PackedMatrix) else table.__getitem__
     if axis is None:
-        return table[tokens]
+        return rows(tokens)
     own = tokens - lax.axis_index(axis) * table.shape[0]
     mine = (own >= 0) & (own < table.shape[0])
-    return lax.psum(jnp.where(mine[:, None], table[jnp.where(mine, own, 0)], 0), axis)
+    return lax.psum(jnp.where(mine[:, None], rows(jnp.where(mine, own, 0)), 0), axis)
 
 
 def logits(

@@ -8,22 +8,26 @@ from jaxtyping import Array, Float
 
 from fullstride.llm.config import FUSED, ModelConfig, expert_names
 from fullstride.llm.models.adapters import LayerAdapters
+from fullstride.llm.models.packing import PackedReader, Packing
 from fullstride.llm.models.tensor_parallel import ShardReader
+from fullstride.llm.packed.matrix import PackedMatrix, Weight
 from fullstride.llm.progress import OnProgress
 
 
 class Layer(NamedTuple):
     """Parameters of one layer; all matrices are (out, in), and with a router those of the MLP one for each expert.
 
+    `gate_up` and `down` are a `Weight` each, or arrays (experts, out, in).
+
     `adapters` are slots for LoRA adapters, by the names of the matrices that they change.
     """
 
     attn_norm: Float[Array, " hidden"] | None
-    qkv: Float[Array, "wide hidden"]
-    o: Float[Array, "hidden heads"]
+    qkv: Weight
+    o: Weight
     mlp_norm: Float[Array, " hidden"] | None
-    gate_up: Float[Array, "*experts double hidden"]
-    down: Float[Array, "*experts hidden inner"]
+    gate_up: Any
+    down: Any
     qkv_bias: Float[Array, " wide"] | None = None
     q_norm: Float[Array, " q_width"] | None = None
     k_norm: Float[Array, " k_width"] | None = None
@@ -41,10 +45,10 @@ class Layer(NamedTuple):
 class Weights(NamedTuple):
     """Parameters of a model; `head` is None if it is the embedding, `packed` is a kernel set's own copy."""
 
-    embed: Float[Array, "vocab hidden"]
+    embed: Float[Array, "vocab hidden"] | PackedMatrix
     norm: Float[Array, " hidden"]
     layers: tuple[Layer, ...]
-    head: Float[Array, "vocab hidden"] | None = None
+    head: Weight | None = None
     packed: Any = None
 
 
@@ -53,6 +57,7 @@ def put(
     parameters: Mapping[str, np.ndarray],
     dtype: str,
     *devices: Any,
+    packing: Packing | None = None,
     loading: OnProgress | None = None,
 ) -> Weights:
     """Put all parameters on a device, one matrix at a time, so that the host never holds the whole model.
@@ -62,13 +67,16 @@ def put(
         parameters: arrays by the names of `parameter_shapes`.
         dtype: dtype on the device, by NumPy's or ml_dtypes' name.
         devices: one JAX device; or several, each of which gets its shard and never holds the whole.
+        packing: how the matrices are packed; None for numbers of `dtype`.
         loading: callback `(loaded, total)` for layers on the devices.
 
     Raises:
-        ConfigError: if one is missing or has another shape, or float16 cannot hold a value.
+        ConfigError: if one is missing or has another shape, float16 cannot hold a value, or a device's share of a
+            packed one is not of whole blocks.
 
     """
-    place = ShardReader(config, parameters, dtype, devices).place
+    reader = ShardReader(config, parameters, dtype, devices)
+    place: Any = reader.place if packing is None else PackedReader(reader, parameters, packing).place
     names, layers = _layer_names(config), []
     absent: dict[str, Any] = {} if config.pre_norm else {"attn_norm": None, "mlp_norm": None}
     for i in range(config.layers):
@@ -78,7 +86,11 @@ def put(
         if loading is not None:
             loading(i + 1, config.layers)
     head = None if config.tied else place("head")
-    return Weights(place("embed"), place("norm"), tuple(layers), head)
+    # Rows of an embedding that is no head are looked up, and tiles are made for products.
+    embed: Any = place
+    if packing is not None and not config.tied:
+        embed = PackedReader(reader, parameters, Packing(packing.name)).place
+    return Weights(embed("embed"), place("norm"), tuple(layers), head)
 
 
 def _layer_names(config: ModelConfig) -> dict[str, list[str]]:

@@ -63,7 +63,7 @@ class ShardReader:
     def __init__(self, config: ModelConfig, parameters: Mapping[str, np.ndarray], dtype: str, devices: Sequence[Any]):
         """Read for these devices; see `put` for the other arguments."""
         self._shapes, self._parameters, self._dtype = parameter_shapes(config), parameters, dtype
-        self._devices = tuple(devices)
+        self.devices = tuple(devices)
         self._mesh = mesh_of(devices)
 
     def place(self, *names: str) -> Array:
@@ -74,17 +74,26 @@ class ShardReader:
 
         """
         shares = [
-            self._put({name: self._part(name, index) for name in names}, device)
-            for index, device in enumerate(self._devices)
+            self.put({name: self.part(name, index) for name in names}, device)
+            for index, device in enumerate(self.devices)
         ]
+        return self.joined(shares, _axis(names[0]))
+
+    def joined(self, shares: Sequence[Array], axis: int | None) -> Array:
+        """Return the array of which each device has a share along an axis, or the whole if it is None."""
         if len(shares) == 1:
             return shares[0]
-        axis = _axis(names[0])
         spec = PartitionSpec() if axis is None else PartitionSpec(*[None] * axis, AXIS)
         shape = tuple(n * (len(shares) if i == axis else 1) for i, n in enumerate(shares[0].shape))
         return jax.make_array_from_single_device_arrays(shape, NamedSharding(self._mesh, spec), shares)
 
-    def _put(self, own: dict[str, Any], device: Any) -> Array:
+    def put(self, own: dict[str, Any], device: Any) -> Array:
+        """Put parameters, one below the other, on a device.
+
+        Raises:
+            ConfigError: if float16 cannot hold a value.
+
+        """
         parts = list(own.values())
         if isinstance(parts[0], jax.Array):
             return (parts[0] if len(parts) == 1 else jnp.concatenate(parts)).astype(self._dtype)
@@ -98,24 +107,37 @@ class ShardReader:
         # XLA frees the host's copy when it has it; a view of a file must not be shared with the device.
         return jax.device_put(parts[0].copy() if len(parts) == 1 else np.concatenate(parts), device)
 
-    def _part(self, name: str, index: int) -> Any:
-        """Return one device's part; a vocabulary that does not divide evenly is padded with rows of zeros."""
-        if name not in self._parameters:
-            raise ConfigError(f"parameter {name} is missing: expected one of shape {self._shapes[name]}")
-        shape, axis, count = self._shapes[name], _axis(name), len(self._devices)
+    def slices(self, name: str, index: int) -> tuple[dict[str, slice], int]:
+        """Return which rows or columns one device has, none for all of them, and how many rows it has too few."""
+        shape, axis, count = self._shapes[name], _axis(name), len(self.devices)
         if axis is None or count == 1:
-            return self._checked(name, self._read(name, index), shape)
+            return {}, 0
         each = -(-shape[axis] // count)
         part = slice(min(index * each, shape[axis]), min((index + 1) * each, shape[axis]))
+        return {("rows", "columns")[axis]: part}, each - (part.stop - part.start)
+
+    def part(self, name: str, index: int) -> Any:
+        """Return one device's part; a vocabulary that does not divide evenly is padded with rows of zeros.
+
+        Raises:
+            ConfigError: if it is missing or has another shape.
+
+        """
+        if name not in self._parameters:
+            raise ConfigError(f"parameter {name} is missing: expected one of shape {self._shapes[name]}")
+        shape, axis = self._shapes[name], _axis(name)
+        own, missing = self.slices(name, index)
+        if not own:
+            return self._checked(name, self._read(name, index), shape)
+        (part,) = own.values()
         expected = tuple(part.stop - part.start if i == axis else n for i, n in enumerate(shape))
-        found = self._checked(name, self._read(name, index, **{("rows", "columns")[axis]: part}), expected)
-        missing = each - (part.stop - part.start)
+        found = self._checked(name, self._read(name, index, **own), expected)
         pad = jnp.pad if isinstance(found, jax.Array) else np.pad
         return pad(found, [(0, missing if i == axis else 0) for i in range(len(shape))]) if missing else found
 
     def _read(self, name: str, index: int, **part: slice) -> Any:
         if isinstance(self._parameters, MadeOnDevice):
-            return self._parameters.make(name, self._devices[index], **part)
+            return self._parameters.make(name, self.devices[index], **part)
         if part and isinstance(self._parameters, ShardedReading):
             return self._parameters.read(name, **part)
         whole = self._parameters[name]

@@ -20,11 +20,13 @@ from fullstride.llm.config import (
     yarn_magnitude,
 )
 from fullstride.llm.families import FAMILIES, gguf_family
+from fullstride.llm.packed.formats import CodedRows
 from fullstride.llm.text.gguf_tokenizer import read_tokenizer
 from fullstride.llm.text.tokenizer import Tokenizer
 from fullstride.llm.weights.canonical import canonical, check_count, check_heads, in_order, with_needed_windows
 from fullstride.llm.weights.dequantize import dequantize
 from fullstride.llm.weights.gguf_file import GgufFile, PackedTensor, open_gguf
+from fullstride.llm.weights.packed_gguf import coded
 from fullstride.llm.weights.parameters import PLAIN, StoredParameter, Values
 from fullstride.llm.weights.rows import arranged
 from fullstride.llm.weights.settings import CheckedSettings, gguf_sampling, shortened, shortest
@@ -91,6 +93,21 @@ class PackedRows:
         part = dequantize(kind, data[:, first * kind.size : last * kind.size], dtype)
         skipped = first * kind.numbers
         return part[:, columns.start - skipped : columns.stop - skipped]
+
+    def codes(self, rows: slice, columns: slice) -> CodedRows | None:
+        """A part of a matrix as codes; None for a type without a packed format.
+
+        Raises:
+            ConfigError: if the columns begin or end within a block.
+
+        """
+        kind = self.packed.kind
+        if columns.start % kind.numbers or columns.stop % kind.numbers:
+            part = f"numbers {columns.start} to {columns.stop} of its rows"
+            raise ConfigError(f"{part} are not whole blocks of {kind.numbers} in {kind.name}")
+        data = self.packed.data[rows] if self.order is None else self.packed.data[self.order[rows]]
+        first, last = columns.start // kind.numbers, columns.stop // kind.numbers
+        return coded(kind.name, data[:, first * kind.size : last * kind.size])
 
 
 def load_gguf(path: Path) -> tuple[ModelConfig, dict[str, StoredParameter], Tokenizer, dict[str, int | float]]:

@@ -25,6 +25,10 @@ from fullstride.llm.families.family import FULL, SLIDING
 from fullstride.llm.text.tokenizer import Tokenizer
 from fullstride.llm.text.tokenizer_folder import read_folder
 from fullstride.llm.weights.canonical import canonical, check_count, check_heads, in_order, with_needed_windows
+from fullstride.llm.weights.fp8_checkpoint import CODES, has_fp8
+from fullstride.llm.weights.fp8_checkpoint import joined as fp8_matrices
+from fullstride.llm.weights.int4_checkpoint import int4_settings
+from fullstride.llm.weights.int4_checkpoint import joined as int4_matrices
 from fullstride.llm.weights.parameters import PLAIN, StoredParameter
 from fullstride.llm.weights.rows import arranged
 from fullstride.llm.weights.safetensors_file import open_safetensors
@@ -68,24 +72,29 @@ def load_folder(folder: Path) -> tuple[ModelConfig, dict[str, StoredParameter], 
     config = read_config(folder)
     family = FAMILIES[config.architecture]
     stacks = family.stacked_experts
+    int4 = int4_settings(folder / "config.json", read_json(folder / "config.json"))
+    fp8 = has_fp8(folder / "config.json", read_json(folder / "config.json"))
+    packed = {"U8": "uint8"} if stacks else {"I32": "int32"} if int4 else {CODES: "float8_e4m3fn"} if fp8 else {}
     if not (files := weight_files(folder)):
         raise ConfigError(f"{folder}: no *.safetensors; convert weights of other formats to safetensors or GGUF")
     tensors = {
         own: tensor
         for file in files
-        for name, tensor in open_safetensors(file, packed=bool(stacks)).items()
+        for name, tensor in open_safetensors(file, packed).items()
         if (own := family.renamed(name)) is not None
     }
     check_count(folder, config, len(tensors), stacked=bool(stacks))
     experts, tensors = take_apart(folder, config, stacks, tensors)
     inner = layer_names(config)
+    own = int4_matrices(folder, int4, tensors) if int4 else fp8_matrices(folder, tensors) if fp8 else tensors
     found: dict[str, StoredParameter] = experts | {
         canonical(name, LAYERS, inner, OUTER): tensor
-        for name, tensor in tensors.items()
+        for name, tensor in own.items()
         if not (name.endswith(DERIVED) or (config.tied and name == "lm_head.weight"))
     }
     stored = in_order(folder, config, arranged(config, found))
-    config = replace(config, dtype=config.dtype or PLAIN[stored["embed"].kind])
+    # What is packed is run in bfloat16, as the numbers of a GGUF are.
+    config = replace(config, dtype="bfloat16" if int4 or fp8 else config.dtype or PLAIN[stored["embed"].kind])
     ends = folder / "generation_config.json"
     return config, stored, read_folder(folder), checked_sampling(ends, read_json(ends))
 
@@ -112,6 +121,8 @@ def read_config(folder: Path) -> ModelConfig:
     raw = read_json(file)
     family = family_of(file, "model_type", raw.get("model_type"))
     raw = family.rewritten({**family.defaults, **raw})
+    if int4_settings(file, raw) is not None or has_fp8(file, raw):
+        del raw["quantization_config"]
     settings = CheckedSettings(file, raw)
     for key, allowed in {**FIXED, **family.fixed}.items():
         if raw.get(key, allowed[0]) not in allowed:

@@ -11,6 +11,7 @@ from jaxtyping import Float
 
 from fullstride.device.select import cores
 from fullstride.errors import ConfigError
+from fullstride.llm.packed.formats import FORMATS, CodedRows
 
 # Past it more threads wait for memory: bytes are unpacked about as fast as they are copied.
 MOST_THREADS = 8
@@ -29,6 +30,15 @@ class StoredParameter(Protocol):
     def kind(self) -> str: ...
     def read(self, rows: slice, columns: slice, dtype: np.dtype) -> Values:
         """Return a part of it as `dtype`; a vector has rows only."""
+        ...
+
+
+@runtime_checkable
+class StoredCodes(Protocol):
+    """Stored parameter whose packed numbers can be read without unpacking them."""
+
+    def codes(self, rows: slice, columns: slice) -> CodedRows | None:
+        """Return a part of it as codes, or None if its type has no packed format."""
         ...
 
 
@@ -64,6 +74,23 @@ class Parameters(Mapping[str, np.ndarray]):
             raise ConfigError(f"{name} has values that float16 cannot hold; load it as bfloat16 or float32")
         return part
 
+    def codes(self, name: str, rows: slice | None = None, columns: slice | None = None) -> CodedRows | None:
+        """Return a part of a matrix as its file packs it, or None if the file does not, or in no format of `FORMATS`.
+
+        Raises:
+            KeyError: for a name that the model does not have.
+            ConfigError: if the part begins or ends within a block.
+
+        """
+        stored = self._stored[name]
+        if self.packed_as(name) is None or not isinstance(stored, StoredCodes):
+            return None
+        own, part = _whole(rows, stored.shape[0]), _whole(columns, stored.shape[1])
+        try:
+            return stored.codes(own, part)
+        except ConfigError as error:
+            raise ConfigError(f"{name}: {error}") from None
+
     def stream(self, threads: int | None = None) -> Iterator[tuple[str, Values]]:
         """Yield all parameters in order, unpacked by several threads a few ahead.
 
@@ -91,6 +118,12 @@ class Parameters(Mapping[str, np.ndarray]):
     def kind(self, name: str) -> str:
         """Return the type of a parameter's numbers in the file."""
         return self._stored[name].kind
+
+    def packed_as(self, name: str) -> str | None:
+        """Return the name of the packed format, a row of `FORMATS`, that a parameter has in its file; None without."""
+        stored = self._stored[name]
+        packed = stored.kind in FORMATS and len(stored.shape) == 2 and isinstance(stored, StoredCodes)
+        return stored.kind if packed else None
 
     @property
     def nbytes(self) -> int:

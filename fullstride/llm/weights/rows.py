@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from fullstride.llm.config import FUSED, ModelConfig, parameter_shapes
-from fullstride.llm.weights.parameters import StoredParameter, Values
+from fullstride.llm.packed.formats import CodedRows
+from fullstride.llm.weights.parameters import StoredCodes, StoredParameter, Values
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,16 @@ class SelectedRows:
         own = self.rows[rows]
         first, last = (int(own.min()), int(own.max()) + 1) if len(own) else (0, 0)
         return self.stored.read(slice(first, last), columns, dtype)[own - first]
+
+    def codes(self, rows: slice, columns: slice) -> CodedRows | None:
+        """A part as codes; None if the whole has none."""
+        if not isinstance(self.stored, StoredCodes):
+            return None
+        if isinstance(self.rows, slice):
+            start = self.rows.start
+            return self.stored.codes(slice(start + rows.start, start + rows.stop), columns)
+        found, own = self.stored.codes(slice(0, self.stored.shape[0]), columns), self.rows[rows]
+        return None if found is None else CodedRows(found.format, found.codes[own], found.records[own])
 
 
 def rotary_order(config: ModelConfig, count: int) -> np.ndarray:

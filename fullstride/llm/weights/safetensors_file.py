@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,8 +36,8 @@ class MappedTensor:
         return part.astype(dtype, copy=False)
 
 
-def open_safetensors(file: Path, packed: bool = False) -> dict[str, MappedTensor]:
-    """Map all tensors of a file, by name; only with `packed` may there be some of bytes (U8), for packed numbers.
+def open_safetensors(file: Path, packed: Mapping[str, str] | None = None) -> dict[str, MappedTensor]:
+    """Map all tensors of a file, by name; they may be of floats, and of the kinds `packed`, which have these dtypes.
 
     Raises:
         ConfigError: if the file is damaged or cut short, or a tensor is not of floats.
@@ -45,7 +46,9 @@ def open_safetensors(file: Path, packed: bool = False) -> dict[str, MappedTensor
     data = np.memmap(file, mode="r") if file.stat().st_size else np.zeros(0, np.uint8)
     header, start = _header(file, data)
     return {
-        name: MappedTensor(_tensor(file, np.asarray(data)[start:], name, entry, packed), entry["dtype"])
+        name: MappedTensor(
+            _tensor(file, np.asarray(data)[start:], name, entry, PLAIN | dict(packed or {})), entry["dtype"]
+        )
         for name, entry in header.items()
         if name != "__metadata__"
     }
@@ -64,7 +67,7 @@ def _header(file: Path, data: np.ndarray) -> tuple[dict[str, Any], int]:
     return header, 8 + size
 
 
-def _tensor(file: Path, data: np.ndarray, name: str, entry: Any, packed: bool) -> np.ndarray:
+def _tensor(file: Path, data: np.ndarray, name: str, entry: Any, kinds: Mapping[str, str]) -> np.ndarray:
     try:
         kind, shape = str(entry["dtype"]), tuple(entry["shape"])
         start, stop = entry["data_offsets"]
@@ -72,7 +75,6 @@ def _tensor(file: Path, data: np.ndarray, name: str, entry: Any, packed: bool) -
             raise ValueError(shape)
     except (TypeError, KeyError, ValueError) as error:
         raise ConfigError(f"{file}: not safetensors: its header has an invalid entry for {name}") from error
-    kinds = PLAIN | ({"U8": "uint8"} if packed else {})
     if kind not in kinds:
         raise ConfigError(f"{file}: {name} is of {kind}; supported are {', '.join(kinds)}, not quantized weights")
     dtype = np.dtype(kinds[kind])

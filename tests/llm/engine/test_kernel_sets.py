@@ -18,7 +18,9 @@ from fullstride.llm.engine.acceptance import StepTimes
 from fullstride.llm.engine.runner import Runner
 from fullstride.llm.kernels import COMMON, COMPUTED, choose
 from fullstride.llm.kernels.cuda.sets import made
+from fullstride.llm.kernels.cuda.target import target_of
 from fullstride.llm.kernels.interface import FP8_POOL
+from fullstride.llm.kernels.xla.kernels import project as xla_project
 from fullstride.llm.sampling_params import SamplingParams
 from tests.llm.engine.conftest import run
 
@@ -32,6 +34,12 @@ HOPPER = SimpleNamespace(
 
 def greedy(count: int) -> SamplingParams:
     return SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True)
+
+
+def kernels_of(name, model=MODEL, project=False, **target: Any):
+    """Return a set, with XLA's products of prompts unless its own are to be emulated, too."""
+    kernels: Any = made(name, model, SimpleNamespace(core_count=4), **target)
+    return kernels if project else kernels._replace(project=xla_project)
 
 
 def answers(monkeypatch, kernels, requests, model=MODEL, **settings: Any):
@@ -52,9 +60,8 @@ def test_tokens_are_the_plain_sets(monkeypatch, names):
     """In the tests below, `chained` has a KV cache of fp8, and `paged` a model of another family."""
     requests = [([5, 6, 7], greedy(5)), (list(range(40, 53)), greedy(4))]
     expected = answers(monkeypatch, choose("plain", MODEL, "bfloat16", 8, jax.devices()[0]), requests)
-    device = SimpleNamespace(core_count=4)
     for name in names:
-        assert answers(monkeypatch, made(name, MODEL, device), requests) == expected
+        assert answers(monkeypatch, kernels_of(name, project=names != ("token",)), requests) == expected
 
 
 @pytest.mark.thorough
@@ -62,7 +69,7 @@ def test_tokens_are_the_plain_sets_with_a_pool_of_fp8(monkeypatch):
     requests = [([5, 6, 7], greedy(4)), (list(range(40, 53)), greedy(3))]
     kept: dict[str, Any] = {"kv_cache_dtype": "fp8"}
     expected = answers(monkeypatch, choose("plain", MODEL, "bfloat16", 8, jax.devices()[0]), requests, **kept)
-    assert answers(monkeypatch, made("chained", MODEL, None), requests, **kept) == expected
+    assert answers(monkeypatch, kernels_of("chained"), requests, **kept) == expected
 
 
 @pytest.mark.thorough
@@ -81,23 +88,35 @@ def test_drafts_are_verified_whatever_the_set(monkeypatch, name, kept):
 
 
 def test_layers_of_other_families_are_the_plain_sets_with_paged_attention(monkeypatch):
+    """As on a GPU before Hopper; a window of fewer tokens than a prompt has."""
     model = replace(MODEL, residual_scale=0.3, attention_scale=0.2, logit_cap=5.0, post_norm=True, exact_norm=True)
-    model = replace(model, activation="gelu_tanh", unrotated=(0,))
+    model = replace(model, activation="gelu_tanh", unrotated=(0,), windows=(9,), attention_cap=3.0)
     requests = [([5, 6, 7], greedy(4)), (list(range(40, 53)), greedy(3))]
     expected = answers(monkeypatch, choose("plain", model, "bfloat16", 8, jax.devices()[0]), requests, model)
-    assert answers(monkeypatch, made("paged", model, None), requests, model) == expected
+    assert answers(monkeypatch, kernels_of("paged", model, target=target_of("8.6")), requests, model) == expected
+
+
+@pytest.mark.thorough
+def test_layers_with_and_without_a_window_have_block_tables_of_their_own(monkeypatch):
+    """Blocks before a window are given to others while a sequence goes on; heads have sinks."""
+    model = replace(MODEL, layers=3, windows=(9, None, 9), sinks=True)
+    requests = [(list(range(5, 45)), greedy(6)), (list(range(40, 53)), greedy(5)), (list(range(60, 95)), greedy(3))]
+    expected = answers(monkeypatch, choose("plain", model, "bfloat16", 8, jax.devices()[0]), requests, model)
+    for capability in ("8.6", "9.0"):
+        kernels = kernels_of("paged", model, target=target_of(capability))
+        assert answers(monkeypatch, kernels, requests, model) == expected
 
 
 def test_a_set_that_lacks_what_a_model_needs_is_refused_and_not_chosen():
     windowed, scaled = replace(MODEL, windows=(64,), attention_cap=30.0), replace(MODEL, residual_scale=0.5)
     with pytest.raises(
-        ConfigError, match="kernels=paged: its kernels do not compute windows, attention_cap, which the"
+        ConfigError, match="kernels=chained: its kernels do not compute windows, attention_cap, which the"
     ):
-        choose("paged", windowed, "bfloat16", 16, HOPPER)
+        choose("chained", windowed, "bfloat16", 16, HOPPER)
     with pytest.raises(ConfigError, match="kernels=token: its kernels do not compute residual_scale, which the qwen3"):
         choose("token", scaled, "bfloat16", 16, HOPPER)
     names = [choose("auto", model, "bfloat16", 16, HOPPER).name for model in (MODEL, scaled, windowed)]
-    assert names == ["token", "paged", "plain"]
+    assert names == ["token", "paged", "paged"]
 
 
 def test_every_field_of_a_model_is_known_to_the_plain_set_alone_or_to_all():
@@ -112,7 +131,8 @@ def test_every_field_of_a_model_is_known_to_the_plain_set_alone_or_to_all():
         ({"hidden_size": 384}, "bfloat16", "chained"),
         ({"hidden_size": 200}, "bfloat16", "paged"),
         ({}, "float32", "plain"),
-        ({"head_dim": 96}, "bfloat16", "plain"),
+        ({"head_dim": 96}, "bfloat16", "chained"),
+        ({"head_dim": 80}, "bfloat16", "plain"),
         # 11 GB of weights: it would be no faster.
         ({"hidden_size": 4096, "intermediate_size": 12288, "layers": 36}, "bfloat16", "paged"),
         # 30 GB of weights fit twice, but leave too little for keys and values.
@@ -129,6 +149,24 @@ def test_a_named_set_runs_or_says_why_not():
     with pytest.raises(ConfigError, match="dtype float32"):
         choose("paged", MODEL, "float32", 16, HOPPER)
     assert choose("paged", MODEL, "bfloat16", 16, HOPPER).fused_step is None
+
+
+@pytest.mark.parametrize("capability", ["8.0", "8.6", "8.9", "10.0", "12.0"])
+def test_other_gpus_have_paged_attention(capability):
+    device = SimpleNamespace(platform="gpu", compute_capability=capability, core_count=100)
+    assert choose("auto", MODEL, "bfloat16", 16, device).name == "paged"
+    assert choose("auto", MODEL, "float32", 16, device).name == "plain"
+    for name in ("token", "chained"):
+        with pytest.raises(ConfigError, match=rf"capability 9\.0 \(H100, H200\), not for {capability}"):
+            choose(name, MODEL, "bfloat16", 16, device)
+
+
+@pytest.mark.parametrize("capability", ["7.5", "gfx942"])
+def test_gpus_that_no_kernel_is_made_for_have_the_plain_set(capability):
+    device = SimpleNamespace(platform="gpu", compute_capability=capability)
+    assert choose("auto", MODEL, "bfloat16", 16, device).name == "plain"
+    with pytest.raises(ConfigError, match=f"kernels=paged: made for an NVIDIA GPU .* not for {capability}"):
+        choose("paged", MODEL, "bfloat16", 16, device)
 
 
 def test_a_pool_of_fp8_is_refused_by_name():

@@ -1,6 +1,8 @@
 """The paged attention kernels, emulated, against fp64 token by token."""
 
+import itertools
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 
 import jax
@@ -10,11 +12,16 @@ import numpy as np
 import pytest
 from scipy import special
 
-from fullstride.llm.kernels.cuda.attention import attention, refusal
+from fullstride.llm.kernels.cuda.attention import attention, form, refusal
+from fullstride.llm.kernels.cuda.launch import Kernel
+from fullstride.llm.kernels.cuda.target import HOPPER, Target, capability_of, target_of
 from fullstride.llm.kernels.interface import AttentionShape, QKNorm, StepBatch
+from tests.llm.kernels.emulation import run as run_kernel
 from tests.llm.kernels.emulation import seeded
 
 LAYERS = 2
+# What an A100 lacks, and the shared memory of the smallest GPUs.
+AMPERE = Target(86, "80", clusters=False, shared=99 << 10)
 E4M3 = ml_dtypes.float8_e4m3fn
 
 
@@ -37,8 +44,11 @@ class Case:
         tile: int,
         seed: int | None = None,
         kept: Callable[[np.ndarray], np.ndarray] = bf16,
+        sinks: bool = False,
+        target: Target = HOPPER,
     ):
-        self.shape, self.kept, rng = shape, kept, np.random.default_rng(seed)
+        self.shape, self.kept, self.target, rng = shape, kept, target, np.random.default_rng(seed)
+        self.sinks = jnp.asarray(bf16(rng.uniform(-1, 3, shape.heads))) if sinks else None
         width = max([*contexts, *(start + count for start, count in tiles)]) // shape.block + 1
         count = len(contexts) + len(tiles)
         tables = 1 + rng.permutation(count * width + 3)[: count * width].reshape(count, width)
@@ -52,7 +62,7 @@ class Case:
         slots = (count * width + 4) * shape.block
         self.pool = rng.standard_normal((LAYERS, 2, slots, shape.kv_heads, shape.head_dim))
         ends = [*contexts, *(start for start, _ in tiles)]
-        seen = [self.slot(t, p) for t, end in zip(tables, ends, strict=True) for p in range(end)]
+        seen = [self.slot(t, p) for t, end in zip(tables, ends, strict=True) for p in range(self.first(end), end)]
         self.pool[:, :, np.setdiff1d(np.arange(slots), seen)] = np.nan
         self.pool = kept(self.pool)
         wide = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
@@ -60,6 +70,10 @@ class Case:
         self.weights = bf16(rng.uniform(0.5, 1.5, (2, shape.head_dim)))
         angle = rng.uniform(0, 6, (len(self.tables), shape.head_dim // 2))
         self.cos, self.sin = np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
+
+    def first(self, position: int) -> int:
+        """The first position that a token sees."""
+        return max(0, position - self.shape.window + 1) if self.shape.window else 0
 
     def slot(self, table: np.ndarray, position: int) -> int:
         return int(table[position // self.shape.block]) * self.shape.block + position % self.shape.block
@@ -70,7 +84,7 @@ class Case:
         rows, tiles = (self.rows, self.tiles) if pick is None else (self.rows[pick], self.tiles[:0])
         integers = (self.positions[every], self.positions[every], self.slots[every], rows, tiles)
         batch = StepBatch(*(jnp.asarray(x, jnp.int32) for x in integers), self.cos[every], self.sin[every])  # pyright: ignore
-        step = jax.jit(partial(attention, shape=self.shape))
+        step = jax.jit(partial(attention, shape=self.shape, sinks=self.sinks, target=self.target))
         weights = QKNorm(*map(jnp.asarray, self.weights)) if norms else None
         pool = self.pool.view(np.uint8) if self.kept is e4m3 else self.pool
         out, pool = step(jnp.asarray(self.qkv[every]), jnp.asarray(pool), jnp.int32(layer), batch, weights)
@@ -87,11 +101,16 @@ class Case:
             pool[layer, 0, self.slots[i]], pool[layer, 1, self.slots[i]] = self.kept(k[i]), self.kept(v[i])
         out = np.zeros(q.shape)
         for i in np.flatnonzero(self.positions >= 0):
-            seen = [self.slot(self.tables[i], p) for p in range(self.positions[i] + 1)]
+            seen = [
+                self.slot(self.tables[i], p) for p in range(self.first(int(self.positions[i])), self.positions[i] + 1)
+            ]
             keys, values = pool[layer][:, seen].astype(np.float64)
             keys, values = (x.repeat(shape.heads // shape.kv_heads, 1) for x in (keys, values))
-            share = special.softmax(np.einsum("shd,hd->hs", keys, q[i].astype(np.float64)) * shape.scale, -1)
-            out[i] = np.einsum("hs,shd->hd", share, values)
+            scores = np.einsum("shd,hd->hs", keys, q[i].astype(np.float64)) * shape.scale
+            scores = shape.cap * np.tanh(scores / shape.cap) if shape.cap else scores
+            if self.sinks is not None:
+                scores = np.concatenate([scores, np.asarray(self.sinks, np.float64)[:, None]], -1)
+            out[i] = np.einsum("hs,shd->hd", special.softmax(scores, -1)[:, : len(seen)], values)
         return out.reshape(len(out), -1), pool
 
     def turned(self, x: np.ndarray, weight: np.ndarray, norms: bool) -> np.ndarray:
@@ -128,6 +147,87 @@ def test_rows_and_tiles(heads, kv_heads, head_dim, block, norms, kept):
     case = Case(shape, [0, 45, -1, 16, 301], [(0, 7), (61, 3), (130, 8)], 8, kept=kept)
     with seeded(5):
         check(case, norms)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(("head_dim", "kept"), [(64, bf16), (128, e4m3)])
+def test_parts_left_in_memory(head_dim, kept):
+    """Without clusters: of eight blocks those that the length takes, whose sums a second kernel adds up."""
+    case = Case(AttentionShape(2, 1, head_dim, 8, 0.1, 1e-6), [0, 45, -1, 600], [], 8, kept=kept, target=AMPERE)
+    with seeded(3):
+        check(case, True)
+    alone, _ = case.run(True, pick=[3])
+    np.testing.assert_array_equal(alone[0], case.run(True)[0][3])
+
+
+@pytest.mark.parametrize(
+    ("changes", "sinks", "head_dim", "target"),
+    [
+        # Of the eight blocks that leave their parts in memory the longest row needs two.
+        ({"window": 300, "cap": 2.0}, True, 96, AMPERE),
+        *(
+            pytest.param(*each, marks=pytest.mark.thorough)
+            for each in [
+                ({"window": 100}, False, 64, HOPPER),
+                ({"window": 1}, True, 64, AMPERE),
+                ({"cap": 5.0}, True, 128, HOPPER),
+            ]
+        ),
+    ],
+    ids=["all", "window", "sinks", "cap"],
+)
+def test_windows_caps_and_sinks(changes, sinks, head_dim, target):
+    """Rows, and a tile of more queries than a block has: its last ones do not see all that its first ones do."""
+    shape = AttentionShape(2, 1, head_dim, 8, 0.3, 1e-6, **changes)
+    check(Case(shape, [0, 45, -1, 16, 600, 17], [(390, 70)], 72, sinks=sinks, target=target), False)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("heads", "head_dim", "kept", "target"),
+    [(3, 96, bf16, HOPPER), (3, 96, e4m3, AMPERE), (4, 256, bf16, AMPERE), (10, 256, e4m3, HOPPER)],
+)
+def test_other_head_dimensions(heads, head_dim, kept, target):
+    shape = AttentionShape(heads, 1, head_dim, 16, head_dim**-0.5, 1e-6)
+    check(Case(shape, [0, 45], [(61, 3)], 8, kept=kept, target=target), True)
+
+
+def test_rings_fit_into_shared_memory():
+    """Every size that is supported, on every GPU that is."""
+    for capability in ("8.0", "8.6", "8.9", "9.0", "10.0", "10.3", "12.0", "13.0"):
+        target = target_of(capability)
+        assert target is not None
+        for head_dim, group, pairs, fp8 in itertools.product((64, 96, 128, 256), (1, 7, 16), (1, 999), (False, True)):
+            found = form(pairs, AttentionShape(group, 1, head_dim, 16, 1.0, 1e-6), fp8, target)
+            assert found.shared <= target.shared
+            assert found.cluster == 1 or target.clusters
+    assert target_of("9.0") is HOPPER
+    for other in ("7.5", "gfx942", "", capability_of(jax.devices()[0])):
+        assert target_of(other) is None
+
+
+@dataclass(frozen=True)
+class Codes(Kernel):
+    """Converts pairs of bf16."""
+
+    @property
+    def body(self) -> str:
+        text = (
+            "KERNEL(codes, 32, 1)(const u32* x, KeptPair* to) { int i = block_x() * 32 + lane(); to[i] = kept(x[i]); }"
+        )
+        return super().body + text
+
+
+def test_codes_without_an_instruction_for_them():
+    """Of every bf16: the nearest code, or the largest, as NumPy has it."""
+    numbers = np.arange(1 << 16, dtype=np.uint32).astype(np.uint16).view(ml_dtypes.bfloat16)
+    words = numbers.view(np.uint32)
+    sizes = {"HEADS": 1, "KV_HEADS": 1, "HEAD_DIM": 64, "EPS": 0.0, "SCALE": 1.0, "CAP": 0.0, "FP8": 1, "CONVERTS": 0}
+    made = Codes("codes", ("heads.cuh",), tuple(sizes.items()), 32, 0)
+    (found,) = run_kernel(made, (len(words) // 32, 1, 1), [words], [jax.ShapeDtypeStruct(words.shape, np.uint16)])
+    with np.errstate(all="ignore"):
+        wanted = e4m3(numbers)
+    np.testing.assert_array_equal(found.view(E4M3).astype(np.float32), wanted.astype(np.float32))
 
 
 @pytest.mark.parametrize("kept", [bf16, e4m3])
@@ -177,7 +277,7 @@ def test_codes_stop_at_their_largest_number():
     ("sizes", "reason"),
     [
         ((8, 8, 64, 8, "float32"), "float32: expected bfloat16"),
-        ((8, 8, 80, 8, "bfloat16"), "head_dim 80"),
+        ((8, 8, 80, 8, "bfloat16"), "head_dim 80: expected one of (64, 96, 128, 256)"),
         ((32, 1, 64, 8, "bfloat16"), "32 query heads"),
         ((8, 8, 64, 12, "bfloat16"), "multiple of 8"),
         ((8, 2, 128, 64, "bfloat16"), None),

@@ -25,7 +25,7 @@ class Text(Kernel):
 
 
 def kernel(text: str, threads: int = 32, shared: int = 0) -> Text:
-    return Text("test", (), (), threads, shared, text)
+    return Text("test", (), (), threads, shared, text=text)
 
 
 def f32(*shape: int) -> jax.ShapeDtypeStruct:

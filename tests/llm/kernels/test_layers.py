@@ -20,6 +20,8 @@ QWEN = ModelConfig("qwen3", 200, 256, 384, 2, 2, 1, 128, 512, tied=True, qk_norm
 LLAMA = ModelConfig("llama", 136, 192, 256, 2, 6, 2, 64, 512)
 BIASED = ModelConfig("qwen2", 200, 128, 192, 1, 4, 2, 64, 512, qkv_bias=True)
 
+WIDE = replace(QWEN, head_dim=96, layers=1)
+
 
 def step(config, kernels, parameters, dtype, pool, batch):
     """Return the last layer's output and the KV cache after it."""
@@ -49,7 +51,11 @@ def check(config, lengths, width=12, seed=0):
     np.testing.assert_array_equal(after, before)
 
 
-@pytest.mark.parametrize(("config", "rows"), [(QWEN, 38), (LLAMA, 71), (BIASED, 3)], ids=["qwen3", "llama", "qwen2"])
+@pytest.mark.parametrize(
+    ("config", "rows"),
+    [(QWEN, 38), (LLAMA, 71), (BIASED, 3), pytest.param(WIDE, 5, marks=pytest.mark.thorough)],
+    ids=["qwen3", "llama", "qwen2", "heads of 96"],
+)
 def test_layers_and_keys_are_those_of_the_plain_step(config, rows):
     lengths = [int(n) for n in np.random.default_rng().integers(0, 90, rows)]
     lengths[rows // 2] = -1

@@ -53,30 +53,32 @@ def process(monkeypatch, tmp_path):
 
 def test_another_process_compiles_only_what_is_new(process):
     first = process(Compiler())
-    assert nvrtc.ptx("kernel a", "a.cu") == nvrtc.ptx("kernel a", "a.cu") == "KERNEL A"
+    assert nvrtc.ptx("kernel a", "a.cu", "80") == nvrtc.ptx("kernel a", "a.cu", "80") == "KERNEL A"
     assert first.compiled == 1
     second = process(Compiler())
-    assert nvrtc.ptx("kernel a", "a.cu") == "KERNEL A"
+    assert nvrtc.ptx("kernel a", "a.cu", "80") == "KERNEL A"
     assert second.compiled == 0
-    assert nvrtc.ptx("kernel b", "a.cu") == "KERNEL B"
+    assert nvrtc.ptx("kernel b", "a.cu", "80") == "KERNEL B"
     assert second.compiled == 1
 
 
 def test_another_compiler_or_other_options_compile_anew(process, monkeypatch):
-    process(Compiler())
-    nvrtc.ptx("kernel a", "a.cu")
+    first = process(Compiler())
+    nvrtc.ptx("kernel a", "a.cu", "90a")
+    assert first.compiled == 1
+    nvrtc.ptx("kernel a", "a.cu", "80")
     newer = process(Compiler((13, 1)))
-    nvrtc.ptx("kernel a", "a.cu")
+    nvrtc.ptx("kernel a", "a.cu", "80")
     monkeypatch.setattr(nvrtc, "OPTIONS", (*nvrtc.OPTIONS, "--fmad=false"))
     nvrtc.ptx.cache_clear()
-    nvrtc.ptx("kernel a", "a.cu")
+    nvrtc.ptx("kernel a", "a.cu", "80")
     assert newer.compiled == 2
 
 
 def test_a_folder_that_cannot_be_written_is_told_of(process, tmp_path, capsys):
     (tmp_path / "cache").write_text("a file")
     compiler = process(Compiler())
-    assert nvrtc.ptx("kernel a", "a.cu") == "KERNEL A"
+    assert nvrtc.ptx("kernel a", "a.cu", "80") == "KERNEL A"
     assert compiler.compiled == 1
     said = capsys.readouterr()
     assert "not cached" in said.out + said.err

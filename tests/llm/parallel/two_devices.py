@@ -19,6 +19,7 @@ from benchmarks.cases.llm import devices as bench_devices
 from benchmarks.cases.llm import parallel as bench_parallel
 from benchmarks.cases.llm import replicas as bench_replicas
 from benchmarks.cases.llm.devices import MadeParameters
+from benchmarks.cases.llm.packed import PackedNumbers, StoredParameters
 from benchmarks.cases.llm.parallel import steps
 from benchmarks.cases.llm.shared import LlmBench
 from benchmarks.cases.llm.sweep import weight_count
@@ -35,6 +36,7 @@ from fullstride.llm.kernels.interface import AXIS, Kernels, StepBatch
 from fullstride.llm.kernels.xla.kernels import plain
 from fullstride.llm.models import rope
 from fullstride.llm.models.decoder import hidden_states, logits
+from fullstride.llm.models.packing import Packing
 from fullstride.llm.models.parameters import put
 from fullstride.llm.models.tensor_parallel import POOL, mesh_of
 from fullstride.llm.server import launch as serving
@@ -69,7 +71,7 @@ def random_model(config: ModelConfig) -> Any:
     return SimpleNamespace(config=config, parameters=RandomParameters(config, config.dtype), tokenizer=None)
 
 
-def all_logits(loaded: Any, ids: list[int]) -> np.ndarray:
+def all_logits(loaded: Any, ids: list[int], packing: Packing | None = None) -> np.ndarray:
     """Return the logits of every position: one row's whole prompt as a single tile, on two devices."""
     config, count = loaded.config, len(ids)
     table = 1 + np.arange(-(-count // BLOCK), dtype=np.int32)[::-1]
@@ -79,13 +81,15 @@ def all_logits(loaded: Any, ids: list[int]) -> np.ndarray:
     none = jnp.zeros((0, len(table)), jnp.int32)
     batch = StepBatch(jnp.asarray(ids, jnp.int32), positions, slots, none, jnp.asarray(table[None]), *angles)
     pool = jnp.zeros((config.layers, 2, (len(table) + 1) * BLOCK, config.kv_heads, config.head_dim))
-    return on_two_devices(loaded, plain(dynamic=False), batch, pool, BLOCK)
+    return on_two_devices(loaded, plain(dynamic=False), batch, pool, BLOCK, packing)
 
 
-def on_two_devices(loaded: Any, kernels: Kernels, batch: StepBatch, pool: jax.Array, block: int) -> np.ndarray:
+def on_two_devices(
+    loaded: Any, kernels: Kernels, batch: StepBatch, pool: jax.Array, block: int, packing: Packing | None = None
+) -> np.ndarray:
     """Scores after each of the batch's tokens."""
     config, devices = loaded.config, jax.devices()
-    weights = put(config, loaded.parameters, str(pool.dtype), *devices)
+    weights = put(config, loaded.parameters, str(pool.dtype), *devices, packing=packing)
     kernels = kernels._replace(axis=AXIS)
 
     def scores(weights, pool):
@@ -116,6 +120,17 @@ def test_a_vocabulary_that_does_not_divide_ends_where_it_should():
     loaded = random_model(ODD)
     expected, found = reference.logits(ODD, loaded.parameters, ids), all_logits(loaded, ids)
     assert found.shape == (40, 203)
+    assert np.abs(found - expected).max() / np.abs(expected).max() < ERROR
+
+
+@pytest.mark.parametrize("name", ["stored", pytest.param("int4", marks=pytest.mark.thorough)])
+def test_packed_weights_are_split_by_whole_blocks(name):
+    config = replace(ODD, hidden_size=256, heads=16, head_dim=32, intermediate_size=512)
+    loaded = SimpleNamespace(config=config, parameters=StoredParameters(config, "float32"), tokenizer=None)
+    ids = np.random.default_rng().integers(0, 203, 20).tolist()
+    numbers = PackedNumbers(config, loaded.parameters, "float32", name)
+    expected = reference.logits(config, {key: np.asarray(numbers[key]) for key in numbers}, ids)
+    found = all_logits(loaded, ids, Packing(name))
     assert np.abs(found - expected).max() / np.abs(expected).max() < ERROR
 
 

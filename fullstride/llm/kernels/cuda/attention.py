@@ -1,24 +1,51 @@
-"""Paged attention on a Hopper GPU: see `Attention`; one kernel for rows of one token, two for tiles of prompts."""
+"""Paged attention on a GPU: see `Attention`.
 
+Rows of one token take one kernel, or two on GPUs without clusters of thread blocks; tiles of prompts take two.
+"""
+
+import itertools
 import math
-from dataclasses import replace
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Num
 
 from fullstride.llm.kernels.cuda.launch import Kernel, call
+from fullstride.llm.kernels.cuda.target import HOPPER, Target
 from fullstride.llm.kernels.interface import FP8_POOL, AttentionShape, QKNorm, StepBatch
 
 Pool = Num[Array, "layers 2 slots kv_heads head_dim"]
-HEAD_DIMS = (64, 128)
+HEAD_DIMS = (64, 96, 128, 256)
 MOST_SHARE = 16  # query heads of one key head
-# Of the decode kernel: tiles that a warp gets before another block is worth it, and of its ring, with bf16 and with
-# codes of a byte, so that about as many bytes are under way; tokens of a tile.
-LEAST, STAGES, CODES_STAGES, TILE = 3, 3, 5, 16
-# Of the prefill kernel: warps of a block, tokens of a step.
-PREFILL_WARPS, SPAN = 4, 64
+# Of the decode kernel: warps; tiles that a warp gets before another block is worth it, and of its ring, with bf16 and
+# with codes of a byte, so that about as many bytes are under way; tokens of a tile.
+WARPS, LEAST, STAGES, CODES_STAGES, TILE = 4, 3, 3, 5, 16
+# Pairs of a row and a key head from which on one block for each keeps the GPU busy; and blocks of a pair below that, at
+# most, in a cluster and without one.
+MANY_PAIRS, CLUSTER, PARTS = 256, 2, 8
+# Of the prefill kernel: warps of a block, tokens of a step, by whether a head has more elements than registers hold.
+PREFILL_WARPS, SPANS, REGISTERS_HOLD = 4, (64, 32), 128
 HEADS_WARPS = 8
+
+
+class DecodeForm(NamedTuple):
+    """Division of the decode kernel.
+
+    Attributes:
+        warps: of a block.
+        parts: blocks of a row and a key head.
+        cluster: blocks of a cluster: `parts`, or 1 if they leave their parts in global memory.
+        stages: tiles of a warp's ring.
+        shared: bytes of a block's shared memory.
+
+    """
+
+    warps: int
+    parts: int
+    cluster: int
+    stages: int
+    shared: int
 
 
 def refusal(heads: int, kv_heads: int, head_dim: int, block: int, dtype: str) -> str | None:
@@ -43,6 +70,7 @@ def attention(
     shape: AttentionShape,
     *,
     sinks: Float[Array, " heads"] | None = None,
+    target: Target = HOPPER,
 ) -> tuple[Float[Array, "T out"], Pool]:
     """See `Attention`.
 
@@ -51,25 +79,28 @@ def attention(
 
     """
     reason = refusal(shape.heads, shape.kv_heads, shape.head_dim, shape.block, str(qkv.dtype))
-    reason = "attention sinks" if sinks is not None else reason
     if reason:
         raise ValueError(f"the CUDA kernels do not support {reason}; set kernels=plain")
     rows, (tiles, _) = batch.rows.shape[0], batch.tiles.shape
-    # A model without such norms has no weights for the kernels to leave alone.
-    weights = norms or QKNorm(jnp.zeros(0, qkv.dtype), jnp.zeros(0, qkv.dtype))
-    sizes = _sizes(pool.shape[2], shape, norms is not None, pool.dtype == FP8_POOL)
+    # What a model does without is not looked at.
+    nothing = jnp.zeros(0, qkv.dtype)
+    weights = norms or QKNorm(nothing, nothing)
+    own = nothing if sinks is None else sinks.astype(qkv.dtype)
+    sizes = _sizes(pool.shape[2], shape, norms is not None, pool.dtype == FP8_POOL, sinks is not None, target)
     parts, queries = [], None
     if tiles:
-        queries, pool = _chunk_heads(qkv, pool, layer, batch, weights, shape, sizes)
+        queries, pool = _chunk_heads(qkv, pool, layer, batch, weights, shape, sizes, target)
     if rows:
-        out, pool = _decode(qkv, pool, layer, batch, weights, shape, norms is not None)
+        out, pool = _decode(qkv, pool, layer, batch, weights, own, shape, sizes, target)
         parts.append(out)
     if queries is not None:
-        parts.append(_prefill(queries, pool, layer, batch, shape, sizes))
+        parts.append(_prefill(queries, pool, layer, batch, own, shape, sizes, target))
     return parts[0] if len(parts) == 1 else jnp.concatenate(parts), pool
 
 
-def _sizes(slots: int, shape: AttentionShape, norms: bool, fp8: bool) -> dict[str, int | float]:
+def _sizes(
+    slots: int, shape: AttentionShape, norms: bool, fp8: bool, sinks: bool, target: Target
+) -> dict[str, int | float]:
     return {
         "HEADS": shape.heads,
         "KV_HEADS": shape.kv_heads,
@@ -80,19 +111,27 @@ def _sizes(slots: int, shape: AttentionShape, norms: bool, fp8: bool) -> dict[st
         "EPS": shape.eps,
         "NORMS": int(norms),
         "FP8": int(fp8),
+        "CONVERTS": int(target.architecture != "80"),
+        "WINDOW": shape.window or 0,
+        "CAP": shape.cap or 0.0,
+        "SINKS": int(sinks),
     }
 
 
-def _kernel(name: str, sizes: dict[str, int | float], warps: int, shared: int, **more: int) -> Kernel:
-    return Kernel(name, ("heads.cuh", f"{name}.cu"), tuple({**sizes, **more}.items()), 32 * warps, shared)
+def _kernel(
+    files: tuple[str, ...], sizes: dict[str, int | float], warps: int, shared: int, target: Target, **more: int
+) -> Kernel:
+    """Return the kernel that has the name of the last of its files."""
+    name = files[-1].removesuffix(".cu")
+    return Kernel(name, files, tuple({**sizes, **more, "WARPS": warps}.items()), 32 * warps, shared, target)
 
 
 def decode_kernel(
     rows: int, table: int, slots: int, shape: AttentionShape, norms: bool, arranged: int = 0, fp8: bool = False
 ) -> tuple[Kernel, tuple[int, int, int]]:
-    """Return the kernel for rows of one token each, and its grid.
+    """Return a Hopper GPU's kernel for rows of one token each, and its grid.
 
-    Its parameters: qkv, pool, layer, positions, slots, tables, cos, sin, weights of both norms; out, pool.
+    Its parameters: qkv, pool, layer, positions, slots, tables, cos, sin, weights of both norms, sinks; out, pool.
 
     Args:
         rows: rows of the batch.
@@ -105,37 +144,74 @@ def decode_kernel(
         fp8: whether the KV cache has the dtype `FP8_POOL`.
 
     """
-    group, (warps, cluster) = shape.heads // shape.kv_heads, form(rows * shape.kv_heads)
-    queries = (group + 2) * (shape.head_dim + 8) * 2
-    sent = (cluster - 1) * group * shape.head_dim // 2 * 16
-    stages, size = (CODES_STAGES, 1) if fp8 else (STAGES, 2)
-    shared = warps * stages * 2 * TILE * shape.head_dim * size + queries + sent + 16 + group * 4
-    more = {"WARPS": warps, "CLUSTER": cluster, "LEAST": LEAST, "STAGES": stages, "TABLE": table}
+    sizes = _sizes(slots, shape, norms, fp8, False, HOPPER)
+    found = form(rows * shape.kv_heads, shape, fp8, HOPPER)
+    return _decode_kernel(rows, table, shape, sizes, found, HOPPER, arranged)
+
+
+def _decode_kernel(
+    rows: int,
+    table: int,
+    shape: AttentionShape,
+    sizes: dict[str, int | float],
+    form: DecodeForm,
+    target: Target,
+    arranged: int = 0,
+) -> tuple[Kernel, tuple[int, int, int]]:
+    files = ("rows.cuh", "heads.cuh", "parts.cuh", "decode_attention.cu")
+    more = {"PARTS": form.parts, "CLUSTER": form.cluster, "LEAST": LEAST, "STAGES": form.stages, "TABLE": table}
     more |= {"SLABS": arranged, "CHAINED": int(arranged > 0)}
-    made = _kernel("decode_attention", _sizes(slots, shape, norms, fp8), warps, shared, **more)
-    made = replace(made, files=("rows.cuh", *made.files))
-    return made, (cluster * shape.kv_heads, rows, 1)
+    made = _kernel(files, sizes, form.warps, form.shared, target, **more)
+    return made, (form.parts * shape.kv_heads, rows, 1)
 
 
-def form(pairs: int) -> tuple[int, int]:
-    """Warps of a block and blocks of a cluster for so many pairs of a row and a key head, as measured on an H200."""
-    return (4, 1) if pairs >= 256 else (4, 2)
+def form(pairs: int, shape: AttentionShape, fp8: bool, target: Target) -> DecodeForm:
+    """Return the division for so many pairs of a row and a key head: a Hopper GPU's as measured, or less of it."""
+    group, blocks = shape.heads // shape.kv_heads, [(1, 1)]
+    if pairs < MANY_PAIRS:
+        blocks = [(CLUSTER, CLUSTER)] * target.clusters + [(PARTS, 1)]
+    queries = (group + 2) * (shape.head_dim + 8) * 2
+    most, size = (CODES_STAGES, 1) if fp8 else (STAGES, 2)
+    # A ring also takes its warp's sums.
+    least = 2 * TILE * shape.head_dim * size
+    stages = range(most, max(2, -(-group * (shape.head_dim + 4) * 4 // least)) - 1, -1)
+    forms = []
+    for (parts, cluster), warps, count in itertools.product(blocks, (WARPS, WARPS // 2), stages):
+        sent = (cluster - 1) * group * shape.head_dim // 2 * 16
+        shared = warps * count * least + queries + sent + 16 + group * 4
+        forms.append(DecodeForm(warps, parts, cluster, count, shared))
+    return next(form for form in forms if form.shared <= target.shared)
 
 
 def _decode(
-    qkv: Array, pool: Pool, layer: Array, batch: StepBatch, norms: QKNorm, shape: AttentionShape, normed: bool
+    qkv: Array,
+    pool: Pool,
+    layer: Array,
+    batch: StepBatch,
+    norms: QKNorm,
+    sinks: Array,
+    shape: AttentionShape,
+    sizes: dict[str, int | float],
+    target: Target,
 ) -> tuple[Float[Array, "D out"], Pool]:
     rows, table = batch.rows.shape
-    out, pool = call(
-        *decode_kernel(rows, table, pool.shape[2], shape, normed, fp8=pool.dtype == FP8_POOL),
-        (qkv, pool, layer, batch.positions, batch.slots, batch.rows, batch.cos, batch.sin, *norms),
-        (
-            jax.ShapeDtypeStruct((rows, shape.heads * shape.head_dim), qkv.dtype),
-            jax.ShapeDtypeStruct(pool.shape, pool.dtype),
-        ),
+    found = form(rows * shape.kv_heads, shape, pool.dtype == FP8_POOL, target)
+    out = jax.ShapeDtypeStruct((rows, shape.heads * shape.head_dim), qkv.dtype)
+    # Of two elements of a head: their sums, the peak and the total.
+    pairs = (rows, shape.kv_heads, found.parts, shape.heads // shape.kv_heads * shape.head_dim // 2, 4)
+    apart = found.cluster < found.parts
+    left, pool = call(
+        *_decode_kernel(rows, table, shape, sizes, found, target),
+        (qkv, pool, layer, batch.positions, batch.slots, batch.rows, batch.cos, batch.sin, *norms, sinks),
+        (jax.ShapeDtypeStruct(pairs, jnp.float32) if apart else out, jax.ShapeDtypeStruct(pool.shape, pool.dtype)),
         {1: 1},
     )
-    return out, pool
+    if not apart:
+        return left, pool
+    files = ("heads.cuh", "parts.cuh", "decode_sums.cu")
+    sums = _kernel(files, sizes, found.warps, 0, target, PARTS=found.parts, LEAST=LEAST)
+    (total,) = call(sums, (shape.kv_heads, rows, 1), (batch.positions, left), (out,))
+    return total, pool
 
 
 def _chunk_heads(
@@ -146,11 +222,12 @@ def _chunk_heads(
     norms: QKNorm,
     shape: AttentionShape,
     sizes: dict[str, int | float],
+    target: Target,
 ) -> tuple[Float[Array, "C heads head_dim"], Pool]:
     rows, tokens = batch.rows.shape[0], qkv.shape[0]
     heads = -(-(shape.heads + 2 * shape.kv_heads) // HEADS_WARPS)
     queries, pool = call(
-        _kernel("chunk_heads", sizes, HEADS_WARPS, 0, WARPS=HEADS_WARPS, FIRST=rows),
+        _kernel(("heads.cuh", "chunk_heads.cu"), sizes, HEADS_WARPS, 0, target, FIRST=rows),
         (heads, tokens - rows, 1),
         (qkv, pool, layer, batch.positions, batch.slots, batch.cos, batch.sin, *norms),
         (
@@ -163,18 +240,26 @@ def _chunk_heads(
 
 
 def _prefill(
-    queries: Array, pool: Pool, layer: Array, batch: StepBatch, shape: AttentionShape, sizes: dict[str, int | float]
+    queries: Array,
+    pool: Pool,
+    layer: Array,
+    batch: StepBatch,
+    sinks: Array,
+    shape: AttentionShape,
+    sizes: dict[str, int | float],
+    target: Target,
 ) -> Float[Array, "C out"]:
     (tiles, table), rows = batch.tiles.shape, batch.rows.shape[0]
     tokens = queries.shape[0] // tiles
     blocks = -(-tokens * (shape.heads // shape.kv_heads) // (16 * PREFILL_WARPS))
+    span = SPANS[shape.head_dim > REGISTERS_HOLD]
     # Two stages of keys and values, with 16 bytes behind each row.
-    shared = 4 * SPAN * (shape.head_dim * pool.dtype.itemsize + 16) + 4 * PREFILL_WARPS
-    more = {"WARPS": PREFILL_WARPS, "SPAN": SPAN, "FIRST": rows, "TOKENS": tokens, "TABLE": table}
+    shared = 4 * span * (shape.head_dim * pool.dtype.itemsize + 16) + 8 * PREFILL_WARPS
+    more = {"SPAN": span, "FIRST": rows, "TOKENS": tokens, "TABLE": table}
     (out,) = call(
-        _kernel("prefill_attention", sizes, PREFILL_WARPS, shared, **more),
+        _kernel(("heads.cuh", "prefill_attention.cu"), sizes, PREFILL_WARPS, shared, target, **more),
         (blocks, shape.kv_heads, tiles),
-        (queries, pool, layer, batch.positions, batch.tiles),
+        (queries, pool, layer, batch.positions, batch.tiles, sinks),
         (jax.ShapeDtypeStruct((queries.shape[0], shape.heads * shape.head_dim), queries.dtype),),
     )
     return out

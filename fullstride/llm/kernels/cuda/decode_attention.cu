@@ -3,7 +3,10 @@
 // tiles of each are under way. How many blocks of a cluster work follows from the row's length alone, so that neither
 // the batch nor the table's width changes what is added in which order.
 
-constexpr int THREADS = WARPS * 32, TILE = 16;
+// Before Hopper no blocks share their memory: those of a row leave their parts in global memory, and `decode_sums.cu` adds
+// them up.
+
+constexpr int THREADS = WARPS * 32;
 // Of 16 elements, 8 heads; 16 bytes of a row.
 constexpr int STEPS = HEAD_DIM / 16, COLUMNS = (GROUP + 7) / 8, PIECES = HEAD_DIM / PIECE;
 // Steps whose elements one reading of a tile brings.
@@ -14,7 +17,10 @@ constexpr int EACH = (GROUP + 1 + WARPS) / WARPS;
 constexpr int Q_PITCH = HEAD_DIM + 8, PART = HEAD_DIM + 4, STAGE = 2 * TILE * HEAD_DIM;
 
 // Where 16 bytes of a tile's row are: eight rows' are in different banks.
-DEVICE int place(int row, int piece) { return row * HEAD_DIM + (piece ^ (PIECES < 8 ? row / 2 % PIECES : row % 8)) * PIECE; }
+DEVICE int place(int row, int piece) {
+  const int turn = PIECES % 8 == 0 ? row % 8 : PIECES % 4 == 0 ? row / 2 % 4 : PIECES % 2 == 0 ? row / 4 % 2 : 0;
+  return row * HEAD_DIM + (piece ^ turn) * PIECE;
+}
 
 // The row's block numbers, 32 of them in a warp's lanes, and the next 32; tiles come in order.
 struct Window {
@@ -32,8 +38,8 @@ DEVICE int block_of(Window& w, int token) {
   }
   return (int)float_bits(shuffle(bits_float(w.now), block % 32));
 }
-// Keys and then values of a tile, zeros from token n on: what nobody sees may hold anything.
-DEVICE void copy_tile(Kept* stage, const Kept* pool, int tile, Window& window, int n) {
+// Keys and then values of a tile, zeros from token n on and before token `low`: what nobody sees may hold anything.
+DEVICE void copy_tile(Kept* stage, const Kept* pool, int tile, Window& window, int low_token, int n) {
   constexpr int ROWS = 32 / PIECES;
   const int row = lane() / PIECES, piece = lane() % PIECES;
   // Most sizes of blocks hold whole tiles.
@@ -44,8 +50,11 @@ DEVICE void copy_tile(Kept* stage, const Kept* pool, int tile, Window& window, i
     const Kept* from = pool + (u64)((half ? high : low) * BLOCK + first % BLOCK + row) * ROW + piece * PIECE;
 #pragma unroll
     for (int i = row; i < 8 + row; i += ROWS, from += ROWS * ROW) {
-      copy16(stage + place(half + i, piece), from, first + i < n);
-      copy16(stage + STAGE / 2 + place(half + i, piece), from + (u64)SLOTS * ROW, first + i < n);
+      // Of a head of 96 elements 32 pieces are no whole rows.
+      if (32 % PIECES && (row >= ROWS || i >= 8)) continue;
+      const bool seen = first + i < n && (!WINDOW || first + i >= low_token);
+      copy16(stage + place(half + i, piece), from, seen);
+      copy16(stage + STAGE / 2 + place(half + i, piece), from + (u64)SLOTS * ROW, seen);
     }
   }
 }
@@ -76,10 +85,13 @@ DEVICE void scores(float (&s)[COLUMNS][4], const Kept* keys, const u32 (&q)[COLU
   }
 }
 // exp2(s - peak) of a column, as mma wants it for the product with the values.
-DEVICE uint2 shares(Running& run, float* s, int column, int first, int n) {
+DEVICE uint2 shares(Running& run, float* s, int column, int first, int low, int n) {
   float shrink[2];
 #pragma unroll
-  for (int i = 0; i < 4; i++) s[i] = first + lane() / 4 + i / 2 * 8 < n ? s[i] * (float)(SCALE) : -1e30f;
+  for (int i = 0; i < 4; i++) {
+    const int token = first + lane() / 4 + i / 2 * 8;
+    s[i] = token < n && (!WINDOW || token >= low) ? score_of(s[i]) : -1e30f;
+  }
 #pragma unroll
   for (int i = 0; i < 2; i++) {
     float peak = max_of(s[i], s[i + 2]);
@@ -176,35 +188,14 @@ DEVICE void own_scores(const u16* q, int warp, float* fresh) {
     float sum = 0;
     for (int j = 0; j < PER; j++) sum += x.a[j] * k.a[j] + x.b[j] * k.b[j];
     sum = sum_lanes(sum);
-    if (head < GROUP && lane() == 0) fresh[head] = sum * (float)(SCALE);
+    if (head < GROUP && lane() == 0) fresh[head] = score_of(sum);
   }
 }
-// Two elements of a head's result, in shares of exp2(peak).
-struct Pair {
-  float x, y, peak, total;
-};
-// Of `count` parts at most COUNT, in their order.
-template <int COUNT, class Part> DEVICE Pair sum_of(int count, Part part) {
-  Pair each[COUNT], all = {0, 0, -1e30f, 0};
-#pragma unroll
-  for (int i = 0; i < COUNT; i++) {
-    each[i] = {0, 0, -1e30f, 0};
-    if (i < count) each[i] = part(i);
-    all.peak = max_of(all.peak, each[i].peak);
-  }
-#pragma unroll
-  for (int i = 0; i < COUNT; i++) {
-    float share = exp2_of(each[i].peak - all.peak);
-    all.total += share * each[i].total, all.x += share * each[i].x, all.y += share * each[i].y;
-  }
-  return all;
-}
-
 CLUSTER_KERNEL(decode_attention, THREADS, 1, CLUSTER)(
     const u16* qkv, const Kept* pool, const int* layer, const int* positions, const int* slots, const int* tables,
-    const float* cos, const float* sin, const u16* q_norm, const u16* k_norm, u16* out, Kept* written) {
+    const float* cos, const float* sin, const u16* q_norm, const u16* k_norm, const u16* sinks, u16* out, Kept* written) {
   SHARED(memory);
-  const int rank = block_x() % CLUSTER, kv = block_x() / CLUSTER, row = block_y(), warp = thread() / 32;
+  const int rank = block_x() % PARTS, kv = block_x() / PARTS, row = block_y(), warp = thread() / 32;
   Kept *rings = (Kept*)memory, *ring = rings + warp * STAGES * STAGE;
   u16 *q = (u16*)(rings + WARPS * STAGES * STAGE), *k = q + GROUP * Q_PITCH, *v = k + Q_PITCH;
   // Sums that the cluster's other blocks send to the first one, and the barrier that hears of them.
@@ -221,7 +212,7 @@ CLUSTER_KERNEL(decode_attention, THREADS, 1, CLUSTER)(
   const u64 slot = (u64)load_now((const u32*)slots + row) * ROW;
   // Tokens in the pool; this one's key and value are not there yet.
   const int n = (int)load_now((const u32*)positions + row), tiles = (n + TILE - 1) / TILE;
-  const int ranks = larger(1, smaller(CLUSTER, (tiles + WARPS * LEAST - 1) / (WARPS * LEAST))), step = ranks * WARPS;
+  const int low = first_seen(n), ranks = ranks_of(n), step = ranks * WARPS;
   // Pairs of elements of the row's heads.
   const auto to = [&](int i) -> u32& {
     int feature = kv * GROUP * HEAD_DIM + 2 * i;
@@ -230,16 +221,16 @@ CLUSTER_KERNEL(decode_attention, THREADS, 1, CLUSTER)(
   if (n < 0 || rank >= ranks) {
     // In a chain no kernel ends before those before it.
     await_previous();
-    if (n < 0 && rank == 0)
+    if (n < 0 && rank == 0 && CLUSTER == PARTS)
 #pragma unroll 1
       for (int i = thread(); i < GROUP * HALF; i += THREADS) to(i) = 0;
     return;
   }
 
-  int tile = rank * WARPS + warp;
+  int tile = low / TILE + rank * WARPS + warp;
 #pragma unroll
   for (int i = 0; i < STAGES - 1; i++) {
-    if (tile + i * step < tiles) copy_tile(ring + i * STAGE, pool + at_layer, tile + i * step, window, n);
+    if (tile + i * step < tiles) copy_tile(ring + i * STAGE, pool + at_layer, tile + i * step, window, low, n);
     copies_commit();
   }
 
@@ -281,14 +272,14 @@ CLUSTER_KERNEL(decode_attention, THREADS, 1, CLUSTER)(
     copies_wait<STAGES - 2>();
     // All lanes' copies are there, and nobody reads the stage before any more.
     sync_lanes();
-    if (later < tiles) copy_tile(ring + free * STAGE, pool + at_layer, later, window, n);
+    if (later < tiles) copy_tile(ring + free * STAGE, pool + at_layer, later, window, low, n);
     copies_commit();
     const Kept* keys = ring + stage * STAGE;
     float s[COLUMNS][4];
     uint2 p[COLUMNS];
     scores(s, keys, words);
 #pragma unroll
-    for (int column = 0; column < COLUMNS; column++) p[column] = shares(run, s[column], column, tile * TILE, n);
+    for (int column = 0; column < COLUMNS; column++) p[column] = shares(run, s[column], column, tile * TILE, low, n);
     weigh(run, keys + STAGE / 2, p);
     stage = stage == STAGES - 1 ? 0 : stage + 1;
   }
@@ -306,16 +297,20 @@ CLUSTER_KERNEL(decode_attention, THREADS, 1, CLUSTER)(
       float2 ends = *(const float2*)(from + HEAD_DIM), sums = *(const float2*)(from + i % HALF * 2);
       return Pair{sums.x, sums.y, ends.x, ends.y};
     });
-    if (rank) {
+    if (CLUSTER > 1 && rank) {
       push16(beside(sent + (rank - 1) * GROUP * HALF + i, 0), *(const uint4*)&mine, beside(bar, 0));
       continue;
     }
-    if (ranks > 1) bar_wait(bar, 0);
+    if (CLUSTER > 1 && ranks > 1) bar_wait(bar, 0);
+    // The token itself, a score without a value, and parts of the context; a block that has no cluster has its own part.
     const u32 value = ((const u32*)v)[i % HALF];
-    Pair all = sum_of<CLUSTER + 1>(ranks + 1, [&](int r) {
+    const int given = CLUSTER > 1 ? ranks : 1;
+    Pair all = rank ? mine : sum_of<CLUSTER + 1 + SINKS>(given + 1 + SINKS, [&](int r) {
       if (r == 0) return Pair{first_of(value), second_of(value), own[head], 1};
-      return r == 1 ? mine : sent[(r - 2) * GROUP * HALF + i];
+      if (SINKS && r == 1) return Pair{0, 0, of_bf16(sinks[kv * GROUP + head]) * 1.4426950408889634f, 1};
+      return r == 1 + SINKS ? mine : sent[(r - 2 - SINKS) * GROUP * HALF + i];
     });
-    to(i) = pack(all.x / all.total, all.y / all.total);
+    if (CLUSTER < PARTS) ((Pair*)out)[part_of(row, kv, rank) + i] = all;
+    else to(i) = pack(all.x / all.total, all.y / all.total);
   }
 }

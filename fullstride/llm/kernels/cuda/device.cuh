@@ -1,4 +1,4 @@
-// What the kernels use of a Hopper GPU, in one place: tests put the same functions, made of C++ for a CPU, before the
+// What the kernels use of a GPU, in one place: tests put the same functions, made of C++ for a CPU, before the
 // kernels instead of this file. NVRTC compiles it without any header.
 
 typedef unsigned char u8;
@@ -9,9 +9,13 @@ typedef unsigned long long u64;
 #define DEVICE static __device__ __forceinline__
 #define METHOD __device__ __forceinline__
 #define KERNEL(name, threads, blocks) extern "C" __global__ void __launch_bounds__(threads, blocks) name
-// Blocks that follow each other in x and run at the same time, `cluster` of them (at most 8).
+// Blocks that follow each other in x and run at the same time, `cluster` of them (at most 8; before Hopper 1).
+#if __CUDA_ARCH__ >= 900
 #define CLUSTER_KERNEL(name, threads, blocks, cluster) \
   extern "C" __global__ void __cluster_dims__(cluster, 1, 1) __launch_bounds__(threads, blocks) name
+#else
+#define CLUSTER_KERNEL(name, threads, blocks, cluster) KERNEL(name, threads, blocks)
+#endif
 #define SHARED(name) extern __shared__ __align__(1024) u8 name[]
 
 DEVICE int thread() { return threadIdx.x; }
@@ -119,6 +123,23 @@ DEVICE void mma(float* c, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
+// The same product alone, which overwrites c.
+DEVICE void mma_new(float* c, u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %10, %10, %10};"
+      : "=f"(c[0]), "=f"(c[1]), "=f"(c[2]), "=f"(c[3])
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1), "f"(0.f));
+}
+// x y + z of two bf16 each, rounded once.
+DEVICE u32 fma_pair(u32 x, u32 y, u32 z) {
+  u32 word;
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(word) : "r"(x), "r"(y), "r"(z));
+  return word;
+}
+DEVICE float half_of(u16 bits) {
+  float x;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(bits));
+  return x;
+}
 // Four 8 x 8 matrices of 2 bytes: lane 8 i + j has the address of row j of matrix i; `turned` gives the transposes.
 DEVICE void load_matrices(u32* out, const void* shared) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -191,9 +212,14 @@ DEVICE void push16(void* there, uint4 x, u64* bar) {
 }
 
 // In a chain (`chain.py`): the next kernel's blocks may come onto the GPU, where there is room; and everything that the
-// kernels before this one have written is there from now on.
+// kernels before this one have written is there from now on. Before Hopper it is there at once.
+#if __CUDA_ARCH__ >= 900
 DEVICE void let_next_begin() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 DEVICE void await_previous() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+#else
+DEVICE void let_next_begin() {}
+DEVICE void await_previous() {}
+#endif
 
 // Products of four warps by the tensor cores' own reading of shared memory: rows of 128 bytes, 16-byte pieces of which stand
 // at piece ^ row % 8, from addresses that are multiples of 1,024.
@@ -250,7 +276,8 @@ DEVICE void push(void* there, const void* shared, u32 bytes, u64* bar) {
                ::"r"((u32)(u64)there), "r"(address_of(shared)), "r"(bytes), "r"((u32)(u64)bar) : "memory");
 }
 
-// Two e4m3 codes (float8_e4m3fn) of the nearest numbers, the first in the low byte; what is beyond 448 stops there.
+// Two e4m3 codes (float8_e4m3fn) of the nearest numbers, the first in the low byte; what is beyond 448 stops there. From
+// capability 8.9 on.
 DEVICE u16 pack_e4m3(float first, float second) {
   u16 codes;
   asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(codes) : "f"(second), "f"(first));
@@ -261,6 +288,7 @@ DEVICE u16 pack_e4m3(float first, float second) {
 DEVICE u32 e4m3_high(u32 codes) {
   const u32 bits = (codes >> 4 & 0x07f007f0u) | (codes & 0x80008000u);
   u32 word;
-  asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(word) : "r"(bits), "r"(0x7b807b80u));
+  // A product of bf16 before Hopper is a sum with -0, too.
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(word) : "r"(bits), "r"(0x7b807b80u), "r"(0x80008000u));
   return word;
 }

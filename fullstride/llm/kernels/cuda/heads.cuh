@@ -1,6 +1,8 @@
 // A query's or key's head, spread over a warp: norm and rotary embedding as the plain kernels round them.
 
-constexpr int HALF = HEAD_DIM / 2, PER = HEAD_DIM / 64, GROUP = HEADS / KV_HEADS;
+constexpr int HALF = HEAD_DIM / 2, GROUP = HEADS / KV_HEADS;
+// Words of half a head, and of these a lane's, of two elements each.
+constexpr int WORDS = HALF / 2, LANE_WORDS = (WORDS + 31) / 32, PER = 2 * LANE_WORDS;
 // Of a token in qkv and in the pool.
 constexpr int WIDE = (HEADS + 2 * KV_HEADS) * HEAD_DIM, ROW = KV_HEADS * HEAD_DIM;
 
@@ -13,8 +15,20 @@ typedef u16 Kept;
 typedef u32 KeptPair;
 #endif
 constexpr int PIECE = 16 / sizeof(Kept);
+// The nearest code, for GPUs that have no instruction for it: below 2^-6 a code is a multiple of 2^-9, and from there on what
+// is left of the number's exponent and mantissa.
+DEVICE u32 nearest_code(float x) {
+  const u32 bits = float_bits(x), size = bits & 0x7fffffffu, sign = bits >> 24 & 0x80;
+  if (size >= 0x43e00000u) return sign | (size > 0x7f800000u ? 0x7f : 0x7e);
+  if (size < 0x3c800000u) return sign | (float_bits(bits_float(size) * 512.f + 8388608.f) & 0xff);
+  return sign | (((size + 0x7ffffu + (size >> 20 & 1)) >> 20) - (120 << 3));
+}
 // Of two bf16. Two conversions, as elsewhere: a key is rounded to bf16 before it becomes a code.
-DEVICE KeptPair kept(u32 word) { return FP8 ? (KeptPair)pack_e4m3(first_of(word), second_of(word)) : (KeptPair)word; }
+DEVICE KeptPair kept(u32 word) {
+  if (!FP8) return (KeptPair)word;
+  if (!CONVERTS) return (KeptPair)(nearest_code(first_of(word)) | nearest_code(second_of(word)) << 8);
+  return (KeptPair)pack_e4m3(first_of(word), second_of(word));
+}
 // Of four codes in a word, bf16 of bytes 0 and 2, and of bytes 1 and 3.
 DEVICE u32 even(u32 codes) { return e4m3_high(codes << 8); }
 DEVICE u32 odd(u32 codes) { return e4m3_high(codes); }
@@ -28,17 +42,20 @@ DEVICE uint2 quad(const u32* words) {
 DEVICE float of_bf16(u16 x) { return bits_float((u32)x << 16); }
 DEVICE float as_bf16(float x) { return first_of(pack(x, 0.f)); }
 
-// A lane's elements: PER * lane + j in the first half, and those that they turn with.
+// A lane's elements: words lane, lane + 32, ... of the first half, and those that they turn with; zeros behind them.
 struct Head {
   float a[PER], b[PER];
 };
+DEVICE bool in_half(int word) { return WORDS % 32 == 0 || word < WORDS; }
 
 DEVICE Head head_at(const u16* from) {
   Head x;
-  if (PER == 2) {
-    u32 a = ((const u32*)from)[lane()], b = ((const u32*)from)[lane() + 32];
-    x.a[0] = first_of(a), x.a[PER - 1] = second_of(a), x.b[0] = first_of(b), x.b[PER - 1] = second_of(b);
-  } else x.a[0] = of_bf16(from[lane()]), x.b[0] = of_bf16(from[lane() + 32]);
+#pragma unroll
+  for (int j = 0; j < PER; j += 2) {
+    const int word = lane() + j * 16;
+    const u32 a = in_half(word) ? ((const u32*)from)[word] : 0, b = in_half(word) ? ((const u32*)from)[word + WORDS] : 0;
+    x.a[j] = first_of(a), x.a[j + 1] = second_of(a), x.b[j] = first_of(b), x.b[j + 1] = second_of(b);
+  }
   return x;
 }
 DEVICE float sum_lanes(float x) {
@@ -59,7 +76,11 @@ DEVICE Head normalised(Head x, const Head& weight) {
 // Cosines and sines of a lane's elements.
 DEVICE Head angles(const float* cos, const float* sin) {
   Head x;
-  for (int j = 0; j < PER; j++) x.a[j] = cos[PER * lane() + j], x.b[j] = sin[PER * lane() + j];
+#pragma unroll
+  for (int j = 0; j < PER; j++) {
+    const int word = lane() + j / 2 * 32;
+    x.a[j] = in_half(word) ? cos[2 * word + j % 2] : 0, x.b[j] = in_half(word) ? sin[2 * word + j % 2] : 0;
+  }
   return x;
 }
 // RoPE (arXiv:2104.09864) in the half-split order.
@@ -72,9 +93,12 @@ DEVICE Head rotated(const Head& x, const Head& angle) {
   return y;
 }
 DEVICE void store_head(const Head& x, u16* to) {
-  if (PER == 2) {
-    ((u32*)to)[lane()] = pack(x.a[0], x.a[PER - 1]), ((u32*)to)[lane() + 32] = pack(x.b[0], x.b[PER - 1]);
-  } else to[lane()] = (u16)pack(x.a[0], 0.f), to[lane() + 32] = (u16)pack(x.b[0], 0.f);
+#pragma unroll
+  for (int j = 0; j < PER; j += 2) {
+    const int word = lane() + j * 16;
+    if (!in_half(word)) continue;
+    ((u32*)to)[word] = pack(x.a[j], x.a[j + 1]), ((u32*)to)[word + WORDS] = pack(x.b[j], x.b[j + 1]);
+  }
 }
 // As the pool has it, which is also how its own token sees it.
 DEVICE Head as_kept(Head x) {
@@ -87,7 +111,17 @@ DEVICE Head as_kept(Head x) {
 }
 // A key or value into the pool.
 DEVICE void store_kept(const Head& x, Kept* to) {
-  const KeptPair a = kept(pack(x.a[0], x.a[PER - 1])), b = kept(pack(x.b[0], x.b[PER - 1]));
-  if (PER == 2) ((KeptPair*)to)[lane()] = a, ((KeptPair*)to)[lane() + 32] = b;
-  else to[lane()] = (Kept)a, to[lane() + 32] = (Kept)b;
+#pragma unroll
+  for (int j = 0; j < PER; j += 2) {
+    const int word = lane() + j * 16;
+    if (!in_half(word)) continue;
+    ((KeptPair*)to)[word] = kept(pack(x.a[j], x.a[j + 1]));
+    ((KeptPair*)to)[word + WORDS] = kept(pack(x.b[j], x.b[j + 1]));
+  }
+}
+// What the softmax takes of a product of a query and a key, to base 2; the cap is that of Gemma 2 (arXiv:2408.00118).
+DEVICE float score_of(float product) {
+  const float x = product * (float)(SCALE), most = (float)(CAP) * 1.4426950408889634f;
+  if (CAP == 0) return x;
+  return most * (1 - 2 / (1 + exp2_of(x * (2 * 1.4426950408889634f) / most)));
 }

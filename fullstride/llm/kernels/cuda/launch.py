@@ -16,9 +16,9 @@ from jax.extend import core
 from jax.interpreters import mlir
 
 from fullstride.llm.kernels.cuda.nvrtc import ptx
+from fullstride.llm.kernels.cuda.target import HOPPER, Target
 
 TARGET = "triton_kernel_call"
-CAPABILITY = 90
 HERE = Path(__file__).parent
 
 
@@ -32,6 +32,7 @@ class Kernel:
         defines: constants of the source.
         threads: threads of a block.
         shared: bytes of a block's dynamic shared memory.
+        target: GPU that it is compiled for.
 
     """
 
@@ -40,6 +41,7 @@ class Kernel:
     defines: tuple[tuple[str, int | float], ...]
     threads: int
     shared: int
+    target: Target = HOPPER
 
     @property
     def body(self) -> str:
@@ -50,7 +52,7 @@ class Kernel:
     @property
     def ptx(self) -> str:
         """Compiled."""
-        return ptx((HERE / "device.cuh").read_text() + self.body, self.files[-1])
+        return ptx((HERE / "device.cuh").read_text() + self.body, self.files[-1], self.target.architecture)
 
 
 def call(
@@ -85,7 +87,8 @@ kernel_p.def_abstract_eval(lambda *_, shapes, **__: shapes)
 def _configuration(kernel: Kernel, grid: tuple[int, int, int], pointers: int) -> bytes:
     from jax._src.lib import gpu_triton
 
-    compiled = gpu_triton.TritonKernel(kernel.name, kernel.threads // 32, 1, kernel.shared, kernel.ptx, "", CAPABILITY)
+    sizes = (kernel.name, kernel.threads // 32, 1, kernel.shared)
+    compiled = gpu_triton.TritonKernel(*sizes, kernel.ptx, "", kernel.target.capability)
     parameters = [gpu_triton.create_array_parameter(0, 16) for _ in range(pointers)]
     return zlib.compress(gpu_triton.TritonKernelCall(compiled, *grid, parameters).to_proto(kernel.name, b""))
 

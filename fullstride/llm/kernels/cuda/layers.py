@@ -117,7 +117,8 @@ def _links(
 
     links = []
     for number, layer in enumerate(own):
-        context = ((index, 4 * number), *((place, 0) for place in told), layer["q_norm"], layer["k_norm"])
+        norms = (layer["q_norm"], layer["k_norm"], (nothing, 0))
+        context = ((index, 4 * number), *((place, 0) for place in told), *norms)
         links += [
             product("qkv", "scaled", layer, (nothing, 0), "qkv"),
             ChainLaunch(*attention, (at["qkv"], at["pool"], *context, at["mixed"], at["pool"])),

@@ -4,14 +4,14 @@ import ctypes
 import functools
 import hashlib
 import importlib.util
+from collections.abc import Sequence
 from pathlib import Path
 
 from fullstride.assets.fetch import cache_folder
 from fullstride.errors import ConfigError
 from fullstride.runs.atomic_files import write_best_effort
 
-# Hopper's own instructions need the architecture's name with its letter.
-OPTIONS = ("--gpu-architecture=compute_90a", "--std=c++17", "--use_fast_math", "-default-device", "-diag-suppress=177")
+OPTIONS = ("--std=c++17", "--use_fast_math", "-default-device", "-diag-suppress=177")
 FILES = ("libnvrtc.so.13", "libnvrtc.so.12")
 
 
@@ -38,12 +38,13 @@ def library() -> ctypes.CDLL:
 
 
 @functools.cache
-def ptx(source: str, name: str) -> str:
+def ptx(source: str, name: str, architecture: str) -> str:
     """Compile a source to PTX, or read it from fullstride's cache if an earlier process compiled it.
 
     Args:
         source: source of one file, without includes.
         name: name in error messages.
+        architecture: of the instruction set, as `80` or `90a`.
 
     Raises:
         RuntimeError: with the compiler's message.
@@ -51,22 +52,23 @@ def ptx(source: str, name: str) -> str:
     """
     major, minor = ctypes.c_int(), ctypes.c_int()
     _check(library(), library().nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)))
-    told = "\n".join((*OPTIONS, f"NVRTC {major.value}.{minor.value}", source))
+    options = (f"--gpu-architecture=compute_{architecture}", *OPTIONS)
+    told = "\n".join((*options, f"NVRTC {major.value}.{minor.value}", source))
     path = cache_folder() / "ptx" / f"{hashlib.sha256(told.encode()).hexdigest()}.ptx"
     try:
         return path.read_text()
     except OSError:
-        compiled = _compiled(source, name)
+        compiled = _compiled(source, name, options)
     write_best_effort(path, compiled)
     return compiled
 
 
-def _compiled(source: str, name: str) -> str:
+def _compiled(source: str, name: str, options: Sequence[str]) -> str:
     lib, program = library(), ctypes.c_void_p()
     _check(lib, lib.nvrtcCreateProgram(ctypes.byref(program), source.encode(), name.encode(), 0, None, None))
     try:
-        options = [option.encode() for option in OPTIONS]
-        failed = lib.nvrtcCompileProgram(program, len(options), (ctypes.c_char_p * len(options))(*options))
+        given = [option.encode() for option in options]
+        failed = lib.nvrtcCompileProgram(program, len(given), (ctypes.c_char_p * len(given))(*given))
         if failed:
             raise RuntimeError(f"{name}: NVRTC could not compile it: {_text(lib, program, 'ProgramLog')}")
         return _text(lib, program, "PTX")

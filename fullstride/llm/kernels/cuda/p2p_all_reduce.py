@@ -20,6 +20,7 @@ from jaxtyping import Array, Float
 
 from fullstride.llm.kernels.cuda import driver, xla_ffi
 from fullstride.llm.kernels.cuda.launch import Kernel
+from fullstride.llm.kernels.cuda.target import HOPPER, capability_of, target_of
 
 TARGET = "fullstride_device_sum"
 # Bytes of the largest one: NCCL's kernels move more of them at once.
@@ -42,11 +43,13 @@ def over(devices: Sequence[Any], axis: str) -> Callable[[Float[Array, "T hidden"
 
     Args:
         devices: GPUs of this process.
-        axis: of their mesh; larger sums, and those of GPUs that cannot reach each other, are XLA's own over it.
+        axis: of their mesh; larger sums, and those of GPUs that cannot reach each other or for which the kernel was not
+            made, are XLA's own over it.
 
     """
     ordinals = tuple(device.local_hardware_id for device in devices)
-    near = len(ordinals) <= MOST_RANKS and driver.reach_each_other(ordinals)
+    fits = len(ordinals) <= MOST_RANKS and target_of(capability_of(devices[0])) is HOPPER
+    near = fits and driver.reach_each_other(ordinals)
     # Two engines of one process on the same GPUs must not take each other's lines for their own.
     own = next(_users[ordinals])
 

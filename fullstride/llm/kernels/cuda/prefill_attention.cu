@@ -8,13 +8,13 @@ constexpr int PITCH = HEAD_DIM + PIECE, STAGE = 2 * SPAN * PITCH;
 // Elements of a row that one reading brings, as a matrix's rows of 16 bytes.
 constexpr int READ = FP8 ? 32 : 16;
 
-// Keys and then values of a span, zeros beyond `last`: what nobody sees may hold anything.
-DEVICE void copy_span(Kept* stage, const Kept* pool, const int* table, int first, int last) {
+// Keys and then values of a span, zeros before `low` and beyond `last`: what nobody sees may hold anything.
+DEVICE void copy_span(Kept* stage, const Kept* pool, const int* table, int first, int low, int last) {
   constexpr int PIECES = HEAD_DIM / PIECE;
 #pragma unroll 4
   for (int i = thread(); i < SPAN * PIECES; i += THREADS) {
     int row = i / PIECES, piece = i % PIECES * PIECE, token = first + row;
-    bool seen = token <= last;
+    bool seen = token <= last && (!WINDOW || token >= low);
     const Kept* from = pool + (seen ? (u64)(table[token / BLOCK] * BLOCK + token % BLOCK) * ROW + piece : 0);
     copy16(stage + row * PITCH + piece, from, seen);
     copy16(stage + (SPAN + row) * PITCH + piece, from + (u64)SLOTS * ROW, seen);
@@ -54,7 +54,8 @@ DEVICE void softmax(Running& run, float (&s)[SPAN / 8][4], int first, const int*
 #pragma unroll
     for (int n = 0; n < SPAN / 4; n++) {
       float& x = s[n / 2][2 * i + n % 2];
-      x = first + n / 2 * 8 + lane() % 4 * 2 + n % 2 <= positions[i] ? x * (float)(SCALE) : -1e30f;
+      const int token = first + n / 2 * 8 + lane() % 4 * 2 + n % 2;
+      x = token <= positions[i] && (!WINDOW || token > positions[i] - WINDOW) ? score_of(x) : -1e30f;
       peak = max_of(peak, x);
     }
     peak = max_of(peak, shuffle_xor(peak, 1));
@@ -96,7 +97,8 @@ DEVICE float max_lanes(float x) {
 }
 
 KERNEL(prefill_attention, THREADS, 1)(
-    const u16* queries, const Kept* pool, const int* layer, const int* positions, const int* tables, u16* out) {
+    const u16* queries, const Kept* pool, const int* layer, const int* positions, const int* tables, const u16* sinks,
+    u16* out) {
   SHARED(memory);
   Kept* stages = (Kept*)memory;
   float* lasts = (float*)(stages + 2 * STAGE);
@@ -106,19 +108,30 @@ KERNEL(prefill_attention, THREADS, 1)(
   // Of the lane's two rows: where the query is, and what it may see.
   u64 at[2];
   int seen[2];
+  float sink[2];
 #pragma unroll
   for (int i = 0; i < 2; i++) {
     int row = block_x() * M + warp * 16 + i * 8 + lane() / 4, token = tile * TOKENS + row / GROUP;
     seen[i] = row < TOKENS * GROUP ? positions[FIRST + token] : -2;
     at[i] = ((u64)token * HEADS + kv * GROUP + row % GROUP) * HEAD_DIM;
+    sink[i] = SINKS ? of_bf16(sinks[kv * GROUP + row % GROUP]) * 1.4426950408889634f : -1e30f;
   }
   const int mine = (int)max_lanes((float)larger(seen[0], seen[1]));
   if (lane() == 0) lasts[warp] = (float)mine;
+  // What the warp's first token sees; padding sees nothing.
+  int lows[2];
+  for (int i = 0; i < 2; i++) lows[i] = seen[i] < 0 ? 1 << 24 : larger(0, seen[i] - WINDOW + 1);
+  const int own_low = WINDOW ? -(int)max_lanes(-(float)smaller(lows[0], lows[1])) : 0;
+  if (WINDOW && lane() == 0) lasts[WARPS + warp] = (float)own_low;
   sync_block();
-  int last = -1;
-  for (int w = 0; w < WARPS; w++) last = larger(last, (int)lasts[w]);
+  int last = -1, low = WINDOW ? 1 << 24 : 0;
+  for (int w = 0; w < WARPS; w++) {
+    last = larger(last, (int)lasts[w]);
+    if (WINDOW) low = smaller(low, (int)lasts[WARPS + w]);
+  }
+  const int start = low / SPAN * SPAN;
 
-  copy_span(stages, keys, table, 0, last);
+  copy_span(stages, keys, table, start, low, last);
   copies_commit();
   u32 q[STEPS][4];
 #pragma unroll
@@ -134,16 +147,16 @@ KERNEL(prefill_attention, THREADS, 1)(
   Running run;
 #pragma unroll
   for (int i = 0; i < 2; i++) {
-    run.peak[i] = -1e30f, run.total[i] = 0;
+    run.peak[i] = sink[i], run.total[i] = SINKS && lane() % 4 == 0;
 #pragma unroll
     for (int w = 0; w < WIDTHS; w++) run.out[w][2 * i] = run.out[w][2 * i + 1] = 0;
   }
-  for (int first = 0, stage = 0; first <= last; first += SPAN, stage ^= 1) {
-    if (first + SPAN <= last) copy_span(stages + (stage ^ 1) * STAGE, keys, table, first + SPAN, last);
+  for (int first = start, stage = 0; first <= last; first += SPAN, stage ^= 1) {
+    if (first + SPAN <= last) copy_span(stages + (stage ^ 1) * STAGE, keys, table, first + SPAN, low, last);
     copies_commit();
     copies_wait<1>();
     sync_block();
-    if (first <= mine) {
+    if (first <= mine && (!WINDOW || first + SPAN > own_low)) {
       float s[SPAN / 8][4];
       scores(s, q, stages + stage * STAGE);
       softmax(run, s, first, seen);

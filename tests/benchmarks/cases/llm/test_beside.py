@@ -15,6 +15,7 @@ from benchmarks.cases.llm import beside as bench_beside
 from benchmarks.cases.llm import case as bench
 from benchmarks.cases.llm import transformers_side as bench_transformers
 from benchmarks.cases.llm.beside import Peers
+from benchmarks.cases.llm.options import peers_of
 from benchmarks.cases.llm.transformers_side import generate, network
 from benchmarks.cases.llm.work import GATE_TOKENS, ModelWork, compared, large, model, small
 from benchmarks.cli.app import app
@@ -29,8 +30,9 @@ __version__ = "0.0"
 SamplingParams = lambda **given: SimpleNamespace(**given)
 
 class LLM:
-    def __init__(self, model, dtype, max_model_len, max_num_seqs, skip_tokenizer_init, enable_prefix_caching):
+    def __init__(self, model, dtype, max_model_len, max_num_seqs, skip_tokenizer_init, enable_prefix_caching, **tuned):
         assert (skip_tokenizer_init, enable_prefix_caching) == (True, False)
+        assert tuned.get("async_scheduling", True)
         self.longest, self.at_once = max_model_len, max_num_seqs
         made = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, dtype))
         self.made = made
@@ -139,12 +141,69 @@ def test_packages_that_it_needs_are_named(monkeypatch, capfd):
     peers = Peers()
     peers.add_transformers("smollm2", "float32", "cpu", 1, "sdpa")
     lacking = "without torch and transformers"
-    with pytest.raises(ConfigError, match=f"--vllm: {lacking}.*write its weights; "):
+    with pytest.raises(ConfigError, match=f"--vllm python: {lacking}.*write its weights; "):
         peers.add_vllm("python", "smollm2", "float32", 1, small(100), 4)
     assert peers.conditions == {"left_out": f"transformers: {lacking}"}
     said = "".join(capfd.readouterr())
     assert f"left out: transformers: {lacking}; {how_to_install('torch')} transformers, or use" in said
     assert "Traceback" not in said
+
+
+def test_peers_that_do_not_run_are_named(monkeypatch, tmp_path):
+    (tmp_path / "nanovllm").mkdir()
+    monkeypatch.setattr(bench_beside, "_run_baseline", lambda *_: SimpleNamespace(returncode=0))
+    peers = Peers()
+    for given in (f"nano-vllm={tmp_path}", "sglang", "vllm-tuned=/nowhere/python"):
+        (option,) = peers_of(given)
+        peers.add(option, "smollm2", "float32", "cpu", 1, small(100), 4)
+    assert peers.left_out == [
+        "nano-vllm: ImportError: neither flash_attn nor vLLM, which has a build of its functions, is installed",
+        "SGLang: ModuleNotFoundError: No module named 'sglang'",
+        "vLLM, tuned: /nowhere/python: no such program",
+    ]
+    assert not peers.times
+
+
+@pytest.mark.thorough
+@pytest.mark.usefixtures("compiled_soon")
+def test_peers_stand_in_the_table_whether_they_run_or_not(one_layer, tmp_path):
+    result = benched(
+        "--model", one_layer, "--beside", "transformers,transformers-static,sglang", "--runs", 1, "--out", tmp_path
+    )
+    assert result.exit_code == 0, result.output
+    (file,) = tmp_path.glob("llm--*--beside-transformers-transformers-static-sglang--*.json")
+    found = json.loads(file.read_text())
+    assert [row["name"] for row in found["rows"]] == ["fullstride", "transformers, one by one", "transformers, batched"]
+    assert [row["extra"].get("flags") for row in found["rows"]] == [None, "attention sdpa", "attention sdpa"]
+    for name, why in (
+        ("SGLang", "ModuleNotFoundError: No module named 'sglang'"),
+        ("transformers, batched and compiled", "transformers compiles nothing on a CPU"),
+    ):
+        assert f"{name}: not run: {why}" in " ".join(result.output.split())
+        assert f"{name}: {why}" in found["conditions"]["left_out"]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("gpt", "--beside=gpt: expected one of"),
+        ("nano-vllm", "expected the path of a checkout, with the folder nanovllm"),
+        ("transformers=x", "expected no path"),
+    ],
+)
+def test_peers_that_cannot_be_are_refused(given, message):
+    with pytest.raises(ConfigError, match=message):
+        peers_of(given)
+
+
+def test_beside_replaces_the_options_for_one_peer(tmp_path):
+    for more, message in (
+        (["--no-baseline"], "expected one of the two"),
+        (["--workload", "large"], "only small has it"),
+    ):
+        result = benched("--beside", "transformers-static", *more, "--out", tmp_path)
+        assert result.exit_code == 2
+        assert message in " ".join(result.stderr.split())
 
 
 def test_a_cache_of_fixed_size_serves_run_after_run(tiny_qwen3):
@@ -182,6 +241,7 @@ def test_it_is_compiled_on_a_gpu_and_what_fails_there_costs_no_others_times(tiny
 
 def test_what_did_not_compile_is_told_and_kept(monkeypatch):
     found = {"attention": "sdpa", "greedy": {"x": [1]}, "ms": {"x": [1.0]}, "left_out": {"y": "why"}, "versions": {}}
+    found["flags"] = {"x": "attention sdpa"}
     done = SimpleNamespace(returncode=0, stdout=json.dumps(found))
     monkeypatch.setattr(bench_beside, "_run_baseline", lambda *_: done)
     peers = Peers()

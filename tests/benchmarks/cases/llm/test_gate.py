@@ -1,4 +1,6 @@
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -19,6 +21,7 @@ from benchmarks.cases.llm import speculation as bench_speculation
 from benchmarks.cases.llm import sweep as bench_sweep
 from benchmarks.cases.llm.gate import Dense, gate
 from benchmarks.cases.llm.options import WORKLOADS
+from benchmarks.cases.llm.shared import LlmBench
 from benchmarks.cases.llm.transformers_side import network
 from benchmarks.cases.llm.work import ModelWork
 from benchmarks.cli.app import app
@@ -164,3 +167,13 @@ def test_every_workload_is_gated(one_layer, tmp_path, monkeypatch, request, work
     assert result.exit_code != 0
     assert isinstance(result.exception, GateError) or "not timed" in result.output
     assert not list(tmp_path.glob("*.json"))
+
+
+def test_packed_weights_are_judged_by_their_own_numbers(tiny_model):
+    """Numbers of int4 differ from the folder's by more than the limit; the gate is for kernels and not for formats."""
+    settings = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4}
+    engine, parameters = _engine(tiny_model("llama", num_hidden_layers=1, **settings), quantize="int4")
+    with pytest.raises(GateError, match="error of logprobs"):
+        gate(engine, parameters, LENGTHS, 3)
+    bench = LlmBench(SimpleNamespace(config=engine.model, parameters=parameters), "", "cpu", None, "auto", Path())
+    assert max(gate(engine, bench.numbers(engine), LENGTHS, 3).values()) < 1e-3
