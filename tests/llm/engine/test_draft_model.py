@@ -18,7 +18,7 @@ from tests.llm.engine.test_speculation import told
 
 
 @pytest.fixture(scope="module")
-def agreeing(qwen3, tiny_qwen3) -> Engine:
+def agreeing(qwen3, tiny_qwen3, compiled_soon) -> Engine:
     """An engine whose draft model is the model itself."""
     config: Any = {"model": str(tiny_qwen3), "num_speculative_tokens": 3}
     engine: Any = Engine(qwen3, replace(TIGHT, speculative_config=config))

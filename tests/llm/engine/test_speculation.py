@@ -43,7 +43,7 @@ class Oracle:
 
 
 @pytest.fixture(scope="module", params=["conditions", pytest.param("fixed bursts", marks=pytest.mark.thorough)])
-def drafting(request, qwen3) -> Engine:
+def drafting(request, qwen3, compiled_soon) -> Engine:
     """With the programs of a CPU, and with those of a GPU, which have no conditions."""
     kernels = plain(dynamic=True)._replace(static_burst=request.param == "fixed bursts")
     drafts: Any = {"num_speculative_tokens": DRAFTS, "prompt_lookup_min": 1}
