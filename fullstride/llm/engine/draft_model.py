@@ -96,6 +96,7 @@ def load_draft_model(
         max_length=length,
         steps_per_dispatch=max(1, config.num_speculative_tokens - 1),
         kernels="auto",
+        quantize="auto",
         prefix_cache=True,
         max_loras=0,
         max_cpu_loras=None,
