@@ -19,7 +19,8 @@ app.command(
     sections={
         "Server": "host port name api_key limit",
         "Model": "model lora tensor_parallel_size data_parallel_size generation_config",
-        "Engine": "max_length max_sequences max_tokens_per_step quantize kv_cache_dtype prefix_cache speculative_config engine",
+        "Engine": "max_length max_sequences max_tokens_per_step quantize kv_cache_dtype prefix_cache "
+        "speculative_config engine",
     }
 )(serve)
 

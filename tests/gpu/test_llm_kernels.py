@@ -1,17 +1,23 @@
 """The engine's CUDA kernels on a GPU: the checks of the emulator, at real sizes."""
 
 from dataclasses import replace
+from functools import partial
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from benchmarks.cases.llm.work import SHAPES
+from fullstride.llm.kernels.cuda.packed_product import packed_product
 from fullstride.llm.kernels.cuda.skinny_product import project
 from fullstride.llm.kernels.cuda.target import HOPPER, Target, capability_of, target_of
 from fullstride.llm.kernels.interface import AttentionShape
+from fullstride.llm.packed.formats import FORMATS
+from fullstride.llm.packed.matrix import numbers
 from tests.llm.kernels import test_cuda_attention, test_layers, test_skinny_product
 from tests.llm.kernels.test_token import BIASED, LLAMA, check
+from tests.llm.packed.test_formats import packed, random_rows
 
 QWEN = replace(SHAPES["qwen3-0.6b"], layers=3)
 PROCESSORS = 132
@@ -97,3 +103,16 @@ def test_codes_of_every_size():
     own()
     test_cuda_attention.test_the_smallest_codes_count()
     test_cuda_attention.test_codes_stop_at_their_largest_number()
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("rows", [1, 9, 40, 64])
+def test_products_with_packed_matrices(form, rows, target):
+    """As far from fp64 of the format's numbers as sums in fp32 may be."""
+    rng = np.random.default_rng()
+    matrix = packed(random_rows(form, 4096 + 48, 2048, rng), True)
+    x = jnp.asarray(rng.standard_normal((rows, 2048)), jnp.bfloat16)
+    found = jax.jit(partial(packed_product, kind=jnp.float32, target=target))(x, matrix)
+    weight = np.asarray(numbers(matrix, jnp.float32), np.float64)
+    exact = np.asarray(x, np.float64) @ weight.T
+    assert np.abs(np.asarray(found) - exact).max() < 2e-5 * np.abs(exact).max()

@@ -13,9 +13,12 @@ from fullstride.errors import ConfigError
 from fullstride.llm.kernels.cuda import nvrtc
 from fullstride.llm.kernels.cuda.attention import attention
 from fullstride.llm.kernels.cuda.launch import Kernel
+from fullstride.llm.kernels.cuda.packed_product import PackedProduct, division
+from fullstride.llm.kernels.cuda.packed_product import kernel as packed_kernel
 from fullstride.llm.kernels.cuda.skinny_product import project
 from fullstride.llm.kernels.cuda.target import Target, target_of
 from fullstride.llm.kernels.interface import FP8_POOL, AttentionShape, QKNorm, StepBatch
+from fullstride.llm.packed.formats import FORMATS
 
 pytestmark = pytest.mark.thorough
 CAPABILITIES = ("8.0", "8.6", "8.9", "9.0", "10.0", "12.0")
@@ -61,12 +64,20 @@ def of_products(target: Target) -> Iterator[Kernel]:
         yield from traced(lambda x, w, norm, own, call=call: call(x, w, norm=(norm, 1e-6), residual=own), *operands)
 
 
+def of_packed_products(target: Target) -> Iterator[Kernel]:
+    """Yield a kernel of every format; of more rows registers are spilled, but for a few words."""
+    for form in FORMATS:
+        asked = PackedProduct(1, 4096, 4096, form)
+        yield packed_kernel(asked, division(asked), target)[0]
+
+
 @pytest.mark.parametrize("capability", CAPABILITIES)
 def test_kernels_compile_without_spilling(capability, ptxas, tmp_path):
     target = target_of(capability)
     assert target is not None
     kernels = [*of_products(target), *of_attention(target, 128, "bfloat16"), *of_attention(target, 128, FP8_POOL)]
     kernels += [*of_attention(target, 64, "bfloat16", window=100, cap=5.0), *of_attention(target, 96, "bfloat16")]
+    kernels += of_packed_products(target)
     kernels += [*of_attention(target, 256, "bfloat16", rows=200, window=100), *of_attention(target, 256, FP8_POOL)]
     assert {kernel.name for kernel in kernels} >= {"skinny_product", "decode_attention", "prefill_attention"}
     assert any(kernel.name == "decode_sums" for kernel in kernels) == (not target.clusters)

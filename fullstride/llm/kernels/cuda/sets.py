@@ -13,7 +13,6 @@ from fullstride.llm.kernels.cuda.target import HOPPER, Target, capability_of, ta
 from fullstride.llm.kernels.interface import Kernels
 from fullstride.llm.kernels.xla.kernels import project as xla_project
 from fullstride.llm.kernels.xla.sampling import sample, score
-from fullstride.llm.packed.matrix import product
 
 
 def gpu_refusal(name: str, capability: str) -> str | None:
@@ -53,16 +52,15 @@ def made(name: str, model: ModelConfig, device: Any, target: Target = HOPPER) ->
         target: GPU that the kernels are compiled for; the last two sets need the default.
 
     """
-    hopper = target is HOPPER
-    # Packed matrices come to `paged` alone, in tiles where their kernel runs.
-    others = partial(xla_project, packed=packed_product if hopper else product)
-    # Those of few rows have not been timed beside XLA's on a Hopper GPU.
-    own = others if hopper else partial(project, target=target, others=others)
+    # Packed matrices come in tiles, and only to `paged`.
+    others = partial(xla_project, packed=partial(packed_product, target=target))
+    # Those of few rows in bf16 have not been timed beside XLA's on a Hopper GPU.
+    own = others if target is HOPPER else partial(project, target=target, others=others)
     chain = layers.layers(model) if name != "paged" else None
     if name == "chained" and chain is None:
         return "its projections cannot be divided among thread blocks"
     whole = token.fused_step(model, device.core_count) if name == "token" else None
     return Kernels(
         name, False, own, partial(attention, target=target), sample, score,
-        fused_step=whole, fused_layers=chain, static_burst=True, tiled=hopper,
+        fused_step=whole, fused_layers=chain, static_burst=True, tiled=True,
     )  # fmt: skip

@@ -1,7 +1,7 @@
 """Products of few rows at the speed at which weights are read: see `skinny_product.cu`."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +10,7 @@ from jaxtyping import Array, Float
 from fullstride.llm.kernels.cuda.launch import Kernel, call
 from fullstride.llm.kernels.cuda.target import HOPPER, Target
 from fullstride.llm.kernels.xla import kernels as xla
+from fullstride.llm.packed.matrix import Weight
 
 MOST_ROWS, WARPS, CHUNK = 16, 8, 32
 # Outputs of a block, and blocks that keep a GPU busy: the most outputs that leave so many, for which x is read least.
@@ -42,9 +43,9 @@ class SkinnyProduct(NamedTuple):
     exact: bool = False
 
 
-def fits(x: Float[Array, "T wide"], weight: Any) -> bool:
+def fits(x: Float[Array, "T wide"], weight: Float[Array, "out inner"]) -> bool:
     """Return whether the kernel computes a product: of few rows, in bf16, with an array."""
-    if not isinstance(weight, jax.Array) or {str(x.dtype), str(weight.dtype)} != {"bfloat16"}:
+    if {str(x.dtype), str(weight.dtype)} != {"bfloat16"}:
         return False
     outputs, inputs = weight.shape
     return 0 < len(x) <= MOST_ROWS and inputs % CHUNK == 0 and outputs % 2 == 0
@@ -86,7 +87,7 @@ def kernel(product: SkinnyProduct, target: Target, outs: int | None = None) -> t
 
 def project(
     x: Float[Array, "T wide"],
-    weight: Float[Array, "out inner"],
+    weight: Weight,
     *,
     norm: tuple[Float[Array, " inner"], float] | None = None,
     gated: bool = False,
@@ -97,7 +98,7 @@ def project(
     others: Callable[..., Array] = xla.project,
 ) -> Float[Array, "T out"]:
     """See `Project`: of few rows by the kernel, otherwise by `others`."""
-    if not fits(x, weight):
+    if not isinstance(weight, jax.Array) or not fits(x, weight):
         return others(x, weight, norm=norm, gated=gated, bias=bias, residual=residual, exact=exact)
     if gated:
         gate, up = jnp.split(x, 2, axis=-1)
