@@ -53,7 +53,7 @@ def test_a_page_is_read_in_minutes(page):
 
 
 def test_all_pages_together_are_read_in_an_afternoon():
-    assert sum(len(prose(page).encode()) for page in PAGES if page.name not in GENERATED) <= 177_000
+    assert sum(len(prose(page).encode()) for page in PAGES if page.name not in GENERATED) <= 180_000
 
 
 @pytest.mark.parametrize("page", [ROOT / "README.md", *PAGES], ids=lambda page: page.name)
