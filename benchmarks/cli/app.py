@@ -14,6 +14,7 @@ import typer
 from benchmarks.cases.jvp.options import AttentionOptions, HostOptions, NetworksOptions, NormsOptions
 from benchmarks.cases.llm.options import AttentionOptions as PagedAttentionOptions
 from benchmarks.cases.llm.options import LlmOptions as LlmOptions
+from benchmarks.cases.llm.options import ProductsOptions
 from benchmarks.cases.meanflow.options import LoaderOptions, PeerOptions, SamplingOptions, ScalingOptions, StepOptions
 from benchmarks.cases.step_jax.options import TrainStepOptions as TrainStepOptions
 from benchmarks.cases.trainings.options import TrainSoakOptions
@@ -59,13 +60,14 @@ CASES = {
     "train-soak": CaseRow(TrainSoakOptions, "trainings.soak:run"),
     "llm": CaseRow(LlmOptions, "llm.case:run"),
     "paged-attention": CaseRow(PagedAttentionOptions, "llm.attention:run"),
+    "llm-products": CaseRow(ProductsOptions, "llm.products:run"),
 }
 GROUPS = {
     "MeanFlow": " ".join(name for name in CASES if name.startswith("meanflow")),
     "Forward-mode derivatives": "jvp-attention jvp-norms jvp-host jvp-networks",
     "Training steps in JAX": "train-step",
     "Whole trainings": "train-soak",
-    "Language models": "llm paged-attention",
+    "Language models": "llm paged-attention llm-products",
 }
 app = App(
     "Measure a case against its roofline bound, run an experiment over several seeds, or write the report.",

@@ -19,6 +19,7 @@ AREAS = {
     "benchmarks": ("torch",),
     "benchmarks bert": ("jax",),
     "benchmarks llm": ("torch", "serve"),
+    "benchmarks llm-products": ("torch", "serve"),
     "benchmarks paged-attention": ("torch", "serve"),
     "benchmarks train-step": ("torch", "serve"),
 }

@@ -24,10 +24,11 @@ from benchmarks.harness.budget import reason, say
 from benchmarks.harness.environment import environment
 from benchmarks.harness.results import CaseResult, Row, at
 from benchmarks.harness.table import finish, result_table
+from fullstride.errors import ConfigError
 from fullstride.llm.config import ModelConfig
 from fullstride.llm.kernels import choose
 from fullstride.llm.kernels.cuda.attention import attention
-from fullstride.llm.kernels.cuda.target import HOPPER, Target, capability_of, target_of
+from fullstride.llm.kernels.cuda.target import HOPPER, LEAST_SHARED, SHARED, Target, capability_of, target_of
 from fullstride.llm.kernels.interface import AttentionShape, QKNorm
 from fullstride.measure.roofline import roofline_bound
 from fullstride.measure.timing import HostClock, Timing, TimingPlan, measure
@@ -36,8 +37,13 @@ from fullstride.measure.timing import HostClock, Timing, TimingPlan, measure
 TOLERANCE = {"bfloat16": 1e-2, "float32": 1e-5}
 # By platform: layers of the pool, milliseconds that a program should take.
 LAYERS, PROGRAM_MS = {"cpu": 2, "cuda": 8}, {"cpu": 0.0, "cuda": 10.0}
-# This GPU with the instructions and the shared memory of GPUs before it.
-AMPERE = Target(HOPPER.capability, "80", clusters=False, shared=99 << 10)
+# A Hopper GPU with the instructions and the shared memory of other GPUs.
+TARGETS = {
+    "hopper": HOPPER,
+    "a100": Target(HOPPER.capability, "80", clusters=False, shared=SHARED[80]),
+    "l4": Target(HOPPER.capability, "80", clusters=False, shared=LEAST_SHARED),
+    "rtx50": Target(HOPPER.capability, "90", clusters=True, shared=LEAST_SHARED),
+}
 PLAN, GLANCE = (
     TimingPlan(warmup=2, repeats=10, seconds=0.2, most=50),
     TimingPlan(warmup=1, repeats=3, seconds=0.0, most=3),
@@ -47,8 +53,8 @@ PLAN, GLANCE = (
 def run(options: AttentionOptions, out: Path) -> Path:
     """Check, measure, print the table and write the JSON; return its path.
 
-    ConfigError if the set cannot run here. GateError if a result is not that of fp64; the others are measured and
-    written before.
+    ConfigError if the set or a target cannot run here. GateError if a result is not that of fp64; the others are
+    measured and written before.
     """
     dtype, kernels, seed, contexts = options.dtype, options.kernels, options.seed, options.contexts
     heads, dim = options.heads, options.head_dim
@@ -58,9 +64,14 @@ def run(options: AttentionOptions, out: Path) -> Path:
     model = ModelConfig("qwen3", 1, 1, 1, 1, shape.heads, shape.kv_heads, shape.head_dim, contexts[1])
     chosen = choose(kernels, model, dtype, shape.block, device)
     ways = {chosen.name: Way(chosen.attention, keep=chosen.name == "plain")}
-    if chosen.name == "paged" and target_of(capability_of(device)) is HOPPER:
+    on_hopper = chosen.name == "paged" and target_of(capability_of(device)) is HOPPER
+    if options.target and not on_hopper:
+        given = f"--target {options.target[0]} with the kernels {chosen.name} on {device.device_kind}"
+        raise ConfigError(f"{given}: expected the kernels paged on a GPU of compute capability 9.0")
+    if on_hopper:
         ways["in a chain"] = Way(chained, whole=True)
-        ways["as before Hopper"] = Way(partial(attention, target=AMPERE))
+        targets = options.target or ("l4",)
+        ways |= {f"as for {name}": Way(partial(attention, target=TARGETS[name])) for name in targets}
     if options.beside:
         ways["gather"] = Way(gather, keep=True)
         if place == "cuda" and pallas.present():
@@ -110,6 +121,7 @@ def run(options: AttentionOptions, out: Path) -> Path:
             batch=(options.batch, BATCHES),
             block=(shape.block, BLOCK),
             seed=(seed, 0),
+            target=(options.target, ()),
             **{"no-gather": (not options.beside, False)},
         ),
     }

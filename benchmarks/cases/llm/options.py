@@ -1,4 +1,4 @@
-"""Options of `python -m benchmarks llm` and `paged-attention`; imports no framework."""
+"""Options of `python -m benchmarks llm`, `llm-products` and `paged-attention`; imports no framework."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Annotated, NamedTuple
 
 import typer
 
-from benchmarks.harness.options import CaseOptions, among
+from benchmarks.harness.options import CaseOptions, Seconds, among
 from fullstride.errors import ConfigError, one_of
 
 # Workloads that support a KV cache with another data type than the model's, and those that do not.
@@ -46,6 +46,9 @@ BY_PYTHON, CHECKOUT = ("vllm", "vllm-tuned", "sglang"), "nano-vllm"
 RUNS, SEQUENCES = 10, 256
 # Defaults of `paged-attention`; other rows and blocks have their own result file.
 BATCHES, BLOCK = (1, 4, 8, 16, 32, 64), 64
+TARGETS = ("hopper", "a100", "l4", "rtx50")
+# Of `llm-products`, likewise.
+ROWS, MODELS = (1, 4, 16, 64), ("qwen3-8b", "qwen3-0.6b")
 
 
 class PeerOption(NamedTuple):
@@ -206,6 +209,11 @@ class AttentionOptions(CaseOptions):
     kernels: Annotated[str, typer.Option(metavar="auto|paged|plain", help="Kernels that compute the attention.")] = (
         "auto"
     )
+    target: Annotated[
+        tuple[str, ...],
+        among("|".join(TARGETS), "GPU that the kernel is also compiled for, on Hopper; may be repeated [default: l4]."),
+        TARGETS,
+    ] = ()
     beside: Annotated[bool, typer.Option("--beside/--no-beside", help="Also time a gather, and JAX's own kernel.")] = (
         True
     )
@@ -224,3 +232,17 @@ class AttentionOptions(CaseOptions):
         low, high = self.contexts
         if not 1 <= low <= high:
             raise ConfigError(f"--contexts {low} {high}: expected two lengths, the shorter one first")
+
+
+@dataclass(frozen=True)
+class ProductsOptions(CaseOptions):
+    """Products of few rows with a model's matrices, in bf16 and packed, as a share of the copy rate."""
+
+    model: Annotated[str, among("|".join(MODELS), "Model whose shapes the matrices have."), MODELS] = MODELS[0]
+    # More than 256 are no work of the packed kernel.
+    rows: Annotated[tuple[int, ...], typer.Option(min=1, max=256, help="Number of rows; may be repeated.")] = ROWS
+    formats: Annotated[
+        tuple[str, ...], among("FORMAT", "Format of packed weights; may be repeated. All if not given.")
+    ] = ()
+    seed: Annotated[int, typer.Option(min=0, help="Seed of weights and inputs.")] = 0
+    seconds: Seconds = 500.0

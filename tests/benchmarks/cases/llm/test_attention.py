@@ -68,10 +68,11 @@ def test_another_kernel_that_breaks_costs_nothing_of_the_others(tmp_path, monkey
     assert found["conditions"]["left_out"] == ["batch 2: gather: NotImplementedError: not on this machine"]
 
 
-def test_a_set_that_cannot_run_is_refused(tmp_path):
-    result = CliRunner().invoke(app, ["paged-attention", "--kernels", "paged", "--out", str(tmp_path)])
+@pytest.mark.parametrize(("given", "needed"), [(("--kernels", "paged"), "8.0 or newer"), (("--target", "a100"), "9.0")])
+def test_what_cannot_run_is_refused(given, needed, tmp_path):
+    result = CliRunner().invoke(app, ["paged-attention", *given, "--out", str(tmp_path)])
     assert result.exit_code == 2
-    assert "compute capability 8.0 or newer" in " ".join(result.stderr.split())
+    assert f"compute capability {needed}" in " ".join(result.stderr.split())
 
 
 @pytest.mark.parametrize("given", [("--seed", "-1"), ("--head-dim", "7")])
