@@ -28,10 +28,27 @@ def orthogonalized(matrix: Float[Tensor, "m n"]) -> Float[Tensor, "m n"]:
     tall = x.shape[0] > x.shape[1]
     x = x.T if tall else x
     x = x / x.norm().clamp(min=EPS)
+    x = _by_gram(x) if x.dtype == torch.float32 else _iterated(x)
+    return x.T if tall else x
+
+
+def _iterated(x: Float[Tensor, "m n"]) -> Float[Tensor, "m n"]:
     for _ in range(ITERATIONS):
         gram = x @ x.T
         x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=B, alpha=C), x, beta=A)
-    return x.T if tall else x
+    return x
+
+
+def _by_gram(x: Float[Tensor, "m n"]) -> Float[Tensor, "m n"]:
+    """The same by powers of x x', which is smaller than x; bf16 would lose small singular values there."""
+    gram, product = x @ x.T, torch.eye(len(x), dtype=x.dtype, device=x.device)
+    for i in range(ITERATIONS):
+        factor = torch.addmm(gram, gram, gram, beta=B, alpha=C)
+        factor.diagonal().add_(A)
+        product = factor @ product
+        if i < ITERATIONS - 1:
+            gram = factor @ gram @ factor
+    return product @ x
 
 
 class Muon(torch.optim.Optimizer):
