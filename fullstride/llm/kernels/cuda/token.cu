@@ -20,12 +20,48 @@ DEVICE void put_qkv(Sets to, const float* bias, int i, int row, int quarter, flo
   to.put(row * QKV + feature + 2, float_bits(x.z), float_bits(x.w));
 }
 
+// The first layer's rows come from the table of embeddings, which nobody has to be awaited for.
+DEVICE void first_qkv(Block& b, const u32* embed, const int* tokens, const float* bias, Sets to) {
+  constexpr int N = Qkv::group, S = N == 1 ? 4 : 2;
+  for (int unit = 0; unit < Qkv::mine; unit += N) {
+    float c[N][S][4] = {}, squares[2] = {};
+    int n = b.count<Qkv>(unit, N);
+    for (int chunk = 0; chunk < Qkv::chunks; chunk++) {
+      Rows<Qkv> rows;
+      rows.look_up(embed, tokens, chunk, b.warp);
+      rows.square(squares);
+      add<Qkv, N, S>(b, rows, c, n);
+    }
+    finish<Qkv, N, S, true>(b, c, squares, n,
+                            [=](int i, int row, int q, float4 x) { put_qkv(to, bias, unit + i, row, q, x); });
+  }
+}
+
 DEVICE void first_residual(Block& b, const u32* embed, const int* tokens) {
-  int n = (HIDDEN / UNIT - 1 - block_x() + GRID) / GRID;
+  int n = b.count<Output>(0, Output::mine);
   for (int e = thread(); e < n * ROWS * UNIT / 2; e += CONSUMERS) {
     int pair = e % (UNIT / 2), row = e / (UNIT / 2) % ROWS, i = e / (ROWS * UNIT / 2);
     u32 word = embed[(u64)tokens[row] * (HIDDEN / 2) + (block_x() + i * GRID) * (UNIT / 2) + pair];
     b.residual[2 * e] = first_of(word), b.residual[2 * e + 1] = second_of(word);
+  }
+}
+
+DEVICE void head(Block& b, const u32* words, float* logits) {
+  constexpr int N = Head::group, S = 2;
+  Rows<Head> rows[Head::chunks];
+  float squares[2] = {};
+  read_all(rows, words, 0, b.warp);
+#pragma unroll
+  for (int i = 0; i < Head::chunks; i++) rows[i].square(squares);
+  for (int first = 0; first < Head::mine; first += N) {
+    int n = b.count<Head>(first, N);
+    if (n == 0) break;
+    float c[N][S][4] = {};
+#pragma unroll
+    for (int i = 0; i < Head::chunks; i++) add<Head, N, S>(b, rows[i], c, n);
+    finish<Head, N, S, true>(b, c, squares, n, [=](int i, int row, int q, float4 x) {
+      *(float4*)(logits + (u64)row * VOCAB + (block_x() + (first + i) * GRID) * UNIT + 4 * q) = x;
+    });
   }
 }
 
@@ -90,40 +126,29 @@ KERNEL(token, THREADS, 1)(
   int turn = load_now(scratch) & 1;
   Sets set = {scratch + HEADER_WORDS + turn * SET_WORDS, scratch + HEADER_WORDS + (1 - turn) * SET_WORDS};
   first_residual(b, embed, tokens);
+  const u32* before = 0;
   float norm = QK_NORM && thread() < NORM_FLOATS ? norms[thread()] : 0;
-#pragma unroll 1
-  for (int step = 0; step <= 4 * LAYERS; step++) {
-    const int layer = step / 4;
-    const Projection p = Projection::of(step < 4 * LAYERS ? step % 4 : HEAD_MATRIX);
-    const Sets own = set.from(layer * LAYER_WORDS);
-    const Sets to = own.from(OF(p.matrix, 0, MIDDLE_AT, INNER_AT, AFTER_AT, 0));
-    const int from = OF(p.matrix, AFTER_AT - LAYER_WORDS, MIXED_AT, MIDDLE_AT, INNER_AT, AFTER_AT - LAYER_WORDS);
+  for (int layer = 0; layer < LAYERS; layer++) {
+    Sets made = set.from(layer * LAYER_WORDS), mixed = made.from(QKV_WORDS), middle = mixed.from(MIXED_WORDS);
+    Sets inner = middle.from(HIDDEN_WORDS), after = inner.from(INNER_WORDS), parts = after.from(HIDDEN_WORDS);
     const float* shift = QKV_BIAS ? bias + layer * QKV : 0;
-    if (p.matrix == QKV_MATRIX) {
-      if (thread() < NORM_FLOATS) {
-        b.norms[thread()] = norm;
-        if (QK_NORM && layer + 1 < LAYERS) norm = norms[(layer + 1) * NORM_FLOATS + thread()];
-      }
-      if (thread() == 0) *(volatile int*)b.layer = layer;
-    }
-    multiply(
-        b, p,
-        [&](Rows& rows, int first, int count) {
-          // The first layer's rows come from the table of embeddings, which nobody has to be awaited for.
-          if (step == 0) rows.look_up(embed, tokens, first, count, b.warp);
-          else rows.read(own.now + from, first, count, b.warp);
-        },
-        [&](int i, int row, int q, float4 x) {
-          if (p.matrix == QKV_MATRIX) put_qkv(to, shift, i, row, q, x);
-          else if (p.matrix == GATE_UP_MATRIX)
-            to.put(word_of(row, (block_x() + i * GRID) * (UNIT / 2) + 2 * q), pack(silu(x.x) * x.y, silu(x.z) * x.w));
-          else if (p.matrix == HEAD_MATRIX)
-            *(float4*)(logits + (u64)row * VOCAB + (block_x() + i * GRID) * UNIT + 4 * q) = x;
-          else add_residual(b, to, i, row, q, x);
-        });
-    if (p.matrix == QKV_MATRIX)
-      attend(b, contexts, part, pool + (u64)layer * 2 * SLOTS * KV_HEADS * HEAD_DIM, own, own.from(MIXED_AT), own.from(PARTS_AT));
+    if (thread() < NORM_FLOATS) b.norms[thread()] = norm;
+    if (thread() == 0) *(volatile int*)b.layer = layer;
+    if (layer == 0)
+      first_qkv(b, embed, tokens, shift, made);
+    else
+      product<Qkv, true>(b, before, [=](int i, int row, int q, float4 x) { put_qkv(made, shift, i, row, q, x); });
+    if (QK_NORM && thread() < NORM_FLOATS && layer + 1 < LAYERS) norm = norms[(layer + 1) * NORM_FLOATS + thread()];
+    attend(b, contexts, part, pool + (u64)layer * 2 * SLOTS * KV_HEADS * HEAD_DIM, made, mixed, parts);
+    product<Output, false>(b, mixed.now, [&](int i, int row, int q, float4 x) { add_residual(b, middle, i, row, q, x); });
+    product<GateUp, true>(b, middle.now, [=](int i, int row, int q, float4 x) {
+      int feature = (block_x() + i * GRID) * (UNIT / 2) + 2 * q;
+      inner.put(word_of(row, feature), pack(silu(x.x) * x.y, silu(x.z) * x.w));
+    });
+    product<Down, false>(b, inner.now, [&](int i, int row, int q, float4 x) { add_residual(b, after, i, row, q, x); });
+    before = after.now;
   }
+  head(b, before, logits);
   if (block_x() == 0 && thread() == 0) scratch[0] = turn + 1;
   }
 }

@@ -18,7 +18,7 @@ from fullstride.llm.kernels.cuda.launch import Kernel, call
 from fullstride.llm.kernels.interface import FusedStep, StepBatch
 from fullstride.llm.models.parameters import Weights
 
-FILES = ("sizes.cuh", "rows.cuh", "stream.cuh", "products.cuh", "attention.cuh", "mix.cuh")
+FILES = ("sizes.cuh", "stream.cuh", "rows.cuh", "products.cuh", "attention.cuh", "mix.cuh")
 MOST_ROWS = 16
 WARPS, UNIT, MOST_UNITS, MOST_SPLITS = 8, 8, 6, 16
 THREADS, HEADER_WORDS, TABLE_WORDS = 384, 32, 1024
@@ -78,21 +78,19 @@ def refusal(config: ModelConfig) -> str | None:
     return None
 
 
-def chunk_steps(config: ModelConfig) -> int:
-    """Steps of 16 inputs that a slot of the ring holds, of any matrix."""
-    inputs = [inputs for inputs, _ in matrices(config).values()]
-    return next(steps for steps in (64, 48, 32, 16) if all(each // 16 % steps == 0 for each in inputs))
+def chunk_steps(inputs: int) -> int:
+    """Steps of 16 inputs that a slot of the ring holds."""
+    return next(steps for steps in (64, 48, 32, 16) if inputs // 16 % steps == 0)
 
 
-@partial(jax.jit, static_argnames=("steps", "paired"))
+@partial(jax.jit, static_argnames="paired")
 def pack(
-    weight: Float[Array, "out inputs"], steps: int, norm: Float[Array, " inputs"] | None = None, paired: bool = False
+    weight: Float[Array, "out inputs"], norm: Float[Array, " inputs"] | None = None, paired: bool = False
 ) -> BFloat16[Array, "units chunks numbers"]:
     """Units of 8 outputs as the second operand of mma.m16n8k16: a lane's 16 bytes are its words of two steps.
 
     Args:
         weight: of a projection.
-        steps: see `chunk_steps`.
         norm: weights of the norm before it.
         paired: the outputs are gates and then as many others; they stand side by side.
 
@@ -102,6 +100,7 @@ def pack(
         weight = (weight.astype(jnp.float32) * norm.astype(jnp.float32)).astype(weight.dtype)
     if paired:
         weight = weight.reshape(2, out // 2, inputs).swapaxes(0, 1).reshape(out, inputs)
+    steps = chunk_steps(inputs)
     # Outputs; chunks, pairs of steps, steps, halves, pairs of inputs, inputs.
     split = weight.reshape(out // UNIT, UNIT, inputs // 16 // steps, steps // 2, 2, 2, 4, 2)
     return split.transpose(0, 2, 3, 1, 6, 4, 5, 7).reshape(out // UNIT, inputs // 16 // steps, steps * 128)
@@ -109,18 +108,18 @@ def pack(
 
 def pack_all(config: ModelConfig, weights: Weights) -> PackedWeights:
     """Pack a second copy of all weights, for this kernel."""
-    layers, steps = weights.layers, chunk_steps(config)
+    layers = weights.layers
     head = weights.embed if weights.head is None else weights.head
     ones = jnp.ones(config.head_dim, jnp.float32)
     wide = (config.heads + 2 * config.kv_heads) * config.head_dim
     norms = [[ones if w is None else w.astype(jnp.float32) for w in (x.q_norm, x.k_norm)] for x in layers]
     shifts = [jnp.zeros(wide) if x.qkv_bias is None else x.qkv_bias.astype(jnp.float32) for x in layers]
     return PackedWeights(
-        jnp.stack([pack(x.qkv, steps, x.attn_norm) for x in layers]),
-        jnp.stack([pack(x.o, steps) for x in layers]),
-        jnp.stack([pack(x.gate_up, steps, x.mlp_norm, paired=True) for x in layers]),
-        jnp.stack([pack(x.down, steps) for x in layers]),
-        pack(head, steps, weights.norm),
+        jnp.stack([pack(x.qkv, x.attn_norm) for x in layers]),
+        jnp.stack([pack(x.o) for x in layers]),
+        jnp.stack([pack(x.gate_up, x.mlp_norm, paired=True) for x in layers]),
+        jnp.stack([pack(x.down) for x in layers]),
+        pack(head, weights.norm),
         jnp.stack([jnp.concatenate(pair) for pair in norms]),
         jnp.stack(shifts),
     )
@@ -155,7 +154,7 @@ def shared_words(config: ModelConfig, sizes: TokenSizes) -> dict[str, int]:
 
 def kernel(config: ModelConfig, sizes: TokenSizes) -> Kernel:
     """The kernel with as long a ring as there is room for."""
-    slot = chunk_steps(config) * 256 + BARRIERS
+    slot = max(chunk_steps(inputs) * 256 for inputs, _ in matrices(config).values()) + BARRIERS
     fixed = 4 * sum(shared_words(config, sizes).values())
     ring = (SHARED - fixed) // slot
     constants = {

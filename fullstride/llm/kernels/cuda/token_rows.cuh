@@ -51,53 +51,25 @@ struct Sets {
   METHOD Sets from(int words) const { return Sets{now + words, other + words}; }
 };
 
-// Of a chunk a warp's steps and its lanes' 16 bytes; chunks of rows that are on their way at once.
-#define WARP_STEPS (STEPS / WARPS)
-#define CELLS (WIDE ? WARP_STEPS : WARP_STEPS / 2)
-#define MOST_CHUNKS (max_int(max_int(HIDDEN, MIXED), INNER) / 16 / STEPS)
-constexpr int most_flight() { return 24 / CELLS < MOST_CHUNKS ? 24 / CELLS : MOST_CHUNKS; }
-#define FLIGHT most_flight()
+// A warp's share of `M::steps` steps of 16 inputs, as words of mma's first operand.
+template <class M> struct Rows {
+  static constexpr int steps = M::steps / WARPS, cells = WIDE ? steps : steps / 2;
+  uint4 cell[cells];
 
-// A warp's share of up to FLIGHT chunks, as words of mma's first operand.
-struct Rows {
-  uint4 cell[FLIGHT * CELLS];
-
-  // `count` chunks from `first` on of rows that other blocks write to `words` meanwhile, as soon as all of them are there:
-  // asked for together, since an answer takes long. Other lanes than those with a row have zeros.
-  METHOD void read(const u32* words, int first, int count, int warp) {
-    constexpr int next = STEPS * 16 / CELL_INPUTS * CELL_LANES;
-    const uint4* from = (const uint4*)words + first * next + warp * CELLS * CELL_LANES + lane();
-    bool mine = lane() < CELL_LANES;
-    // Of few rows there are few words, and all blocks that ask for them again and again keep the writers from them.
-    if (ROWS <= 4 && mine)
-      while (!there(load_now(from + (count - 1) * next + (CELLS - 1) * CELL_LANES))) rest();
-    bool all = false;
-#pragma unroll 1
-    while (!all) {
-      all = true;
-#pragma unroll
-      for (int i = 0; i < FLIGHT * CELLS; i++) {
-        cell[i] = uint4{0, 0, 0, 0};
-        if (mine && i / CELLS < count) cell[i] = load_now(from + i / CELLS * next + i % CELLS * CELL_LANES);
-      }
-#pragma unroll
-      for (int i = 0; i < FLIGHT * CELLS; i++) all = all && there(cell[i]);
-      if (!all) rest();
-    }
-    sync_lanes();
+  // Of chunk `chunk` of rows that are in `words`; other lanes than those with a row have none.
+  static METHOD const uint4* place(const u32* words, int chunk, int warp) {
+    return (const uint4*)words + (chunk * M::steps + warp * steps) * 16 / CELL_INPUTS * CELL_LANES + lane();
   }
-  // The same of a table, rows of which are one each for `ids`.
-  METHOD void look_up(const u32* table, const int* ids, int first, int count, int warp) {
+  // Rows of a table, one each for `ids`.
+  METHOD void look_up(const u32* table, const int* ids, int chunk, int warp) {
     int row = lane() / 4, pair = lane() % 4;
-    const u32 *low = table + (u64)ids[smaller(row, ROWS - 1)] * (HIDDEN / 2), *high = table + (u64)ids[smaller(row + 8, ROWS - 1)] * (HIDDEN / 2);
 #pragma unroll
-    for (int i = 0; i < FLIGHT * WARP_STEPS; i++) {
-      int at = ((first + i / WARP_STEPS) * STEPS + warp * WARP_STEPS + i % WARP_STEPS) * 8 + pair;
-      bool there = i / WARP_STEPS < count;
+    for (int i = 0; i < steps; i++) {
+      int at = (chunk * M::steps + warp * steps + i) * 8 + pair;
 #pragma unroll
       for (int half = 0; half < 2; half++) {
-        set(i, 0, half, there && row < ROWS ? low[at + 4 * half] : 0);
-        if (WIDE) set(i, 1, half, there ? high[at + 4 * half] : 0);
+        set(i, 0, half, row < ROWS ? table[(u64)ids[row] * (M::in / 2) + at + 4 * half] : 0);
+        if (WIDE) set(i, 1, half, table[(u64)ids[smaller(row + 8, ROWS - 1)] * (M::in / 2) + at + 4 * half]);
       }
     }
   }
@@ -111,10 +83,10 @@ struct Rows {
     int own = WIDE ? 2 * half + high : 2 * (step % 2) + half;
     return own == 0 ? c.x : own == 1 ? c.y : own == 2 ? c.z : c.w;
   }
-  // Adds this lane's part of the rows' sums of squares; chunks that are not there are zeros.
+  // Adds this lane's part of the rows' sums of squares.
   METHOD void square(float (&sums)[2]) const {
 #pragma unroll
-    for (int i = 0; i < FLIGHT * WARP_STEPS; i++)
+    for (int i = 0; i < steps; i++)
 #pragma unroll
       for (int own = 0; own < (WIDE ? 4 : 2); own++) {
         u32 x = word(i, own / 2, own % 2);
@@ -122,3 +94,25 @@ struct Rows {
       }
   }
 };
+
+// `N` chunks from `first` on, as soon as all of them are there: asked for together, since an answer takes long.
+template <class M, int N> DEVICE void read_all(Rows<M> (&rows)[N], const u32* words, int first, int warp) {
+  constexpr int cells = Rows<M>::cells;
+  uint4 x[N * cells];
+  auto place = [=](int i) {
+    int chunk = smaller(first + i / cells, M::chunks - 1);
+    return Rows<M>::place(words, chunk, warp) + i % cells * CELL_LANES;
+  };
+  if (lane() < CELL_LANES) {
+    // Of few rows there are few words, and all blocks that ask for them again and again keep the writers from them.
+    if (ROWS <= 4)
+      while (!there(load_now(place(N * cells - 1)))) rest();
+    await(x, place);
+  } else {
+#pragma unroll
+    for (int i = 0; i < N * cells; i++) x[i] = uint4{0, 0, 0, 0};
+  }
+  sync_lanes();
+#pragma unroll
+  for (int i = 0; i < N * cells; i++) rows[i / cells].cell[i % cells] = x[i];
+}

@@ -17,57 +17,43 @@
 #define SPAN (TILE * WARPS)
 // Units whose sums are added up together.
 #define MOST_UNITS 6
-// Units that a warp multiplies together, so that one's sums are not waited for alone.
-#define TOGETHER 2
+#define HEAD_UNITS 4
 
 // No arithmetic gives this word, neither as fp32 nor as two bf16: it stands where nothing has been written yet.
 #define NOT_YET 0xffffffffu
 
-// The matrices in the order of a layer, then the head.
-enum { QKV_MATRIX, OUTPUT_MATRIX, GATE_UP_MATRIX, DOWN_MATRIX, HEAD_MATRIX };
-#define OF(matrix, qkv, output, gate_up, down, head) \
-  (matrix == QKV_MATRIX ? (qkv) : matrix == OUTPUT_MATRIX ? (output) : matrix == GATE_UP_MATRIX ? (gate_up) : matrix == DOWN_MATRIX ? (down) : (head))
-
-constexpr int max_int(int a, int b) { return a > b ? a : b; }
-// A slot of the ring holds a chunk of a unit: STEPS times 16 inputs, of which each warp has a share.
-constexpr int largest_chunk() {
+constexpr int largest_chunk(int inputs) {
   for (int steps = 64; steps >= 16; steps -= 16)
-    if (HIDDEN / 16 % steps == 0 && MIXED / 16 % steps == 0 && INNER / 16 % steps == 0) return steps;
+    if (inputs / 16 % steps == 0) return steps;
   return 0;
 }
-#define STEPS largest_chunk()
-static_assert(STEPS > 0, "inputs come in 256s");
-#define SLOT (STEPS * 256)
+constexpr int units_of(int features) { return (features + UNIT - 1) / UNIT; }
+constexpr int most_units(int features) { return (units_of(features) + GRID - 1) / GRID; }
 
-// What of a matrix is needed while the kernel runs.
-struct Projection {
-  int matrix, inputs, chunks, units, mine;  // units of this block, at most
-
-  static METHOD Projection of(int matrix) {
-    Projection p;
-    p.matrix = matrix;
-    p.inputs = OF(matrix, HIDDEN, MIXED, HIDDEN, INNER, HIDDEN);
-    p.chunks = p.inputs / 16 / STEPS;
-    p.units = OF(matrix, QKV, HIDDEN, 2 * INNER, HIDDEN, VOCAB) / UNIT;
-    p.mine = (p.units + GRID - 1) / GRID;
-    return p;
-  }
-  METHOD bool normed() const { return matrix != OUTPUT_MATRIX && matrix != DOWN_MATRIX; }
-  // Units of this block from its `first` on that are added up together.
-  METHOD int count(int first) const {
-    return larger(0, smaller(MOST_UNITS, (units - 1 - block_x() + GRID) / GRID - first));
-  }
+// A matrix with that many inputs and outputs: a slot of the ring holds `steps` times 16 inputs of a unit.
+template <int IN, int OUT, int MOST = MOST_UNITS> struct Matrix {
+  static constexpr int in = IN, out = OUT, units = units_of(OUT), mine = most_units(OUT);
+  static constexpr int group = mine < MOST ? mine : MOST, steps = largest_chunk(IN), chunks = IN / 16 / steps, bytes = steps * 256;
+  static_assert(IN % 256 == 0, "inputs come in 256s");
 };
+typedef Matrix<HIDDEN, QKV> Qkv;
+typedef Matrix<MIXED, HIDDEN> Output;
+typedef Matrix<HIDDEN, 2 * INNER> GateUp;
+typedef Matrix<INNER, HIDDEN> Down;
+typedef Matrix<HIDDEN, VOCAB, HEAD_UNITS> Head;
+
+constexpr int max_int(int a, int b) { return a > b ? a : b; }
+#define SLOT max_int(max_int(Qkv::bytes, Output::bytes), Down::bytes)
 
 // Shared memory: the ring, sums of the warps (twice, by turns), those of attention, angles, weights of norms, barriers.
 #define SUMS_FLOATS (WARPS * MOST_UNITS * ROWS * UNIT)
-static_assert(RING >= TOGETHER, "the ring holds all units that are multiplied together");
+static_assert(RING >= MOST_UNITS, "the ring holds all units whose sums are added up together");
 #define SQUARES_FLOATS (WARPS * ROWS)
 #define HEAD_WORDS ((GROUP + 2) * HEAD_DIM / 2)
 #define MIX_FLOATS (WARPS * GROUP * MIX_WORDS)
 #define ANGLE_FLOATS (ROWS * HEAD_DIM)
 #define NORM_FLOATS (2 * HEAD_DIM)
-#define RESIDUAL_FLOATS ((HIDDEN / UNIT + GRID - 1) / GRID * ROWS * UNIT)
+#define RESIDUAL_FLOATS (Output::mine * ROWS * UNIT)
 // Of the block's first table, as many as there is room for; a longer one is read where it is.
 #define TABLE_WORDS 1024
 
@@ -79,12 +65,6 @@ static_assert(RING >= TOGETHER, "the ring holds all units that are multiplied to
 #define PART_WORDS (HEAD_DIM + 2)
 #define PARTS_WORDS (ROWS * KV_HEADS * SPLITS * GROUP * PART_WORDS)
 #define LAYER_WORDS (QKV_WORDS + MIXED_WORDS + 2 * HIDDEN_WORDS + INNER_WORDS + PARTS_WORDS)
-// Where a layer's parts begin: what a matrix's product goes to, in their order, behind the first's what attention gives.
-#define MIXED_AT QKV_WORDS
-#define MIDDLE_AT (MIXED_AT + MIXED_WORDS)
-#define INNER_AT (MIDDLE_AT + HIDDEN_WORDS)
-#define AFTER_AT (INNER_AT + INNER_WORDS)
-#define PARTS_AT (AFTER_AT + HIDDEN_WORDS)
 // The turn, then two sets: one is used, the other made ready for the next token.
 #define HEADER_WORDS 32
 #define SET_WORDS (LAYERS * LAYER_WORDS)

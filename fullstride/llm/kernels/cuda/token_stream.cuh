@@ -8,25 +8,8 @@ struct Ring {
   int slot;
   u32 parity;
 
-  METHOD void next(int count = 1) {
-    slot += count;
-    if (slot >= RING) slot -= RING, parity ^= 1;
-  }
-  // The slot `ahead` of the next one, as soon as it is filled.
-  METHOD const u8* await(int ahead) {
-    int at = slot + ahead, turned = at >= RING;
-    at -= turned ? RING : 0;
-    bar_wait(full + at, parity ^ turned);
-    return slots + at * SLOT;
-  }
-  // The next `count` slots may be filled again, as far as this warp is concerned.
-  METHOD void release(int count) {
-    sync_lanes();
-    if (lane() < count) {
-      int at = slot + lane();
-      bar_arrive(empty + (at >= RING ? at - RING : at));
-    }
-    next(count);
+  METHOD void next() {
+    if (++slot == RING) slot = 0, parity ^= 1;
   }
   METHOD void fill(const u8* from, u32 bytes) {
     bar_wait(empty + slot, parity ^ 1);
@@ -36,27 +19,25 @@ struct Ring {
   }
 };
 
-// This block's units of a matrix, in the order in which `multiply` (`token_products.cuh`) takes them.
-DEVICE void fill_units(Ring& ring, const Projection& p, const u8* weights) {
-#pragma unroll 1
-  for (int group = 0; group < p.mine; group += MOST_UNITS)
-#pragma unroll 1
-    for (int flight = 0; flight < p.chunks; flight += FLIGHT)
-#pragma unroll 1
-      for (int pair = group; pair < group + p.count(group); pair += TOGETHER)
-#pragma unroll 1
-        for (int chunk = flight; chunk < smaller(flight + FLIGHT, p.chunks); chunk++)
-#pragma unroll 1
-          for (int i = pair; i < smaller(pair + TOGETHER, group + p.count(group)); i++)
-            ring.fill(weights + ((u64)(block_x() + i * GRID) * p.chunks + chunk) * SLOT, SLOT);
+// This block's units of a matrix: group by group, chunk by chunk.
+template <class M> DEVICE void fill_units(Ring& ring, const u8* weights) {
+  for (int first = 0; first < M::mine; first += M::group)
+    for (int chunk = 0; chunk < M::chunks; chunk++)
+      for (int i = first; i < smaller(first + M::group, M::mine); i++) {
+        int unit = block_x() + i * GRID;
+        if (unit < M::units) ring.fill(weights + ((u64)unit * M::chunks + chunk) * M::bytes, M::bytes);
+      }
+}
+template <class M> DEVICE const u8* layer_of(const u8* weights, int layer) {
+  return weights + (u64)layer * M::units * M::chunks * M::bytes;
 }
 
 DEVICE void fill_all(Ring& ring, const u8* qkv, const u8* output, const u8* gate_up, const u8* down, const u8* head) {
-#pragma unroll 1
-  for (int step = 0; step <= 4 * LAYERS; step++) {
-    Projection p = Projection::of(step < 4 * LAYERS ? step % 4 : HEAD_MATRIX);
-    const u8* first = OF(p.matrix, qkv, output, gate_up, down, head);
-    u64 before = p.matrix == HEAD_MATRIX ? 0 : step / 4;
-    fill_units(ring, p, first + before * p.units * p.chunks * SLOT);
+  for (int layer = 0; layer < LAYERS; layer++) {
+    fill_units<Qkv>(ring, layer_of<Qkv>(qkv, layer));
+    fill_units<Output>(ring, layer_of<Output>(output, layer));
+    fill_units<GateUp>(ring, layer_of<GateUp>(gate_up, layer));
+    fill_units<Down>(ring, layer_of<Down>(down, layer));
   }
+  fill_units<Head>(ring, head);
 }
