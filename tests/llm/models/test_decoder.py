@@ -147,7 +147,7 @@ def test_parameters_are_fused_and_of_the_dtype_asked_for(tiny_qwen2):
     loaded = load(tiny_qwen2)
     weights = put(loaded.config, loaded.parameters, "bfloat16", jax.devices()[0])
     layer, parts = weights.layers[1], [loaded.parameters[f"layers.1.{name}"] for name in ("q", "k", "v")]
-    np.testing.assert_array_equal(layer.qkv, np.concatenate(parts).astype(layer.qkv.dtype))
+    np.testing.assert_array_equal(layer.qkv, np.concatenate(parts).astype("bfloat16"))
     assert {leaf.dtype for leaf in jax.tree.leaves(weights)} == {jnp.dtype("bfloat16")}
     assert layer.qkv_bias is not None
     assert layer.q_norm is None

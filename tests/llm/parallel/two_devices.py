@@ -167,7 +167,7 @@ def test_each_device_has_its_own_heads_and_never_the_whole(qwen3):
     for leaf in jax.tree.leaves(weights):
         split = leaf.sharding.spec != PartitionSpec()
         assert sum(shard.data.nbytes for shard in leaf.addressable_shards) == leaf.nbytes * (1 if split else 2)
-    layer = weights.layers[1]
+    layer: Any = weights.layers[1]
     for i in range(2):
         rows = [slice(i * n, (i + 1) * n) for n in (query, key, key)]
         expected = [read(f"layers.1.{name}", part) for name, part in zip("qkv", rows, strict=True)]
