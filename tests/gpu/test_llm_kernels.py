@@ -108,7 +108,7 @@ def test_codes_of_every_size():
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("rows", [1, 9, 40, 64])
 def test_products_with_packed_matrices(form, rows, target):
-    """As far from fp64 of the format's numbers as sums in fp32 may be."""
+    """Distances from fp64 of the format's numbers are those of sums in fp32."""
     rng = np.random.default_rng()
     matrix = packed(random_rows(form, 4096 + 48, 2048, rng), True)
     x = jnp.asarray(rng.standard_normal((rows, 2048)), jnp.bfloat16)

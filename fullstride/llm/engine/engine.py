@@ -78,7 +78,8 @@ class Engine:
         proposer = proposer_of(loaded, config, devices)
         parts = build_parts(loaded, config, devices, loading)
         self.model, self.tokenizer, self.devices = loaded.config, loaded.tokenizer, parts.devices
-        self.kernels, self.sizes, self.quantize = parts.kernels.name, parts.sizes, parts.quantize
+        self.kernels, self.sizes = parts.kernels.name, parts.sizes
+        self.quantize = parts.quantize
         self.dead: str | None = None
         self._intake, self._caching = RequestValidator(self.model, self.sizes, self.tokenizer), config.prefix_cache
         self._speculator = None if proposer is None else Speculator(proposer, self.sizes)

@@ -64,7 +64,12 @@ class ProgramCache:
             return found
         lowered = lower()
         compiled = lowered.compile(options)
-        write_best_effort(path, _written(compiled, chain.used_by(lowered.as_text())))
+        try:
+            content = _written(compiled, chain.used_by(lowered.as_text()))
+        except Exception as error:  # whatever JAX cannot write runs all the same
+            logger.warning("the program %s is not cached: %s", key, error)
+        else:
+            write_best_effort(path, content)
         return compiled
 
     def _read(self, path: Path) -> Any:
@@ -76,11 +81,19 @@ class ProgramCache:
         if hashlib.sha256(body).digest() != digest:
             logger.warning("%s is damaged: compiling its program again", path)
             return None
-        program, chains, places = pickle.loads(body)
-        for links in chains:
-            chain.ready(links)
-        trees = map(jax.tree.structure, places)
-        return serialize_executable.deserialize_and_load(program, *trees, execution_devices=[self.device])
+        try:
+            return _loaded(body, self.device)
+        except Exception as error:  # such as of a driver that is older than the one it was compiled for
+            logger.warning("%s cannot be loaded (%s): compiling its program again", path, error)
+            return None
+
+
+def _loaded(body: bytes, device: Any) -> Any:
+    program, chains, places = pickle.loads(body)
+    for links in chains:
+        chain.ready(links)
+    trees = map(jax.tree.structure, places)
+    return serialize_executable.deserialize_and_load(program, *trees, execution_devices=[device])
 
 
 def _written(compiled: Any, chains: Any) -> bytes:
@@ -92,7 +105,7 @@ def _written(compiled: Any, chains: Any) -> bytes:
 
 
 def _surroundings(device: Any) -> tuple[Any, ...]:
-    """What programs depend on besides what the engine tells: this package, JAX with its settings, XLA, the device."""
+    """Return what programs depend on besides what the engine tells: this package, JAX's settings, XLA, the device."""
     versions = jax.__version__, jaxlib.__version__, device.client.platform_version
     settings = sorted(jax.config.values.items())
     return _package(), versions, device.device_kind, device.id, settings, os.environ.get("XLA_FLAGS")

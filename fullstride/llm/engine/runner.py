@@ -167,7 +167,7 @@ class Runner:
         return self.lower(key).compile(options)
 
     def _identity(self) -> tuple[Any, ...]:
-        """What the programs depend on, besides their keys: values whose `repr` tells them apart."""
+        """Return what the programs depend on, besides their keys: values whose `repr` tells them apart."""
         weights = [(leaf.shape, str(leaf.dtype)) for leaf in self._leaves]
         return self.programs.model, self.sizes, self.programs.kernels.name, OPTIONS, self._tree, weights
 

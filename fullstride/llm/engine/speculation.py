@@ -69,7 +69,9 @@ class Speculator:
         self._proposer, self._sizes = proposer, sizes
         self.drafts = self.drafted = self.accepted = 0
         self.times = StepTimes()
-        self._all, self._read, self._idle = Acceptance(), 0.0, 0
+        self._all = Acceptance()
+        self._read = 0.0
+        self._idle = 0
 
     def pays(self, sequences: Several[Sequence]) -> bool:
         """Return whether it is likely to pay to verify drafts of these sequences, wherever they are."""

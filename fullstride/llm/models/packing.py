@@ -46,7 +46,9 @@ class PackedReader:
 
     def __init__(self, reader: ShardReader, parameters: Mapping[str, np.ndarray], packing: Packing):
         """Read what `reader` reads, packed."""
-        self._reader, self._parameters, self._packing = reader, parameters, packing
+        self._reader = reader
+        self._parameters = parameters
+        self._packing = packing
 
     def place(self, *names: str) -> Array | Weight:
         """Parameters, one below the other in each device's share, on the devices.

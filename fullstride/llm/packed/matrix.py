@@ -33,7 +33,7 @@ class PackedMatrix:
 
     @property
     def tiled(self) -> bool:
-        """Whether its codes are in the order of the tensor cores' fragments."""
+        """Tell whether its codes are in the order of the tensor cores' fragments."""
         return self.codes.ndim == 3
 
     @property

@@ -40,7 +40,7 @@ def _iterated(x: Float[Tensor, "m n"]) -> Float[Tensor, "m n"]:
 
 
 def _by_gram(x: Float[Tensor, "m n"]) -> Float[Tensor, "m n"]:
-    """The same by powers of x x', which is smaller than x; bf16 would lose small singular values there."""
+    """Iterate on powers of x x', which is smaller than x; bf16 would lose small singular values there."""
     gram, product = x @ x.T, torch.eye(len(x), dtype=x.dtype, device=x.device)
     for i in range(ITERATIONS):
         factor = torch.addmm(gram, gram, gram, beta=B, alpha=C)

@@ -88,7 +88,7 @@ def test_drafts_are_verified_whatever_the_set(monkeypatch, name, kept):
 
 
 def test_layers_of_other_families_are_the_plain_sets_with_paged_attention(monkeypatch):
-    """As on a GPU before Hopper; a window of fewer tokens than a prompt has."""
+    """Forms are those of a GPU before Hopper; the window has fewer tokens than a prompt."""
     model = replace(MODEL, residual_scale=0.3, attention_scale=0.2, logit_cap=5.0, post_norm=True, exact_norm=True)
     model = replace(model, activation="gelu_tanh", unrotated=(0,), windows=(9,), attention_cap=3.0)
     requests = [([5, 6, 7], greedy(4)), (list(range(40, 53)), greedy(3))]

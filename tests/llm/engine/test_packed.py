@@ -132,7 +132,8 @@ def test_unpacked_numbers_of_all_layers_never_stand_in_memory():
     settings = EngineConfig(max_sequences=1, max_tokens_per_step=32, kv_blocks=8, max_length=64, steps_per_dispatch=4)
     sizes = choose_shapes(settings, config, kernels, device)
     runner = Runner.__new__(Runner)
-    runner.programs, runner.sizes, runner.device = Programs(config, kernels, sizes), sizes, device
+    runner.programs, runner.sizes = Programs(config, kernels, sizes), sizes
+    runner.device = device
     runner.mesh = None
     weights = put(config, RandomParameters(config, "float32"), "float32", device, packing=Packing("int4"))
     runner._leaves, runner._tree = jax.tree.flatten(weights)

@@ -1,6 +1,8 @@
 """Executables that a second start reads: on a CPU, by runners that are told to keep them."""
 
+import hashlib
 from dataclasses import replace
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -86,9 +88,23 @@ def test_what_is_damaged_is_compiled_again(no_xla_cache, caplog):
         np.testing.assert_array_equal(cache.get("key", lower)(np.arange(5, dtype=np.float32)), 3.0 * np.arange(5))
     assert len(asked) == 3
     assert next(said for said in caplog.messages if "is damaged" in said).startswith(str(cache.path("key")))
+    body = b"no executable"
+    cache.path("key").write_bytes(hashlib.sha256(body).digest() + body)
+    assert cache.get("key", lower) is not None
+    assert len(asked) == 4
+    assert any("cannot be loaded" in said for said in caplog.messages)
     other = ProgramCache(jax.devices()[0], ["two"])
     assert len({other.path("key"), cache.path("key"), cache.path(("key",))}) == 3
     assert cache.path("key").parent == no_xla_cache
+
+
+def test_what_cannot_be_written_runs_and_is_named(no_xla_cache, caplog):
+    cache = ProgramCache(jax.devices()[0], ["one"])
+    compiled = object()  # which JAX cannot serialize
+    lowered = SimpleNamespace(compile=lambda options: compiled, as_text=lambda: "")
+    assert cache.get("key", lambda: lowered) is compiled
+    assert not cache.path("key").exists()
+    assert any("the program key is not cached" in said for said in caplog.messages)
 
 
 def test_jax_keeps_the_programs_of_cpus_and_where_it_has_a_folder(no_xla_cache):

@@ -69,7 +69,7 @@ def rng(seed) -> np.random.Generator:
 
 
 def settings(rng: np.random.Generator) -> list[SamplingParams]:
-    """What requests may ask for, each alone and some together."""
+    """Requests with all that they may ask for, each alone and some together."""
     sampled: dict[str, Any] = {"max_tokens": 21, "ignore_eos": True, "temperature": 1.3}
     return [
         greedy(25),
@@ -131,7 +131,7 @@ def test_drafts_that_are_right_save_steps(engine, drafting, drafts, rng):
 
 
 def test_sampled_tokens_have_the_models_law(drafting, drafts, theirs):  # noqa: F811
-    """Of the third token, by Pearson's statistic against transformers; drafts are two likely tokens."""
+    """Compare the third token's, by Pearson's statistic, with transformers'; drafts are two likely tokens."""
     ids, count, kept, temperature = [9, 80, 41, 7], 400, 4, 1.5
     law, second = defaultdict[int, float](float), defaultdict[int, float](float)
     for a, first in _kept(logprobs_of(theirs, ids)[-1], kept, temperature).items():

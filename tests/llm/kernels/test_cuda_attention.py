@@ -47,7 +47,8 @@ class Case:
         sinks: bool = False,
         target: Target = HOPPER,
     ):
-        self.shape, self.kept, self.target, rng = shape, kept, target, np.random.default_rng(seed)
+        self.shape, self.kept = shape, kept
+        self.target, rng = target, np.random.default_rng(seed)
         self.sinks = jnp.asarray(bf16(rng.uniform(-1, 3, shape.heads))) if sinks else None
         width = max([*contexts, *(start + count for start, count in tiles)]) // shape.block + 1
         count = len(contexts) + len(tiles)
@@ -219,7 +220,7 @@ class Codes(Kernel):
 
 
 def test_codes_without_an_instruction_for_them():
-    """Of every bf16: the nearest code, or the largest, as NumPy has it."""
+    """Every bf16 has the nearest code, or the largest, as NumPy has it."""
     numbers = np.arange(1 << 16, dtype=np.uint32).astype(np.uint16).view(ml_dtypes.bfloat16)
     words = numbers.view(np.uint32)
     sizes = {"HEADS": 1, "KV_HEADS": 1, "HEAD_DIM": 64, "EPS": 0.0, "SCALE": 1.0, "CAP": 0.0, "FP8": 1, "CONVERTS": 0}
