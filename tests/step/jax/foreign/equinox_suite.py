@@ -2,8 +2,9 @@
 
     python -m tests.step.jax.foreign.equinox_suite ../equinox [test_jit.py ...]
 
-Prints a table, and exits with 1 if a test that passes with the original fails with the replacement. Both run on the
-checkout's own Equinox, with the pytest of this environment.
+Prints a table, a row as soon as a file has run with both: after a stop, name the files that are left. Exits with 1 if
+a test that passes with the original fails with the replacement, or if pytest did not come to the end of a file. Both
+run on the checkout's own Equinox, with the pytest of this environment.
 """
 
 import os
@@ -12,15 +13,15 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from xml.etree import ElementTree
 
 ROOT = Path(__file__).parents[4]
 # The files whose tests call `filter_jit`.
 FILES = re.compile(r"\bfilter_jit\b")
-
+# For one file with one of the two; `LIMIT=...` in the environment is another.
+SECONDS = 3600.0
 
 # A plugin of pytest: the checkout has a package `tests` of its own, so none of ours can be one. Equinox is imported
-# last of all, as its configuration instruments it.
+# last of all, as its configuration instruments it. Outcomes are written as they come: a process that dies has some.
 PLUGIN = """
 import pytest
 
@@ -32,41 +33,35 @@ def pytest_configure():
 
     if {replaced}:
         equinox.filter_jit = cached_filter_jit
+
+
+def pytest_runtest_logreport(report):
+    if report.when == "call" or not report.passed:
+        with open({path!r}, "a") as file:
+            file.write(f"{{report.nodeid}} {{report.outcome}}\\n")
 """
 
 
-def outcomes(checkout: Path, files: list[str], replaced: bool) -> dict[str, str]:
-    """Run the files; return `passed`, `failed` or `skipped` by the test's name, and the file's name in front."""
+def outcomes(checkout: Path, file: str, replaced: bool) -> tuple[dict[str, str], str]:
+    """Run a file; return `passed`, `failed` or `skipped` by the test's name, and why there may be more tests."""
     with tempfile.TemporaryDirectory() as folder:
-        report = Path(folder) / "report.xml"
-        (Path(folder) / "replaced_filter_jit.py").write_text(PLUGIN.format(replaced=replaced))
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "replaced_filter_jit", f"--junitxml={report}"]
+        found = Path(folder) / "outcomes.txt"
+        found.touch()
+        (Path(folder) / "replaced_filter_jit.py").write_text(PLUGIN.format(replaced=replaced, path=str(found)))
         environment = os.environ | {"PYTHONPATH": os.pathsep.join((folder, str(ROOT)))}
-        named = [f"tests/{file}" for file in files]
-        done = subprocess.run([*command, *named], cwd=checkout, env=environment, capture_output=True, text=True)
-        if not report.exists():
-            raise SystemExit(f"{checkout}: pytest did not run: {(done.stdout + done.stderr)[-2000:]}")
-        return dict(map(_outcome, ElementTree.parse(report).iter("testcase")))
-
-
-def _outcome(case: ElementTree.Element) -> tuple[str, str]:
-    name = f"{case.get('classname', '').rpartition('.')[2]}.py::{case.get('name')}"
-    kinds = {child.tag for child in case}
-    return name, "failed" if kinds & {"failure", "error"} else "skipped" if "skipped" in kinds else "passed"
-
-
-def table(before: dict[str, str], after: dict[str, str]) -> list[str]:
-    """Return the lines of a Markdown table by file, and those of the tests that the replacement alone fails."""
-    files = sorted({name.partition("::")[0] for name in before})
-    lines = ["| file | pass with `filter_jit` | of these with `cached_filter_jit` |", "|---|---:|---:|"]
-    total = [0, 0]
-    for file in files:
-        passed = [name for name, kind in before.items() if name.startswith(f"{file}::") and kind == "passed"]
-        counts = len(passed), sum(after.get(name) == "passed" for name in passed)
-        total = [a + b for a, b in zip(total, counts, strict=True)]
-        lines.append(f"| `{file}` | {counts[0]} | {counts[1]} |")
-    lines.append(f"| all | {total[0]} | {total[1]} |")
-    return lines + [f"fails with the replacement alone: {name}" for name in lost(before, after)]
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "replaced_filter_jit", f"tests/{file}"]
+        seconds = float(os.environ.get("LIMIT", SECONDS))
+        try:
+            done = subprocess.run(
+                command, cwd=checkout, env=environment, capture_output=True, text=True, timeout=seconds
+            )
+        except subprocess.TimeoutExpired:
+            ended = f"stopped after {seconds:g} s"
+        else:
+            said = (done.stdout + done.stderr)[-2000:]
+            ended = "" if done.returncode in (0, 1) else f"pytest exited with {done.returncode}: {said}"
+        lines = (line.rpartition(" ") for line in found.read_text().splitlines())
+        return {name: outcome for name, _, outcome in lines}, ended
 
 
 def lost(before: dict[str, str], after: dict[str, str]) -> list[str]:
@@ -74,15 +69,30 @@ def lost(before: dict[str, str], after: dict[str, str]) -> list[str]:
     return [name for name, kind in before.items() if kind == "passed" and after.get(name) != "passed"]
 
 
+def say(line: str) -> None:
+    """Print a line at once."""
+    print(line, flush=True)  # noqa: T201 # a command's output
+
+
 def main(checkout: str, *files: str) -> int:
-    """Run both, and print the table."""
+    """Run both, file by file, and print the table."""
     folder = Path(checkout)
     found = [path.name for path in sorted(folder.glob("tests/test_*.py")) if FILES.search(path.read_text())]
     if not found:
         raise SystemExit(f"{checkout}: no tests/test_*.py calls filter_jit; expected a checkout of Equinox")
-    before, after = (outcomes(folder, list(files) or found, replaced) for replaced in (False, True))
-    sys.stdout.write("\n".join(table(before, after)) + "\n")
-    return int(bool(lost(before, after)))
+    say("| file | pass with `filter_jit` | of these with `cached_filter_jit` |\n|---|---:|---:|")
+    total, remarks = [0, 0], []
+    for file in files or found:
+        (before, early), (after, late) = (outcomes(folder, file, replaced) for replaced in (False, True))
+        passed, losses = list(before.values()).count("passed"), lost(before, after)
+        say(f"| `{file}` | {passed} | {passed - len(losses)} |")
+        total = [total[0] + passed, total[1] + passed - len(losses)]
+        remarks += [f"{file} with filter_jit: {early}"] * bool(early)
+        remarks += [f"{file} with cached_filter_jit: {late}"] * bool(late)
+        remarks += [f"fails with the replacement alone: {name} ({after.get(name, 'not run')})" for name in losses]
+    say(f"| all | {total[0]} | {total[1]} |")
+    say("\n".join(remarks))
+    return int(bool(remarks))
 
 
 if __name__ == "__main__":
