@@ -1,6 +1,5 @@
 """Quality against time: fullstride and the official code train the same network by one recipe for the same time."""
 
-import hashlib
 import os
 import re
 import shutil
@@ -153,15 +152,13 @@ def _compile_alone(run: Path, anew: bool) -> None:
 
     Kernels that an earlier process of a restarted run compiled would do the same.
     """
-    folder = _compiled(run)
-    if anew:
-        shutil.rmtree(folder, ignore_errors=True)
+    folder = run.absolute() / COMPILED
+    blank = re.search(r"\s", str(folder))  # which C++ compilers reject: there it is a link to a temporary folder
+    if anew or (blank and not folder.is_symlink()):
+        shutil.rmtree(folder.resolve(), ignore_errors=True)
+    if blank and not folder.exists():
+        folder.unlink(missing_ok=True)
+        folder.symlink_to(tempfile.mkdtemp(prefix="fullstride-"))
+    folder = folder.resolve() if blank else folder
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "inductor")
     os.environ["TRITON_CACHE_DIR"] = str(folder / "triton")
-
-
-def _compiled(run: Path) -> Path:
-    """Return the folder of a run's kernels: its own, unless its path has a blank, which C++ compilers reject."""
-    if not re.search(r"\s", str(folder := run.absolute() / COMPILED)):
-        return folder
-    return Path(tempfile.gettempdir()) / f"fullstride-{hashlib.sha256(str(folder).encode()).hexdigest()[:16]}"

@@ -367,6 +367,7 @@ def test_kernels_of_a_run_lie_where_a_compiler_finds_them_and_no_other_run_does(
     runs = [tmp_path / "plain", tmp_path / "with a blank", tmp_path / "with another blank"]
     folders = []
     for run in runs:
+        run.mkdir()
         race._compile_alone(run, anew=True)
         folders.append(Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]))
         assert Path(os.environ["TRITON_CACHE_DIR"]).parent == folders[-1].parent
@@ -380,6 +381,12 @@ def test_kernels_of_a_run_lie_where_a_compiler_finds_them_and_no_other_run_does(
         assert folder.exists()
         race._compile_alone(run, anew=True)
         assert not folder.exists()
+    # The folder of another user that could guess its name would be run as code.
+    assert Path(os.environ["TORCHINDUCTOR_CACHE_DIR"]) != folder
+    (moved := tmp_path / "moved to a blank").mkdir()
+    (moved / "compiled" / "inductor").mkdir(parents=True)
+    race._compile_alone(moved, anew=False)
+    assert " " not in os.environ["TORCHINDUCTOR_CACHE_DIR"]
 
 
 def test_a_score_that_is_not_expected_to_fit_is_left_to_the_next_process(tmp_path, monkeypatch, ticking):
