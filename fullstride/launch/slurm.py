@@ -215,6 +215,7 @@ def _submit(request: SlurmRequest, folder: Path, jobs: list[SlurmJob]) -> int:
             f"launch slurm: {error} Submit from a login node, or inspect the job with --dry-run"
         ) from None
     executor.update_parameters(**parameters(request))
+    _check_qos(request.qos)
     try:
         # What sbatch says is in the error, too.
         with redirect_stderr(io.StringIO()), executor.batch():
@@ -250,22 +251,35 @@ def _leave(code: int) -> NoReturn:
     """
     environment = submitit.JobEnvironment()
     # What Slurm takes the machines of for another job counts as running meanwhile, unlike a cancelled one.
-    shown = _scontrol("show", "job", "--oneliner", environment.job_id) if environment.global_rank == 0 else ""
+    shown = _answer("scontrol", "show", "job", "--oneliner", environment.job_id) if environment.global_rank == 0 else ""
     fields = dict(re.findall(r"(\S+?)=(\S*)", shown))
     if fields.get("JobState") == "RUNNING" and fields.get("PreemptTime", "None") not in ("None", "Unknown"):
         note("launch: preempted: the job is requeued and resumes")
-        _scontrol("requeue", environment.job_id)
+        _answer("scontrol", "requeue", environment.job_id)
     else:
         note("launch: stopped by a signal; to continue, run the same command with resume=true")
     # Not 0, or jobs that wait for this one would begin.
     raise SystemExit(code or exit_codes.FAILED)
 
 
-def _scontrol(*words: str) -> str:
-    """Return scontrol's output, or "" if it fails, after a note."""
+def _check_qos(given: str | None) -> None:
+    """Refuse what the cluster has not: sbatch takes any name, unless the cluster enforces limits.
+
+    Raises:
+        ConfigError: for such a name.
+
+    """
+    listed = _answer("sacctmgr", "show", "qos", "format=name", "--noheader", "--parsable2") if given else ""
+    if known := listed.lower().split():  # none without accounting
+        for name in (given or "").lower().split(","):
+            one_of("--qos", name, known)
+
+
+def _answer(program: str, *words: str) -> str:
+    """Return a program's output, or "" if it fails, after a note."""
     try:
-        done = subprocess.run(["scontrol", *words], stdout=subprocess.PIPE, text=True, timeout=PATIENCE, check=False)
+        done = subprocess.run([program, *words], stdout=subprocess.PIPE, text=True, timeout=PATIENCE, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
-        note(f"launch: scontrol {words[0]} failed: {one_line(error)}")
+        note(f"launch: {program} {words[0]} failed: {one_line(error)}")
         return ""
     return done.stdout

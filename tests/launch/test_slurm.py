@@ -284,6 +284,22 @@ def test_a_job_whose_last_time_is_up_fails_in_one_line(tmp_path, monkeypatch, ca
     assert capfd.readouterr().err.startswith(expected)
 
 
+@pytest.mark.parametrize("qos", ["High", "normal,high", "nope", "high,nope"])
+@pytest.mark.parametrize("accounting", [True, False])
+def test_a_qos_that_the_cluster_has_not_is_refused(tmp_path, monkeypatch, qos, accounting):
+    home, job = install(tmp_path, monkeypatch), SlurmRequest(qos=qos, folder=str(tmp_path / "jobs"))
+    said = "printf 'normal\\nhigh\\n'" if accounting else "echo 'no accounting' >&2; exit 1"
+    (home / "sacctmgr").write_text(f"#!/bin/sh\n{said}\n")
+    (home / "sacctmgr").chmod(0o755)
+    if accounting and "nope" in qos:
+        with pytest.raises(ConfigError, match="--qos=nope: expected one of .*high"):
+            plan(job, TRAIN).submit()
+        assert not (home / "calls").exists()
+    else:
+        assert plan(job, TRAIN).submit() == 0
+        assert f"--qos={qos}" in next((tmp_path / "jobs").rglob("*.sh")).read_text()
+
+
 def test_what_sbatch_refuses_is_one_line(tmp_path, monkeypatch, capfd):
     home = install(tmp_path, monkeypatch)
     said = "sbatch: error: invalid partition specified: nope\nsbatch: error: Batch job submission failed: Invalid name"
