@@ -4,10 +4,15 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator
 
+from fullstride.assets.fetch import cache_folder
 from fullstride.runs.atomic_files import note
 
+# The folder in the cache of the engine's executables.
+PROGRAMS = "programs"
 # To be called with how many of how many are done.
 OnProgress = Callable[[int, int], None]
+# Of programs: with how many the program cache had at the start, too; None if JAX's own cache serves.
+OnPrograms = Callable[[int, int, int | None], None]
 Say = Callable[[str], None]
 # Between two lines that differ in how many programs are ready.
 SECONDS = 15.0
@@ -33,11 +38,11 @@ class StartProgress:
         """Report how many layers are on the devices."""
         self._now_and_then(f"{done} of {total} layers are loaded")
 
-    def programs(self, done: int, total: int) -> None:
+    def programs(self, done: int, total: int, cached: int | None = None) -> None:
         """Report how many programs are ready; 0 at first."""
         if not self._compiling:
             self._compiling, self._last = True, time.monotonic()
-            self._say(f"{self._name}: compiling {total} programs{_cached()}")
+            self._say(f"{self._name}: {_plan(total, cached)}")
         else:
             self._now_and_then(f"{done} of {total} programs are ready")
 
@@ -64,9 +69,12 @@ def starting(name: str, say: Say = note) -> Iterator[StartProgress]:
     say(f"{name}: ready after {start.seconds:.1f} s")
 
 
-def _cached() -> str:
-    """Return where programs of an earlier start come from, if they are cached."""
+def _plan(total: int, cached: int | None) -> str:
+    """Return how many programs are compiled, and where those of an earlier start come from, if they are cached."""
+    if cached:
+        return f"reading {cached} programs from {cache_folder() / PROGRAMS}, compiling {total - cached}"
     import jax
 
-    folder = jax.config.values["jax_compilation_cache_dir"]
-    return f"; those that an earlier start compiled come from {folder}" if folder else ""
+    folder = jax.config.values["jax_compilation_cache_dir"] if cached is None else None
+    more = f"; those that an earlier start compiled come from {folder}" if folder else ""
+    return f"compiling {total} programs{more}"

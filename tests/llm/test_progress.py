@@ -20,7 +20,7 @@ def clock(monkeypatch):
 
 
 def test_lines_come_at_each_stage_and_not_at_every_program(clock, monkeypatch):
-    monkeypatch.setattr(progress, "_cached", lambda: "; cached")
+    monkeypatch.setattr(progress, "_plan", lambda total, cached: f"{cached} of {total} are cached")
     lines: list[str] = []
     with starting("m", lines.append) as start:
         assert lines == ["m: loading weights"]
@@ -32,9 +32,9 @@ def test_lines_come_at_each_stage_and_not_at_every_program(clock, monkeypatch):
         clock[0] -= 35
         for done, seconds in ((0, 7), (1, 1), (2, 1), (2, 20), (3, 1), (9, 40)):
             clock[0] += seconds
-            start.programs(done, 9)
+            start.programs(done, 9, 4)
     first, *middle, last = lines[1:]
-    assert first == "m: compiling 9 programs; cached"
+    assert first == "m: 4 of 9 are cached"
     assert middle == ["m: 2 of 9 programs are ready after 29 s", "m: 9 of 9 programs are ready after 70 s"]
     assert last == "m: ready after 70.0 s"
 
@@ -51,6 +51,22 @@ def test_where_programs_are_kept_is_said_if_they_are(folder):
         jax.config.update("jax_compilation_cache_dir", before)
     more = "; those that an earlier start compiled come from /kept/here" if folder else ""
     assert lines[1] == f"m: compiling 3 programs{more}"
+
+
+@pytest.mark.parametrize(
+    ("cached", "plan"),
+    [
+        (0, "compiling 3 programs"),
+        (2, "reading 2 programs from {}, compiling 1"),
+        (3, "reading 3 programs from {}, compiling 0"),
+    ],
+)
+def test_programs_that_are_read_are_not_said_to_be_compiled(tmp_path, monkeypatch, cached, plan):
+    monkeypatch.setenv("FULLSTRIDE_CACHE", str(tmp_path))
+    lines: list[str] = []
+    with starting("m", lines.append) as start:
+        start.programs(0, 3, cached)
+    assert lines[1] == f"m: {plan.format(tmp_path / 'programs')}"
 
 
 def test_a_start_that_fails_is_not_said_to_be_ready():

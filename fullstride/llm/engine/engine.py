@@ -21,7 +21,7 @@ from fullstride.llm.engine.sequence import Sequence as Running
 from fullstride.llm.engine.speculation import Speculator, proposer_of
 from fullstride.llm.engine.validate import RequestValidator
 from fullstride.llm.outputs import Delta, EngineStats, FinishReason, Pooling
-from fullstride.llm.progress import OnProgress
+from fullstride.llm.progress import OnPrograms, OnProgress
 from fullstride.llm.sampling_params import SamplingParams
 from fullstride.llm.weights.peft_adapter import Adapter
 
@@ -51,7 +51,7 @@ class Engine:
         self,
         loaded: Model,
         config: EngineConfig | None = None,
-        progress: OnProgress | None = None,
+        progress: OnPrograms | None = None,
         devices: Sequence[Any] | None = None,
         *,
         loading: OnProgress | None = None,
@@ -62,7 +62,8 @@ class Engine:
         Args:
             loaded: model, as returned by `fullstride.llm.weights.load`.
             config: settings of the engine.
-            progress: callback `(ready, total)` for compiled programs: with 0 at first, then at least every second.
+            progress: callback `(ready, total, cached)` for compiled programs: with 0 ready at first, then at least
+                every second; `cached` of them an earlier start compiled (None if JAX's own cache serves).
             devices: JAX devices, `tensor_parallel_size` of them; the first ones unless given.
             loading: callback `(loaded, total)` for layers on the devices.
             adapters: LoRA adapters, or their folders, by the names that requests give; `load_adapter` adds others

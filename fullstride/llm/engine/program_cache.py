@@ -4,10 +4,12 @@ XLA's own cache is asked by the traced program, and tracing takes Python a third
 other.
 """
 
+import contextlib
 import hashlib
 import logging
 import os
 import pickle
+import time
 from collections.abc import Callable, Hashable, Sequence
 from functools import cache
 from pathlib import Path
@@ -20,10 +22,14 @@ from jax.experimental import serialize_executable
 import fullstride
 from fullstride.assets.fetch import cache_folder
 from fullstride.llm.kernels.cuda import chain
+from fullstride.llm.progress import PROGRAMS
 from fullstride.runs.atomic_files import write_best_effort
 
 logger = logging.getLogger(__name__)
 
+# An executable that no start has read for so long is removed when another is written: each version of this package,
+# of JAX or of the driver has its own.
+KEPT_SECONDS = 30 * 86400.0
 SOURCES = (".py", ".cu", ".cuh")
 _DIGEST = hashlib.sha256().digest_size
 
@@ -45,7 +51,7 @@ class ProgramCache:
 
         """
         self.device, self._identity = device, "\n".join(map(repr, (*_surroundings(device), *identity)))
-        self._folder = cache_folder() / "programs" if folder is None else folder
+        self._folder = cache_folder() / PROGRAMS if folder is None else folder
 
     def path(self, key: Hashable) -> Path:
         """Return where the executable of a key lies."""
@@ -70,6 +76,7 @@ class ProgramCache:
             logger.warning("the program %s is not cached: %s", key, error)
         else:
             write_best_effort(path, content)
+            self._remove_unused()
         return compiled
 
     def _read(self, path: Path) -> Any:
@@ -77,6 +84,8 @@ class ProgramCache:
             content = path.read_bytes()
         except OSError:
             return None
+        with contextlib.suppress(OSError):  # a folder that can only be read
+            os.utime(path)
         digest, body = content[:_DIGEST], content[_DIGEST:]
         if hashlib.sha256(body).digest() != digest:
             logger.warning("%s is damaged: compiling its program again", path)
@@ -86,6 +95,13 @@ class ProgramCache:
         except Exception as error:  # such as of a driver that is older than the one it was compiled for
             logger.warning("%s cannot be loaded (%s): compiling its program again", path, error)
             return None
+
+    def _remove_unused(self) -> None:
+        oldest = time.time() - KEPT_SECONDS
+        for path in self._folder.glob("*.bin"):
+            with contextlib.suppress(OSError):  # another process may have removed it
+                if path.stat().st_mtime < oldest:
+                    path.unlink()
 
 
 def _loaded(body: bytes, device: Any) -> Any:

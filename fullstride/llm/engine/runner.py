@@ -19,7 +19,7 @@ from fullstride.llm.engine.state import EngineState, set_history, set_mask, shap
 from fullstride.llm.engine.wire import HISTORY, MASK, DecodeInput, MixedInput
 from fullstride.llm.models.parameters import Weights
 from fullstride.llm.models.tensor_parallel import POOL, mesh_of
-from fullstride.llm.progress import OnProgress
+from fullstride.llm.progress import OnPrograms
 from fullstride.llm.weights.peft_adapter import Adapter
 
 # XLA's estimate of memory counts a donated pool once for each operation that rewrites it, and would then search every
@@ -79,7 +79,7 @@ class Runner:
         programs: Programs,
         weights: Weights,
         devices: Sequence[Any],
-        progress: OnProgress | None = None,
+        progress: OnPrograms | None = None,
         *,
         keeps: bool = False,
     ):
@@ -146,10 +146,11 @@ class Runner:
             found += [(f"quick_{kind}", *rest) for kind, *rest in found]
         return [*found, ("history", 0, 0, 0), ("mask", 0, 0, 0)]
 
-    def _compile(self, progress: OnProgress | None) -> dict[Key, Any]:
+    def _compile(self, progress: OnPrograms | None) -> dict[Key, Any]:
         keys, found = self.keys(), {}
-        progress = progress or (lambda done, total: None)
-        progress(0, len(keys))
+        cached = None if self._cache is None else sum(self._cache.path(key).exists() for key in keys)
+        progress = progress or (lambda done, total, cached: None)
+        progress(0, len(keys), cached)
         with ThreadPoolExecutor(min(len(keys), cores())) as pool:
             # Tracing holds Python's lock, compiling does not: largest programs first.
             options = OPTIONS.get(self.device.platform)
@@ -158,7 +159,7 @@ class Runner:
             while pending:
                 done, pending = wait(pending, TICK_SECONDS, FIRST_COMPLETED)
                 found |= {futures[future]: future.result() for future in done}
-                progress(len(found), len(keys))
+                progress(len(found), len(keys), cached)
         return found
 
     def _program(self, key: Key, options: dict[str, int] | None) -> Any:

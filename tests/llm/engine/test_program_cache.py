@@ -1,6 +1,9 @@
 """Executables that a second start reads: on a CPU, by runners that are told to keep them."""
 
 import hashlib
+import os
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -33,11 +36,13 @@ def no_xla_cache(monkeypatch, tmp_path):
     compilation_cache.reset_cache()
 
 
-def runner(qwen3, config: EngineConfig = SMALL) -> Runner:
+def runner(
+    qwen3, config: EngineConfig = SMALL, progress: Callable[[int, int, int | None], None] | None = None
+) -> Runner:
     kernels, device = plain(dynamic=True), jax.devices()[0]
     made = choose_shapes(config, qwen3.config, kernels, device)
     weights = put(qwen3.config, qwen3.parameters, "float32", device)
-    return Runner(Programs(qwen3.config, kernels, made), weights, [device], keeps=True)
+    return Runner(Programs(qwen3.config, kernels, made), weights, [device], progress, keeps=True)
 
 
 def burst(started: Runner, seed: int) -> list[np.ndarray]:
@@ -57,7 +62,10 @@ def burst(started: Runner, seed: int) -> list[np.ndarray]:
 
 
 def test_a_second_start_neither_traces_nor_compiles_and_computes_the_same(no_xla_cache, qwen3, monkeypatch, seed):
-    first = burst(runner(qwen3), seed)
+    told: list[tuple[int, int, int | None]] = []
+    first = burst(runner(qwen3, progress=lambda *given: told.append(given)), seed)
+    count = told[-1][0]
+    assert {(total, cached) for _, total, cached in told} == {(count, 0)}
     assert np.isfinite(first[-1]).all()
 
     def lower(self, key):
@@ -65,7 +73,8 @@ def test_a_second_start_neither_traces_nor_compiles_and_computes_the_same(no_xla
 
     monkeypatch.setattr(Runner, "lower", lower)
     before = compiles()
-    again = runner(qwen3)
+    again = runner(qwen3, progress=lambda *given: told.append(given))
+    assert told[-1] == (count, count, count)
     assert compiles() - before <= 2  # the blank state, and casts of weights
     for a, b in zip(first, burst(again, seed), strict=True):
         np.testing.assert_array_equal(a, b)
@@ -96,6 +105,22 @@ def test_what_is_damaged_is_compiled_again(no_xla_cache, caplog):
     other = ProgramCache(jax.devices()[0], ["two"])
     assert len({other.path("key"), cache.path("key"), cache.path(("key",))}) == 3
     assert cache.path("key").parent == no_xla_cache
+
+
+def test_what_no_start_has_read_for_a_month_goes_when_another_is_written(no_xla_cache):
+    cache, lowered = ProgramCache(jax.devices()[0], ["one"]), jax.jit(lambda x: 3 * x).lower(np.ones(5, np.float32))
+    days = {"unused": 31, "read": 31, "recent": 29}
+    for key in days:
+        cache.get(key, lambda: lowered)
+    for key, unused in days.items():
+        os.utime(cache.path(key), times=(0, time.time() - unused * 86400))
+    (foreign := no_xla_cache / "mine.txt").touch()
+    os.utime(foreign, times=(0, 0))
+    ProgramCache(jax.devices()[0], ["one"]).get("read", lambda: pytest.fail("compiled again"))
+    assert cache.path("unused").exists()
+    cache.get("new", lambda: lowered)
+    kept = {path.name for path in no_xla_cache.iterdir()}
+    assert kept == {foreign.name, *(cache.path(key).name for key in ("read", "recent", "new"))}
 
 
 def test_what_cannot_be_written_runs_and_is_named(no_xla_cache, caplog):

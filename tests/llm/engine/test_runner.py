@@ -42,7 +42,8 @@ def test_progress_comes_before_the_first_program_and_while_none_is_ready(monkeyp
             assert enough.wait(60)
             return f"compiled {self.key}"
 
-    def progress(done: int, total: int) -> None:
+    def progress(done: int, total: int, cached: int | None) -> None:
+        assert cached is None
         calls.append((done, total))
         if len(calls) > 3:
             enough.set()
