@@ -69,6 +69,10 @@ def lost(before: dict[str, str], after: dict[str, str]) -> list[str]:
     return [name for name, kind in before.items() if kind == "passed" and after.get(name) != "passed"]
 
 
+def _row(*cells: object) -> str:
+    return f"| {' | '.join(map(str, cells))} |"
+
+
 def say(line: str) -> None:
     """Print a line at once."""
     print(line, flush=True)  # noqa: T201 # a command's output
@@ -80,17 +84,17 @@ def main(checkout: str, *files: str) -> int:
     found = [path.name for path in sorted(folder.glob("tests/test_*.py")) if FILES.search(path.read_text())]
     if not found:
         raise SystemExit(f"{checkout}: no tests/test_*.py calls filter_jit; expected a checkout of Equinox")
-    say("| file | pass with `filter_jit` | of these with `cached_filter_jit` |\n|---|---:|---:|")
-    total, remarks = [0, 0], []
+    say("| file | tests | pass with `filter_jit` | of these with `cached_filter_jit` |\n|---|---:|---:|---:|")
+    rows, remarks = [], []
     for file in files or found:
         (before, early), (after, late) = (outcomes(folder, file, replaced) for replaced in (False, True))
         passed, losses = list(before.values()).count("passed"), lost(before, after)
-        say(f"| `{file}` | {passed} | {passed - len(losses)} |")
-        total = [total[0] + passed, total[1] + passed - len(losses)]
+        rows.append((len(before), passed, passed - len(losses)))
+        say(_row(f"`{file}`", *rows[-1]))
         remarks += [f"{file} with filter_jit: {early}"] * bool(early)
         remarks += [f"{file} with cached_filter_jit: {late}"] * bool(late)
         remarks += [f"fails with the replacement alone: {name} ({after.get(name, 'not run')})" for name in losses]
-    say(f"| all | {total[0]} | {total[1]} |")
+    say(_row("all", *map(sum, zip(*rows, strict=True))))
     say("\n".join(remarks))
     return int(bool(remarks))
 

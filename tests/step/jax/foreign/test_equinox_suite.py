@@ -60,9 +60,9 @@ def test_a_test_that_the_replacement_alone_fails_is_named(tmp_path, capsys):
     (tmp_path / "tests" / "test_zzz.py").write_text(DYING)
     assert equinox_suite.main(str(tmp_path)) == 1
     one, two, *remarks = capsys.readouterr().out.splitlines()[2:]
-    assert (one, two) == ("| `test_jit.py` | 2 | 1 |", "| `test_zzz.py` | 3 | 1 |")
+    assert (one, two) == ("| `test_jit.py` | 3 | 2 | 1 |", "| `test_zzz.py` | 3 | 3 | 1 |")
     assert remarks[:2] == [
-        "| all | 5 | 2 |",
+        "| all | 6 | 5 | 2 |",
         "fails with the replacement alone: tests/test_jit.py::test_the_original_alone (failed)",
     ]
     assert remarks[2].startswith("test_zzz.py with cached_filter_jit: pytest exited with 7: ")
@@ -78,8 +78,8 @@ def test_a_file_that_takes_too_long_is_stopped_and_named(tmp_path, capsys, monke
     (tmp_path / "tests" / "test_jit.py").write_text(SUITE)
     assert equinox_suite.main(str(tmp_path)) == 1
     assert capsys.readouterr().out.splitlines()[2:] == [
-        "| `test_jit.py` | 0 | 0 |",
-        "| all | 0 | 0 |",
+        "| `test_jit.py` | 0 | 0 | 0 |",
+        "| all | 0 | 0 | 0 |",
         "test_jit.py with filter_jit: stopped after 0.2 s",
         "test_jit.py with cached_filter_jit: stopped after 0.2 s",
     ]
