@@ -250,12 +250,17 @@ def padded(rows: int) -> int:
     return rows if rows <= 8 else 16
 
 
+def blocks(config: ModelConfig, processors: int) -> int:
+    """Blocks of threads on a GPU with that many multiprocessors: each has a unit of all matrices but the narrow ones."""
+    return min(processors, *(out // UNIT for _, out in matrices(config).values() if out != config.hidden_size))
+
+
 def fused_step(config: ModelConfig, processors: int) -> FusedStep:
     """The operation for a model and a GPU with that many multiprocessors, each of which gets a block."""
-    blocks = min(processors, *(out // UNIT for _, out in matrices(config).values() if out != config.hidden_size))
+    count = blocks(config, processors)
     return FusedStep(
         MOST_ROWS,
         partial(pack_all, config),
-        lambda rows: fresh_scratch(config, padded(rows), blocks),
-        partial(logits, config, blocks=blocks),
+        lambda rows: fresh_scratch(config, padded(rows), count),
+        partial(logits, config, blocks=count),
     )
