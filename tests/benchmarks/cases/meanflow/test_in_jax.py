@@ -11,7 +11,9 @@ from fullstride.meanflow.config.networks import DiTConfig, SongUNetConfig, UNetC
 from fullstride.meanflow.objective.loss import MeanFlowLoss
 from fullstride.meanflow.training.build import build_model
 from fullstride.meanflow.training.step import randomize_zero_layers
-from tests.helpers.compiled_soon import compiled_soon  # noqa: F401
+from tests.helpers.compiled_soon import compiled_soon, flag_xla  # noqa: F401
+
+flag_xla()
 
 pytestmark = pytest.mark.usefixtures("compiled_soon")
 SHAPE, BATCH = (3, 8, 8), 5
