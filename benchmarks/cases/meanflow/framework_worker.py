@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -64,7 +64,7 @@ class FrameworkJob:
     known: tuple[Ceilings, int]
     folder: Path
     tolerance: float
-    attention: str = "xla"
+    attention: Literal["xla", "cudnn"] = "xla"
 
     @property
     def by(self) -> str:

@@ -6,7 +6,7 @@ tangent for some of them; JAX takes those with a tangent and those without in a 
 
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +112,7 @@ def written(setup: StepSetup, options: FrameworkOptions, folder: Path) -> list[F
     """
     model, exact, size = setup.model, Exact.of(setup), options.batch_size
     named = dict(model.named_parameters())
-    np.savez(folder / "weights.npz", **{k: _array(x) for k, x in (*named.items(), *model.named_buffers())})
+    _save(folder / "weights.npz", {k: _array(x) for k, x in (*named.items(), *model.named_buffers())})
     jobs = []
     for case in cases_of(setup, options.ratios):
         loss, count = case.loss, meanflow_count(case.loss.ratio, size)
@@ -120,20 +120,32 @@ def written(setup: StepSetup, options: FrameworkOptions, folder: Path) -> list[F
         parts = gradient.split([p.numel() for p in named.values()])
         gradients = {name: _array(part.reshape(p.shape)) for (name, p), part in zip(named.items(), parts, strict=True)}
         drawn = {name: _array(x) for name, x in exact.batch(loss, size).items()}
-        given = (case.name, loss.ratio, count, loss.weighting_power, loss.weighting_eps, setup.options)
-        known = (setup.ceilings, setup.forward_flops), folder, TOLERANCE[setup.precision]
-        kinds = [(PYTORCH, "xla"), (JAX, "xla")]
+        job = FrameworkJob(
+            PYTORCH,
+            case.name,
+            loss.ratio,
+            count,
+            loss.weighting_power,
+            loss.weighting_eps,
+            options=setup.options,
+            known=(setup.ceilings, setup.forward_flops),
+            folder=folder,
+            tolerance=TOLERANCE[setup.precision],
+        )
+        _save(job.reference, {"loss": np.asarray(value.item()), **drawn, **gradients})
+        jobs += [job, in_jax := replace(job, framework=JAX)]
         if setup.device.type == "cuda" and setup.precision == "bf16" and count < size:
-            kinds.append((JAX, "cudnn"))
-        own = [FrameworkJob(framework, *given, *known, attention) for framework, attention in kinds]
-        np.savez(own[0].reference, loss=value.item(), **drawn, **gradients)
-        jobs += own
+            jobs.append(replace(in_jax, attention="cudnn"))
     return jobs
 
 
 def _array(x: Any) -> np.ndarray:
     """Return a tensor in fp32 on the host, in C order."""
     return np.ascontiguousarray(x.detach().float().cpu().numpy())
+
+
+def _save(path: Path, arrays: dict[str, Any]) -> None:
+    np.savez(path, **arrays)
 
 
 def run_together(outcomes: list[Outcome], budget: Budget) -> None:

@@ -8,7 +8,15 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from benchmarks.cases.meanflow.in_jax.layers import FULL, Linear, Weights, ada_layer_norm, attention, in_order
+from benchmarks.cases.meanflow.in_jax.layers import (
+    FULL,
+    Implementation,
+    Linear,
+    Weights,
+    ada_layer_norm,
+    attention,
+    in_order,
+)
 from fullstride.meanflow.config.networks import DiTConfig
 
 TIME_FEATURES, LONGEST_PERIOD = 256, 10_000.0
@@ -76,7 +84,7 @@ class Block(eqx.Module):
         self.qk_weight = jnp.asarray(attention["qk_weight"]) if "qk_weight" in attention else None
         self.first, self.last = (Linear(mlp[name], dtype) for name in ("0", "2"))
 
-    def __call__(self, x: Tokens, conditioning: Float[Array, "b d"], implementation: str) -> Tokens:
+    def __call__(self, x: Tokens, conditioning: Float[Array, "b d"], implementation: Implementation) -> Tokens:
         """Make two residual steps."""
         dtype = self.qkv.dtype
         shift1, scale1, gate1, shift2, scale2, gate2 = self.modulation(conditioning)
@@ -109,7 +117,7 @@ class DiT(eqx.Module):
         z: Float[Array, "b h w c"],
         r: Float[Array, " b"],
         t: Float[Array, " b"],
-        implementation: str = "xla",
+        implementation: Implementation = "xla",
     ) -> Float[Array, "b h w c"]:
         """Return u for square images z (b, h, w, c), by `implementation` of attention."""
         p, side = self.patch_size, z.shape[1] // self.patch_size

@@ -4,7 +4,7 @@ As under PyTorch's autocast, products are in the layer's dtype, and norms and so
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import equinox as eqx
 import jax
@@ -14,6 +14,7 @@ from jaxtyping import Array, Float
 
 Weights = Mapping[str, Any]  # arrays in a tree of dicts, as the names of PyTorch's parameters have it
 FULL = "float32"
+Implementation = Literal["xla", "cudnn"]  # of attention
 
 
 def nested(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
@@ -66,8 +67,8 @@ class Conv(eqx.Module):
         x, weight, bias = (a.astype(self.dtype) for a in (x, self.weight, self.bias))
         if len(weight) == 1:
             return x @ weight[0, 0] + bias
-        padding, strides = [(len(weight) // 2,) * 2] * 2, (self.stride,) * 2
-        forms = ("NHWC", "HWIO", "NHWC")
+        edge, forms = len(weight) // 2, ("NHWC", "HWIO", "NHWC")
+        padding, strides = [(edge, edge)] * 2, (self.stride,) * 2
         return jax.lax.conv_general_dilated(x, weight, strides, padding, dimension_numbers=forms) + bias
 
 
@@ -107,7 +108,7 @@ def ada_layer_norm(
 
 
 def attention(
-    qkv: Float[Array, "b n c"], heads: int, implementation: str, weights: Float[Array, "2 d"] | None = None
+    qkv: Float[Array, "b n c"], heads: int, implementation: Implementation, weights: Float[Array, "2 d"] | None = None
 ) -> Float[Array, "b n hd"]:
     """Attention between tokens, of their queries, keys and values side by side.
 
@@ -116,7 +117,7 @@ def attention(
     q, k, v = jnp.moveaxis(qkv.reshape(*qkv.shape[:2], 3, heads, -1), 2, 0)
     if weights is not None:
         q, k = (rms_norm(x, weight) for x, weight in zip((q, k), weights, strict=True))
-    out = jax.nn.dot_product_attention(q, k, v, implementation=implementation)  # pyright: ignore[reportArgumentType]
+    out = jax.nn.dot_product_attention(q, k, v, implementation=implementation)
     return out.reshape(*out.shape[:2], -1)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from benchmarks.cases.meanflow.in_jax.dit import DiT
-from benchmarks.cases.meanflow.in_jax.layers import FULL, nested
+from benchmarks.cases.meanflow.in_jax.layers import FULL, Implementation, nested
 from benchmarks.cases.meanflow.in_jax.unet import UNet
 from fullstride.errors import ConfigError
 from fullstride.meanflow.config.networks import DiTConfig, ModelConfig, UNetConfig
@@ -50,7 +50,7 @@ class JaxLoss:
     weighting_power: float
     weighting_eps: float
     # Of attention in the pass without a derivative in forward mode: xla or cudnn.
-    implementation: str = "xla"
+    implementation: Implementation = "xla"
 
     def __call__(self, model: Network, batch: Batch, key: None = None) -> Float[Array, ""]:
         """Return the loss of a batch."""

@@ -27,8 +27,8 @@ class JaxSide:
         network = network_of(self.config, self.arrays, dtype)
         self.batch = jax.device_put({k: a if a.ndim == 1 else a.transpose(0, 2, 3, 1) for k, a in batch.items()})
         loss = JaxLoss(job.count, job.weighting_power, job.weighting_eps, job.attention)
-        betas = {"b1": ADAMW["beta1"], "b2": ADAMW["beta2"]}
-        optimizer = optax.adamw(ADAMW["rate"], **betas, eps=ADAMW["eps"], weight_decay=0.0)
+        rate, b1, b2, eps = (ADAMW[name] for name in ("rate", "beta1", "beta2", "eps"))
+        optimizer = optax.adamw(rate, b1=b1, b2=b2, eps=eps, weight_decay=0.0)
         self.train_step = TrainStep(loss, optimizer, network)
         self.state = self.train_step.init()
         self.report: Any = None

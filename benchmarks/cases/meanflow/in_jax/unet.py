@@ -5,7 +5,16 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from benchmarks.cases.meanflow.in_jax.layers import FULL, Conv, GroupNorm, Linear, Weights, attention, in_order
+from benchmarks.cases.meanflow.in_jax.layers import (
+    FULL,
+    Conv,
+    GroupNorm,
+    Implementation,
+    Linear,
+    Weights,
+    attention,
+    in_order,
+)
 
 Images = Float[Array, "b h w c"]
 HEAD_CHANNELS, GROUPS, MIN_CHANNELS_A_GROUP = 64, 32, 4
@@ -72,7 +81,7 @@ class SelfAttention(eqx.Module):
         self.norm = group_norm(weights["norm"], dtype, silu=False)
         self.qkv, self.out = (Conv(weights[name], dtype) for name in ("qkv", "out"))
 
-    def __call__(self, x: Images, implementation: str) -> Images:
+    def __call__(self, x: Images, implementation: Implementation) -> Images:
         """x + attention over the h * w pixels."""
         qkv = self.qkv(self.norm(x)).reshape(len(x), -1, 3 * x.shape[3])
         heads = max(1, x.shape[3] // HEAD_CHANNELS)
@@ -89,7 +98,9 @@ class Stage(eqx.Module):
         self.block = ResidualBlock(weights["block"], dtype)
         self.attention = SelfAttention(weights["attention"], dtype) if "attention" in weights else None
 
-    def __call__(self, x: Images, conditioning: Float[Array, "b e"], implementation: str) -> Float[Array, "b h w d"]:
+    def __call__(
+        self, x: Images, conditioning: Float[Array, "b e"], implementation: Implementation
+    ) -> Float[Array, "b h w d"]:
         """Apply the block, then attention."""
         h = self.block(x, conditioning)
         return h if self.attention is None else self.attention(h, implementation)
@@ -121,7 +132,7 @@ class UNet(eqx.Module):
         self.norm_out = group_norm(weights["norm_out"], dtype, silu=True)
 
     def __call__(
-        self, z: Images, r: Float[Array, " b"], t: Float[Array, " b"], implementation: str = "xla"
+        self, z: Images, r: Float[Array, " b"], t: Float[Array, " b"], implementation: Implementation = "xla"
     ) -> Images:
         """Return u for images z (b, h, w, c), by `implementation` of attention."""
         conditioning = self.conditioning(r, t)

@@ -106,7 +106,8 @@ def test_without_time_nothing_is_begun(here):
 
 
 @pytest.mark.thorough
-def test_each_step_has_a_process_of_its_own(command):
+def test_each_step_has_a_process_of_its_own(command, monkeypatch):
+    monkeypatch.undo()  # a process of its own has the real network
     result, found = command("--jobs", "2", model="unet_tiny")
     assert result.exit_code == 0, result.output
     assert {row["extra"]["compiled_at_once"] for row in found["rows"]} == {2}
