@@ -17,6 +17,7 @@ import numpy as np
 from benchmarks.cases.meanflow.options import StepOptions
 from benchmarks.harness.budget import say
 from benchmarks.harness.code_digest import joined
+from benchmarks.harness.environment import slug
 from benchmarks.harness.process_pool import await_turn, share_cores
 from fullstride.measure.gate import GateError
 from fullstride.measure.roofline import Ceilings
@@ -123,6 +124,8 @@ def work(parent: Connection, beside: int, job: FrameworkJob) -> None:
     share_cores(beside)
     os.environ["JAX_PLATFORMS"] = job.options.device
     os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"  # others compile on the same device
+    for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):  # what compiling takes is measured: nothing is there
+        os.environ[name] = str(job.folder / name / slug(job.name))
     parent.send(measured(job, lambda: await_turn(parent)))
 
 

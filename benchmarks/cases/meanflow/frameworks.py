@@ -38,7 +38,7 @@ def _over(name: str) -> Any:
 
 
 COLUMNS: Columns = (
-    *(("step", lambda row: row.extra["name"]), ("by", lambda row: row.extra["by"])),
+    *(("step", lambda row: row.extra["name"]), ("by", lambda row: row.extra["framework"])),
     *(("ms", median), ("p10-p90", spread), *BOUND),
     *(("x its FM", _over("over_flow_matching")), ("at least", lambda row: f"{row.extra['forwards'] / 3:.2f}")),
     *(("x PyTorch", _over("over_pytorch")), ("GiB", peak), ("first s", first_call)),
@@ -194,18 +194,24 @@ def _rows(setup: StepSetup, outcome: Outcome) -> Iterator[Row]:
     job, found = outcome.job, outcome.measured
     if found is None:
         return
-    extra = {"name": job.name, "by": job.by, "ratio": job.ratio, "forwards": 3 + job.ratio, "errors": found.errors}
-    extra |= {"compiled_at_once": outcome.together, **found.notes}
+    extra = {
+        "name": job.name,
+        "framework": job.by,
+        "ratio": job.ratio,
+        "forwards": 3 + job.ratio,
+        "errors": found.errors,
+    }
+    extra |= {"first_s": found.timing.first_ms / 1e3, "compiled_at_once": outcome.together, **found.notes}
     bound = setup.floor(3 + job.ratio, weight_passes(0), setup.options.batch_size)
     yield Row(f"{job.name}, {job.by}", found.timing, bound, extra)
 
 
 def compare(rows: list[Row]) -> None:
     """Add to each row its ratios to the fastest flow matching of its framework, and to the same step in PyTorch."""
-    times = {(row.extra["name"], row.extra["by"]): row.timing.median_ms for row in rows}
+    times = {(row.extra["name"], row.extra["framework"]): row.timing.median_ms for row in rows}
     for row in rows:
         extra, ms = row.extra, row.timing.median_ms
-        framework = PYTORCH if extra["by"] == PYTORCH else JAX
+        framework = PYTORCH if extra["framework"] == PYTORCH else JAX
         own = [time for (name, by), time in times.items() if name == FLOW_MATCHING and by.startswith(framework)]
         if own:
             extra["over_flow_matching"] = ms / min(own)
