@@ -19,7 +19,7 @@ class TorchSide:
         self.setup = make_setup(job.options, job.known)
         model, device = self.setup.model, self.setup.device
         weighting = {"weighting_power": job.weighting_power, "weighting_eps": job.weighting_eps}
-        loss = self.setup.loss(job.ratio, split="shared", **weighting)
+        loss = self.setup.loss(job.ratio, split=job.split, **weighting)
         self.batch = {name: torch.from_numpy(array).to(device) for name, array in batch.items()}
         self.batch |= {name: self.setup.ordered(self.batch[name]) for name in ("x", "e")}
         betas = ADAMW["beta1"], ADAMW["beta2"]

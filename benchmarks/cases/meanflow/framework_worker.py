@@ -52,6 +52,7 @@ class FrameworkJob:
         folder: where the parent wrote the weights and references; see `written`.
         tolerance: largest relative error.
         attention: in JAX, of the samples without a derivative: `xla` or `cudnn`.
+        split: in PyTorch, `shared`, one pass over all samples, or `static`, two as JAX has them.
 
     """
 
@@ -66,11 +67,13 @@ class FrameworkJob:
     folder: Path
     tolerance: float
     attention: Literal["xla", "cudnn"] = "xla"
+    split: Literal["shared", "static"] = "shared"
 
     @property
     def by(self) -> str:
         """The framework, and what is special about it."""
-        return f"{self.framework}, cuDNN's attention" if self.attention == "cudnn" else self.framework
+        special = {"cuDNN's attention": self.attention == "cudnn", "two passes": self.split == "static"}
+        return ", ".join([self.framework, *(name for name, has in special.items() if has)])
 
     @property
     def reference(self) -> Path:
@@ -125,7 +128,7 @@ def work(parent: Connection, beside: int, job: FrameworkJob) -> None:
     os.environ["JAX_PLATFORMS"] = job.options.device
     os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"  # others compile on the same device
     for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):  # what compiling takes is measured: nothing is there
-        os.environ[name] = str(job.folder / name / slug(job.name))
+        os.environ[name] = str(job.folder / name / slug(f"{job.name} {job.by}"))
     parent.send(measured(job, lambda: await_turn(parent)))
 
 
