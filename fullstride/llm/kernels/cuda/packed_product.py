@@ -16,8 +16,8 @@ FILES = ("packed_codes.cuh", "packed_product.cu")
 # Rows of a launch, and up to which number of rows several launches read fewer bytes than unpacking writes.
 ROWS, MOST_ROWS = 64, 256
 WARPS, MOST_STAGES = 8, 4
-# Thread blocks that a Hopper GPU runs at once, two on each multiprocessor, and those that keep its memory busy; blocks that
-# there should be if their warps have one tile or two.
+# Thread blocks that a Hopper GPU runs at once, two on each multiprocessor, and those that keep its memory busy; blocks
+# that there should be if their warps have one tile or two.
 RESIDENT, BUSY = 264, 120
 ENOUGH = {2: 180, 1: 240}
 # Kinds of records in `packed_codes.cuh`, by formats; those with 4-bit codes and a code of zero are kind 2.
