@@ -14,8 +14,15 @@ import typer
 from benchmarks.cases.jvp.options import AttentionOptions, HostOptions, NetworksOptions, NormsOptions
 from benchmarks.cases.llm.options import AttentionOptions as PagedAttentionOptions
 from benchmarks.cases.llm.options import LlmOptions as LlmOptions
-from benchmarks.cases.llm.options import ProductsOptions
-from benchmarks.cases.meanflow.options import LoaderOptions, PeerOptions, SamplingOptions, ScalingOptions, StepOptions
+from benchmarks.cases.llm.options import ProductsOptions, TokenOptions
+from benchmarks.cases.meanflow.options import (
+    FrameworkOptions,
+    LoaderOptions,
+    PeerOptions,
+    SamplingOptions,
+    ScalingOptions,
+    StepOptions,
+)
 from benchmarks.cases.step_jax.options import TrainStepOptions as TrainStepOptions
 from benchmarks.cases.trainings.options import TrainSoakOptions
 from benchmarks.cli import experiments
@@ -48,6 +55,7 @@ class CaseRow:
 
 CASES = {
     "meanflow-step": CaseRow(StepOptions, "meanflow.step:run"),
+    "meanflow-jax": CaseRow(FrameworkOptions, "meanflow.frameworks:run"),
     "meanflow-sampling": CaseRow(SamplingOptions, "meanflow.sampling:run"),
     "meanflow-scaling": CaseRow(ScalingOptions, "meanflow.scaling:run"),
     "meanflow-loader": CaseRow(LoaderOptions, "meanflow.loader:run"),
@@ -61,13 +69,14 @@ CASES = {
     "llm": CaseRow(LlmOptions, "llm.case:run"),
     "paged-attention": CaseRow(PagedAttentionOptions, "llm.attention:run"),
     "llm-products": CaseRow(ProductsOptions, "llm.products:run"),
+    "llm-token": CaseRow(TokenOptions, "llm.token_steps:run"),
 }
 GROUPS = {
     "MeanFlow": " ".join(name for name in CASES if name.startswith("meanflow")),
     "Forward-mode derivatives": "jvp-attention jvp-norms jvp-host jvp-networks",
     "Training steps in JAX": "train-step",
     "Whole trainings": "train-soak",
-    "Language models": "llm paged-attention llm-products",
+    "Language models": "llm llm-token paged-attention llm-products",
 }
 app = App(
     "Measure a case against its roofline bound, run an experiment over several seeds, or write the report.",
