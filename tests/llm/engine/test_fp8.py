@@ -1,4 +1,4 @@
-"""Engines whose keys and values are kept in e4m3, beside the same ones that keep them as they were computed."""
+"""Engines whose keys and values are kept in e4m3 with scales, beside the same ones that keep them as they were computed."""
 
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -10,6 +10,8 @@ import pytest
 from fullstride.errors import ConfigError
 from fullstride.llm.engine import Engine, EngineConfig
 from fullstride.llm.engine.runner import compiles
+from fullstride.llm.engine.shapes import pool_for
+from fullstride.llm.kernels.interface import FP8_POOL
 from fullstride.llm.sampling_params import SamplingParams
 from fullstride.llm.weights import load
 from tests.llm.engine.conftest import TIGHT, finish, run
@@ -70,9 +72,12 @@ def pointers(engine: Engine) -> list[int]:
     return [leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(engine._runner.state)]
 
 
-def test_the_pool_is_a_quarter_of_float32(shared, codes):
+def test_the_pool_is_a_quarter_of_float32_and_its_scales(shared, codes):
     full, small = (engine._runner.state.pool for engine in (shared, codes))
-    assert (codes.sizes.dtype, small.shape, 4 * small.nbytes) == ("float32", full.shape, full.nbytes)
+    # Of 41 blocks of heads of 16, two bytes a head and token; an array has whole blocks.
+    scales = -(-41 * 2 // 16) * TIGHT.block_size
+    assert small.shape == (*full.shape[:2], full.shape[2] + scales, *full.shape[3:])
+    assert (codes.sizes.dtype, 4 * small[:, :, :-scales].nbytes) == ("float32", full.nbytes)
 
 
 def test_it_differs_from_the_full_pool_and_not_by_much(engine, codes, rng):
@@ -81,9 +86,12 @@ def test_it_differs_from_the_full_pool_and_not_by_much(engine, codes, rng):
     assert 1e-4 < found.mean < 0.3
 
 
-def test_an_unknown_dtype_is_refused():
-    with pytest.raises(ConfigError, match="kv_cache_dtype=fp4: expected one of"):
-        EngineConfig(kv_cache_dtype="fp4")
+def test_names_of_the_dtype():
+    for name in ("fp8", "fp8_e4m3", "fp8_per_token_head"):
+        assert pool_for(EngineConfig(kv_cache_dtype=name), "float32") == FP8_POOL
+    assert pool_for(EngineConfig(), "float32") == "float32"
+    with pytest.raises(ConfigError, match="kv_cache_dtype=fp8_e5m2: expected one of"):
+        EngineConfig(kv_cache_dtype="fp8_e5m2")
 
 
 @pytest.mark.thorough
