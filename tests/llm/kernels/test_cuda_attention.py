@@ -175,25 +175,26 @@ def test_parts_left_in_memory(head_dim, kept):
 
 
 @pytest.mark.parametrize(
-    ("changes", "sinks", "head_dim", "target"),
+    ("changes", "sinks", "head_dim", "target", "kept"),
     [
         # Of the eight blocks that leave their parts in memory the longest row needs two.
-        ({"window": 300, "cap": 2.0}, True, 96, AMPERE),
+        ({"window": 300, "cap": 2.0}, True, 96, AMPERE, bf16),
         *(
             pytest.param(*each, marks=pytest.mark.thorough)
             for each in [
-                ({"window": 100}, False, 64, HOPPER),
-                ({"window": 1}, True, 64, AMPERE),
-                ({"cap": 5.0}, True, 128, HOPPER),
+                ({"window": 100}, False, 64, HOPPER, bf16),
+                ({"window": 107}, True, 64, HOPPER, e4m3),
+                ({"window": 1}, True, 64, AMPERE, bf16),
+                ({"cap": 5.0}, True, 128, HOPPER, bf16),
             ]
         ),
     ],
-    ids=["all", "window", "sinks", "cap"],
+    ids=["all", "window", "window of codes", "sinks", "cap"],
 )
-def test_windows_caps_and_sinks(changes, sinks, head_dim, target):
+def test_windows_caps_and_sinks(changes, sinks, head_dim, target, kept):
     """Rows, and a tile of more queries than a block has: its last ones do not see all that its first ones do."""
     shape = AttentionShape(2, 1, head_dim, 8, 0.3, 1e-6, **changes)
-    check(Case(shape, [0, 45, -1, 16, 600, 17], [(390, 70)], 72, sinks=sinks, target=target), False)
+    check(Case(shape, [0, 45, -1, 16, 600, 17], [(390, 70)], 72, kept=kept, sinks=sinks, target=target), False)
 
 
 @pytest.mark.thorough
