@@ -1,6 +1,7 @@
 """Engines whose keys and values are kept in e4m3 with scales, beside the same ones that keep them as they were computed."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import jax
@@ -86,6 +87,19 @@ def test_it_differs_from_the_full_pool_and_not_by_much(engine, codes, rng):
     assert 1e-4 < found.mean < 0.3
 
 
+def test_keys_and_values_of_any_size(qwen3, codes, rng):
+    """Tiny keys and large values, which larger queries and a smaller output matrix make up for: the same model."""
+    factors = {"q_norm": 2.0**13, "k_norm": 2.0**-13, "v": 2.0**13, "o": 2.0**-13}
+    parameters = {name: value * factors.get(name.rpartition(".")[2], 1) for name, value in qwen3.parameters.items()}
+    model: Any = SimpleNamespace(config=qwen3.config, parameters=parameters, tokenizer=None)
+    other = Engine(model, replace(TIGHT, kv_cache_dtype="fp8", max_sequences=1))
+    ids, params = prompt(rng, 40), greedy(20, logprobs=0)
+    own, found = (run(engine, (ids, params))[0] for engine in (codes, other))
+    assert found.tokens == own.tokens
+    logprobs = ([places[0].logprob for places in each.logprobs] for each in (own, found))
+    np.testing.assert_allclose(*logprobs, rtol=1e-4, atol=1e-5)
+
+
 def test_names_of_the_dtype():
     for name in ("fp8", "fp8_e4m3", "fp8_per_token_head"):
         assert pool_for(EngineConfig(kv_cache_dtype=name), "float32") == FP8_POOL
@@ -96,14 +110,21 @@ def test_names_of_the_dtype():
 
 @pytest.mark.thorough
 def test_a_real_model_says_nearly_the_same(smollm2):
-    """SmolLM2 goes on with a text by itself; then every token of that is asked for with either pool."""
+    """SmolLM2 goes on with texts by itself, alone and together; then every token of one is asked for with either cache."""
     loaded: Any = load(smollm2, dtype="float32")
+    together = Engine(loaded, EngineConfig(max_sequences=3, max_length=112, kv_blocks=30, kv_cache_dtype="fp8"))
     config = EngineConfig(
         max_sequences=1, max_tokens_per_step=64, max_length=112, kv_blocks=7, steps_per_dispatch=4, prefix_cache=False
     )
     full, codes = Engine(loaded, config), Engine(loaded, replace(config, kv_cache_dtype="fp8"))
     ids = loaded.tokenizer.encode("The history of the Alps begins")
     said = run(full, (ids, greedy(100)))[0].tokens
+    texts = ("The history of the Alps begins", "The history of the Alps ends", "A kernel is")
+    requests = [(loaded.tokenizer.encode(text), greedy(40)) for text in texts]
+    alone = [run(codes, request)[0].tokens for request in requests]
+    # The second time with a prefix that is cached.
+    for _ in range(2):
+        assert [each.tokens for each in run(together, *requests)] == alone
     found = difference(full, codes, ids + said)
     assert found.mean < 0.1
     assert found.same_best > 0.9
