@@ -75,7 +75,11 @@ def run(options: AttentionOptions, out: Path) -> Path:
     if on_hopper:
         ways["in a chain"] = Way(chained, whole=True)
     if options.dtype == "fp8":
-        copied = {"fp8": True, "inside": partial(to_fp8, block=shape.block), "outside": partial(from_fp8, block=shape.block)}
+        copied = {
+            "fp8": True,
+            "inside": partial(to_fp8, block=shape.block),
+            "outside": partial(from_fp8, block=shape.block),
+        }
         ways |= {f"{name}, fp8": way._replace(**copied) for name, way in ways.items()}
     if on_hopper:
         targets = options.target or ("l4",)

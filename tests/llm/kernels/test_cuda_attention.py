@@ -298,7 +298,9 @@ def sized(kept: Callable[[np.ndarray], np.ndarray], size: float, outlier: float,
     shape = AttentionShape(4, 2, 128, 8, 1 / float(np.linalg.norm(channels)), 1e-6)
     case = Case(shape, [200, 31], [(90, 5)], 8, seed=seed, kept=kept)
     case.hold(np.random.default_rng(seed).standard_normal(case.numbers.shape) * channels + 0 * case.numbers)
-    case.qkv = bf16(case.qkv.reshape(-1, 8, 128) * np.stack([np.ones(128)] * 4 + [channels] * 4)).reshape(len(case.qkv), -1)
+    case.qkv = bf16(case.qkv.reshape(-1, 8, 128) * np.stack([np.ones(128)] * 4 + [channels] * 4)).reshape(
+        len(case.qkv), -1
+    )
     case.cos, case.sin = np.ones_like(case.cos), np.zeros_like(case.sin)
     return case
 

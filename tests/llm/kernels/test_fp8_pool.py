@@ -62,7 +62,9 @@ class Fp8Case(Case):
         super().__init__(*arguments)
         self.pool = self.pool * self.sizes(self.pool.shape[2])[:, None, None]
         self.codes = fp8_numbers.packed(self.pool, BLOCK)
-        self.qkv = (self.qkv.reshape(len(self.qkv), -1, WIDTH) * self.sizes(len(self.qkv))[:, None, None]).astype(np.float32)
+        self.qkv = (self.qkv.reshape(len(self.qkv), -1, WIDTH) * self.sizes(len(self.qkv))[:, None, None]).astype(
+            np.float32
+        )
         self.qkv[:, :HEADS] = self.rng.standard_normal((len(self.qkv), HEADS, WIDTH))
         self.qkv = self.qkv.reshape(len(self.qkv), -1)
 

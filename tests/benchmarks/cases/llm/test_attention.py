@@ -33,7 +33,18 @@ def test_attention_stands_beside_a_gather_and_its_floor(tmp_path):
 
 def test_an_fp8_cache_stands_beside_the_one_in_bf16(tmp_path, monkeypatch):
     monkeypatch.setattr(bench_attention, "PLAN", bench_attention.GLANCE)
-    arguments = ["paged-attention", "--heads", "4", "--kv-heads", "2", "--head-dim", "32", "--block", "4", "--no-beside"]
+    arguments = [
+        "paged-attention",
+        "--heads",
+        "4",
+        "--kv-heads",
+        "2",
+        "--head-dim",
+        "32",
+        "--block",
+        "4",
+        "--no-beside",
+    ]
     arguments += ["--contexts", "30", "40", "--batch", "3", "--dtype", "fp8", "--out", str(tmp_path)]
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0, result.output
