@@ -1,4 +1,4 @@
-"""KV caches of `benchmarks paged-attention --dtype fp8`: the one in bfloat16, rounded to codes with scales, and back."""
+"""KV caches of `benchmarks paged-attention --dtype fp8`: from the one in bfloat16 to codes with scales, and back."""
 
 from functools import partial
 

@@ -38,9 +38,9 @@ class EngineConfig:
         steps_per_dispatch: decode steps that the device runs per dispatch.
         dtype: dtype of the weights, and of the KV cache unless `kv_cache_dtype` differs; by default float32 on a CPU,
             because XLA's bfloat16 products are slow there, and the model's own elsewhere.
-        kv_cache_dtype: `auto` stores keys and values in `dtype`; `fp8` in e4m3, a byte each, with a scale for each token
-            and key head, so that a KV cache of the same bytes holds nearly twice as many tokens as one in bfloat16.
-            Scales that a checkpoint has are not needed, and not read.
+        kv_cache_dtype: `auto` stores keys and values in `dtype`; `fp8` in e4m3, a byte each, with a scale for each
+            token and key head, so that a KV cache of the same bytes holds nearly twice as many tokens as one in
+            bfloat16. Scales of a checkpoint are not needed, and not read.
         quantize: packing of the matrices: `none` has them in `dtype`; `stored` as the model's files pack them; `fp8`,
             `int8` and `int4` are made when the model is loaded. `auto` is `none`, the fastest with most kernel sets, or
             `stored` if the weights would otherwise take more than 0.7 of the free memory.

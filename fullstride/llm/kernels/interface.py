@@ -7,8 +7,8 @@ from jaxtyping import Array, Bool, Float, Int, Num, UInt32
 
 from fullstride.llm.packed.matrix import Weight
 
-# Dtype of a KV cache of e4m3 codes and scales (see `fp8_pool`): as float8_e4m3fn XLA would widen all of it to float16 at
-# each write.
+# Dtype of a KV cache of e4m3 codes and scales (see `fp8_pool`): as float8_e4m3fn XLA would widen all of it to float16
+# at each write.
 FP8_POOL = "uint8"
 
 

@@ -1,4 +1,4 @@
-"""Engines whose keys and values are kept in e4m3 with scales, beside the same ones that keep them as they were computed."""
+"""Engines with an fp8 KV cache, beside the same ones that keep keys and values as they were computed."""
 
 from dataclasses import replace
 from types import SimpleNamespace

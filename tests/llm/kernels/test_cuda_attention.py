@@ -267,7 +267,7 @@ def test_a_row_does_not_depend_on_the_batch(kept):
 
 
 def test_the_smallest_codes_count():
-    """Values below 2^-6 beside the largest, so that their codes have no exponent: hardware might take them for zeros."""
+    """Values so far below the largest that codes have no exponent: a GPU that took them for zeros would give zeros."""
     case = Case(AttentionShape(4, 2, 64, 8, 0.1, 1e-6), [40, 301], [(70, 6)], 8, kept=e4m3)
     tiny = np.random.default_rng().integers(1, 8, case.numbers.shape) * 2.0**-9
     tiny[..., 0] = 448
