@@ -14,7 +14,7 @@ import typer
 from benchmarks.cases.jvp.options import AttentionOptions, HostOptions, NetworksOptions, NormsOptions
 from benchmarks.cases.llm.options import AttentionOptions as PagedAttentionOptions
 from benchmarks.cases.llm.options import LlmOptions as LlmOptions
-from benchmarks.cases.llm.options import ProductsOptions
+from benchmarks.cases.llm.options import ProductsOptions, TokenOptions
 from benchmarks.cases.meanflow.options import LoaderOptions, PeerOptions, SamplingOptions, ScalingOptions, StepOptions
 from benchmarks.cases.step_jax.options import TrainStepOptions as TrainStepOptions
 from benchmarks.cases.trainings.options import TrainSoakOptions
@@ -61,13 +61,14 @@ CASES = {
     "llm": CaseRow(LlmOptions, "llm.case:run"),
     "paged-attention": CaseRow(PagedAttentionOptions, "llm.attention:run"),
     "llm-products": CaseRow(ProductsOptions, "llm.products:run"),
+    "llm-token": CaseRow(TokenOptions, "llm.token_steps:run"),
 }
 GROUPS = {
     "MeanFlow": " ".join(name for name in CASES if name.startswith("meanflow")),
     "Forward-mode derivatives": "jvp-attention jvp-norms jvp-host jvp-networks",
     "Training steps in JAX": "train-step",
     "Whole trainings": "train-soak",
-    "Language models": "llm paged-attention llm-products",
+    "Language models": "llm llm-token paged-attention llm-products",
 }
 app = App(
     "Measure a case against its roofline bound, run an experiment over several seeds, or write the report.",

@@ -50,6 +50,13 @@ def test_a_step_of_qwen3(lengths):
     check(QWEN, lengths, PROCESSORS, width=200, steps=3)
 
 
+# The copy engine once overtook loads of weights, in few steps and by a little.
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize("rows", [1, 8, 16])
+def test_a_step_of_qwen3_is_the_same_each_time(rows):
+    check(replace(QWEN, vocab_size=4096, layers=12), [100] * rows, PROCESSORS, again=80)
+
+
 @pytest.mark.usefixtures("hopper")
 @pytest.mark.parametrize("config", [LLAMA, BIASED], ids=["llama", "qwen2"])
 def test_a_step_of_small_models(config):

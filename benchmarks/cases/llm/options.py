@@ -1,4 +1,4 @@
-"""Options of `python -m benchmarks llm`, `llm-products` and `paged-attention`; imports no framework."""
+"""Options of `python -m benchmarks llm`, `llm-products`, `llm-token` and `paged-attention`; imports no framework."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,6 +49,8 @@ BATCHES, BLOCK = (1, 4, 8, 16, 32, 64), 64
 TARGETS = ("hopper", "a100", "l4", "rtx50")
 # Of `llm-products`, likewise.
 ROWS, MODELS = (1, 4, 16, 64), ("qwen3-8b", "qwen3-0.6b")
+# Of `llm-token`, likewise.
+STEP_ROWS, STEP_CONTEXTS = (1, 4, 8, 16), (100, 400, 2000)
 
 
 class PeerOption(NamedTuple):
@@ -247,4 +249,17 @@ class ProductsOptions(CaseOptions):
         tuple[str, ...], among("FORMAT", "Format of packed weights; may be repeated. All if not given.")
     ] = ()
     seed: Annotated[int, typer.Option(min=0, help="Seed of weights and inputs.")] = 0
+    seconds: Seconds = 500.0
+
+
+@dataclass(frozen=True)
+class TokenOptions(CaseOptions):
+    """Decode steps of few rows in one launch each, without an engine."""
+
+    model: Annotated[str, among("|".join(MODELS), "Model whose shapes the weights have."), MODELS] = MODELS[1]
+    rows: Annotated[tuple[int, ...], typer.Option(min=1, max=16, help="Number of rows; may be repeated.")] = STEP_ROWS
+    contexts: Annotated[
+        tuple[int, ...], typer.Option(min=1, help="Number of tokens of each context; may be repeated.")
+    ] = STEP_CONTEXTS
+    seed: Annotated[int, typer.Option(min=0, help="Seed of contexts.")] = 0
     seconds: Seconds = 500.0

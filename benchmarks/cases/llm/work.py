@@ -25,7 +25,7 @@ TEMPERATURE = 0.7
 GATE_TOKENS, GATE_PROMPT = 20, 36
 # Weights from which on they are so many that drawing each of them takes longer than all else, and the prime number of
 # those that are drawn in their place: no width divides it, so that no two rows are the same.
-MANY, DRAWN = 1_000_000_000, 16_777_259
+MANY, DRAWN = 100_000_000, 16_777_259
 
 
 @dataclass(frozen=True)

@@ -48,17 +48,17 @@ def pool_of(config, batch):
     return jnp.asarray(pool, jnp.bfloat16)
 
 
-def reference(config, parameters, batch, pool, dtype):
+def reference(config, weights, batch, pool):
     """The plain step."""
-    weights = put(config, parameters, dtype, jax.devices()[0])
     kernels = plain(dynamic=False)
-    hidden, pool = hidden_states(config, kernels, weights, pool.astype(dtype), batch, BLOCK)
+    hidden, pool = hidden_states(config, kernels, weights, pool.astype(weights.embed.dtype), batch, BLOCK)
     return np.asarray(logits(config, kernels, weights, hidden)), np.asarray(pool, np.float32)
 
 
-def check(config, lengths, blocks, width=24, steps=1, seed=0):
+def check(config, lengths, blocks, width=24, steps=1, seed=0, again=0):
+    """Steps of rows with that many tokens against the plain ones, and as often `again` as asked for."""
     parameters = RandomParameters(config, "bfloat16")
-    weights = put(config, parameters, "bfloat16", jax.devices()[0])
+    exact_weights, weights = (put(config, parameters, dtype, jax.devices()[0]) for dtype in ("float32", "bfloat16"))
     packed, scratch = token.pack_all(config, weights), token.fresh_scratch(config, token.padded(len(lengths)), blocks)
     draw = np.random.default_rng()
     for step in range(steps):
@@ -66,8 +66,8 @@ def check(config, lengths, blocks, width=24, steps=1, seed=0):
             lengths = [n if n < 0 else int(draw.integers(0, width * BLOCK - 1)) for n in lengths]
         batch = rows_of(config, lengths, width)
         pool = pool_of(config, batch)
-        exact, kept = reference(config, parameters, batch, pool, "float32")
-        rounded, _ = reference(config, parameters, batch, pool, "bfloat16")
+        exact, kept = reference(config, exact_weights, batch, pool)
+        rounded, _ = reference(config, weights, batch, pool)
         with emulation.seeded(seed + step):
             run = jax.jit(partial(token.logits, config, block=BLOCK, blocks=blocks))
             found, after, scratch = run(packed, weights.embed, pool, scratch, batch)
@@ -79,6 +79,9 @@ def check(config, lengths, blocks, width=24, steps=1, seed=0):
         np.testing.assert_allclose(changed[:, :, own], kept[:, :, own], rtol=0.05, atol=0.05)
         changed[:, :, own] = before[:, :, own]
         np.testing.assert_array_equal(changed, before)
+        for _ in range(again):
+            same, after, scratch = run(packed, weights.embed, after, scratch, batch)
+            np.testing.assert_array_equal(same[live], found[live])
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,13 @@ typedef unsigned long long u64;
 DEVICE int thread() { return threadIdx.x; }
 DEVICE int lane() { return threadIdx.x & 31; }
 DEVICE int block_x() { return blockIdx.x; }
+// The same, but read when it is asked for, where no register is left to keep it in.
+DEVICE int block_x_now() {
+  int x;
+  asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(x));
+  return x;
+}
+DEVICE u32 cycles() { return clock(); }
 DEVICE int block_y() { return blockIdx.y; }
 DEVICE int block_z() { return blockIdx.z; }
 DEVICE int blocks_x() { return gridDim.x; }

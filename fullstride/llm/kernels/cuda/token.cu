@@ -6,13 +6,13 @@ DEVICE void add_residual(Block& b, Sets to, int i, int row, int quarter, float4 
   float4 sum = *mine;
   sum.x += x.x, sum.y += x.y, sum.z += x.z, sum.w += x.w;
   *mine = sum;
-  int feature = (block_x() + i * GRID) * UNIT + 4 * quarter;
+  int feature = (block_x_now() + i * GRID) * UNIT + 4 * quarter;
   to.put(word_of(row, feature), pack(sum.x, sum.y));
   to.put(word_of(row, feature + 2), pack(sum.z, sum.w));
 }
 
 DEVICE void put_qkv(Sets to, const float* bias, int i, int row, int quarter, float4 x) {
-  int feature = (block_x() + i * GRID) * UNIT + 4 * quarter;
+  int feature = (block_x_now() + i * GRID) * UNIT + 4 * quarter;
 #if QKV_BIAS
   x.x += bias[feature], x.y += bias[feature + 1], x.z += bias[feature + 2], x.w += bias[feature + 3];
 #endif
@@ -30,7 +30,10 @@ DEVICE void first_qkv(Block& b, const u32* embed, const int* tokens, const float
       Rows<Qkv> rows;
       rows.look_up(embed, tokens, chunk, b.warp);
       rows.square(squares);
-      add<Qkv, N, S>(b, rows, c, n);
+      Weights<Qkv, N> weights;
+      weights.take(b.ring, b.warp, n);
+      add<Qkv, N, S>(rows, weights, c);
+      b.ring.release(n);
     }
     finish<Qkv, N, S, true>(b, c, squares, n,
                             [=](int i, int row, int q, float4 x) { put_qkv(to, bias, unit + i, row, q, x); });
@@ -41,7 +44,7 @@ DEVICE void first_residual(Block& b, const u32* embed, const int* tokens) {
   int n = b.count<Output>(0, Output::mine);
   for (int e = thread(); e < n * ROWS * UNIT / 2; e += CONSUMERS) {
     int pair = e % (UNIT / 2), row = e / (UNIT / 2) % ROWS, i = e / (ROWS * UNIT / 2);
-    u32 word = embed[(u64)tokens[row] * (HIDDEN / 2) + (block_x() + i * GRID) * (UNIT / 2) + pair];
+    u32 word = embed[(u64)tokens[row] * (HIDDEN / 2) + (block_x_now() + i * GRID) * (UNIT / 2) + pair];
     b.residual[2 * e] = first_of(word), b.residual[2 * e + 1] = second_of(word);
   }
 }
@@ -58,9 +61,14 @@ DEVICE void head(Block& b, const u32* words, float* logits) {
     if (n == 0) break;
     float c[N][S][4] = {};
 #pragma unroll
-    for (int i = 0; i < Head::chunks; i++) add<Head, N, S>(b, rows[i], c, n);
+    for (int i = 0; i < Head::chunks; i++) {
+      Weights<Head, N> weights;
+      weights.take(b.ring, b.warp, n);
+      add<Head, N, S>(rows[i], weights, c);
+      b.ring.release(n);
+    }
     finish<Head, N, S, true>(b, c, squares, n, [=](int i, int row, int q, float4 x) {
-      *(float4*)(logits + (u64)row * VOCAB + (block_x() + (first + i) * GRID) * UNIT + 4 * q) = x;
+      *(float4*)(logits + (u64)row * VOCAB + (block_x_now() + (first + i) * GRID) * UNIT + 4 * q) = x;
     });
   }
 }
@@ -108,8 +116,8 @@ KERNEL(token, THREADS, 1)(
   }
   Contexts contexts = {positions, slots, tables, *width};
   Part part = {};
-  if (block_x() < PARTS) {
-    part = contexts.part(block_x());
+  if (block_x_now() < PARTS) {
+    part = contexts.part(block_x_now());
     int entries = part.length / BLOCK + 1;
     if (entries <= TABLE_WORDS) {
       for (int i = thread(); i < entries; i += THREADS) b.table[i] = part.table[i];
@@ -120,7 +128,7 @@ KERNEL(token, THREADS, 1)(
   if (b.warp >= WARPS) {
     fewer_registers<24>();
     if (thread() == CONSUMERS) fill_all(b.ring, qkv, output, gate_up, down, head_weights);
-    if (b.warp > WARPS && block_x() < PARTS) fetch_ahead(b, part, pool);
+    if (b.warp > WARPS && block_x_now() < PARTS) fetch_ahead(b, part, pool);
   } else {
     more_registers<240>();
   int turn = load_now(scratch) & 1;
@@ -138,17 +146,18 @@ KERNEL(token, THREADS, 1)(
       first_qkv(b, embed, tokens, shift, made);
     else
       product<Qkv, true>(b, before, [=](int i, int row, int q, float4 x) { put_qkv(made, shift, i, row, q, x); });
-    if (QK_NORM && thread() < NORM_FLOATS && layer + 1 < LAYERS) norm = norms[(layer + 1) * NORM_FLOATS + thread()];
     attend(b, contexts, part, pool + (u64)layer * 2 * SLOTS * KV_HEADS * HEAD_DIM, made, mixed, parts);
+    // Not before: the compiler may let attention wait for it.
+    if (QK_NORM && thread() < NORM_FLOATS && layer + 1 < LAYERS) norm = norms[(layer + 1) * NORM_FLOATS + thread()];
     product<Output, false>(b, mixed.now, [&](int i, int row, int q, float4 x) { add_residual(b, middle, i, row, q, x); });
     product<GateUp, true>(b, middle.now, [=](int i, int row, int q, float4 x) {
-      int feature = (block_x() + i * GRID) * (UNIT / 2) + 2 * q;
+      int feature = (block_x_now() + i * GRID) * (UNIT / 2) + 2 * q;
       inner.put(word_of(row, feature), pack(silu(x.x) * x.y, silu(x.z) * x.w));
     });
     product<Down, false>(b, inner.now, [&](int i, int row, int q, float4 x) { add_residual(b, after, i, row, q, x); });
     before = after.now;
   }
   head(b, before, logits);
-  if (block_x() == 0 && thread() == 0) scratch[0] = turn + 1;
+  if (block_x_now() == 0 && thread() == 0) scratch[0] = turn + 1;
   }
 }

@@ -26,6 +26,8 @@ THREADS, HEADER_WORDS, TABLE_WORDS = 384, 32, 1024
 SHARED = 227 << 10
 # Bytes of the two barriers of a slot of the ring.
 BARRIERS = 16
+# Cycles that a layer's phases take at least, one after the other, and bytes that the memory gives a block in a cycle.
+LAYER_CYCLES, MEMORY_PACE = 20_000, 16
 # What stands where nothing has been written: no arithmetic gives it.
 NOT_YET = 0xFFFFFFFF
 
@@ -152,6 +154,13 @@ def shared_words(config: ModelConfig, sizes: TokenSizes) -> dict[str, int]:
     }
 
 
+def pace(config: ModelConfig, blocks: int) -> int:
+    """Bytes of weights that a block asks for in a cycle so that a layer's come as it needs them; 0 for no limit."""
+    numbers = sum(inputs * outputs for inputs, outputs in matrices(config).values())
+    needed = -(-2 * numbers // (blocks * LAYER_CYCLES))
+    return needed if needed < MEMORY_PACE else 0
+
+
 def kernel(config: ModelConfig, sizes: TokenSizes) -> Kernel:
     """The kernel with as long a ring as there is room for."""
     slot = max(chunk_steps(inputs) * 256 for inputs, _ in matrices(config).values()) + BARRIERS
@@ -174,6 +183,7 @@ def kernel(config: ModelConfig, sizes: TokenSizes) -> Kernel:
         "RMS_EPS": config.rms_eps,
         "SCALE": config.head_dim**-0.5,
         "RING": ring,
+        "PACE": pace(config, sizes.blocks),
     }
     files = tuple(f"token_{file}" for file in FILES)
     return Kernel("token", (*files, "silu.cuh", "token.cu"), tuple(constants.items()), THREADS, ring * slot + fixed)
@@ -240,12 +250,17 @@ def padded(rows: int) -> int:
     return rows if rows <= 8 else 16
 
 
+def blocks(config: ModelConfig, processors: int) -> int:
+    """Blocks of threads on a GPU with that many multiprocessors: each has a unit of all matrices but the narrow ones."""
+    return min(processors, *(out // UNIT for _, out in matrices(config).values() if out != config.hidden_size))
+
+
 def fused_step(config: ModelConfig, processors: int) -> FusedStep:
     """The operation for a model and a GPU with that many multiprocessors, each of which gets a block."""
-    blocks = min(processors, *(out // UNIT for _, out in matrices(config).values() if out != config.hidden_size))
+    count = blocks(config, processors)
     return FusedStep(
         MOST_ROWS,
         partial(pack_all, config),
-        lambda rows: fresh_scratch(config, padded(rows), blocks),
-        partial(logits, config, blocks=blocks),
+        lambda rows: fresh_scratch(config, padded(rows), count),
+        partial(logits, config, blocks=count),
     )

@@ -66,11 +66,16 @@ DEVICE void bring_together(Block& b, const Part& p, Sets mixed, Sets parts) {
       if (pair == 0) parts.put(at, float_bits(sum.largest), float_bits(sum.total));
       continue;
     }
-    for (int s = 1; s < p.splits; s++) {
-      const uint2* part = (const uint2*)(parts.now + (s * GROUP + g) * PART_WORDS);
-      uint2 found[2];
-      await(found, [=](int i) { return part + i * (1 + pair); });
-      sum.add(floats(found[0]), floats(found[1]));
+#pragma unroll 1
+    for (int first = 1; first < p.splits; first += TOGETHER) {
+      uint2 found[2 * TOGETHER];
+      await(found, true, [=](int i) {
+        int s = smaller(first + i / 2, p.splits - 1);
+        return (const uint2*)(parts.now + (s * GROUP + g) * PART_WORDS) + i % 2 * (1 + pair);
+      });
+#pragma unroll
+      for (int i = 0; i < TOGETHER; i++)
+        if (first + i < p.splits) sum.add(floats(found[2 * i]), floats(found[2 * i + 1]));
     }
     float share = 1 / sum.total;
     mixed.put(word_of(p.row, (p.kv_head * GROUP + g) * HEAD_DIM + 2 * pair), pack(sum.x * share, sum.y * share));
@@ -84,9 +89,8 @@ DEVICE void prepare_heads(Block& b, const Part& p, u16* pool, const u32* qkv) {
   for (int h = b.warp; h < GROUP + 2; h += WARPS) {
     int head = h < GROUP ? p.kv_head * GROUP + h : HEADS + (h - GROUP) * KV_HEADS + p.kv_head;
     const uint2* from = (const uint2*)(qkv + head * HEAD_DIM) + lane();
-    uint2 raw[2] = {};
-    if (lane() < lanes) await(raw, [=](int i) { return from + i * lanes; });
-    sync_lanes();
+    uint2 raw[2];
+    await(raw, lane() < lanes, [=](int i) { return from + i * lanes; });
     float2 low = floats(raw[0]), high = floats(raw[1]);
     if (h <= GROUP) turn(low, high, b.angles + p.row * HEAD_DIM, b.norms + (h < GROUP ? 0 : HEAD_DIM));
     if (lane() >= lanes) continue;
@@ -171,7 +175,7 @@ DEVICE void attend_one(Block& b, const Part& p, u16* pool, Sets qkv, Sets mixed,
 // All of this block's parts: of each row and KV head one, or more where the context is long and blocks are left.
 DEVICE void attend(Block& b, const Contexts& contexts, const Part& first, u16* pool, Sets qkv, Sets mixed, Sets parts) {
   Part part = first;
-  for (int unit = block_x(); unit < PARTS;) {
+  for (int unit = block_x_now(); unit < PARTS;) {
     attend_one(b, part, pool, qkv, mixed, parts);
     unit += GRID;
     if (unit < PARTS) {

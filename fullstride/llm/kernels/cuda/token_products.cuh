@@ -9,26 +9,27 @@ struct Block {
 
   // Of a matrix: units of this block from its `first` on, `most` at most.
   template <class M> METHOD int count(int first, int most) const {
-    return larger(0, smaller(most, (M::units - 1 - block_x() + GRID) / GRID - first));
+    return larger(0, smaller(most, (M::units - 1 - block_x_now() + GRID) / GRID - first));
   }
 };
 
-// c += rows times `n` units, whose slots come next in the ring; the sums of a unit are split, as each addition waits
-// for the one before it.
-template <class M, int N, int S>
-DEVICE void add(Block& b, const Rows<M>& rows, float (&c)[N][S][4], int n) {
-  Ring& ring = b.ring;
-  if (lane() < n) {
-    int slot = ring.slot + lane();
-    bar_wait(ring.full + slot % RING, ring.parity ^ (slot >= RING));
-  }
-  sync_lanes();
-  const uint4* weights[N];
+// A warp's share of a chunk's weights of `n` units, whose slots come next in the ring.
+template <class M, int N> struct Weights {
+  static constexpr int pairs = M::steps / WARPS / 2;
+  uint4 word[N][pairs];
+
+  METHOD void take(Ring& ring, int warp, int n) {
 #pragma unroll
-  for (int i = 0; i < N; i++) {
-    int slot = ring.slot + (i < n ? i : 0);
-    weights[i] = (const uint4*)(ring.slots + slot % RING * SLOT) + b.warp * (M::steps / WARPS / 2) * 32 + lane();
+    for (int i = 0; i < N; i++) {
+      const uint4* from = (const uint4*)ring.await(i < n ? i : 0) + warp * pairs * 32 + lane();
+#pragma unroll
+      for (int p = 0; p < pairs; p++) word[i][p] = from[p * 32];
+    }
   }
+};
+
+// c += rows times units; the sums of a unit are split, as each addition waits for the one before it.
+template <class M, int N, int S> DEVICE void add(const Rows<M>& rows, const Weights<M, N>& weights, float (&c)[N][S][4]) {
 #pragma unroll
   for (int p = 0; p < M::steps / WARPS / 2; p++) {
     u32 a[2][4];
@@ -38,15 +39,11 @@ DEVICE void add(Block& b, const Rows<M>& rows, float (&c)[N][S][4], int n) {
       for (int own = 0; own < 4; own++) a[s][own] = WIDE || own % 2 == 0 ? rows.word(2 * p + s, own % 2, own / 2) : 0;
 #pragma unroll
     for (int i = 0; i < N; i++) {
-      uint4 w = weights[i][p * 32];
+      uint4 w = weights.word[i][p];
       mma(c[i][2 * p % S], a[0][0], a[0][1], a[0][2], a[0][3], w.x, w.y);
       mma(c[i][(2 * p + 1) % S], a[1][0], a[1][1], a[1][2], a[1][3], w.z, w.w);
     }
   }
-  sync_lanes();
-  if (lane() < n) bar_arrive(ring.empty + (ring.slot + lane()) % RING);
-  ring.slot += n;
-  if (ring.slot >= RING) ring.slot -= RING, ring.parity ^= 1;
 }
 
 // use(i, row, quarter, x): all inputs' sums of features 4 quarter to 4 quarter + 3 of unit i; over the rows' RMS if NORM.
@@ -105,12 +102,18 @@ template <class M, bool NORM, class Use> DEVICE void product_group(Block& b, con
   for (int first = 0; first < M::chunks; first += FLIGHT) {
     constexpr int most = M::chunks < FLIGHT ? M::chunks : FLIGHT;
     Rows<M> rows[most];
+    Weights<M, N> weights;
+    // The first ones are in registers before the rows are there, which everything waits for. Their slots are given back when
+    // they have been used: the copy engine would overtake loads that are on their way.
+    weights.take(b.ring, b.warp, n);
     read_all(rows, words, first, b.warp);
 #pragma unroll
     for (int i = 0; i < most; i++)
       if (first + i < M::chunks) {
+        if (i > 0) weights.take(b.ring, b.warp, n);
         if (NORM) rows[i].square(squares);
-        add<M, N, S>(b, rows[i], c, n);
+        add<M, N, S>(rows[i], weights, c);
+        b.ring.release(n);
       }
   }
   finish<M, N, S, NORM>(b, c, squares, n, [=](int i, int row, int q, float4 x) { use(unit + i, row, q, x); });

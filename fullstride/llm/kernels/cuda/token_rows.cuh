@@ -15,24 +15,24 @@ DEVICE int word_of(int row, int input) {
 DEVICE bool there(uint4 x) { return x.x != NOT_YET && x.y != NOT_YET && x.z != NOT_YET && x.w != NOT_YET; }
 DEVICE bool there(uint2 x) { return x.x != NOT_YET && x.y != NOT_YET; }
 
-// Read those of the `N` values at place(0), place(1), ... again that are not there, until all of them are.
-template <int N, class T, class Place> DEVICE void await_rest(T (&x)[N], Place place) {
-  bool all = false;
-  while (!all) {
-    all = true;
+// The `N` values at place(0), place(1), ... of each lane that is `asking`, else zeros, as soon as all of them are there: asked
+// for together, since an answer takes long, and without lanes that part, which cost a third of a microsecond to bring together.
+template <int N, class T, class Place> DEVICE void await(T (&x)[N], bool asking, Place place) {
+#pragma unroll
+  for (int i = 0; i < N; i++) {
+    x[i] = T{};
+    if (asking) x[i] = load_now(place(i));
+  }
+  while (true) {
+    bool all = true;
+#pragma unroll
+    for (int i = 0; i < N; i++) all = all && there(x[i]);
+    if (all_lanes(all)) break;
+    rest();
 #pragma unroll
     for (int i = 0; i < N; i++)
-      if (!there(x[i])) {
-        x[i] = load_now(place(i));
-        all = false;
-      }
-    if (!all) rest();
+      if (!there(x[i])) x[i] = load_now(place(i));
   }
-}
-template <int N, class T, class Place> DEVICE void await(T (&x)[N], Place place) {
-#pragma unroll
-  for (int i = 0; i < N; i++) x[i] = load_now(place(i));
-  await_rest(x, place);
 }
 
 // What is written is for one token: the same place in the other set is made ready for the next one.
@@ -95,7 +95,7 @@ template <class M> struct Rows {
   }
 };
 
-// `N` chunks from `first` on, as soon as all of them are there: asked for together, since an answer takes long.
+// `N` chunks from `first` on, as soon as all of them are there.
 template <class M, int N> DEVICE void read_all(Rows<M> (&rows)[N], const u32* words, int first, int warp) {
   constexpr int cells = Rows<M>::cells;
   uint4 x[N * cells];
@@ -103,16 +103,7 @@ template <class M, int N> DEVICE void read_all(Rows<M> (&rows)[N], const u32* wo
     int chunk = smaller(first + i / cells, M::chunks - 1);
     return Rows<M>::place(words, chunk, warp) + i % cells * CELL_LANES;
   };
-  if (lane() < CELL_LANES) {
-    // Of few rows there are few words, and all blocks that ask for them again and again keep the writers from them.
-    if (ROWS <= 4)
-      while (!there(load_now(place(N * cells - 1)))) rest();
-    await(x, place);
-  } else {
-#pragma unroll
-    for (int i = 0; i < N * cells; i++) x[i] = uint4{0, 0, 0, 0};
-  }
-  sync_lanes();
+  await(x, lane() < CELL_LANES, place);
 #pragma unroll
   for (int i = 0; i < N * cells; i++) rows[i / cells].cell[i % cells] = x[i];
 }

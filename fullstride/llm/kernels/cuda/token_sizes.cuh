@@ -1,5 +1,5 @@
 // Sizes of the token kernel. Given: ROWS, HIDDEN, HEADS, KV_HEADS, HEAD_DIM, INNER, VOCAB, LAYERS, BLOCK, SLOTS,
-// GRID, RING, QK_NORM, QKV_BIAS, RMS_EPS and SCALE.
+// GRID, RING, PACE, QK_NORM, QKV_BIAS, RMS_EPS and SCALE.
 
 #define WARPS 8
 #define CONSUMERS (32 * WARPS)
@@ -12,6 +12,8 @@
 #define MIXED (HEADS * HEAD_DIM)
 // Blocks that may share one row and KV head.
 #define SPLITS larger(1, smaller(16, GRID / (ROWS * KV_HEADS)))
+// Parts of a context that are awaited together.
+#define TOGETHER 8
 // Tokens of a tile of attention, and of the context that is worth another block.
 #define TILE 16
 #define SPAN (TILE * WARPS)
