@@ -87,6 +87,7 @@ def test_it_differs_from_the_full_pool_and_not_by_much(engine, codes, rng):
     assert 1e-4 < found.mean < 0.3
 
 
+@pytest.mark.thorough
 def test_keys_and_values_of_any_size(qwen3, codes, rng):
     """Tiny keys and large values, which larger queries and a smaller output matrix make up for: the same model."""
     factors = {"q_norm": 2.0**13, "k_norm": 2.0**-13, "v": 2.0**13, "o": 2.0**-13}

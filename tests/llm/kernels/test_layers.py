@@ -72,6 +72,7 @@ def test_layers_and_keys_are_those_of_the_plain_step(config, rows):
     check(config, lengths, seed=rows)
 
 
+@pytest.mark.thorough
 def test_layers_with_an_fp8_cache():
     check(BIASED, [40, -1, 66], seed=2, fp8=True)
 

@@ -28,6 +28,8 @@ struct Window {
   const u32* table;
   u32 now, next;
   int at;
+  // Of codes: where the factors are that the lane copies, of a row's first block.
+  const Kept* factors;
 };
 // Behind a row's blocks the table may hold anything; only the address has to be right.
 DEVICE u32 lanes_of(const u32* table, int window) { return load_now(table + smaller(window * 32 + lane(), TABLE - 1)); }
@@ -40,7 +42,7 @@ DEVICE int block_of(Window& w, int token) {
   return (int)float_bits(shuffle(bits_float(w.now), block % 32));
 }
 // Keys and then values of a tile, zeros from token n on and before token `low`: what nobody sees may hold anything.
-DEVICE void copy_tile(Kept* stage, const Kept* pool, int kv, int tile, Window& window, int low_token, int n) {
+DEVICE void copy_tile(Kept* stage, const Kept* pool, int tile, Window& window, int low_token, int n) {
   constexpr int ROWS = 32 / PIECES;
   const int row = lane() / PIECES, piece = lane() % PIECES;
   // Most sizes of blocks hold whole tiles.
@@ -60,9 +62,9 @@ DEVICE void copy_tile(Kept* stage, const Kept* pool, int kv, int tile, Window& w
   }
   // Factors of eight keys, or of their values.
   if (FP8 && lane() < 4) {
-    const int half = lane() / 2 * 8, value = lane() % 2, token = tile * TILE + half;
-    const u64 at = factor_at(kv, half ? high : low, token % BLOCK) + value * (u64)SLOTS * ROW;
-    copy16(stage + FACTORS + value * 2 * TILE + half * 2, pool + at, token < n && (!WINDOW || token + 8 > low_token));
+    const int half = lane() % 2 * 8, token = tile * TILE + half;
+    const Kept* from = window.factors + (u64)(half ? high : low) * (2 * KV_HEADS * BLOCK) + (u32)token % BLOCK * 2;
+    copy16(stage + FACTORS + lane() * 16, from, token < n && (!WINDOW || token + 8 > low_token));
   }
 }
 
@@ -226,7 +228,7 @@ CLUSTER_KERNEL(decode_attention, THREADS, 1, CLUSTER)(
   Fresh fresh = known_at(cos + (u64)row * HALF, sin + (u64)row * HALF, q_norm, k_norm);
   if (!CHAINED) take_heads(fresh, qkv + (u64)row * WIDE, kv, warp);
   const u32* table = (const u32*)tables + (u64)row * TABLE;
-  Window window = {table, lanes_of(table, 0), lanes_of(table, 1), 0};
+  Window window = {table, lanes_of(table, 0), lanes_of(table, 1), 0, nullptr};
   const u64 at_layer = (u64)load_now((const u32*)layer) * 2 * SLOTS * ROW + kv * HEAD_DIM;
   const u32 slot = load_now((const u32*)slots + row);
   // Tokens in the pool; this one's key and value are not there yet.
@@ -247,9 +249,11 @@ CLUSTER_KERNEL(decode_attention, THREADS, 1, CLUSTER)(
   }
 
   int tile = low / TILE + rank * WARPS + warp;
+  // Keys' by two lanes, values' by the next two.
+  if (FP8) window.factors = pool + at_layer + factor_at(kv, 0, 0) + lane() / 2 * (u64)SLOTS * ROW;
 #pragma unroll
   for (int i = 0; i < STAGES - 1; i++) {
-    if (tile + i * step < tiles) copy_tile(ring + i * STAGE, pool + at_layer, kv, tile + i * step, window, low, n);
+    if (tile + i * step < tiles) copy_tile(ring + i * STAGE, pool + at_layer, tile + i * step, window, low, n);
     copies_commit();
   }
 
@@ -295,7 +299,7 @@ CLUSTER_KERNEL(decode_attention, THREADS, 1, CLUSTER)(
     copies_wait<STAGES - 2>();
     // All lanes' copies are there, and nobody reads the stage before any more.
     sync_lanes();
-    if (later < tiles) copy_tile(ring + free * STAGE, pool + at_layer, kv, later, window, low, n);
+    if (later < tiles) copy_tile(ring + free * STAGE, pool + at_layer, later, window, low, n);
     copies_commit();
     const Kept* keys = ring + stage * STAGE;
     float s[COLUMNS][4];

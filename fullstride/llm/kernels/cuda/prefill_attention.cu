@@ -11,7 +11,15 @@ constexpr int READ = FP8 ? 32 : 16;
 // Keys and then values of a span, zeros before `low` and beyond `last`: what nobody sees may hold anything.
 DEVICE void copy_span(Kept* stage, const Kept* pool, const int* table, int kv, int first, int low, int last) {
   constexpr int PIECES = HEAD_DIM / PIECE;
-#pragma unroll 4
+  // Factors of eight keys, or of their values.
+  if (FP8 && thread() < SPAN / 4) {
+    const int token = first + thread() % (SPAN / 8) * 8;
+    const bool seen = token <= last && (!WINDOW || token + 8 > low);
+    const Kept* from = pool + (seen ? factor_at(kv, table[token / BLOCK], (u32)token % BLOCK) : 0);
+    copy16(stage + FACTORS + thread() * 16, from + thread() / (SPAN / 8) * (u64)SLOTS * ROW, seen);
+  }
+  // Fewer at once leave registers for wide heads.
+#pragma unroll(FP8 && HEAD_DIM > 128 ? 2 : 4)
   for (int i = thread(); i < SPAN * PIECES; i += THREADS) {
     int row = i / PIECES, piece = i % PIECES * PIECE, token = first + row;
     bool seen = token <= last && (!WINDOW || token >= low);
@@ -19,22 +27,12 @@ DEVICE void copy_span(Kept* stage, const Kept* pool, const int* table, int kv, i
     copy16(stage + row * PITCH + piece, from, seen);
     copy16(stage + VALUES + row * PITCH + piece, from + (u64)SLOTS * ROW, seen);
   }
-  // Factors of eight keys, or of their values.
-  if (FP8 && thread() < SPAN / 4) {
-    const int group = thread() / 2 * 8, value = thread() % 2, token = first + group;
-    const bool seen = token <= last && (!WINDOW || token + 8 > low);
-    const u64 at = seen ? factor_at(kv, table[token / BLOCK], token % BLOCK) + value * (u64)SLOTS * ROW : 0;
-    copy16(stage + FACTORS + value * 2 * SPAN + group * 2, pool + at, seen);
-  }
 }
 
 DEVICE void scores(float (&s)[SPAN / 8][4], const u32 (&q)[STEPS][4], const Kept* keys) {
-  u32 factors[SPAN / 8];
 #pragma unroll
-  for (int n = 0; n < SPAN / 8; n++) {
-    s[n][0] = s[n][1] = s[n][2] = s[n][3] = 0;
-    factors[n] = FP8 ? twice(((const u16*)(keys + FACTORS))[n * 8 + lane() / 4]) : 0;
-  }
+  for (int n = 0; n < SPAN / 8; n++) s[n][0] = s[n][1] = s[n][2] = s[n][3] = 0;
+  const u16* factors = (const u16*)(keys + FACTORS) + lane() / 4;
 #pragma unroll
   for (int k = 0; k < HEAD_DIM / READ; k++)
 #pragma unroll
@@ -48,7 +46,7 @@ DEVICE void scores(float (&s)[SPAN / 8][4], const u32 (&q)[STEPS][4], const Kept
 #pragma unroll
           for (int j = 0; j < 2; j++) {
             const u32(&a)[4] = q[(2 * k + j) % STEPS];
-            const u32 codes = b[2 * i + j], factor = factors[2 * n + i];
+            const u32 codes = b[2 * i + j], factor = twice(factors[n * 16 + i * 8]);
             mma(to, a[0], a[1], a[2], a[3], even(codes, factor), odd(codes, factor));
           }
         else mma(to, q[k][0], q[k][1], q[k][2], q[k][3], b[2 * i], b[2 * i + 1]);
