@@ -251,7 +251,7 @@ def padded(rows: int) -> int:
 
 
 def blocks(config: ModelConfig, processors: int) -> int:
-    """Blocks of threads on a GPU with that many multiprocessors: each has a unit of all matrices but the narrow ones."""
+    """Blocks of threads on a GPU with that many multiprocessors: each has units of all matrices but the narrow ones."""
     return min(processors, *(out // UNIT for _, out in matrices(config).values() if out != config.hidden_size))
 
 
