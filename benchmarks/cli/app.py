@@ -15,7 +15,14 @@ from benchmarks.cases.jvp.options import AttentionOptions, HostOptions, Networks
 from benchmarks.cases.llm.options import AttentionOptions as PagedAttentionOptions
 from benchmarks.cases.llm.options import LlmOptions as LlmOptions
 from benchmarks.cases.llm.options import ProductsOptions, TokenOptions
-from benchmarks.cases.meanflow.options import LoaderOptions, PeerOptions, SamplingOptions, ScalingOptions, StepOptions
+from benchmarks.cases.meanflow.options import (
+    FrameworkOptions,
+    LoaderOptions,
+    PeerOptions,
+    SamplingOptions,
+    ScalingOptions,
+    StepOptions,
+)
 from benchmarks.cases.step_jax.options import TrainStepOptions as TrainStepOptions
 from benchmarks.cases.trainings.options import TrainSoakOptions
 from benchmarks.cli import experiments
@@ -48,6 +55,7 @@ class CaseRow:
 
 CASES = {
     "meanflow-step": CaseRow(StepOptions, "meanflow.step:run"),
+    "meanflow-jax": CaseRow(FrameworkOptions, "meanflow.frameworks:run"),
     "meanflow-sampling": CaseRow(SamplingOptions, "meanflow.sampling:run"),
     "meanflow-scaling": CaseRow(ScalingOptions, "meanflow.scaling:run"),
     "meanflow-loader": CaseRow(LoaderOptions, "meanflow.loader:run"),

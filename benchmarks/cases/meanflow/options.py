@@ -16,6 +16,7 @@ BACKENDS = ("eager", "graph", "compile", "compile+graph")
 SAMPLED_BY = ("eager", "graph", "compile+graph")
 KINDS = ("ddp", "fsdp")
 TRAINED = ("unet", "dit_b2")
+IN_JAX = tuple(name for name in MODELS if name.startswith(("unet", "dit")))
 RUN_BY = "Way to run the network; may be repeated. All if not given; on a CPU only eager."
 TRANSFERS = ("auto", "copies", "nccl")
 PRECISION, BY = "fp32|tf32|bf16", "|".join(BACKENDS)  # as help shows them
@@ -24,6 +25,9 @@ MOST_AVERAGES = 5
 Precision = Annotated[str, among(PRECISION, "Precision of the network's matrix products."), PRECISIONS]
 ChannelsLast = Annotated[
     bool, typer.Option("--channels-last", help="Use the channels-last memory format for convolutions.")
+]
+Ratios = Annotated[
+    tuple[float, ...], typer.Option("--ratio", help="Fraction of the samples with r != t; may be repeated.")
 ]
 Averages = Annotated[int, typer.Option(min=0, help="Number of weight averages (EMA) in a full step.")]
 
@@ -67,6 +71,24 @@ class StepOptions(CaseOptions):
 
 
 @dataclass(frozen=True)
+class FrameworkOptions(CaseOptions):
+    """Compare a whole MeanFlow step by fullstride in PyTorch with the same network and loss in JAX."""
+
+    device: Device = "auto"
+    precision: Precision = "fp32"
+    model: Annotated[str, among("unet|dit_b4|...", "The network to train."), IN_JAX] = "unet"
+    batch_size: Annotated[int, typer.Option(min=1, help="Number of images per step.")] = 64
+    ratios: Ratios = (1.0, 0.75, 0.25)
+    jobs: Annotated[int, typer.Option(min=1, help="Number of steps of one framework that compile at once.")] = 1
+    seconds: Seconds = 600.0
+
+    def __post_init__(self) -> None:
+        """Check the names and the ratios."""
+        super().__post_init__()
+        _check_ratios(self.ratios)
+
+
+@dataclass(frozen=True)
 class SamplingOptions(CaseOptions):
     """Compare sampling by MeanFlow's steps and by Euler's, of a batch or a set, with the roofline bound."""
 
@@ -101,9 +123,7 @@ class ScalingOptions(CaseOptions):
     models: Annotated[Names, among("unet|dit_b2|...", "Network to train; may be repeated.", "--model"), MODELS] = (
         TRAINED
     )
-    ratios: Annotated[
-        tuple[float, ...], typer.Option("--ratio", help="Fraction of the samples with r != t; may be repeated.")
-    ] = (1.0, 0.25)
+    ratios: Ratios = (1.0, 0.25)
     kinds: Annotated[Names, among("ddp|fsdp", "Kind of data parallelism; may be repeated.", "--kind"), KINDS] = KINDS
     transfers: Annotated[
         Names, among("auto|copies|nccl", "Transport of gradients; may be repeated. On a CPU only gloo."), TRANSFERS
@@ -123,8 +143,7 @@ class ScalingOptions(CaseOptions):
         """Check the names and the ratios."""
         super().__post_init__()
         _check_averages(self.averages)
-        if not all(0 <= ratio <= 1 for ratio in self.ratios):
-            raise ConfigError(f"--ratio={self.ratios}: expected fractions in [0, 1]")
+        _check_ratios(self.ratios)
 
 
 @dataclass(frozen=True)
@@ -196,6 +215,11 @@ class PeerOptions(CaseOptions):
 def _check_averages(count: int) -> None:
     if count > MOST_AVERAGES:
         raise ConfigError(f"--averages={count}: expected at most {MOST_AVERAGES}")
+
+
+def _check_ratios(ratios: tuple[float, ...]) -> None:
+    if not all(0 <= ratio <= 1 for ratio in ratios):
+        raise ConfigError(f"--ratio={ratios}: expected fractions in [0, 1]")
 
 
 def counts(most: int) -> tuple[int, ...]:

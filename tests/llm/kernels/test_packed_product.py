@@ -42,17 +42,17 @@ def check(form: str, rows: int, outputs: int, inputs: int, own: Division | None 
 
 # Every format, any number of rows, one and two tiles of a warp, one and several shares of the inputs.
 CASES = [
-    ("Q4_K", 8, Division(1, 1, 2)),
-    ("Q6_K", 17, Division(4, 1, 1)),
+    ("Q4_K", 8, Division(1, 1, 2, 2)),
+    ("Q6_K", 17, Division(4, 1, 4)),
     ("int4_128", 2, Division(1, 2, 1)),
-    ("fp8_128", 16, Division(2, 2, 1)),
+    ("fp8_128", 16, Division(2, 2, 4)),
 ]
 MORE = [
     ("Q4_0", 1, Division(1, 1, 1)),
-    ("Q4_1", 11, Division(2, 1, 2)),
-    ("Q8_0", 3, Division(1, 2, 1)),
+    ("Q4_1", 11, Division(2, 1, 2, 2)),
+    ("Q8_0", 3, Division(1, 2, 8)),
     ("fp8", 5, Division(1, 1, 1)),
-    ("int4_32", 33, Division(8, 1, 2)),
+    ("int4_32", 33, Division(8, 1, 8, 2)),
 ]
 
 
@@ -73,7 +73,7 @@ def test_chosen_divisions(form, rows):
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_in_any_order_of_threads(seed):
-    check("Q4_K", 12, 64, 768, Division(2, 1, 1), seed)
+    check("Q4_K", 12, 64, 768, Division(2, 1, 2), seed)
 
 
 def test_more_rows_take_more_launches_and_many_are_unpacked():

@@ -6,7 +6,9 @@ enum { SCALE, SCALE_MINIMUM, SCALE_ZERO, ROW_SCALE, K4, K6 };
 constexpr int STEP = 128, CODE_BYTES = 16 * STEP * BITS / 8;
 // Inputs that share a scale, as far as sums go: of larger groups the parts have the same one.
 constexpr int SIZE = KIND == K6 ? 16 : 32, GROUPS = STEP / SIZE, OWN = GROUPS / 4, BLOCKS = BLOCK ? IN / BLOCK : 1;
-constexpr int WORDS = BITS == 8 ? 8 : BITS == 6 ? 6 : 4, RECORD_WORDS = KIND == K4 ? 4 : KIND == K6 ? 2 : 1;
+constexpr int WORDS = BITS == 8 ? 8 : BITS == 6 ? 6 : 4;
+// Of a tile's step.
+constexpr int RECORD_BYTES = 16 * RECORD * (BLOCK && BLOCK < STEP ? STEP / BLOCK : 1);
 // A number of 7 bits in the mantissa of the bf16 128 is that number and 128.
 constexpr u32 BASE = 0x43004300u, MINUS_ONE = 0xbf80bf80u, ZEROS = BASE | ZERO * 0x00010001u;
 
@@ -43,28 +45,24 @@ DEVICE u32 fragment(const u32* words, int k, int i) {
   return MINIMA ? codes : fma_pair(ZEROS, MINUS_ONE, codes);
 }
 
-// The record of a group of an output, as it is in memory; groups are counted from the row's first.
-DEVICE void ask_record(u32* words, const u8* records, int tile, int output, int group) {
-  const int block = BLOCK ? group * SIZE / BLOCK : 0;
-  const u8* from = records + (((u64)tile * BLOCKS + block) * 16 + output) * RECORD;
-  if (KIND == K4) *(uint4*)words = *(const uint4*)from;
-  else if (KIND == K6) words[0] = from[group % 16], words[1] = *(const u16*)(from + 16);
-  else if (KIND == SCALE) words[0] = *(const u16*)from;
-  else words[0] = *(const u32*)from;
-}
+// Where the records of a step begin among a tile's: those of one block for all outputs, or of several blocks side by side.
+DEVICE int records_at(int step) { return (BLOCK ? step * STEP / BLOCK : 0) * 16 * RECORD; }
 
-// Scale and minimum of a group; the minimum makes up for the 128.
-DEVICE float2 scale_of(const u32* words, int group) {
-  if (KIND == ROW_SCALE) return float2{bits_float(words[0]), 0};
-  const float scale = half_of(words[KIND == K6] & 0xffff);
-  if (KIND == SCALE) return float2{scale, 0};
-  if (KIND == K6) return float2{scale * (float)(signed char)words[0], 0};
-  const float second = half_of(words[0] >> 16);
+// Scale and minimum of a group of a step's and an output, from the records of the step; the minimum makes up for the 128.
+DEVICE float2 scale_of(const u8* records, int output, int step, int group) {
+  const u8* from = records + ((BLOCK && BLOCK < STEP ? group * SIZE / BLOCK : 0) * 16 + output) * RECORD;
+  if (KIND == ROW_SCALE) return float2{*(const float*)from, 0};
+  const int all = step * GROUPS + group;
+  if (KIND == K6) return float2{half_of(*(const u16*)(from + 16)) * (float)(signed char)from[all % 16], 0};
+  if (KIND == SCALE) return float2{half_of(*(const u16*)from), 0};
+  const u32 word = *(const u32*)from;
+  const float scale = half_of(word & 0xffff), second = half_of(word >> 16);
   if (KIND == SCALE_ZERO) return float2{scale, -scale * (second + 128)};
   if (KIND == SCALE_MINIMUM) return float2{scale, second - 128 * scale};
-  const int i = group % 8;
-  const u32 six = (words[1] >> 4 * i & 15) | (words[3] >> 2 * i & 3) << 4;
-  const u32 minimum = (words[2] >> 4 * i & 15) | (words[3] >> 16 + 2 * i & 3) << 4;
+  const uint4 words = *(const uint4*)from;
+  const int i = all % 8;
+  const u32 six = (words.y >> 4 * i & 15) | (words.w >> 2 * i & 3) << 4;
+  const u32 minimum = (words.z >> 4 * i & 15) | (words.w >> 16 + 2 * i & 3) << 4;
   const float own = scale * (float)six;
   return float2{own, -second * (float)minimum - 128 * own};
 }

@@ -2,58 +2,101 @@
 // a group's products are multiplied by its scale in fp32, and its minimum by the sum of its inputs. So a product's error is
 // that of its fp32 sums.
 //
-// A block has 8 warps. N_TILES of them have different outputs, 16 M_TILES each, and the others different inputs, 128 at a time,
-// whose sums are added up at the end. Blocks with different `block_y` have different inputs, too; each writes a part of the sums.
+// A block has 8 warps. TEAM of them have different outputs, 16 M_TILES each, and share the rows that they read. The teams have
+// different inputs, 128 at a time, and wait for each other only where their sums are added up. A block takes one group of
+// outputs after the other, and what the next one reads is on its way before. Blocks with different `block_y` have different
+// inputs, too; each writes a part of the sums.
 
-constexpr int WARPS = 8, THREADS = 32 * WARPS, WARPS_K = WARPS / N_TILES, ROWS = 8 * N_TILES;
+constexpr int WARPS = 8, THREADS = 32 * WARPS, TEAMS = WARPS / TEAM, ROWS = 8 * N_TILES;
 constexpr int STEPS = IN / STEP, TILES = OUT / 16, PER_SPLIT = (STEPS + SPLITS - 1) / SPLITS;
-constexpr int X_BYTES = WARPS_K * ROWS * STEP * 2, STAGE = X_BYTES + WARPS * M_TILES * CODE_BYTES;
-constexpr int COLUMNS = 16 * N_TILES * M_TILES, PITCH = COLUMNS + 4;  // rows of sums begin in different banks
+constexpr int COLUMNS = 16 * TEAM * M_TILES, PITCH = COLUMNS + 4;  // rows of sums begin in different banks
+constexpr int OUTPUTS = (OUT + COLUMNS - 1) / COLUMNS;                // groups of them
+// Bytes of a step: a team's rows, a warp's codes and records.
+constexpr int X_BYTES = COUNT * STEP * 2, W_BYTES = M_TILES * (CODE_BYTES + RECORD_BYTES);
+constexpr int STAGE = TEAMS * X_BYTES + WARPS * W_BYTES;
 constexpr u32 ONES = 0x3f803f80u;
 
 struct Warp {
-  int outputs, inputs, tile;  // numbers of its outputs and inputs in the block, and its first tile
-  int first, end;             // steps of the block
+  int outputs, inputs;  // numbers of its outputs in the team and of its team
+  int first, end;       // steps of the block
 
   METHOD Warp() {
     const int warp = thread() / 32;
-    inputs = warp % WARPS_K, outputs = warp / WARPS_K;
-    tile = (block_x() * N_TILES + outputs) * M_TILES;
+    inputs = warp % TEAMS, outputs = warp / TEAMS;
     first = block_y() * PER_SPLIT, end = smaller(first + PER_SPLIT, STEPS);
   }
-  // What stands behind the last tile is computed as if it were that, and is not kept.
-  METHOD int tile_of(int m) const { return smaller(tile + m, TILES - 1); }
-  METHOD int step(int chunk) const { return first + chunk * WARPS_K + inputs; }
+  METHOD int step(int chunk) const { return first + chunk * TEAMS + inputs; }
+  METHOD int chunks() const { return (end - first + TEAMS - 1) / TEAMS; }
+  // Of a group of outputs; what stands behind the last tile is computed as if it were that, and is not kept.
+  METHOD int tile(int group, int m) const { return smaller((group * TEAM + outputs) * M_TILES + m, TILES - 1); }
+  METHOD void meet() const {
+    if (TEAM == 1) sync_lanes();
+    else if (TEAM == WARPS) sync_block();
+    else sync_some(1 + inputs, 32 * TEAM);
+  }
 };
 
-// Rows of 128 inputs; 16-byte pieces stand at piece ^ row % 8. Rows that are not there hold anything: nothing of a row gets
-// into another one's sums.
-DEVICE void copy_chunk(u8* to, const u16* x, const u8* codes, const Warp& own, int chunk) {
-  const int begin = own.first + chunk * WARPS_K, step = own.step(chunk);
-  for (int i = thread(); i < WARPS_K * COUNT * 16; i += THREADS) {
-    const int piece = i % 16, row = i / 16 % COUNT, k = i / 16 / COUNT;
-    if (begin + k < own.end)
-      copy16(to + ((k * ROWS + row) * 16 + (piece ^ row % 8)) * 16, x + (u64)row * IN + (begin + k) * STEP + piece * 8, true);
-  }
-  if (step >= own.end) return;
-  u8* there = to + X_BYTES + thread() / 32 * M_TILES * CODE_BYTES;
-#pragma unroll
-  for (int m = 0; m < M_TILES; m++)
-#pragma unroll
-    for (int i = lane(); i < CODE_BYTES / 16; i += 32)
-      copy16(there + m * CODE_BYTES + i * 16, codes + ((u64)own.tile_of(m) * STEPS + step) * CODE_BYTES + i * 16, true);
-}
+// A step: of which group of outputs, and which of the block's chunks.
+struct Place {
+  int group, chunk;
 
-// Fragments of 32 inputs of 8 rows.
+  // Whether another group begins.
+  METHOD bool next(int chunks) {
+    if (++chunk < chunks) return false;
+    chunk = 0, group += GRID;
+    return true;
+  }
+};
+
+// Copies of the steps in their order, from where a lane's first 16 bytes of a row, a tile and its records are.
+struct Copies {
+  Place at;
+  const u16* x;
+  const u8 *codes[M_TILES], *records[M_TILES];
+
+  METHOD void begin(const Warp& own, const u8* all_codes, const u8* all_records) {
+#pragma unroll
+    for (int m = 0; m < M_TILES; m++) {
+      const u64 tile = own.tile(at.group, m);
+      codes[m] = all_codes + tile * STEPS * CODE_BYTES + lane() * 16;
+      records[m] = all_records + tile * BLOCKS * 16 * RECORD + lane() * 16;
+    }
+  }
+  // Rows of 128 inputs; 16-byte pieces stand at piece ^ row % 8.
+  METHOD void copy(u8* stage, const Warp& own) const {
+    const int step = own.step(at.chunk);
+    if (at.group >= OUTPUTS || step >= own.end) return;
+    u8* rows = stage + own.inputs * X_BYTES;
+#pragma unroll
+    for (int i = 0; i < (COUNT * 16 + 32 * TEAM - 1) / (32 * TEAM); i++) {
+      const int all = i * 32 * TEAM + own.outputs * 32 + lane(), row = all / 16, piece = all % 16;
+      if (row < COUNT) copy16(rows + (row * 16 + (piece ^ row % 8)) * 16, x + i * 2 * TEAM * IN + step * STEP, true);
+    }
+    u8* weights = stage + TEAMS * X_BYTES + thread() / 32 * W_BYTES + lane() * 16;
+#pragma unroll
+    for (int m = 0; m < M_TILES; m++) {
+#pragma unroll
+      for (int i = 0; i < CODE_BYTES; i += 512) copy16(weights + m * CODE_BYTES + i, codes[m] + step * CODE_BYTES + i, true);
+#pragma unroll
+      for (int i = 0; i < RECORD_BYTES; i += 512)
+        if (lane() * 16 + i < RECORD_BYTES)
+          copy16(weights + M_TILES * CODE_BYTES + m * RECORD_BYTES + i, records[m] + records_at(step) + i, true);
+    }
+  }
+};
+
+// Fragments of 32 inputs of 8 rows; in the place of rows that are not there the last one, whose sums nobody keeps.
 DEVICE void read_rows(u32* words, const u8* x, int rows, int part) {
-  const int row = rows * 8 + lane() % 8;
+  const int row = smaller(rows * 8 + lane() % 8, COUNT - 1);
   load_matrices(words, x + (row * 16 + ((part * 4 + lane() / 8) ^ row % 8)) * 16);
 }
 
-// Sums of each 32 inputs of the warp's own 8 rows, by a product with ones, for all warps of these inputs.
-DEVICE void add_up(float* sums, const u8* x, int rows) {
+// Sums of each 32 inputs of rows, by a product with ones: each warp of the team has every TEAM-th part of 8 rows.
+DEVICE void add_up(float* sums, const u8* x, const Warp& own) {
 #pragma unroll
-  for (int part = 0; part < 4; part++) {
+  for (int i = 0; i < 4 * N_TILES; i += TEAM) {
+    const int part = (i + own.outputs) % 4, rows = (i + own.outputs) / 4;
+    if (4 * N_TILES % TEAM && rows >= N_TILES) break;
     u32 b[4];
     float c[4];
     read_rows(b, x, rows, part);
@@ -63,26 +106,15 @@ DEVICE void add_up(float* sums, const u8* x, int rows) {
   }
 }
 
-// Records of a step that a lane looks at for its quad: of outputs lane / 4 and 8 more, of every fourth group.
-struct Records {
-  u32 words[M_TILES][2][OWN][RECORD_WORDS];
-
-  METHOD void ask(const u8* records, const Warp& own, int step) {
-#pragma unroll
-    for (int i = 0; i < M_TILES * 2 * OWN; i++) {
-      const int m = i / 2 / OWN, high = i / OWN % 2, o = i % OWN;
-      ask_record(words[m][high][o], records, own.tile_of(m), lane() / 4 + 8 * high, step * GROUPS + 4 * o + lane() % 4);
-    }
-  }
-};
+// Scales of a step that a lane decodes for its quad: of outputs lane / 4 and 8 more, of every fourth group.
 struct Scales {
   float2 own[M_TILES][2][OWN];
 
-  METHOD void take(const Records& records, int step) {
+  METHOD void take(const u8* records, int step) {
 #pragma unroll
     for (int i = 0; i < M_TILES * 2 * OWN; i++) {
       const int m = i / 2 / OWN, high = i / OWN % 2, o = i % OWN;
-      own[m][high][o] = scale_of(records.words[m][high][o], step * GROUPS + 4 * o + lane() % 4);
+      own[m][high][o] = scale_of(records + m * RECORD_BYTES, lane() / 4 + 8 * high, step, 4 * o + lane() % 4);
     }
   }
   METHOD float2 of(int m, int high, int group) const {
@@ -130,71 +162,79 @@ DEVICE void multiply_part(
   }
 }
 
-DEVICE void multiply(
-    float (&c)[M_TILES][N_TILES][4], const u8* codes, const Scales& scales, const u8* x, const float* sums) {
+DEVICE void multiply(float (&c)[M_TILES][N_TILES][4], const u8* weights, int step, const u8* x, const float* sums) {
+  Scales scales;
+  scales.take(weights + M_TILES * CODE_BYTES, step);
 #pragma unroll
   for (int half = 0; half < 2; half++) {
     u32 words[M_TILES][WORDS];
 #pragma unroll
-    for (int m = 0; m < M_TILES; m++) read_codes(words[m], codes + m * CODE_BYTES, half);
+    for (int m = 0; m < M_TILES; m++) read_codes(words[m], weights + m * CODE_BYTES, half);
     multiply_part(c, words, scales, x, sums, 2 * half);
     multiply_part(c, words, scales, x, sums, 2 * half + 1);
   }
 }
 
-DEVICE void keep(float* parts, const float (&c)[M_TILES][N_TILES][4], const Warp& own) {
+// The teams' sums of a group of outputs, added up in order, and zeros in their place.
+DEVICE void finish(float (&c)[M_TILES][N_TILES][4], float* parts, u8* out, const Warp& own, int group) {
   float* to = parts + (own.inputs * ROWS + lane() % 4 * 2) * PITCH + own.outputs * M_TILES * 16 + lane() / 4;
 #pragma unroll
   for (int m = 0; m < M_TILES; m++)
 #pragma unroll
     for (int n = 0; n < N_TILES; n++)
 #pragma unroll
-      for (int i = 0; i < 4; i++) to[(n * 8 + i % 2) * PITCH + m * 16 + i / 2 * 8] = c[m][n][i];
+      for (int i = 0; i < 4; i++) to[(n * 8 + i % 2) * PITCH + m * 16 + i / 2 * 8] = c[m][n][i], c[m][n][i] = 0;
+  sync_block();
+  for (int i = thread(); i < COUNT * COLUMNS / 2; i += THREADS) {
+    const int row = i / (COLUMNS / 2), column = i % (COLUMNS / 2) * 2, feature = group * COLUMNS + column;
+    float2 sum = {0, 0};
+#pragma unroll
+    for (int k = 0; k < TEAMS; k++) {
+      const float2 part = *(const float2*)(parts + (k * ROWS + row) * PITCH + column);
+      sum.x += part.x, sum.y += part.y;
+    }
+    const u64 at = ((u64)block_y() * COUNT + row) * OUT + feature;
+    if (feature >= OUT) continue;
+    if (EXACT) *(float2*)((float*)out + at) = sum;
+    else *(u32*)((u16*)out + at) = pack(sum.x, sum.y);
+  }
+  // Before anybody's next sums.
+  sync_block();
 }
 
-// Two blocks of a multiprocessor, but for sums that would not leave them registers enough.
-KERNEL(packed_product, THREADS, (N_TILES * M_TILES > 8 ? 1 : 2))(const u16* x, const u8* codes, const u8* records, float* out) {
+KERNEL(packed_product, THREADS, 2)(const u16* x, const u8* codes, const u8* records, u8* out) {
   SHARED(memory);
   const Warp own;
-  const int chunks = (own.end - own.first + WARPS_K - 1) / WARPS_K;
-  float* sums = (float*)(memory + STAGES * STAGE) + own.inputs * 4 * ROWS;
+  const int chunks = own.chunks();
+  float *parts = (float*)(memory + STAGES * STAGE), *sums = parts + TEAMS * ROWS * PITCH + own.inputs * 4 * ROWS;
+  Place now = {block_x(), 0};
+  const int first = own.outputs * 32 + lane();  // 16 bytes of the team's rows
+  Copies later = {now, x + (u64)(first / 16) * IN + first % 16 * 8};
+  later.begin(own, codes, records);
 #pragma unroll
-  for (int chunk = 0; chunk < STAGES - 1; chunk++) {
-    if (chunk < chunks) copy_chunk(memory + chunk * STAGE, x, codes, own, chunk);
+  for (int stage = 0; stage < STAGES - 1; stage++) {
+    later.copy(memory + stage * STAGE, own);
     copies_commit();
+    if (later.at.next(chunks)) later.begin(own, codes, records);
   }
-  Records next;
-  if (own.step(0) < own.end) next.ask(records, own, own.step(0));
   float c[M_TILES][N_TILES][4] = {};
 #pragma unroll 1
-  for (int chunk = 0; chunk < chunks; chunk++) {
+  for (int stage = 0; now.group < OUTPUTS; stage = stage == STAGES - 1 ? 0 : stage + 1) {
     copies_wait<STAGES - 2>();
-    sync_block();
-    const int later = chunk + STAGES - 1, step = own.step(chunk);
-    if (later < chunks) copy_chunk(memory + later % STAGES * STAGE, x, codes, own, later);
+    own.meet();
+    later.copy(memory + (stage == 0 ? STAGES - 1 : stage - 1) * STAGE, own);
     copies_commit();
-    const u8 *stage = memory + chunk % STAGES * STAGE, *rows = stage + own.inputs * ROWS * STEP * 2;
-    const bool live = step < own.end;
-    if (MINIMA) {
-      if (live) add_up(sums, rows, own.outputs);
-      if (N_TILES > 1) sync_block();
-      else sync_lanes();
+    if (later.at.next(chunks)) later.begin(own, codes, records);
+    const u8 *rows = memory + stage * STAGE + own.inputs * X_BYTES;
+    const int step = own.step(now.chunk);
+    if (step < own.end) {
+      if (MINIMA) {
+        add_up(sums, rows, own);
+        own.meet();
+      }
+      multiply(c, memory + stage * STAGE + TEAMS * X_BYTES + thread() / 32 * W_BYTES, step, rows, sums);
     }
-    if (!live) continue;
-    Scales scales;
-    scales.take(next, step);
-    if (step + WARPS_K < own.end) next.ask(records, own, step + WARPS_K);
-    multiply(c, stage + X_BYTES + thread() / 32 * M_TILES * CODE_BYTES, scales, rows, sums);
-  }
-  sync_block();
-  float* parts = (float*)memory;
-  keep(parts, c, own);
-  sync_block();
-  for (int i = thread(); i < COUNT * COLUMNS; i += THREADS) {
-    const int row = i / COLUMNS, feature = block_x() * COLUMNS + i % COLUMNS;
-    float sum = 0;
-#pragma unroll
-    for (int k = 0; k < WARPS_K; k++) sum += parts[(k * ROWS + row) * PITCH + i % COLUMNS];
-    if (feature < OUT) out[((u64)block_y() * COUNT + row) * OUT + feature] = sum;
+    const int group = now.group;
+    if (now.next(chunks)) finish(c, parts, out, own, group);
   }
 }
