@@ -124,7 +124,7 @@ def test_a_wrong_setting_is_one_line(served):
             ["--engine", "max_tokens_per_step=4", "--engine", "max_sequences=4"],
             "max_tokens_per_step=4: expected more than",
         ),
-        (["--engine", "kv_memory=1000"], "a KV cache of 1000 bytes is too small: expected at least two blocks of"),
+        (["--engine", "kv_memory=1000"], "a KV cache of 1000 bytes is too small: expected at least 8192"),
         (["--engine", "kernels=token"], "kernels=token: made for a GPU of compute capability 9.0"),
     ],
 )

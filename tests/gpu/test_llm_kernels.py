@@ -70,6 +70,13 @@ def test_layers_of_qwen3_as_a_chain(rows):
 
 
 @pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize("rows", [5, 64])
+def test_layers_with_an_fp8_cache_as_a_chain(rows):
+    lengths = [int(n) for n in np.random.default_rng().integers(-1, 700, rows)]
+    test_layers.check(QWEN, lengths, width=90, fp8=True)
+
+
+@pytest.mark.usefixtures("hopper")
 @pytest.mark.parametrize("config", [test_layers.LLAMA, test_layers.BIASED], ids=["llama", "qwen2"])
 def test_layers_of_small_models_as_a_chain(config):
     test_layers.check(config, [37, -1, 0, 80] * 10)
@@ -109,7 +116,9 @@ def test_products_of_few_rows(rows, inputs, outputs, target):
 def test_codes_of_every_size():
     own()
     test_cuda_attention.test_the_smallest_codes_count()
-    test_cuda_attention.test_codes_stop_at_their_largest_number()
+    test_cuda_attention.test_scales_end_where_bf16_times_a_power_of_two_does()
+    for size, outlier in ((1.0, 50.0), (1e-4, 50.0), (1e4, 1.0)):
+        test_cuda_attention.test_keys_and_values_of_any_size_are_as_precise_as_codes(size, outlier, seed=0)
 
 
 @pytest.mark.parametrize("form", FORMATS)

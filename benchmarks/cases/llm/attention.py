@@ -1,7 +1,8 @@
 """`python -m benchmarks paged-attention`: attention of decode steps compared with a gather and the roofline bound.
 
 A program calls it many times in a row, on one layer after the other, so that neither launches nor cached keys
-hide the cost. The CUDA kernel also runs in a chain, as in a decode step.
+hide the cost. The CUDA kernel also runs in a chain, as in a decode step. With `--dtype fp8` kernels that read such a KV
+cache also have a rounded copy of it, and their rows the relative error that this makes.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ from jax import lax
 from rich.table import Table
 
 from benchmarks.cases.llm import attention_work as pallas
+from benchmarks.cases.llm.attention_fp8 import from_fp8, to_fp8
 from benchmarks.cases.llm.attention_work import PagedAttentionCase, Way, chained, draw, expected, gather, slots
 from benchmarks.cases.llm.options import BATCHES, BLOCK, AttentionOptions
 from benchmarks.cases.llm.shared import WIDTH
@@ -29,6 +31,7 @@ from fullstride.llm.config import ModelConfig
 from fullstride.llm.kernels import choose
 from fullstride.llm.kernels.cuda.attention import attention
 from fullstride.llm.kernels.cuda.target import HOPPER, LEAST_SHARED, SHARED, Target, capability_of, target_of
+from fullstride.llm.kernels.fp8_pool import SCALE_BYTES
 from fullstride.llm.kernels.interface import AttentionShape, QKNorm
 from fullstride.measure.roofline import roofline_bound
 from fullstride.measure.timing import HostClock, Timing, TimingPlan, measure
@@ -56,7 +59,8 @@ def run(options: AttentionOptions, out: Path) -> Path:
     ConfigError if the set or a target cannot run here. GateError if a result is not that of fp64; the others are
     measured and written before.
     """
-    dtype, kernels, seed, contexts = options.dtype, options.kernels, options.seed, options.contexts
+    dtype = "bfloat16" if options.dtype == "fp8" else options.dtype
+    kernels, seed, contexts = options.kernels, options.seed, options.contexts
     heads, dim = options.heads, options.head_dim
     shape = AttentionShape(heads, options.kv_heads, dim, options.block, dim**-0.5, 1e-6)
     device = jax.devices()[0]
@@ -70,6 +74,14 @@ def run(options: AttentionOptions, out: Path) -> Path:
         raise ConfigError(f"{given}: expected the kernels paged on a GPU of compute capability 9.0")
     if on_hopper:
         ways["in a chain"] = Way(chained, whole=True)
+    if options.dtype == "fp8":
+        copied = {
+            "fp8": True,
+            "inside": partial(to_fp8, block=shape.block),
+            "outside": partial(from_fp8, block=shape.block),
+        }
+        ways |= {f"{name}, fp8": way._replace(**copied) for name, way in ways.items()}
+    if on_hopper:
         targets = options.target or ("l4",)
         ways |= {f"as for {name}": Way(partial(attention, target=TARGETS[name])) for name in targets}
     if options.beside:
@@ -86,13 +98,13 @@ def run(options: AttentionOptions, out: Path) -> Path:
     for count in options.batch:
         case = draw(rng, shape, count, *contexts, dtype)
         tokens, width = int(case.contexts.sum()), shape.head_dim
-        moved = 2 * tokens * shape.kv_heads * width * np.dtype(dtype).itemsize
-        least = roofline_bound(4 * tokens * shape.heads * width, moved, ceilings)
         for name, way in ways.items():
             say(f"{name}, batch {count}")
+            each = width + SCALE_BYTES if way.fp8 else width * np.dtype(dtype).itemsize
+            least = roofline_bound(4 * tokens * shape.heads * width, 2 * tokens * shape.kv_heads * each, ceilings)
             way = way._replace(call=partial(way.call, norms=norms, shape=shape))
             try:
-                error, pool = _gate(way, case, pool, norms, shape)
+                error, rounding, pool = _gate(way, case, pool, norms, shape)
                 gate[name] = max(gate.get(name, 0.0), error)
                 if not error <= TOLERANCE[dtype]:
                     wrong.append(f"{name}, batch {count}: relative error {error:.2e} against fp64, not timed")
@@ -106,11 +118,13 @@ def run(options: AttentionOptions, out: Path) -> Path:
                 continue
             extra: dict[str, Any] = {"tokens": tokens, "calls": calls}
             extra["share_of_copy_rate"] = least.memory_ms / timing.median_ms
+            if rounding is not None:
+                extra["relative_error"] = rounding
             rows.append(Row(f"batch {count}: {name}", timing, least, extra))
     name = f"{shape.heads}-{shape.kv_heads}-heads-of-{shape.head_dim}"
     conditions = {
         "model": name,
-        "precision": dtype,
+        "precision": options.dtype,
         "section": f"contexts-{contexts[0]}-{contexts[1]}",
         "block": shape.block,
         "layers": pool.shape[0],
@@ -130,8 +144,9 @@ def run(options: AttentionOptions, out: Path) -> Path:
     def shown() -> Iterator[Table | str]:
         yield result_table(result)
         for row in rows:
-            share = row.extra["share_of_copy_rate"]
-            yield f"{row.name}: {row.timing.median_ms * 1e3:.1f} us, {share:.0%} of the copy rate"
+            share, own = row.extra["share_of_copy_rate"], row.extra.get("relative_error")
+            told = f", relative error {own:.2e} of the rounding" if own is not None else ""
+            yield f"{row.name}: {row.timing.median_ms * 1e3:.1f} us, {share:.0%} of the copy rate{told}"
 
     if wrong:
         wrong[-1] += f"; expected at most {TOLERANCE[dtype]:.2g}"
@@ -140,17 +155,25 @@ def run(options: AttentionOptions, out: Path) -> Path:
 
 def _gate(
     way: Way, case: PagedAttentionCase, pool: jax.Array, norms: QKNorm, shape: AttentionShape
-) -> tuple[float, jax.Array]:
-    """Return the relative error of the first and last rows on the last layer, and the KV cache."""
+) -> tuple[float, float | None, jax.Array]:
+    """Return the relative error of the first and last rows on the last layer, and the KV cache.
+
+    With an fp8 KV cache also the error from keys and values as they were before they were rounded.
+    """
     layer, rows = pool.shape[0] - 1, sorted({0, len(case.contexts) - 1})
     # A set that writes elsewhere would leave the pool as it was: the row's own token must be in it.
     where = () if way.whole else (way.layer(layer),)
     step = jax.jit(lambda qkv, pool, batch: way.call(qkv, pool, *where, batch), donate_argnums=1)
     out, own = step(case.qkv, way.inside(pool), case.batch)
-    pool = way.outside(own)
-    reference = expected(case, pool, layer, norms, shape, rows)
+    after = way.outside(own)
     ours = np.asarray(out, np.float64)[rows]
-    return float(np.linalg.norm(ours - reference) / np.linalg.norm(reference)), pool
+
+    def error(pool: jax.Array) -> float:
+        reference = expected(case, pool, layer, norms, shape, rows)
+        return float(np.linalg.norm(ours - reference) / np.linalg.norm(reference))
+
+    # Another kernel has written this step's keys and values into the original of a copy.
+    return (error(after), error(pool), pool) if way.fp8 else (error(after), None, after)
 
 
 def _timed(
@@ -158,6 +181,7 @@ def _timed(
 ) -> tuple[Timing, int, jax.Array]:
     """Time one call; also return the number of calls in a program, which is chosen to take about `wanted_ms`."""
     layers, held = pool.shape[0], [way.inside(pool)]
+    kept = pool if way.fp8 else None
 
     def timing_of(times: int, plan: TimingPlan) -> Timing:
         program = _program(way, case, layers, shape, times)
@@ -172,7 +196,7 @@ def _timed(
     times = max(1, round(wanted_ms / timing_of(1, GLANCE).median_ms))
     timing = timing_of(times, PLAN)
     each = tuple(sample / (times * layers) for sample in timing.samples_ms)
-    return Timing(timing.first_ms, each, None), times * layers, way.outside(held[0])
+    return Timing(timing.first_ms, each, None), times * layers, way.outside(held[0]) if kept is None else kept
 
 
 def _program(way: Way, case: PagedAttentionCase, layers: int, shape: AttentionShape, times: int) -> Callable[..., Any]:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from fullstride.llm.kernels.interface import AttentionShape, QKNorm, StepBatch
+from fullstride.llm.kernels.interface import FP8_POOL, AttentionShape, QKNorm, StepBatch
 from fullstride.llm.kernels.xla.attention import Pool, heads, write
 
 MODULE = "jax.experimental.pallas.ops.gpu.paged_attention"
@@ -47,6 +47,7 @@ class Way(NamedTuple):
     inside: Callable[[Any], Any] = _itself  # from the pool to its layout of it
     outside: Callable[[Any], Any] = _itself  # and back
     another: bool = False  # not of this project; where it breaks, the others are measured all the same
+    fp8: bool = False  # from a rounded copy of the pool
 
 
 def slots(shape: AttentionShape, rows: int, longest: int) -> int:
@@ -81,7 +82,7 @@ def gather(
 ) -> tuple[Float[Array, "D out"], Pool]:
     """Compute attention without a kernel: gather all blocks of the tables, then one softmax."""
     q, k, v = heads(qkv, batch, norms, shape)
-    pool = write(pool, layer, batch.slots, k, v)
+    pool = write(pool, layer, batch.slots, k, v, shape.block)
     rows, width = batch.rows.shape
     # Out of the flat pool: a layer cut out of it first would be copied, which takes longer than all the rest.
     blocks = pool.reshape(-1, shape.block, shape.kv_heads, shape.head_dim)
@@ -105,7 +106,7 @@ def chained(
     from fullstride.llm.kernels.cuda.product import in_order, slabs
 
     (rows, width), layers = batch.rows.shape, pool.shape[0]
-    kernel = decode_kernel(rows, width, pool.shape[2], shape, True, slabs(rows))
+    kernel = decode_kernel(rows, width, pool.shape[2], shape, True, slabs(rows), pool.dtype == FP8_POOL)
     operands = [qkv, pool, jnp.arange(layers, dtype=jnp.int32), batch.positions, batch.slots, batch.rows]
     operands += [batch.cos, batch.sin, *norms, jnp.zeros(8, qkv.dtype)]
     out = jax.ShapeDtypeStruct((slabs(rows) * 64, shape.heads * shape.head_dim), qkv.dtype)

@@ -15,7 +15,7 @@ from benchmarks.cases.llm.gate import gate
 from benchmarks.cases.llm.options import ATTENTION, RUNS, SEQUENCES, LlmOptions
 from benchmarks.cases.llm.packed import StoredParameters
 from benchmarks.cases.llm.shared import LlmBench, complete, shown, timing_of
-from benchmarks.cases.llm.sweep import weight_bytes, weight_count
+from benchmarks.cases.llm.sweep import token_bytes, weight_bytes, weight_count
 from benchmarks.cases.llm.work import SHAPES, TEMPERATURE, ModelWork, compared, large, model, small
 from benchmarks.cases.step_jax.ceilings import jax_ceilings
 from benchmarks.harness.budget import say
@@ -176,7 +176,6 @@ def _row(name: str, samples: list[float], work: ModelWork, least: RooflineBound)
 
 
 def _floor(engine: Engine, work: ModelWork, ceilings: Ceilings) -> RooflineBound:
-    pool = engine._runner.state.pool
     everything = work.tokens + sum(map(len, work.prompts))
-    moved = work.floor_bytes(weight_bytes(engine), pool.nbytes // pool.shape[2])
+    moved = work.floor_bytes(weight_bytes(engine), token_bytes(engine))
     return roofline_bound(2 * weight_count(engine.model) * everything, moved, ceilings)

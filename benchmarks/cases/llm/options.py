@@ -206,7 +206,9 @@ class AttentionOptions(CaseOptions):
     contexts: Annotated[tuple[int, int], typer.Option(help="Shortest and longest context, in tokens.")] = (500, 2048)
     batch: Annotated[tuple[int, ...], typer.Option(min=1, help="Number of rows; may be repeated.")] = BATCHES
     dtype: Annotated[
-        str, typer.Option(metavar="float32|bfloat16", help="Data type of the KV cache."), ("bfloat16", "float32")
+        str,
+        typer.Option(metavar="float32|bfloat16|fp8", help="Data type of the KV cache; fp8 beside bfloat16."),
+        ("bfloat16", "float32", "fp8"),
     ] = "bfloat16"
     kernels: Annotated[str, typer.Option(metavar="auto|paged|plain", help="Kernels that compute the attention.")] = (
         "auto"

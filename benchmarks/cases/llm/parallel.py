@@ -13,7 +13,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from benchmarks.cases.llm.devices import REPEATS, SEQUENCES, Report, counts, named, on_devices, settings
 from benchmarks.cases.llm.gate import gate
 from benchmarks.cases.llm.shared import LlmBench, complete, run_all, timing_of
-from benchmarks.cases.llm.sweep import fits, step_samples, weight_bytes, weight_count
+from benchmarks.cases.llm.sweep import fits, step_samples, token_bytes, weight_bytes, weight_count
 from benchmarks.cases.llm.work import ModelWork, small
 from benchmarks.cases.step_jax.ceilings import jax_ceilings
 from benchmarks.harness.budget import say
@@ -65,8 +65,8 @@ def sum_ms(engine: Engine, rows: int) -> float:
 
 def floor_of(engine: Engine, rows: int, context: int, ceilings: Ceilings, one_sum: float) -> RooflineBound:
     """Return the bound of one device: its bytes at the copy rate, two all-reduces per layer and the embedding's."""
-    pool, count = engine._runner.state.pool, len(engine.devices)
-    moved = (weight_bytes(engine) + rows * context * (pool.nbytes // pool.shape[2])) / count
+    count = len(engine.devices)
+    moved = (weight_bytes(engine) + rows * context * token_bytes(engine)) / count
     sums = (2 * engine.model.layers + 1) * one_sum
     return RooflineBound(
         2 * rows * weight_count(engine.model) / count / ceilings.flops * 1e3, moved / ceilings.bytes * 1e3 + sums

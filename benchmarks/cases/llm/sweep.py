@@ -41,6 +41,11 @@ def weight_bytes(engine: Engine) -> int:
     return sum(leaf.nbytes for leaf in jax.tree.leaves(read))
 
 
+def token_bytes(engine: Engine) -> int:
+    """Return the bytes of a token's keys and values, and of their scales in an fp8 KV cache."""
+    return engine._runner.state.pool.nbytes // ((engine.sizes.blocks + 1) * engine.sizes.block)
+
+
 def prompt_operations(config: ModelConfig, tokens: int) -> int:
     """Return the operations of a prompt's matrix products; logits are computed at its last position only."""
     head = int(np.prod(parameter_shapes(config)["embed"]))
@@ -53,8 +58,7 @@ def sweep(engine: Engine, place: str, ceilings: Ceilings) -> Iterator[tuple[list
     The KV cache and the rows of the idle engine are overwritten.
     """
     runner, config = engine._runner, engine.model
-    pool = runner.state.pool
-    count, kv = weight_count(config), pool.nbytes // pool.shape[2]
+    count, kv = weight_count(config), token_bytes(engine)
     batches, contexts = GRIDS[place]
     grid = {f"batch {batch}, context {context}": (batch, context) for context in contexts for batch in batches}
     rows: list[Row] = []

@@ -9,7 +9,7 @@ import jax
 from fullstride.errors import ConfigError
 from fullstride.llm.config import ModelConfig
 from fullstride.llm.engine.config import EngineConfig
-from fullstride.llm.engine.pool import block_bytes, free_memory
+from fullstride.llm.engine.pool import free_memory, pool_bytes
 from fullstride.llm.engine.shapes import CompiledShapes, check, choose_shapes, dtype_for, pool_for
 from fullstride.llm.kernels import choose, shared
 from fullstride.llm.kernels.interface import Kernels
@@ -165,7 +165,7 @@ def _quantize(loaded: Model, config: EngineConfig, devices: Sequence[Any] | None
 
 def _say(config: EngineConfig, model: ModelConfig, made: CompiledShapes) -> None:
     """Log the chosen sizes; warn if sequences are shorter than the model's context without a setting that says so."""
-    taken = block_bytes(model, made.pool, made.block) * (made.blocks + 1)
+    taken = pool_bytes(model, made.pool, made.block, made.blocks)
     groups = f" in one of {len(made.windows)} groups of layers" * (len(made.windows) > 1)
     said = f"max_length={made.max_length}, {made.blocks} blocks of {made.block} tokens{groups}, {taken / 1e6:,.0f} MB"
     free = not (config.max_length or config.kv_blocks or config.kv_memory or config.kv_share)

@@ -9,8 +9,8 @@ from fullstride.llm.engine.speculative_config import SpeculativeConfig
 from fullstride.llm.vllm_names import DIFFERENT, ENGINE
 from fullstride.renamed import accepts
 
-# Dtypes of the KV cache; `auto` is the model's dtype.
-KV_CACHE_DTYPES = ("auto", "fp8")
+# Dtypes of the KV cache; `auto` is the model's dtype, and vLLM's names after `fp8` are the same as it.
+KV_CACHE_DTYPES = ("auto", "fp8", "fp8_e4m3", "fp8_per_token_head")
 # Packings of the weights; see `fullstride.llm.models.packing`.
 QUANTIZE = ("auto", "none", "stored", "fp8", "int8", "int4")
 
@@ -38,8 +38,9 @@ class EngineConfig:
         steps_per_dispatch: decode steps that the device runs per dispatch.
         dtype: dtype of the weights, and of the KV cache unless `kv_cache_dtype` differs; by default float32 on a CPU,
             because XLA's bfloat16 products are slow there, and the model's own elsewhere.
-        kv_cache_dtype: `auto` stores keys and values in `dtype`; `fp8` in e4m3, a byte each, so that a KV cache of the
-            same bytes holds twice as many tokens as one in bfloat16.
+        kv_cache_dtype: `auto` stores keys and values in `dtype`; `fp8` in e4m3, a byte each, with a scale for each
+            token and key head, so that a KV cache of the same bytes holds nearly twice as many tokens as one in
+            bfloat16. Scales of a checkpoint are not needed, and not read.
         quantize: packing of the matrices: `none` has them in `dtype`; `stored` as the model's files pack them; `fp8`,
             `int8` and `int4` are made when the model is loaded. `auto` is `none`, the fastest with most kernel sets, or
             `stored` if the weights would otherwise take more than 0.7 of the free memory.

@@ -12,6 +12,7 @@ import numpy as np
 from fullstride.errors import ConfigError
 from fullstride.llm.config import ModelConfig
 from fullstride.llm.engine.config import EngineConfig
+from fullstride.llm.kernels.fp8_pool import token_blocks, whole_blocks
 
 # Of the free memory: what accelerators give, and the most that a length asked for takes. The rest is for temporaries.
 SHARE = 0.8
@@ -30,7 +31,12 @@ LIMITS = {
 CACHES = ("inactive_file", "total_inactive_file")
 
 
-def block_bytes(model: ModelConfig, dtype: str, block: int) -> int:
+def pool_bytes(model: ModelConfig, dtype: str, block: int, blocks: int) -> int:
+    """Return the bytes of a KV cache with so many blocks and one for scratch; an fp8 one has scales, too."""
+    return _block_bytes(model, dtype, block) * whole_blocks(blocks + 1, dtype, model.head_dim)
+
+
+def _block_bytes(model: ModelConfig, dtype: str, block: int) -> int:
     """Return the bytes of one block's keys and values, over the layers of a group and all heads."""
     return 2 * max(map(len, model.cache_groups)) * model.kv_heads * model.head_dim * block * np.dtype(dtype).itemsize
 
@@ -51,10 +57,10 @@ def pool_blocks(config: EngineConfig, model: ModelConfig, dtype: str, devices: S
     """
     if config.kv_blocks:
         return config.kv_blocks * len(model.cache_groups)
-    each = block_bytes(model, dtype, config.block_size)
-    memory = config.kv_memory or _memory(config, devices, (needed + 1) * each)
-    if (blocks := memory // each - 1) < 1:
-        least = f"two blocks of {each} bytes, one of them for scratch"
+    each = _block_bytes(model, dtype, config.block_size)
+    memory = config.kv_memory or _memory(config, devices, pool_bytes(model, dtype, config.block_size, needed))
+    if (blocks := token_blocks(memory // each, dtype, model.head_dim) - 1) < 1:
+        least = f"{pool_bytes(model, dtype, config.block_size, 1)}, for two blocks, one of them for scratch"
         raise ConfigError(f"a KV cache of {memory} bytes is too small: expected at least {least}")
     return blocks
 

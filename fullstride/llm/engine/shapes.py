@@ -107,7 +107,7 @@ def dtype_for(config: EngineConfig, platform: str, own: str) -> str:
 
 def pool_for(config: EngineConfig, dtype: str) -> str:
     """Return the dtype of the KV cache, given that of the weights."""
-    return FP8_POOL if config.kv_cache_dtype == "fp8" else dtype
+    return dtype if config.kv_cache_dtype == "auto" else FP8_POOL
 
 
 def check(config: EngineConfig, model: ModelConfig, platform: str, dtype: str) -> None:

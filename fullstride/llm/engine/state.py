@@ -9,6 +9,7 @@ from jaxtyping import Array, Bool, Float, Int, Num, UInt32
 from fullstride.llm.config import ModelConfig
 from fullstride.llm.engine import wire
 from fullstride.llm.engine.shapes import CompiledShapes
+from fullstride.llm.kernels.fp8_pool import whole_blocks
 from fullstride.llm.kernels.interface import Sampler
 from fullstride.llm.kernels.xla.sampling import PROMPT
 
@@ -17,7 +18,7 @@ class EngineState(NamedTuple):
     """KV cache, and the progress of each row; the last row is for padding.
 
     Attributes:
-        pool: KV cache of the layers of a group, by slot, possibly as `FP8_POOL`; block 0 is scratch.
+        pool: KV cache of the layers of a group, by slot, possibly an `fp8_pool`; block 0 is scratch.
         last: newest token of each row, which has no key yet.
         length: number of tokens with keys and values.
         alive: whether the row has not ended.
@@ -44,8 +45,9 @@ def shapes(model: ModelConfig, sizes: CompiledShapes) -> dict[str, tuple[tuple[i
     """Return shape and dtype of the arrays that start as zeros, in order."""
     rows, vocab = sizes.rows + 1, model.vocab_size
     layers = max(map(len, model.cache_groups))
+    slots = whole_blocks(sizes.blocks + 1, sizes.pool, model.head_dim) * sizes.block
     return {
-        "pool": ((layers, 2, (sizes.blocks + 1) * sizes.block, model.kv_heads, model.head_dim), sizes.pool),
+        "pool": ((layers, 2, slots, model.kv_heads, model.head_dim), sizes.pool),
         "last": ((rows,), "int32"),
         "length": ((rows,), "int32"),
         "alive": ((rows,), "bool"),

@@ -7,7 +7,8 @@ from jaxtyping import Array, Bool, Float, Int, Num, UInt32
 
 from fullstride.llm.packed.matrix import Weight
 
-# Dtype of a pool of e4m3 codes (float8_e4m3fn): as what they are XLA would widen all of them to float16 at each write.
+# Dtype of a KV cache of e4m3 codes and scales (see `fp8_pool`): as float8_e4m3fn XLA would widen all of it to float16
+# at each write.
 FP8_POOL = "uint8"
 
 
@@ -168,7 +169,8 @@ class Project(Protocol):
 class Attention(Protocol):
     """Normalize q and k, apply RoPE, store keys and values in `layer` of the KV cache, and attend by block tables.
 
-    With `FP8_POOL` keys and values are rounded to e4m3, at most 448; each token attends to its own rounded ones, too.
+    A KV cache of the dtype `FP8_POOL` has e4m3 codes with scales; each token attends to its own rounded key
+    and value, too.
     `sinks` are a score of each head that takes part in the softmax and has no value.
     """
 

@@ -32,7 +32,7 @@ def has_fp8(file: Path, raw: Mapping[str, Any]) -> bool:
     """
     own = raw.get("quantization_config")
     method = own.get("quant_method") if isinstance(own, dict) else None
-    if not isinstance(own, dict) or method not in ("fp8", "fbgemm_fp8", "compressed-tensors"):
+    if not isinstance(own, dict) or method not in ("fp8", "fbgemm_fp8", "compressed-tensors") or kv_cache_alone(raw):
         return False
     if method == "fp8":
         fits = own.get("weight_block_size") == [BLOCK, BLOCK] and own.get("fmt", "e4m3") == "e4m3"
@@ -46,6 +46,12 @@ def has_fp8(file: Path, raw: Mapping[str, Any]) -> bool:
         expected = "8-bit floats with a scale for each output (channel), or weight_block_size [128, 128] of fp8"
         raise ConfigError(f"{file}: quantization_config={shortened(str(own), 200)}: expected {expected}")
     return True
+
+
+def kv_cache_alone(raw: Mapping[str, Any]) -> bool:
+    """Return whether a config.json's quantization is that of a KV cache, with weights as they are."""
+    own = raw.get("quantization_config")
+    return isinstance(own, dict) and bool(own.get("kv_cache_scheme")) and own.get("config_groups") in ({}, None)
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """Model folders in Hugging Face's layout: config.json, tokenizer.json, one or several safetensors files."""
 
+import logging
 import math
 import re
 from collections.abc import Callable
@@ -25,7 +26,7 @@ from fullstride.llm.families.family import FULL, SLIDING
 from fullstride.llm.text.tokenizer import Tokenizer
 from fullstride.llm.text.tokenizer_folder import read_folder
 from fullstride.llm.weights.canonical import canonical, check_count, check_heads, in_order, with_needed_windows
-from fullstride.llm.weights.fp8_checkpoint import CODES, has_fp8
+from fullstride.llm.weights.fp8_checkpoint import CODES, has_fp8, kv_cache_alone
 from fullstride.llm.weights.fp8_checkpoint import joined as fp8_matrices
 from fullstride.llm.weights.int4_checkpoint import int4_settings
 from fullstride.llm.weights.int4_checkpoint import joined as int4_matrices
@@ -34,6 +35,8 @@ from fullstride.llm.weights.rows import arranged
 from fullstride.llm.weights.safetensors_file import open_safetensors
 from fullstride.llm.weights.settings import CheckedSettings, checked_sampling, shortened
 from fullstride.llm.weights.stacked_experts import take_apart
+
+logger = logging.getLogger(__name__)
 
 OUTER = {"model.embed_tokens.weight": "embed", "model.norm.weight": "norm", "lm_head.weight": "head"}
 INNER = {
@@ -50,6 +53,9 @@ INNER = {
 LAYERS = re.compile(r"model\.layers\.(\d+)\.(.+)")
 # Old checkpoints hold these, which follow from the configuration.
 DERIVED = "rotary_emb.inv_freq"
+# Scales of a KV cache, as compressed-tensors, llm-compressor and ModelOpt name them: ours are each token's own.
+KV_SCALES = ("self_attn.k_scale", "self_attn.v_scale", "self_attn.q_scale", "self_attn.kv_scale", "k_proj.k_scale",
+    "v_proj.v_scale", "k_proj.output_scale", "v_proj.output_scale")  # fmt: skip
 
 # What other values would change the arithmetic: a key, and what it may be if it is there.
 FIXED: dict[str, tuple[Any, ...]] = {
@@ -83,6 +89,11 @@ def load_folder(folder: Path) -> tuple[ModelConfig, dict[str, StoredParameter], 
         for name, tensor in open_safetensors(file, packed).items()
         if (own := family.renamed(name)) is not None
     }
+    if scales := [name for name in tensors if name.endswith(KV_SCALES)]:
+        logger.info(
+            "%s: %d scales of a KV cache are not read: an fp8 KV cache has each token's own", folder, len(scales)
+        )
+        tensors = {name: tensor for name, tensor in tensors.items() if name not in scales}
     check_count(folder, config, len(tensors), stacked=bool(stacks))
     experts, tensors = take_apart(folder, config, stacks, tensors)
     inner = layer_names(config)
@@ -121,7 +132,7 @@ def read_config(folder: Path) -> ModelConfig:
     raw = read_json(file)
     family = family_of(file, "model_type", raw.get("model_type"))
     raw = family.rewritten({**family.defaults, **raw})
-    if int4_settings(file, raw) is not None or has_fp8(file, raw):
+    if int4_settings(file, raw) is not None or has_fp8(file, raw) or kv_cache_alone(raw):
         del raw["quantization_config"]
     settings = CheckedSettings(file, raw)
     for key, allowed in {**FIXED, **family.fixed}.items():

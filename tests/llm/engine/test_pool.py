@@ -106,10 +106,11 @@ def test_what_no_engine_can_be_is_refused_by_name(name, value, message):
         ({"max_length": 257}, "max_length=257: expected at most 256"),
         ({"max_sequences": 300, "max_tokens_per_step": 300}, "max_tokens_per_step=300: expected more than max_seq"),
         # Of a block in fp32: keys and values of 2 layers, 2 heads of 16 numbers, 16 tokens; a pool has two or more.
-        ({"kv_memory": 16_383}, "a KV cache of 16383 bytes is too small: expected at least two blocks of 8192 bytes"),
+        ({"kv_memory": 16_383}, "a KV cache of 16383 bytes is too small: expected at least 16384, for two blocks"),
+        # Of codes a third one, for scales.
         (
-            {"kv_memory": 4095, "kv_cache_dtype": "fp8"},
-            "a KV cache of 4095 bytes is too small: expected at least two blocks of 2048 bytes",
+            {"kv_memory": 6143, "kv_cache_dtype": "fp8"},
+            "a KV cache of 6143 bytes is too small: expected at least 6144, for two blocks, one of them for scratch",
         ),
     ],
 )

@@ -153,8 +153,8 @@ def test_the_grid_holds_every_plan(qwen3):
     many = choose_shapes(EngineConfig(max_sequences=300), qwen3.config, plain(dynamic=True), Device())
     assert (many.budget, many.tile_buckets[-1]) == (332, 10)
     codes = choose_shapes(replace(config, kv_cache_dtype="fp8"), qwen3.config, plain(dynamic=True), Device())
-    # A byte each instead of the four of float32, and one block is nobody's.
-    assert (codes.blocks + 1, codes.dtype, codes.pool) == (4 * (made.blocks + 1), "float32", "uint8")
+    # A byte each instead of the four of float32, two for each head of 16, and one block is nobody's.
+    assert (codes.blocks + 1, codes.dtype, codes.pool) == (4 * (made.blocks + 1) * 16 // 18, "float32", "uint8")
     with pytest.raises(ConfigError, match="max_tokens_per_step=20: expected more than max_sequences, which is 20"):
         choose_shapes(
             EngineConfig(max_sequences=20, max_tokens_per_step=20), qwen3.config, plain(dynamic=True), Device()

@@ -311,7 +311,10 @@ DEVICE u32 e4m3_code(float x) {
   return sign | (fabsf(x) >= 448 ? 0x7e : best);
 }
 DEVICE u16 pack_e4m3(float first, float second) { return (u16)(e4m3_code(first) | e4m3_code(second) << 8); }
-DEVICE u32 e4m3_high(u32 codes) { return pack(of_e4m3(codes >> 8 & 0xff), of_e4m3(codes >> 24)); }
+DEVICE u32 e4m3_high(u32 codes, u32 factors) {
+  const double unit = ldexp(1., -120), low = first_of(factors) * unit, high = second_of(factors) * unit;
+  return pack((float)(of_e4m3(codes >> 8 & 0xff) * low), (float)(of_e4m3(codes >> 24) * high));
+}
 
 template <class... A, size_t... I> static void invoke(void (*kernel)(A...), void** pointers, std::index_sequence<I...>) {
   kernel((A)pointers[I]...);

@@ -66,6 +66,23 @@ def test_numbers_and_codes_are_those_of_the_file(folder, method):
         np.testing.assert_allclose(codes * found.records.view(np.float32)[:, 0], own[3:140, 128:256], rtol=1e-6)
 
 
+@pytest.mark.parametrize(("k_scale", "v_scale"), [("self_attn.k_", "self_attn.v_"), ("k_proj.k_", "v_proj.v_")])
+def test_scales_of_a_kv_cache_are_passed_over(folder, k_scale, v_scale, caplog):
+    before = dict(load(folder, dtype="float32").parameters)
+    tensors = load_file(folder / "model.safetensors")
+    prefix = "model.layers.0." + "self_attn." * ("proj" in k_scale)
+    tensors |= {f"{prefix}{each}scale": torch.tensor([0.5]) for each in (k_scale, v_scale)}
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    scheme = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False, "symmetric": True}
+    own = {"quant_method": "compressed-tensors", "config_groups": {}, "kv_cache_scheme": scheme}
+    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": own}))
+    caplog.set_level("INFO", "fullstride.llm")
+    after = load(folder, dtype="float32").parameters
+    assert set(after) == set(before)
+    assert "2 scales of a KV cache are not read" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("method", "changes", "message"),
     [

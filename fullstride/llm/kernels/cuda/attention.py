@@ -13,6 +13,7 @@ from jaxtyping import Array, Float, Int, Num
 
 from fullstride.llm.kernels.cuda.launch import Kernel, call
 from fullstride.llm.kernels.cuda.target import HOPPER, Target
+from fullstride.llm.kernels.fp8_pool import SCALE_BYTES, token_blocks
 from fullstride.llm.kernels.interface import FP8_POOL, AttentionShape, QKNorm, StepBatch
 
 Pool = Num[Array, "layers 2 slots kv_heads head_dim"]
@@ -101,12 +102,14 @@ def attention(
 def _sizes(
     slots: int, shape: AttentionShape, norms: bool, fp8: bool, sinks: bool, target: Target
 ) -> dict[str, int | float]:
+    coded = token_blocks(slots // shape.block, FP8_POOL, shape.head_dim)
     return {
         "HEADS": shape.heads,
         "KV_HEADS": shape.kv_heads,
         "HEAD_DIM": shape.head_dim,
         "BLOCK": shape.block,
         "SLOTS": slots,
+        "CODED": coded * shape.block,
         "SCALE": shape.scale * math.log2(math.e),
         "EPS": shape.eps,
         "NORMS": int(norms),
@@ -136,7 +139,7 @@ def decode_kernel(
     Args:
         rows: rows of the batch.
         table: entries of a row's block table.
-        slots: token slots of the KV cache.
+        slots: slots of a layer's keys in the KV cache, those that have scales among them.
         shape: sizes of the model's attention.
         norms: whether queries and keys are normalized.
         arranged: times 64 rows, of which these are the first, that the result has in the order of `rows.cuh`, as the
@@ -173,12 +176,12 @@ def form(pairs: int, shape: AttentionShape, fp8: bool, target: Target) -> Decode
     queries = (group + 2) * (shape.head_dim + 8) * 2
     most, size = (CODES_STAGES, 1) if fp8 else (STAGES, 2)
     # A ring also takes its warp's sums.
-    least = 2 * TILE * shape.head_dim * size
+    least = 2 * TILE * (shape.head_dim * size + SCALE_BYTES * fp8)
     stages = range(most, max(2, -(-group * (shape.head_dim + 4) * 4 // least)) - 1, -1)
     forms = []
     for (parts, cluster), warps, count in itertools.product(blocks, (WARPS, WARPS // 2), stages):
         sent = (cluster - 1) * group * shape.head_dim // 2 * 16
-        shared = warps * count * least + queries + sent + 16 + group * 4
+        shared = warps * count * least + queries + sent + 16 + (group + 2 * fp8) * 4
         forms.append(DecodeForm(warps, parts, cluster, count, shared))
     return next(form for form in forms if form.shared <= target.shared)
 
@@ -253,8 +256,9 @@ def _prefill(
     tokens = queries.shape[0] // tiles
     blocks = -(-tokens * (shape.heads // shape.kv_heads) // (16 * PREFILL_WARPS))
     span = SPANS[shape.head_dim > REGISTERS_HOLD]
-    # Two stages of keys and values, with 16 bytes behind each row.
-    shared = 4 * span * (shape.head_dim * pool.dtype.itemsize + 16) + 8 * PREFILL_WARPS
+    # Two stages of keys and values, with 16 bytes behind each row, and scales.
+    row = shape.head_dim * pool.dtype.itemsize + 16 + SCALE_BYTES * (pool.dtype == FP8_POOL)
+    shared = 4 * span * row + 8 * PREFILL_WARPS
     more = {"SPAN": span, "FIRST": rows, "TOKENS": tokens, "TABLE": table}
     (out,) = call(
         _kernel(("heads.cuh", "prefill_attention.cu"), sizes, PREFILL_WARPS, shared, target, **more),

@@ -14,7 +14,8 @@ constexpr int EACH_READ = FP8 ? 2 : 1;
 // Heads that a warp prepares, key and value among them.
 constexpr int EACH = (GROUP + 1 + WARPS) / WARPS;
 // In elements, a stage's those of the pool; rows of queries and parts begin in different banks.
-constexpr int Q_PITCH = HEAD_DIM + 8, PART = HEAD_DIM + 4, STAGE = 2 * TILE * HEAD_DIM;
+constexpr int Q_PITCH = HEAD_DIM + 8, PART = HEAD_DIM + 4;
+constexpr int VALUES = TILE * HEAD_DIM, FACTORS = 2 * VALUES, STAGE = FACTORS + FP8 * 4 * TILE;
 
 // Where 16 bytes of a tile's row are: eight rows' are in different banks.
 DEVICE int place(int row, int piece) {
@@ -27,6 +28,8 @@ struct Window {
   const u32* table;
   u32 now, next;
   int at;
+  // Of codes: where the factors are that the lane copies, of a row's first block.
+  const Kept* factors;
 };
 // Behind a row's blocks the table may hold anything; only the address has to be right.
 DEVICE u32 lanes_of(const u32* table, int window) { return load_now(table + smaller(window * 32 + lane(), TABLE - 1)); }
@@ -54,8 +57,14 @@ DEVICE void copy_tile(Kept* stage, const Kept* pool, int tile, Window& window, i
       if (32 % PIECES && (row >= ROWS || i >= 8)) continue;
       const bool seen = first + i < n && (!WINDOW || first + i >= low_token);
       copy16(stage + place(half + i, piece), from, seen);
-      copy16(stage + STAGE / 2 + place(half + i, piece), from + (u64)SLOTS * ROW, seen);
+      copy16(stage + VALUES + place(half + i, piece), from + (u64)SLOTS * ROW, seen);
     }
+  }
+  // Factors of eight keys, or of their values.
+  if (FP8 && lane() < 4) {
+    const int half = lane() % 2 * 8, token = tile * TILE + half;
+    const Kept* from = window.factors + (u64)(half ? high : low) * (2 * KV_HEADS * BLOCK) + (u32)token % BLOCK * 2;
+    copy16(stage + FACTORS + lane() * 16, from, token < n && (!WINDOW || token + 8 > low_token));
   }
 }
 
@@ -68,6 +77,8 @@ struct Running {
 DEVICE void scores(float (&s)[COLUMNS][4], const Kept* keys, const u32 (&q)[COLUMNS][STEPS][2]) {
 #pragma unroll
   for (int column = 0; column < COLUMNS; column++) s[column][0] = s[column][1] = s[column][2] = s[column][3] = 0;
+  const u16* from = (const u16*)(keys + FACTORS) + lane() / 4;
+  const u32 factors[] = {FP8 ? twice(from[0]) : 0, FP8 ? twice(from[8]) : 0};
 #pragma unroll
   for (int k = 0; k < STEPS; k += EACH_READ) {
     u32 read[4], a[EACH_READ][4];
@@ -76,7 +87,10 @@ DEVICE void scores(float (&s)[COLUMNS][4], const Kept* keys, const u32 (&q)[COLU
     for (int i = 0; i < 4; i++) a[0][i] = read[i];
     if (FP8)
 #pragma unroll
-      for (int i = 0; i < 4; i++) a[i / 2 % EACH_READ][i % 2] = even(read[i]), a[i / 2 % EACH_READ][i % 2 + 2] = odd(read[i]);
+      for (int i = 0; i < 4; i++) {
+        u32* to = a[i / 2 % EACH_READ] + i % 2;
+        to[0] = even(read[i], factors[i % 2]), to[2] = odd(read[i], factors[i % 2]);
+      }
 #pragma unroll
     for (int i = 0; i < EACH_READ; i++)
 #pragma unroll
@@ -110,6 +124,8 @@ DEVICE uint2 shares(Running& run, float* s, int column, int first, int low, int 
 }
 // Sums of 16 elements, lane / 4 and + 8 (of codes 2 lane / 4 and the next one), of two heads each.
 DEVICE void weigh(Running& run, const Kept* values, const uint2 (&p)[COLUMNS]) {
+  const u32* from = (const u32*)(values + FACTORS - VALUES + 2 * TILE) + lane() % 4;
+  const u32 factors[] = {FP8 ? from[0] : 0, FP8 ? from[4] : 0};
 #pragma unroll
   for (int w = 0; w < STEPS; w += EACH_READ) {
     u32 read[4], a[EACH_READ][4];
@@ -120,7 +136,7 @@ DEVICE void weigh(Running& run, const Kept* values, const uint2 (&p)[COLUMNS]) {
 #pragma unroll
       for (int i = 0; i < 4; i++) {
         u32* to = a[i % EACH_READ] + i / 2 * 2;
-        to[0] = even(read[i]), to[1] = odd(read[i]);
+        to[0] = even(read[i], factors[i / 2]), to[1] = odd(read[i], factors[i / 2]);
       }
 #pragma unroll
     for (int i = 0; i < EACH_READ; i++)
@@ -164,8 +180,8 @@ DEVICE void take_heads(Fresh& all, const u16* qkv, int kv, int warp) {
     all.x[i] = head_at(qkv + (head < GROUP ? kv * GROUP + head : HEADS + (head > GROUP) * KV_HEADS + kv) * HEAD_DIM);
   }
 }
-// Queries, key and value in bf16 to `q`.
-DEVICE void prepare(const Fresh& all, int warp, u16* q) {
+// Queries, key and value in bf16 to `q`; of codes the latter two's factors.
+DEVICE void prepare(const Fresh& all, int warp, u16* q, u32* factors) {
 #pragma unroll
   for (int i = 0; i < EACH; i++) {
     int head = warp + i * WARPS;
@@ -174,7 +190,11 @@ DEVICE void prepare(const Fresh& all, int warp, u16* q) {
     if (NORMS) x = normalised(x, weight);
     x = rotated(x, all.angle);
     if (head > GROUP) x = all.x[i];
-    if (head >= GROUP) x = as_kept(x);
+    if (FP8 && head >= GROUP && head <= GROUP + 1) {
+      const u32 factor = factor_of(x);
+      x = as_kept(x, factor);
+      if (lane() == 0) factors[head - GROUP] = factor;
+    }
     if (head <= GROUP + 1) store_head(x, q + head * Q_PITCH);
   }
 }
@@ -202,14 +222,15 @@ CLUSTER_KERNEL(decode_attention, THREADS, 1, CLUSTER)(
   Pair* sent = (Pair*)(v + Q_PITCH);
   u64* bar = (u64*)(sent + (CLUSTER - 1) * GROUP * HALF);
   float* own = (float*)(bar + 2);
+  u32* factors = (u32*)(own + GROUP);
   let_next_begin();
   // All that does not follow from the row's length, in one trip to memory; its first tiles are the same for every length.
   Fresh fresh = known_at(cos + (u64)row * HALF, sin + (u64)row * HALF, q_norm, k_norm);
   if (!CHAINED) take_heads(fresh, qkv + (u64)row * WIDE, kv, warp);
   const u32* table = (const u32*)tables + (u64)row * TABLE;
-  Window window = {table, lanes_of(table, 0), lanes_of(table, 1), 0};
+  Window window = {table, lanes_of(table, 0), lanes_of(table, 1), 0, nullptr};
   const u64 at_layer = (u64)load_now((const u32*)layer) * 2 * SLOTS * ROW + kv * HEAD_DIM;
-  const u64 slot = (u64)load_now((const u32*)slots + row) * ROW;
+  const u32 slot = load_now((const u32*)slots + row);
   // Tokens in the pool; this one's key and value are not there yet.
   const int n = (int)load_now((const u32*)positions + row), tiles = (n + TILE - 1) / TILE;
   const int low = first_seen(n), ranks = ranks_of(n), step = ranks * WARPS;
@@ -228,6 +249,8 @@ CLUSTER_KERNEL(decode_attention, THREADS, 1, CLUSTER)(
   }
 
   int tile = low / TILE + rank * WARPS + warp;
+  // Keys' by two lanes, values' by the next two.
+  if (FP8) window.factors = pool + at_layer + factor_at(kv, 0, 0) + lane() / 2 * (u64)SLOTS * ROW;
 #pragma unroll
   for (int i = 0; i < STAGES - 1; i++) {
     if (tile + i * step < tiles) copy_tile(ring + i * STAGE, pool + at_layer, tile + i * step, window, low, n);
@@ -241,15 +264,19 @@ CLUSTER_KERNEL(decode_attention, THREADS, 1, CLUSTER)(
   }
   await_previous();
   if (CHAINED) take_heads(fresh, qkv + (u64)row * WIDE, kv, warp);
-  prepare(fresh, warp, q);
+  prepare(fresh, warp, q, factors);
   sync_block();
   if (rank == 0) {
     own_scores(q, warp, own);
+    // Rounded once more to bf16, and still next to the same codes.
+    const float of_k = FP8 ? inverse_of(factors[0]) : 0, of_v = FP8 ? inverse_of(factors[1]) : 0;
 #pragma unroll 1
     for (int i = thread(); i < HALF; i += THREADS) {
-      KeptPair* there = (KeptPair*)(written + at_layer + slot) + i;
-      there[0] = kept(((const u32*)k)[i]), there[(u64)SLOTS * ROW / 2] = kept(((const u32*)v)[i]);
+      KeptPair* there = (KeptPair*)(written + at_layer + (u64)slot * ROW) + i;
+      there[0] = kept(((const u32*)k)[i], of_k), there[(u64)SLOTS * ROW / 2] = kept(((const u32*)v)[i], of_v);
     }
+    if (FP8 && thread() < 2)
+      *(u16*)(written + at_layer + factor_at(kv, slot / BLOCK, slot % BLOCK) + thread() * (u64)SLOTS * ROW) = (u16)factors[thread()];
   }
   u32 words[COLUMNS][STEPS][2];
   Running run;
@@ -280,7 +307,7 @@ CLUSTER_KERNEL(decode_attention, THREADS, 1, CLUSTER)(
     scores(s, keys, words);
 #pragma unroll
     for (int column = 0; column < COLUMNS; column++) p[column] = shares(run, s[column], column, tile * TILE, low, n);
-    weigh(run, keys + STAGE / 2, p);
+    weigh(run, keys + VALUES, p);
     stage = stage == STAGES - 1 ? 0 : stage + 1;
   }
   // Nothing is under way into the ring now: the parts go there.

@@ -290,12 +290,12 @@ DEVICE u16 pack_e4m3(float first, float second) {
   asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(codes) : "f"(second), "f"(first));
   return codes;
 }
-// Two bf16 of the codes in bytes 1 and 3, exactly: an e4m3 number, smallest ones too, is the bf16 with the same bits of exponent
-// and mantissa times 2^120.
-DEVICE u32 e4m3_high(u32 codes) {
+// Two bf16 of the codes in bytes 1 and 3 times factors, which are scales times 2^120: an e4m3 number, smallest ones too, is the
+// bf16 with the same bits of exponent and mantissa times 2^120. A product is rounded once.
+DEVICE u32 e4m3_high(u32 codes, u32 factors) {
   const u32 bits = (codes >> 4 & 0x07f007f0u) | (codes & 0x80008000u);
   u32 word;
   // A product of bf16 before Hopper is a sum with -0, too.
-  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(word) : "r"(bits), "r"(0x7b807b80u), "r"(0x80008000u));
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(word) : "r"(bits), "r"(factors), "r"(0x80008000u));
   return word;
 }

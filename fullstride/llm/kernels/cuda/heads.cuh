@@ -24,14 +24,21 @@ DEVICE u32 nearest_code(float x) {
   return sign | (((size + 0x7ffffu + (size >> 20 & 1)) >> 20) - (120 << 3));
 }
 // Of two bf16. Two conversions, as elsewhere: a key is rounded to bf16 before it becomes a code.
-DEVICE KeptPair kept(u32 word) {
+DEVICE KeptPair kept(u32 word, float inverse) {
   if (!FP8) return (KeptPair)word;
-  if (!CONVERTS) return (KeptPair)(nearest_code(first_of(word)) | nearest_code(second_of(word)) << 8);
-  return (KeptPair)pack_e4m3(first_of(word), second_of(word));
+  const float first = first_of(word) * inverse, second = second_of(word) * inverse;
+  if (!CONVERTS) return (KeptPair)(nearest_code(first) | nearest_code(second) << 8);
+  return (KeptPair)pack_e4m3(first, second);
 }
 // Of four codes in a word, bf16 of bytes 0 and 2, and of bytes 1 and 3.
-DEVICE u32 even(u32 codes) { return e4m3_high(codes << 8); }
-DEVICE u32 odd(u32 codes) { return e4m3_high(codes); }
+DEVICE u32 even(u32 codes, u32 factors) { return e4m3_high(codes << 8, factors); }
+DEVICE u32 odd(u32 codes, u32 factors) { return e4m3_high(codes, factors); }
+// From a head's first key or value to the factor of one of a block's, in bytes: factors are behind all codes, those of a head in
+// a block one after the other (`fp8_pool.py`).
+DEVICE u64 factor_at(int kv, u32 block, int token) {
+  return (u64)block * (2 * KV_HEADS * BLOCK) + ((u64)CODED * ROW + kv * (2 * BLOCK - HEAD_DIM) + token * 2);
+}
+DEVICE u32 twice(u32 factor) { return low_halves(factor, factor); }
 // Of eight words' 16 bf16 a lane's share as codes come: 4 t, 4 t + 2 and 4 t + 1, 4 t + 3, where t = lane % 4. A sum over
 // them does not mind, if both factors are in that order.
 DEVICE uint2 quad(const u32* words) {
@@ -62,6 +69,18 @@ DEVICE float sum_lanes(float x) {
   for (int mask = 16; mask; mask >>= 1) x += shuffle_xor(x, mask);
   return x;
 }
+DEVICE float max_lanes(float x) {
+  for (int mask = 16; mask; mask >>= 1) x = max_of(x, shuffle_xor(x, mask));
+  return x;
+}
+// Of a key or value: the scale that makes its largest element the largest code, times 2^120, in bf16.
+DEVICE u32 factor_of(const Head& x) {
+  float most = 0;
+  for (int j = 0; j < PER; j++) most = max_of(most, max_of(max_of(x.a[j], -x.a[j]), max_of(x.b[j], -x.b[j])));
+  const float scale = as_bf16(max_lanes(most)) * (1 / 448.f);
+  return pack(max_of(scale < 255 ? scale : 255, 0x1p-100f) * 0x1p120f, 0);
+}
+DEVICE float inverse_of(u32 factor) { return 1 / (first_of(factor) * 0x1p-120f); }
 // x / rms(x) * weight.
 DEVICE Head normalised(Head x, const Head& weight) {
   float sum = 0;
@@ -101,23 +120,27 @@ DEVICE void store_head(const Head& x, u16* to) {
   }
 }
 // As the pool has it, which is also how its own token sees it.
-DEVICE Head as_kept(Head x) {
-  if (!FP8) return x;
+DEVICE Head as_kept(Head x, u32 factor) {
+  const float inverse = inverse_of(factor);
   for (int j = 0; j < PER; j++) {
-    const u32 pair = kept(pack(x.a[j], x.b[j])), both = e4m3_high(low_halves(pair << 8, pair));
+    const u32 pair = kept(pack(x.a[j], x.b[j]), inverse), both = e4m3_high(low_halves(pair << 8, pair), twice(factor));
     x.a[j] = first_of(both), x.b[j] = second_of(both);
   }
   return x;
 }
-// A key or value into the pool.
-DEVICE void store_kept(const Head& x, Kept* to) {
+// A key or value into a slot of the pool; `first` is its head's in the first one.
+DEVICE void store_kept(const Head& x, Kept* first, int kv, u32 slot) {
+  const u32 factor = FP8 ? factor_of(x) : 0;
+  const float inverse = FP8 ? inverse_of(factor) : 0;
+  KeptPair* to = (KeptPair*)(first + (u64)slot * ROW);
 #pragma unroll
   for (int j = 0; j < PER; j += 2) {
     const int word = lane() + j * 16;
     if (!in_half(word)) continue;
-    ((KeptPair*)to)[word] = kept(pack(x.a[j], x.a[j + 1]));
-    ((KeptPair*)to)[word + WORDS] = kept(pack(x.b[j], x.b[j + 1]));
+    to[word] = kept(pack(x.a[j], x.a[j + 1]), inverse);
+    to[word + WORDS] = kept(pack(x.b[j], x.b[j + 1]), inverse);
   }
+  if (FP8 && lane() == 0) *(u16*)(first + factor_at(kv, slot / BLOCK, slot % BLOCK)) = (u16)factor;
 }
 // What the softmax takes of a product of a query and a key, to base 2; the cap is that of Gemma 2 (arXiv:2408.00118).
 DEVICE float score_of(float product) {

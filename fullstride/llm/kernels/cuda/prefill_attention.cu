@@ -4,26 +4,35 @@
 constexpr int THREADS = WARPS * 32, M = WARPS * 16;
 constexpr int STEPS = HEAD_DIM / 16, WIDTHS = HEAD_DIM / 8;
 // In elements of the pool: 16 bytes of eight rows are in different banks.
-constexpr int PITCH = HEAD_DIM + PIECE, STAGE = 2 * SPAN * PITCH;
+constexpr int PITCH = HEAD_DIM + PIECE, VALUES = SPAN * PITCH, FACTORS = 2 * VALUES, STAGE = FACTORS + FP8 * 4 * SPAN;
 // Elements of a row that one reading brings, as a matrix's rows of 16 bytes.
 constexpr int READ = FP8 ? 32 : 16;
 
 // Keys and then values of a span, zeros before `low` and beyond `last`: what nobody sees may hold anything.
-DEVICE void copy_span(Kept* stage, const Kept* pool, const int* table, int first, int low, int last) {
+DEVICE void copy_span(Kept* stage, const Kept* pool, const int* table, int kv, int first, int low, int last) {
   constexpr int PIECES = HEAD_DIM / PIECE;
-#pragma unroll 4
+  // Factors of eight keys, or of their values.
+  if (FP8 && thread() < SPAN / 4) {
+    const int token = first + thread() % (SPAN / 8) * 8;
+    const bool seen = token <= last && (!WINDOW || token + 8 > low);
+    const Kept* from = pool + (seen ? factor_at(kv, table[token / BLOCK], (u32)token % BLOCK) : 0);
+    copy16(stage + FACTORS + thread() * 16, from + thread() / (SPAN / 8) * (u64)SLOTS * ROW, seen);
+  }
+  // Fewer at once leave registers for wide heads.
+#pragma unroll(FP8 && HEAD_DIM > 128 ? 2 : 4)
   for (int i = thread(); i < SPAN * PIECES; i += THREADS) {
     int row = i / PIECES, piece = i % PIECES * PIECE, token = first + row;
     bool seen = token <= last && (!WINDOW || token >= low);
     const Kept* from = pool + (seen ? (u64)(table[token / BLOCK] * BLOCK + token % BLOCK) * ROW + piece : 0);
     copy16(stage + row * PITCH + piece, from, seen);
-    copy16(stage + (SPAN + row) * PITCH + piece, from + (u64)SLOTS * ROW, seen);
+    copy16(stage + VALUES + row * PITCH + piece, from + (u64)SLOTS * ROW, seen);
   }
 }
 
 DEVICE void scores(float (&s)[SPAN / 8][4], const u32 (&q)[STEPS][4], const Kept* keys) {
 #pragma unroll
   for (int n = 0; n < SPAN / 8; n++) s[n][0] = s[n][1] = s[n][2] = s[n][3] = 0;
+  const u16* factors = (const u16*)(keys + FACTORS) + lane() / 4;
 #pragma unroll
   for (int k = 0; k < HEAD_DIM / READ; k++)
 #pragma unroll
@@ -37,7 +46,8 @@ DEVICE void scores(float (&s)[SPAN / 8][4], const u32 (&q)[STEPS][4], const Kept
 #pragma unroll
           for (int j = 0; j < 2; j++) {
             const u32(&a)[4] = q[(2 * k + j) % STEPS];
-            mma(to, a[0], a[1], a[2], a[3], even(b[2 * i + j]), odd(b[2 * i + j]));
+            const u32 codes = b[2 * i + j], factor = twice(factors[n * 16 + i * 8]);
+            mma(to, a[0], a[1], a[2], a[3], even(codes, factor), odd(codes, factor));
           }
         else mma(to, q[k][0], q[k][1], q[k][2], q[k][3], b[2 * i], b[2 * i + 1]);
       }
@@ -74,6 +84,9 @@ DEVICE void softmax(Running& run, float (&s)[SPAN / 8][4], int first, const int*
 DEVICE void weigh(Running& run, const float (&s)[SPAN / 8][4], const Kept* values) {
 #pragma unroll
   for (int k = 0; k < SPAN / 16; k++) {
+    // Of tokens 2 (lane % 4) and the next one, and of those 8 behind them.
+    const u32* factors = (const u32*)(values + FACTORS - VALUES + 2 * SPAN) + k * 8 + lane() % 4;
+    const u32 of_low = FP8 ? factors[0] : 0, of_high = FP8 ? factors[4] : 0;
     const float *low = s[2 * k], *high = s[2 * k + 1];
     u32 a0 = pack(low[0], low[1]), a1 = pack(low[2], low[3]), a2 = pack(high[0], high[1]), a3 = pack(high[2], high[3]);
 #pragma unroll
@@ -85,15 +98,13 @@ DEVICE void weigh(Running& run, const float (&s)[SPAN / 8][4], const Kept* value
       for (int i = 0; i < 2; i++) {
         const u32 low = b[2 * i], high = b[2 * i + 1];
         float(*to)[4] = run.out + (FP8 ? 4 * w + 2 * i : 2 * w + i);
-        if (FP8) mma(to[0], a0, a1, a2, a3, even(low), even(high)), mma(to[1], a0, a1, a2, a3, odd(low), odd(high));
-        else mma(to[0], a0, a1, a2, a3, low, high);
+        if (FP8) {
+          mma(to[0], a0, a1, a2, a3, even(low, of_low), even(high, of_high));
+          mma(to[1], a0, a1, a2, a3, odd(low, of_low), odd(high, of_high));
+        } else mma(to[0], a0, a1, a2, a3, low, high);
       }
     }
   }
-}
-DEVICE float max_lanes(float x) {
-  for (int mask = 16; mask; mask >>= 1) x = max_of(x, shuffle_xor(x, mask));
-  return x;
 }
 
 KERNEL(prefill_attention, THREADS, 1)(
@@ -131,7 +142,7 @@ KERNEL(prefill_attention, THREADS, 1)(
   }
   const int start = low / SPAN * SPAN;
 
-  copy_span(stages, keys, table, start, low, last);
+  copy_span(stages, keys, table, kv, start, low, last);
   copies_commit();
   u32 q[STEPS][4];
 #pragma unroll
@@ -152,7 +163,7 @@ KERNEL(prefill_attention, THREADS, 1)(
     for (int w = 0; w < WIDTHS; w++) run.out[w][2 * i] = run.out[w][2 * i + 1] = 0;
   }
   for (int first = start, stage = 0; first <= last; first += SPAN, stage ^= 1) {
-    if (first + SPAN <= last) copy_span(stages + (stage ^ 1) * STAGE, keys, table, first + SPAN, low, last);
+    if (first + SPAN <= last) copy_span(stages + (stage ^ 1) * STAGE, keys, table, kv, first + SPAN, low, last);
     copies_commit();
     copies_wait<1>();
     sync_block();
@@ -160,7 +171,7 @@ KERNEL(prefill_attention, THREADS, 1)(
       float s[SPAN / 8][4];
       scores(s, q, stages + stage * STAGE);
       softmax(run, s, first, seen);
-      weigh(run, s, stages + stage * STAGE + SPAN * PITCH);
+      weigh(run, s, stages + stage * STAGE + VALUES);
     }
     sync_block();
   }

@@ -6,16 +6,15 @@ Attention is a walk over the block tables with a running softmax (arXiv:2205.141
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Float, Int, Num, Shaped
+from jaxtyping import Array, Float, Int, Num
 
+from fullstride.llm.kernels.fp8_pool import get_scales, numbers, quantize, set_scales, token_blocks
 from fullstride.llm.kernels.interface import FP8_POOL, AttentionShape, QKNorm, StepBatch
 
 Pool = Num[Array, "layers 2 slots kv_heads head_dim"]
 # Tokens of context that one step of the walk reads: its length never changes what a row's softmax sums, nor in what
 # order, so that neither the batch nor the size of the table changes the result.
 WALK = 256
-# Largest number of e4m3.
-MOST = 448.0
 
 
 def rms_norm(x: Float[Array, "*rows width"], weight: Float[Array, " width"], eps: float) -> Float[Array, "*rows width"]:
@@ -56,7 +55,7 @@ def attention(
 ) -> tuple[Float[Array, "T out"], Pool]:
     """See `Attention`; with `dynamic` the walk ends with the longest context, else with the table."""
     q, k, v = heads(qkv, batch, norms, shape)
-    pool = write(pool, layer, batch.slots, k, v)
+    pool = write(pool, layer, batch.slots, k, v, shape.block)
     rows, (tiles, _) = batch.rows.shape[0], batch.tiles.shape
     parts = []
     if rows:
@@ -87,26 +86,19 @@ def write(
     slots: Int[Array, " T"],
     k: Float[Array, "T kv_heads head_dim"],
     v: Float[Array, "T kv_heads head_dim"],
+    block: int,
 ) -> Pool:
-    """Put keys and values where they belong: one scatter into the flat pool, so that no layer is cut out of it."""
+    """Put keys and values where they belong: scatters into the flat pool, so that no layer is cut out of it."""
     layers, _, size, *row = pool.shape
     flat = pool.reshape(layers * 2 * size, *row)
     first = 2 * layer * size
-    where = jnp.concatenate([first + slots, first + size + slots])
-    rows = to_cache_dtype(jnp.concatenate([k, v]), pool.dtype)
-    return flat.at[where].set(rows, mode="promise_in_bounds").reshape(pool.shape)
-
-
-def to_cache_dtype(x: Float[Array, "..."], dtype: jnp.dtype) -> Shaped[Array, "..."]:
-    """Keys or values as the pool has them; beyond its largest number e4m3 has nothing but NaN, so they stop there."""
-    if dtype != FP8_POOL:
-        return x.astype(dtype)
-    return lax.bitcast_convert_type(jnp.clip(x, -MOST, MOST).astype(jnp.float8_e4m3fn), jnp.uint8)
-
-
-def from_cache_dtype(x: Shaped[Array, "..."], dtype: jnp.dtype) -> Float[Array, "..."]:
-    """Keys or values of the pool, to be computed with."""
-    return x if x.dtype != FP8_POOL else lax.bitcast_convert_type(x, jnp.float8_e4m3fn).astype(dtype)
+    where, both = jnp.concatenate([first + slots, first + size + slots]), jnp.concatenate([k, v])
+    if pool.dtype != FP8_POOL:
+        return flat.at[where].set(both.astype(pool.dtype), mode="promise_in_bounds").reshape(pool.shape)
+    codes, scales = quantize(both)
+    flat = flat.at[where].set(codes, mode="promise_in_bounds")
+    firsts = _first_scales(pool, layer, block).repeat(len(slots), total_repeat_length=2 * len(slots))
+    return set_scales(flat, firsts, jnp.tile(slots, 2), scales, block).reshape(pool.shape)
 
 
 def attend(
@@ -145,7 +137,7 @@ def attend(
         seen = places <= positions[..., None]
         if shape.window is not None:
             seen &= places > positions[..., None] - shape.window
-        k, v = (from_cache_dtype(x, q.dtype) for x in _gather(pool, layer, blocks, shape.block))
+        k, v = _gather(pool, layer, blocks, shape.block, q.dtype)
         return _softmax_step(carry, grouped, k, v, seen, shape)
 
     _, total, weighted = lax.fori_loop(first, chunks, step, carry) if dynamic or chunks > 1 else step(0, carry)
@@ -158,14 +150,25 @@ def _first(positions: Int[Array, "N Q"], window: int) -> Int[Array, ""]:
     return jnp.maximum(jnp.min(jnp.where(positions < 0, jnp.iinfo(jnp.int32).max, positions)) - window + 1, 0)
 
 
-def _gather(pool: Pool, layer: Int[Array, ""], blocks: Int[Array, "N C"], size: int) -> tuple[Array, Array]:
+def _gather(
+    pool: Pool, layer: Int[Array, ""], blocks: Int[Array, "N C"], size: int, dtype: jnp.dtype
+) -> tuple[Array, Array]:
     """Keys and values of the blocks: one gather from the flat pool, since each of them costs XLA much to compile."""
     layers, _, slots, *row = pool.shape
     count = slots // size
     flat, firsts = pool.reshape(layers * 2 * count, size, *row), 2 * layer * count + np.asarray([0, count], np.int32)
     both = flat.at[firsts[:, None, None] + blocks].get(mode="promise_in_bounds")
-    k, v = both.reshape(2, blocks.shape[0], -1, *row)
-    return k, v
+    both = both.reshape(2, blocks.shape[0], -1, *row)
+    if pool.dtype == FP8_POOL:
+        firsts = _first_scales(pool, layer, size)[:, None, None]
+        both = numbers(both, get_scales(pool.reshape(-1, *row), firsts, blocks, size), dtype)
+    return both[0], both[1]
+
+
+def _first_scales(pool: Pool, layer: Int[Array, ""], block: int) -> Int[Array, "2"]:
+    """Return the first blocks of scales of a layer's keys and of its values."""
+    count = pool.shape[2] // block
+    return 2 * layer * count + np.asarray([0, count], np.int32) + token_blocks(count, FP8_POOL, pool.shape[-1])
 
 
 def _softmax_step(carry, q, k, v, seen, shape):

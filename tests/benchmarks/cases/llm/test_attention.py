@@ -31,6 +31,32 @@ def test_attention_stands_beside_a_gather_and_its_floor(tmp_path):
         assert abs(row["floor"]["memory_ms"] - moved / found["ceilings"]["bytes"] * 1e3) < 1e-9
 
 
+def test_an_fp8_cache_stands_beside_the_one_in_bf16(tmp_path, monkeypatch):
+    monkeypatch.setattr(bench_attention, "PLAN", bench_attention.GLANCE)
+    arguments = [
+        "paged-attention",
+        "--heads",
+        "4",
+        "--kv-heads",
+        "2",
+        "--head-dim",
+        "32",
+        "--block",
+        "4",
+        "--no-beside",
+    ]
+    arguments += ["--contexts", "30", "40", "--batch", "3", "--dtype", "fp8", "--out", str(tmp_path)]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    (file,) = tmp_path.glob("paged-attention--*--fp8--*.json")
+    found = json.loads(file.read_text())
+    full, codes = found["rows"]
+    assert (full["name"], codes["name"]) == ("batch 3: plain", "batch 3: plain, fp8")
+    assert codes["floor"]["memory_ms"] / full["floor"]["memory_ms"] == pytest.approx((32 + 2) / 64)
+    assert 0.01 < codes["extra"]["relative_error"] < 0.06
+    assert all(0 <= error < 0.01 for error in found["gate"].values())
+
+
 @pytest.mark.parametrize("width", [7, pytest.param(16, marks=pytest.mark.thorough)])
 def test_jaxs_own_kernel_reads_and_writes_the_same_pool(width, monkeypatch):
     monkeypatch.setattr(bench_attention, "PLAN", bench_attention.GLANCE)
@@ -41,7 +67,7 @@ def test_jaxs_own_kernel_reads_and_writes_the_same_pool(width, monkeypatch):
     np.testing.assert_array_equal(pallas.pool_of(pallas.pages(pool, shape=shape), shape=shape), pool)
     for way in pallas.ways(shape, interpret=True).values():
         way = way._replace(call=partial(way.call, norms=norms, shape=shape))
-        error, left = bench_attention._gate(way, case, pool.copy(), norms, shape)
+        error, _, left = bench_attention._gate(way, case, pool.copy(), norms, shape)
         assert error < 1e-5
         _, right = gather(case.qkv, pool, jnp.int32(1), case.batch, norms, shape)
         np.testing.assert_allclose(left, right, rtol=1e-6, atol=1e-6)
@@ -86,8 +112,8 @@ def test_what_is_wrong_is_not_timed_and_costs_nothing_that_is_right(tmp_path, mo
     right = bench_attention._gate
 
     def off(way, case, pool, norms, shape):
-        error, pool = right(way, case, pool, norms, shape)
-        return (0.5 if way.call.func is bench_attention.gather and len(case.contexts) == 1 else error), pool
+        error, *rest = right(way, case, pool, norms, shape)
+        return (0.5 if way.call.func is bench_attention.gather and len(case.contexts) == 1 else error), *rest
 
     monkeypatch.setattr(bench_attention, "_gate", off)
     arguments = ["paged-attention", "--heads", "2", "--kv-heads", "1", "--head-dim", "16", "--block", "4"]
