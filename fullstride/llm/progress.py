@@ -3,12 +3,11 @@
 import contextlib
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 from fullstride.assets.fetch import cache_folder
 from fullstride.runs.atomic_files import note
 
-# The folder in the cache of the engine's executables.
-PROGRAMS = "programs"
 # To be called with how many of how many are done.
 OnProgress = Callable[[int, int], None]
 # Of programs: with how many the program cache had at the start, too; None if JAX's own cache serves.
@@ -16,6 +15,11 @@ OnPrograms = Callable[[int, int, int | None], None]
 Say = Callable[[str], None]
 # Between two lines that differ in how many programs are ready.
 SECONDS = 15.0
+
+
+def programs_folder() -> Path:
+    """Return the folder of engines' executables in the cache."""
+    return cache_folder() / "programs"
 
 
 class StartProgress:
@@ -72,7 +76,7 @@ def starting(name: str, say: Say = note) -> Iterator[StartProgress]:
 def _plan(total: int, cached: int | None) -> str:
     """Return how many programs are compiled, and where those of an earlier start come from, if they are cached."""
     if cached:
-        return f"reading {cached} programs from {cache_folder() / PROGRAMS}, compiling {total - cached}"
+        return f"reading {cached} programs from {programs_folder()}, compiling {total - cached}"
     import jax
 
     folder = jax.config.values["jax_compilation_cache_dir"] if cached is None else None

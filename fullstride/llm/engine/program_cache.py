@@ -20,9 +20,8 @@ import jaxlib
 from jax.experimental import serialize_executable
 
 import fullstride
-from fullstride.assets.fetch import cache_folder
 from fullstride.llm.kernels.cuda import chain
-from fullstride.llm.progress import PROGRAMS
+from fullstride.llm.progress import programs_folder
 from fullstride.runs.atomic_files import write_best_effort
 
 logger = logging.getLogger(__name__)
@@ -51,7 +50,7 @@ class ProgramCache:
 
         """
         self.device, self._identity = device, "\n".join(map(repr, (*_surroundings(device), *identity)))
-        self._folder = cache_folder() / PROGRAMS if folder is None else folder
+        self._folder = programs_folder() if folder is None else folder
 
     def path(self, key: Hashable) -> Path:
         """Return where the executable of a key lies."""
