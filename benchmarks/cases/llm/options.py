@@ -13,7 +13,7 @@ from fullstride.errors import ConfigError, one_of
 WITH_KV_DTYPE = ("small", "large", "sweep")
 WORKLOADS = (*WITH_KV_DTYPE, "latency", "speculation", "parallel", "replicas", "serve", "hostile", "soak")
 # Workloads that support packed weights: those that compare with no engine of unpacked ones.
-WITH_PACKED = ("large", "sweep")
+WITH_PACKED = ("large", "sweep", "serve", "soak")
 # Workloads that have an option.
 OF = {
     "runs": ("small", "large"),

@@ -62,7 +62,7 @@ def run(bench: LlmBench) -> Path:
     tokenizer = loaded.tokenizer or stand_in(loaded.config.vocab_size)
     worded: Any = SimpleNamespace(config=loaded.config, parameters=loaded.parameters, tokenizer=tokenizer)
     engine = replace(bench, loaded=worded).engine(max_length=longest, max_sequences=max(clients))
-    off = gate(engine, loaded.parameters, [longest - answer], max(clients))
+    off = gate(engine, bench.numbers(engine), [longest - answer], max(clients))
     ceilings = jax_ceilings(engine.sizes.dtype, "read")
     alone = {count: _alone(engine, count, longest - answer, answer) for count in clients}
     conditions = {

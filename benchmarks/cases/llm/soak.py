@@ -46,7 +46,7 @@ def run(bench: LlmBench) -> Path:
     if tokenizer is None or not tokenizer.eos:
         raise ConfigError(f"{bench.source} with --workload soak: expected a model with a tokenizer that ends texts")
     engine = bench.engine()
-    off = gate(engine, bench.loaded.parameters, [PROMPT], 1)
+    off = gate(engine, bench.numbers(engine), [PROMPT], 1)
     ceilings = jax_ceilings(engine.sizes.dtype, "read")
     least = roofline_bound(prompt_operations(engine.model, PROMPT), weight_bytes(engine), ceilings)
     seconds = 60 * (bench.minutes or MINUTES) / PARTS
