@@ -25,6 +25,7 @@ def test_a_soak_has_rows_of_its_parts_and_the_drift(tiny_qwen3, tmp_path, monkey
     monkeypatch.setattr(bench_soak, "jax_ceilings", lambda *_: ceilings)
     monkeypatch.setattr(bench_shared, "EngineConfig", partial(EngineConfig, max_length=48, max_sequences=4))
     arguments = ["llm", "--model", str(tiny_qwen3), "--workload", "soak", "--minutes", "0.02", "--adapters", "1"]
+    arguments += ["--quantize", "fp8"]
     result = CliRunner().invoke(app, [*arguments, "--out", str(tmp_path)])
     assert result.exit_code == 0, result.output
     (file,) = tmp_path.glob("llm-soak--*.json")
@@ -42,6 +43,7 @@ def test_a_soak_has_rows_of_its_parts_and_the_drift(tiny_qwen3, tmp_path, monkey
     assert drift.keys() == {"resident_bytes", "descriptors", "threads", "python_threads", "median_ms", "p95_ms"}
     assert drift["p95_ms"]["last"] == parts[-1]["extra"]["request_ms"]["p95"]
     assert found["conditions"]["minutes"] == pytest.approx(0.02)
+    assert found["conditions"]["quantize"] == "fp8"
 
 
 def test_streams_that_are_left_are_aborted_and_an_error_ends_the_soak(monkeypatch):
