@@ -20,6 +20,7 @@ AREAS = {
     "benchmarks bert": ("jax",),
     "benchmarks llm": ("torch", "serve"),
     "benchmarks llm-products": ("torch", "serve"),
+    "benchmarks llm-token": ("torch", "serve"),
     "benchmarks meanflow-jax": ("torch", "jax"),
     "benchmarks paged-attention": ("torch", "serve"),
     "benchmarks train-step": ("torch", "serve"),

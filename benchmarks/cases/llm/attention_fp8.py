@@ -5,9 +5,17 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float, Int, UInt8
+from jaxtyping import Array, Float, UInt8
 
-from fullstride.llm.kernels.fp8_pool import get_scales, numbers, quantize, set_scales, token_blocks, whole_blocks
+from fullstride.llm.kernels.fp8_pool import (
+    first_scales,
+    get_scales,
+    numbers,
+    quantize,
+    set_scales,
+    token_blocks,
+    whole_blocks,
+)
 from fullstride.llm.kernels.interface import FP8_POOL
 
 
@@ -24,7 +32,7 @@ def to_fp8(
         codes, scales = quantize(layer)
         codes = jnp.pad(codes, ((0, 0), (0, more), (0, 0), (0, 0)))
         flat = codes.reshape(-1, *codes.shape[2:])
-        firsts = _firsts(codes, block).repeat(size)
+        firsts = first_scales(0, codes.shape[1] // block, head_dim).repeat(size)
         return set_scales(flat, firsts, jnp.tile(slots, 2), scales.reshape(2 * size, -1), block).reshape(codes.shape)
 
     return lax.map(made, pool)
@@ -35,17 +43,12 @@ def from_fp8(
     pool: UInt8[Array, "layers 2 more kv_heads head_dim"], *, block: int
 ) -> Float[Array, "layers 2 slots kv_heads head_dim"]:
     """Return the numbers of an fp8 KV cache in bfloat16."""
-    blocks = token_blocks(pool.shape[2] // block, FP8_POOL, pool.shape[-1])
+    whole, head_dim = pool.shape[2] // block, pool.shape[-1]
+    blocks = token_blocks(whole, FP8_POOL, head_dim)
 
     def numbers_of(layer: Array) -> Array:
         flat, every = layer.reshape(-1, *layer.shape[2:]), jnp.arange(blocks)[None]
-        scales = get_scales(flat, _firsts(layer, block)[:, None, None], every, block)[:, 0]
+        scales = get_scales(flat, first_scales(0, whole, head_dim)[:, None, None], every, block)[:, 0]
         return numbers(layer[:, : blocks * block], scales, jnp.dtype("bfloat16"))
 
     return lax.map(numbers_of, pool)
-
-
-def _firsts(layer: Array, block: int) -> Int[Array, "2"]:
-    """Return the first blocks of scales of a layer's keys and of its values."""
-    whole = layer.shape[1] // block
-    return jnp.array([0, whole]) + token_blocks(whole, FP8_POOL, layer.shape[-1])

@@ -26,8 +26,7 @@ from fullstride.runs.atomic_files import write_best_effort
 
 logger = logging.getLogger(__name__)
 
-# An executable that no start has read for so long is removed when another is written: each version of this package,
-# of JAX or of the driver has its own.
+# How long an executable is kept that no start reads: each version of this package, of JAX or of the driver has its own.
 KEPT_SECONDS = 30 * 86400.0
 SOURCES = (".py", ".cu", ".cuh")
 _DIGEST = hashlib.sha256().digest_size
@@ -75,7 +74,6 @@ class ProgramCache:
             logger.warning("the program %s is not cached: %s", key, error)
         else:
             write_best_effort(path, content)
-            self._remove_unused()
         return compiled
 
     def _read(self, path: Path) -> Any:
@@ -95,7 +93,8 @@ class ProgramCache:
             logger.warning("%s cannot be loaded (%s): compiling its program again", path, error)
             return None
 
-    def _remove_unused(self) -> None:
+    def remove_unused(self) -> None:
+        """Remove what no start has read for `KEPT_SECONDS`; at the end of one, which has read what it needs."""
         oldest = time.time() - KEPT_SECONDS
         for path in self._folder.glob("*.bin"):
             with contextlib.suppress(OSError):  # another process may have removed it

@@ -160,6 +160,8 @@ class Runner:
                 done, pending = wait(pending, TICK_SECONDS, FIRST_COMPLETED)
                 found |= {futures[future]: future.result() for future in done}
                 progress(len(found), len(keys), cached)
+        if self._cache is not None:
+            self._cache.remove_unused()
         return found
 
     def _program(self, key: Key, options: dict[str, int] | None) -> Any:

@@ -31,6 +31,13 @@ def token_blocks(whole: int, pool: str, head_dim: int) -> int:
     return whole * head_dim // (head_dim + SCALE_BYTES) if pool == FP8_POOL else whole
 
 
+def first_scales(layer: Int[Array, ""] | int, blocks: int, head_dim: int) -> Int[Array, "2"]:
+    """Return the first blocks of scales of a layer's keys and of its values, each an array of so many blocks."""
+    return jnp.asarray(
+        2 * layer * blocks + np.asarray([0, blocks], np.int32) + token_blocks(blocks, FP8_POOL, head_dim)
+    )
+
+
 def quantize(
     x: Float[Array, "*tokens head_dim"],
 ) -> tuple[UInt8[Array, "*tokens head_dim"], BFloat16[Array, "*tokens"]]:

@@ -91,7 +91,9 @@ class GroupNorm(eqx.Module):
 
     def __init__(self, weights: Weights, dtype: str, groups: int, *, silu: bool):
         self.weight, self.bias = map(jnp.asarray, (weights["weight"], weights["bias"]))
-        self.groups, self.silu, self.dtype = groups, silu, dtype
+        self.groups = groups
+        self.silu = silu
+        self.dtype = dtype
 
     def __call__(self, x: Float[Array, "b h w c"]) -> Float[Array, "b h w c"]:
         """Normalise over each group's channels and pixels."""

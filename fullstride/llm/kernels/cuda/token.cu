@@ -30,10 +30,7 @@ DEVICE void first_qkv(Block& b, const u32* embed, const int* tokens, const float
       Rows<Qkv> rows;
       rows.look_up(embed, tokens, chunk, b.warp);
       rows.square(squares);
-      Weights<Qkv, N> weights;
-      weights.take(b.ring, b.warp, n);
-      add<Qkv, N, S>(rows, weights, c);
-      b.ring.release(n);
+      add_next<Qkv, N, S>(b, rows, c, n);
     }
     finish<Qkv, N, S, true>(b, c, squares, n,
                             [=](int i, int row, int q, float4 x) { put_qkv(to, bias, unit + i, row, q, x); });
@@ -61,12 +58,7 @@ DEVICE void head(Block& b, const u32* words, float* logits) {
     if (n == 0) break;
     float c[N][S][4] = {};
 #pragma unroll
-    for (int i = 0; i < Head::chunks; i++) {
-      Weights<Head, N> weights;
-      weights.take(b.ring, b.warp, n);
-      add<Head, N, S>(rows[i], weights, c);
-      b.ring.release(n);
-    }
+    for (int i = 0; i < Head::chunks; i++) add_next<Head, N, S>(b, rows[i], c, n);
     finish<Head, N, S, true>(b, c, squares, n, [=](int i, int row, int q, float4 x) {
       *(float4*)(logits + (u64)row * VOCAB + (block_x_now() + (first + i) * GRID) * UNIT + 4 * q) = x;
     });

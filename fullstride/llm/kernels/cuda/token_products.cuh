@@ -46,6 +46,14 @@ template <class M, int N, int S> DEVICE void add(const Rows<M>& rows, const Weig
   }
 }
 
+// The same with the chunk's weights of `n` units that come next in the ring.
+template <class M, int N, int S> DEVICE void add_next(Block& b, const Rows<M>& rows, float (&c)[N][S][4], int n) {
+  Weights<M, N> weights;
+  weights.take(b.ring, b.warp, n);
+  add<M, N, S>(rows, weights, c);
+  b.ring.release(n);
+}
+
 // use(i, row, quarter, x): all inputs' sums of features 4 quarter to 4 quarter + 3 of unit i; over the rows' RMS if NORM.
 template <class M, int N, int S, bool NORM, class Use>
 DEVICE void finish(Block& b, const float (&c)[N][S][4], const float (&squares)[2], int n, Use use) {

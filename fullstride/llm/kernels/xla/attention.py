@@ -8,7 +8,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int, Num
 
-from fullstride.llm.kernels.fp8_pool import get_scales, numbers, quantize, set_scales, token_blocks
+from fullstride.llm.kernels.fp8_pool import first_scales, get_scales, numbers, quantize, set_scales
 from fullstride.llm.kernels.interface import FP8_POOL, AttentionShape, QKNorm, StepBatch
 
 Pool = Num[Array, "layers 2 slots kv_heads head_dim"]
@@ -97,7 +97,7 @@ def write(
         return flat.at[where].set(both.astype(pool.dtype), mode="promise_in_bounds").reshape(pool.shape)
     codes, scales = quantize(both)
     flat = flat.at[where].set(codes, mode="promise_in_bounds")
-    firsts = _first_scales(pool, layer, block).repeat(len(slots), total_repeat_length=2 * len(slots))
+    firsts = first_scales(layer, size // block, row[-1]).repeat(len(slots), total_repeat_length=2 * len(slots))
     return set_scales(flat, firsts, jnp.tile(slots, 2), scales, block).reshape(pool.shape)
 
 
@@ -160,15 +160,9 @@ def _gather(
     both = flat.at[firsts[:, None, None] + blocks].get(mode="promise_in_bounds")
     both = both.reshape(2, blocks.shape[0], -1, *row)
     if pool.dtype == FP8_POOL:
-        firsts = _first_scales(pool, layer, size)[:, None, None]
+        firsts = first_scales(layer, count, row[-1])[:, None, None]
         both = numbers(both, get_scales(pool.reshape(-1, *row), firsts, blocks, size), dtype)
     return both[0], both[1]
-
-
-def _first_scales(pool: Pool, layer: Int[Array, ""], block: int) -> Int[Array, "2"]:
-    """Return the first blocks of scales of a layer's keys and of its values."""
-    count = pool.shape[2] // block
-    return 2 * layer * count + np.asarray([0, count], np.int32) + token_blocks(count, FP8_POOL, pool.shape[-1])
 
 
 def _softmax_step(carry, q, k, v, seen, shape):
