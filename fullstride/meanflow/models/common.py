@@ -68,6 +68,7 @@ class GroupNorm(nn.Module):
 
 
 Images = Float[Batch, "b c h w"]
+Heads = Float[Batch, "b h n d"]
 Labels = Int[Tensor, " b"] | None
 
 
@@ -153,6 +154,15 @@ def as_image(tokens: Float[Batch, "b n c"], like: Float[Batch, "b d h w"]) -> Fl
     return tokens.transpose(1, 2).unflatten(2, like.shape[2:])
 
 
+def queries_keys_values(x: Float[Batch, "b n c"], heads: int) -> tuple[Heads, Heads, Heads]:
+    """Queries, keys and values of each head, out of one projection whose columns are (3, heads, d).
+
+    They are taken apart as they lie: their gradients are joined in this order, and copied again from any other.
+    """
+    q, k, v = (part.transpose(1, 2) for part in x.unflatten(-1, (3, heads, -1)).unbind(2))
+    return q, k, v
+
+
 class SelfAttention2d(nn.Module):
     """Multi-head self-attention over the pixels of a feature map, with its norm and residual."""
 
@@ -168,8 +178,7 @@ class SelfAttention2d(nn.Module):
 
     def forward(self, x: Float[Batch, "b c h w"]) -> Float[Batch, "b c h w"]:
         """x + attention over the h * w pixels."""
-        qkv = as_tokens(self.qkv(self.norm(x))).unflatten(2, (3, self.heads, -1))
-        q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
+        q, k, v = queries_keys_values(as_tokens(self.qkv(self.norm(x))), self.heads)
         return x + self.out(as_image(attention(q, k, v).transpose(1, 2).flatten(2), x))
 
 

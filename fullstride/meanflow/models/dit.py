@@ -23,6 +23,7 @@ from fullstride.meanflow.models.common import (
     from_patches,
     full_precision,
     patches,
+    queries_keys_values,
     rms_norm,
     through,
     zero_init,
@@ -137,7 +138,7 @@ class SelfAttention(nn.Module):
 
     def forward(self, x: Float[Batch, "b n d"]) -> Float[Batch, "b n d"]:
         """Mix the tokens."""
-        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+        q, k, v = queries_keys_values(self.qkv(x), self.heads)
         if self.qk_weight is not None:
             q, k = rms_norm(q, self.qk_weight[0]), rms_norm(k, self.qk_weight[1])
         return self.out(attention(q, k, v).transpose(1, 2).flatten(2))

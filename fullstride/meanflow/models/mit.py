@@ -21,6 +21,7 @@ from fullstride.meanflow.models.common import (
     from_patches,
     full_precision,
     patches,
+    queries_keys_values,
     rms_norm,
     through,
     zero_init,
@@ -91,7 +92,7 @@ class Block(nn.Module):
         return x + self.down(F.silu(self.gated(y)) * self.linear(y)) * self.gates[1]
 
     def _attended(self, x: Float[Batch, "b n d"]) -> Float[Batch, "b n d"]:
-        q, k, v = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+        q, k, v = queries_keys_values(self.qkv(x), self.heads)
         q, k = rotated(rms_norm(q, self.qk_norm[0])), rotated(rms_norm(k, self.qk_norm[1]))
         return self.out(attention(q, k, v).transpose(1, 2).flatten(2))
 

@@ -89,12 +89,14 @@ def compiled_loss(loss: Loss, *, telling: bool = False, on_cpu: bool = False, fu
         fullgraph: whether it has to be one graph; otherwise what cannot be traced runs eagerly between several.
 
     """
+    from fullstride.step.torch.runners.dense_gradients import DenseGradients  # the compiler is a long import
+
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_folder() / "inductor"))
-    options: dict[str, Any] = {"fallback_random": True}
+    options: dict[str, Any] = {"fallback_random": True, "post_grad_custom_pre_pass": DenseGradients()}
     if on_cpu:
         options["layout_optimization"] = False
     if telling:
-        from fullstride.step.torch.distributed.inductor_pass import MarkReady  # the compiler is a long import
+        from fullstride.step.torch.distributed.inductor_pass import MarkReady
 
         options["post_grad_custom_post_pass"] = MarkReady()
     own = with_own_code(loss)
