@@ -5,6 +5,7 @@ import os
 import re
 import shlex
 import sys
+import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 from benchmarks.harness.code_digest import joined
 from fullstride.measure.environment import environment as machine
 
+BEGAN = time.monotonic()
 # An absolute path, by itself, behind a key or in a list; and what its folders are written as.
 ABSOLUTE = re.compile(r"(?:^|(?<=[=\[,]))/(?:[^,\]]*/)?([^/,\]]+)/*(?=$|[,\]])")
 FOLDER = "PATH/"
@@ -31,6 +33,11 @@ def environment(others: Iterable[Mapping[str, str]] = ()) -> dict[str, Any]:
     `others` are code digests of other processes that measured.
     """
     return machine() | {"command": command(), "code": joined(others)}
+
+
+def seconds() -> float:
+    """Return the time since this process began to measure, which is what repeating a result takes."""
+    return round(time.monotonic() - BEGAN, 1)
 
 
 def command() -> str | None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness.budget import NO_TIME
-from benchmarks.harness.environment import machine_slug, slug
+from benchmarks.harness.environment import machine_slug, seconds, slug
 from fullstride.errors import ConfigError
 from fullstride.measure.roofline import Ceilings, RooflineBound
 from fullstride.measure.timing import Timing
@@ -102,7 +102,7 @@ class CaseResult:
 
 
 def write_result(result: CaseResult, folder: Path) -> Path:
-    """Write the result atomically, replacing an older one of the same case and machine.
+    """Write the result and the seconds that it took, atomically, in place of an older one of this case and machine.
 
     ConfigError if it has no rows; the older file stays. ValueError, TypeError if a number is not finite or a value is
     not valid JSON; the older file stays, too.
@@ -112,7 +112,9 @@ def write_result(result: CaseResult, folder: Path) -> Path:
             f"{result.case}: no row was measured, expected one; {folder / result.file_name} was not written. Give more "
             "time or select other rows"
         )
-    return write_json(result.to_dict(), folder / result.file_name)
+    content = result.to_dict()
+    content["environment"] = result.environment | {"seconds": seconds()}
+    return write_json(content, folder / result.file_name)
 
 
 def write_json(content: dict[str, Any], path: Path) -> Path:

@@ -11,13 +11,14 @@ from benchmarks.harness.seeds import Outcome, PartResult
 from benchmarks.report.figures import FIGURES
 from benchmarks.report.frame import Results, Source
 from benchmarks.report.plots import Drawn, Series, lines
-from benchmarks.report.staleness import CASES, state
+from benchmarks.report.staleness import CASES, command_of, state
 
 # What contents that are not as expected end in.
 WRONG = (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, NameError)
 FIRST = ("row", "median", "p10", "p90", "bound", "by", "over", "peak_bytes", "why")
 SHOWN = {"median": "median ms", "bound": "bound ms", "by": "bound by", "over": "x bound", "peak_bytes": "peak GiB"}
 ORIGIN = ("case", "machine", "device", "commit", "date", "file", "metric", "what", "note")
+ABOUT_ALL = {"index": "All", "measure-again": "Measure again"}  # pages of all cases
 ELSEWHERE = ("left_out", "targets", "fits", "savings", "ready_seconds", "parameters")  # conditions that are no choices
 
 
@@ -35,18 +36,18 @@ def html(table: pd.DataFrame) -> str:
 
 
 def title_of(case: str) -> str:
-    """Return the title of a case's page; its name if none is declared."""
-    return CASES.get(case, {}).get("title", case)
+    """Return the title of a case's page, its name if none is declared; or of a page of all cases."""
+    return ABOUT_ALL.get(case) or CASES.get(case, {}).get("title", case)
 
 
 def pages(results: Results) -> dict[str, str]:
-    """Return the Markdown of every page by its name, including `index`."""
+    """Return the Markdown of every page by its name, those of all cases first."""
     cases: dict[str, list[dict[str, Any]]] = {}
     for source in results.sources.values():
         cases.setdefault(source.case, []).append(_section(source, results))
     cases = {case: cases[case] for case in sorted(cases, key=lambda case: [*CASES, case].index(case))}
-    index = render("index.md", cases=cases, unread=results.unread)
-    return {"index": index, **{case: _page(case, sections, results) for case, sections in cases.items()}}
+    of_all = {name: render(f"{name}.md", cases=cases, unread=results.unread) for name in ABOUT_ALL}
+    return {**of_all, **{case: _page(case, sections, results) for case, sections in cases.items()}}
 
 
 def _anchor(file: str) -> str:
@@ -70,6 +71,8 @@ def _section(source: Source, results: Results) -> dict[str, Any]:
     parts = source.name.removesuffix(".json").split("--")[:-1] or [source.name]
     label = f"{', '.join(parts).replace(',compile', ', compile')} ({source.machine.removeprefix('NVIDIA ')})"
     shown = {"source": source, "title": title_of(source.case), "label": label, "state": state(source)}
+    took = source.recorded("seconds", float)
+    shown |= {"again": command_of(source), "minutes": "" if took is None else f"{took / 60:.1f}"}
     shown |= {"command": source.recorded("command", str), "about": "", "figures": [], "pictures": [], "missing": []}
     try:
         if source.kind == "experiment":

@@ -19,7 +19,7 @@ def on_config(config: MkDocsConfig) -> None:
     """Make the pages, and add them to the section of results."""
     _made.clear()
     _made.update(pages(read_results(Path(config.extra.get("results") or ROOT / "benchmarks" / "results"))))
-    entries = [{"All" if name == "index" else title_of(name): _path(name)} for name in _made]
+    entries = [{title_of(name): _path(name)} for name in _made]
     for section in config.nav or []:
         if "Results" in section:
             section["Results"].append({"Every result": entries})

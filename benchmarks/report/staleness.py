@@ -68,9 +68,14 @@ def script(found: Iterable[tuple[Source, State]]) -> str:
     return "\n".join("\n".join((*names, command or "# its command was not recorded")) for command, names in ordered)
 
 
-def _command(source: Source) -> str:
+def command_of(source: Source) -> str:
+    """Return the command that measured a result, as it is called now; empty if none was recorded."""
     command = source.recorded("command", str) or ""
-    command = OLD.sub(lambda found: f"{found['launcher'] or 'python -m '}benchmarks ", command)
+    return OLD.sub(lambda found: f"{found['launcher'] or 'python -m '}benchmarks ", command)
+
+
+def _command(source: Source) -> str:
+    command = command_of(source)
     if "torchrun --nnodes=" in command:
         return f"# start it on every node, with a rendezvous: {command}"
     if source.kind == "experiment" and command:

@@ -5,7 +5,7 @@ import sys
 import numpy as np
 import pytest
 
-from benchmarks.harness.drift import drifts, held
+from benchmarks.harness.drift import drifts
 
 
 def test_a_line_is_found_and_the_warm_up_is_none_of_it(seed):

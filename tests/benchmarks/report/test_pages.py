@@ -12,7 +12,7 @@ from benchmarks.cli.app import app
 from benchmarks.harness.code_digest import digest_of
 from benchmarks.harness.experiment_table import number
 from benchmarks.report.frame import read_results
-from benchmarks.report.pages import pages
+from benchmarks.report.pages import ABOUT_ALL, pages
 from benchmarks.report.plots import COLOURS, SERIES, Drawn, Series, cut, dots, lines, look
 from benchmarks.report.staleness import ROOT
 from tests.benchmarks.report.made import RANDOM, SEED, write_all, write_other, write_rows
@@ -44,6 +44,22 @@ def test_every_row_stands_on_its_cases_page_with_the_numbers_of_its_json(results
         for row in result.rows:
             times = [row.timing.median_ms, row.timing.quantile(0.1), row.timing.quantile(0.9), row.floor.ms]
             assert [row.name, *map(number, times), row.floor.bound] in [cells[:6] for cells in rows], f"seed {SEED}"
+
+
+def test_each_result_has_the_command_and_the_minutes_that_repeat_it(tmp_path):
+    seconds, expected = RANDOM.uniform(60, 6000), {}
+    write_all(tmp_path)
+    for place, path in enumerate(sorted(tmp_path.glob("*.json"))):
+        data = json.loads(path.read_text())
+        data["environment"] |= {"command": f"fullstride bench case-{place}", "seconds": seconds + 60 * place}
+        path.write_text(json.dumps(data))
+        expected[re.sub(r"[^a-z0-9]", "-", path.stem)] = (
+            f"{seconds / 60 + place:.1f}",
+            f"python -m benchmarks case-{place}",
+        )
+    found = pages(read_results(tmp_path))["measure-again"]
+    lines = re.findall(r"#(\S+)\) \| .*? \| ([\d.]+) \| `([^`]+)` \|\n", found)
+    assert {anchor: rest for anchor, *rest in lines} == {anchor: [*rest] for anchor, rest in expected.items()}
 
 
 def test_pages_are_whole_and_nothing_is_fetched(made_pages):
@@ -104,7 +120,7 @@ def test_the_results_of_this_repository_make_pages(monkeypatch):
     monkeypatch.setattr("benchmarks.report.staleness.digest_of", lambda file: "another")  # of hundreds of files
     results = read_results(ROOT / "benchmarks" / "results")
     found = pages(results)
-    assert set(found) == {"index", *(source.case for source in results.sources.values())}
+    assert set(found) == {*ABOUT_ALL, *(source.case for source in results.sources.values())}
     assert not any("not drawn" in text or "are not as expected" in text for text in found.values())
     assert sum(text.count("<svg") for text in found.values()) > 50
     for name, source in results.sources.items():
