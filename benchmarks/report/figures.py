@@ -15,17 +15,18 @@ from benchmarks.report.tables import fill
 
 @dataclass(frozen=True)
 class Figure:
-    """Dots or lines over a case's rows."""
+    """Dots, bars or lines over a case's rows."""
 
     caption: str  # a template over the first row
-    axes: Sequence[str]  # the axis's name of dots, both of lines
-    at: str  # of dots a template of labels, of lines the column of positions
+    axes: Sequence[str]  # the axis's name of dots and bars, both of lines
+    at: str  # of dots and bars a template of labels, of lines the column of positions
     values: Mapping[str, str]  # columns of numbers, by templates of what their series are called
     where: str = "metric == 'ms'"  # which rows, as pandas' `query` has it
     names: str = ""  # a pattern of rows' names whose groups become columns
     compute: Mapping[str, str] = field(default_factory=dict)  # columns that follow, as pandas' `eval` has it
     bound: str = ""  # the column of what the numbers cannot pass
     each: bool = False  # whether each file has a figure of its own
+    stacked: bool = False  # whether a label's numbers are parts of a bar
     options: Mapping[str, Any] = field(default_factory=dict)  # of the plot
 
     def drawn(self, name: str, frame: pd.DataFrame) -> list[Drawn]:
@@ -53,8 +54,10 @@ class Figure:
         if not series or (not dotted and max(map(len, series.values())) < 2):
             return None
         shown = [Series(told, values, not dotted and bounds.get(told, False)) for told, values in series.items()]
+        if self.stacked:
+            shown = [one for one in shown if any(one.values.values())]
         shown += [Series("bound", bounds["bound"], bound=True)] if dotted and bounds else []
-        plot: Any = plots.dots if dotted else plots.lines
+        plot: Any = plots.bars if self.stacked else plots.dots if dotted else plots.lines
         return Drawn(name, fill(self.caption, rows[0]), plot(shown, *self.axes, **self.options))
 
 

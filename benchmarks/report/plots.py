@@ -1,4 +1,4 @@
-"""Figures of pages: dots by label, and lines over numbers, as SVG in the page's own colours."""
+"""Figures of pages: dots or bars by label, and lines over numbers, as SVG in the page's own colours."""
 
 import io
 import re
@@ -38,8 +38,8 @@ class Series:
     """Series of values in one colour and one marker."""
 
     name: str
-    values: Mapping[Any, float]  # by label for `dots`, by position for `lines`
-    bound: Mapping[Any, float] | bool = False  # of `lines` what they cannot pass, dashed; of `dots` whether they are it
+    values: Mapping[Any, float]  # by label for `dots` and `bars`, by position for `lines`
+    bound: Mapping[Any, float] | bool = False  # of `lines` what they cannot pass, dashed; of others whether they are it
 
 
 @dataclass(frozen=True)
@@ -112,6 +112,32 @@ def dots(series: Sequence[Series], xlabel: str, log: bool = False, marks: Mappin
         _ticks(axes, "x", log)
         axes.grid(axis="x", linewidth=0.6)
         _legend(figure, [*(one.name for one in series), *(marks or {})])
+    return figure
+
+
+def bars(series: Sequence[Series], xlabel: str) -> Figure:
+    """Draw a row for each label in which the series' values follow one another; a bound is a mark in the row."""
+    labels = list(dict.fromkeys(label for one in series for label in one.values))
+    ends = dict.fromkeys(labels, 0.0)
+    with matplotlib.rc_context(STYLE):
+        figure, axes = blank(0.95 + 0.1 * len(series) + 0.52 * len(labels))
+        for row, label in enumerate(labels):
+            axes.text(0, row - 0.42, cut(label), transform=axes.get_yaxis_transform(), va="center", fontsize=9)
+        for place, one in enumerate(series):
+            rows, values = [labels.index(label) for label in one.values], [*one.values.values()]
+            if one.bound:
+                axes.scatter(values, rows, label=one.name, s=220, linewidth=2, zorder=3, **look(place, bound=True))
+                continue
+            starts = [ends[label] for label in one.values]
+            colour = look(place)["color"]
+            first, *_ = axes.barh(rows, values, 0.36, starts, color=colour, edgecolor="none", zorder=2)
+            first.set_label(one.name)
+            ends |= {label: ends[label] + value for label, value in one.values.items()}
+        axes.set(xlabel=xlabel, ylim=(len(labels) - 0.6, -0.85), yticks=[])
+        axes.spines["left"].set_visible(False)
+        _ticks(axes, "x", log=False)
+        axes.grid(axis="x", linewidth=0.6)
+        _legend(figure, [one.name for one in series])
     return figure
 
 

@@ -13,7 +13,7 @@ from benchmarks.harness.code_digest import digest_of
 from benchmarks.harness.experiment_table import number
 from benchmarks.report.frame import read_results
 from benchmarks.report.pages import ABOUT_ALL, pages
-from benchmarks.report.plots import COLOURS, SERIES, Drawn, Series, cut, dots, lines, look
+from benchmarks.report.plots import COLOURS, SERIES, Drawn, Series, bars, cut, dots, lines, look
 from benchmarks.report.staleness import ROOT
 from tests.benchmarks.report.made import RANDOM, SEED, write_all, write_other, write_rows
 from tests.benchmarks.report.made import row as made_row
@@ -190,6 +190,10 @@ def test_figures_draw_the_numbers_that_they_are_given():
     points: Any = drawn.axes[0].collections[0].get_offsets()
     assert [tuple(point) for point in points] == [(values["a"], 0.0), (values["b"], 1.0)]
     assert [text.get_text() for text in drawn.legends[0].get_texts()] == ["x", "bound", "best"]
+    parts: Any = bars([Series("x", values), Series("y", {"b": 3.0}), Series("bound", {"b": 0.5}, bound=True)], "ms")
+    boxes = [(box.get_x(), box.get_width(), box.get_y() + box.get_height() / 2) for box in parts.axes[0].patches]
+    assert boxes == [(0, values["a"], 0), (0, values["b"], 1), (values["b"], pytest.approx(3.0), 1)]
+    assert [text.get_text() for text in parts.legends[0].get_texts()] == ["x", "y", "bound"]
     line: Any = lines([Series("x", {4: 1.0, 1: 2.0}, {4: 3.0, 1: 3.0})], "n", "y", log_x=True).axes[0].lines
     assert [one.get_xydata().tolist() for one in line] == [[[1.0, 2.0], [4.0, 1.0]], [[1.0, 3.0], [4.0, 3.0]]]
     assert line[0].get_color() == line[1].get_color()
