@@ -36,6 +36,8 @@ class Figure:
         found = frame.query(self.where)
         found = found.assign(machine=found.machine.str.removeprefix("NVIDIA "))
         found = found.assign(**{name: found.eval(text, engine="python") for name, text in self.compute.items()})
+        if self.stacked and not any(column in found for column in self.values.values()):
+            return []  # of what is measured on demand no file has any
         groups = [rows for _, rows in found.groupby("file", sort=False)] if self.each else [found]
         made = (self._figure(f"{name}-{place}", rows.to_dict("records")) for place, rows in enumerate(groups))
         return [one for one in made if one]

@@ -1,39 +1,18 @@
 """Profile of a step: torch.profiler's kernels, grouped by purpose."""
 
-import re
 from collections import defaultdict
 from collections.abc import Iterable
-from functools import cache
 from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from benchmarks.harness.kernel_groups import Kernel, Profile, group_of, summary
 from fullstride.measure.timing import Call
 
-CALLS, TOP = 3, 15
-# The first that a kernel's name matches; on a processor an operation's name stands for its kernel.
-GROUPS = {
-    "optimizer": r"adam|multi_tensor|lerp_kernel|foreach",
-    "attention": r"dual_forward|key_gradients|query_gradients|row_sums|flash|fmha|attention|softmax|sdpa|sdp_",
-    "norm": r"^(forward|backward|moments|apply|sums|gradients|sum)_kernel|norm(?!al_)|welford|rowwisemoments|gammabeta"
-    r"|computefusedparams|computeinternalgradients",
-    "convolution": r"conv|fprop|dgrad|wgrad|winograd|cudnn|nchwtonhwc|nhwctonchw|im2col|col2im",
-    "matmul": r"gemm|gemv|nvjet|cutlass|cublas|splitk|addmm|bmm|\bmm\b|baddbmm|matmul|triton_tem",
-    "pointwise": r"triton_|elementwise|vectorized|unrolled|copy|memcpy|memset|cat|reduce|fill|zero|upsample"
-    r"|^aten::(add|sub|mul|div|neg|exp|sin|cos|silu|sigmoid|pow|sum|mean|where|to|_to_copy|clone|rsqrt|lerp|addcmul)"
-    r"(_|\b)",
-}
+CALLS = 3
 # On a processor these are made of other operations, whose time is theirs.
 COMPOSED = ("attention", "norm")
-Profile = dict[str, Any]
-Kernel = tuple[str, float, float]
-
-
-@cache
-def group_of(kernel: str) -> str:
-    """Return the group of kernels that `kernel` belongs to, by its name."""
-    return next((group for group, names in GROUPS.items() if re.search(names, kernel, re.IGNORECASE)), "other")
 
 
 def profiled(call: Call, device: torch.device) -> Profile:
@@ -73,14 +52,3 @@ def _whole(event: Any) -> Any:
         found = caller if group_of(caller.name) in COMPOSED else found
         caller = caller.cpu_parent
     return found
-
-
-def summary(kernels: list[Kernel]) -> Profile:
-    """Summarise kernels given as (name, milliseconds, launches)."""
-    groups = dict.fromkeys((*GROUPS, "other"), 0.0)
-    for name, ms, _ in kernels:
-        groups[group_of(name)] += ms
-    longest = sorted(kernels, key=lambda kernel: -kernel[1])[:TOP]
-    top = [{"name": n[:160], "group": group_of(n), "ms": ms, "launches": count} for n, ms, count in longest]
-    launches = sum(count for *_, count in kernels)
-    return {"ms": sum(groups.values()), "launches": launches, "groups": groups, "kernels": top}

@@ -14,8 +14,10 @@ import jax
 from benchmarks.cases.step_jax.host import gated, settled, started
 from benchmarks.cases.step_jax.ways import BARE, Running
 from benchmarks.cases.step_jax.workload import Workload
+from benchmarks.cases.step_jax.xla_trace import kernels_of
 from benchmarks.harness.budget import Budget, say
 from benchmarks.harness.environment import slug
+from benchmarks.harness.kernel_groups import Profile, summary
 from fullstride.measure.pairs import median_interval
 from fullstride.measure.timing import Timing
 
@@ -114,7 +116,7 @@ def step_times(
 ) -> Any:
     """Check, then time, these ways in turns on one workload, for at least some rounds, until the time is up.
 
-    A trace of each way goes to a separate folder below `profile`.
+    A trace of each way goes to a separate folder below `profile`, and its kernels to the notes.
     """
     ways, first = started(workload, names, budget)
     gate = gated(workload, ways, TOLERANCE[precision])
@@ -126,14 +128,15 @@ def step_times(
         while len(visits[BARE]) < least or (not budget.spent and len(visits[BARE]) < 6 * least):
             for name in draw.sample(list(ways), len(ways)):
                 visits[name].append(_visit(ways[name]))
+    notes = {name: _notes(way.executable) for name, way in ways.items()}
     if profile is not None:
         for name, way in ways.items():
-            traced(way, profile / slug(name))
-    return {name: _times(visits[name], first[name], gate[name], _notes(way.executable)) for name, way in ways.items()}
+            notes[name]["profile"] = traced(way, profile / slug(name))
+    return {name: _times(visits[name], first[name], gate[name], notes[name]) for name in ways}
 
 
-def traced(way: Running, folder: Path) -> None:
-    """Trace some steps of a way, as a loop makes them, each marked with its number."""
+def traced(way: Running, folder: Path) -> Profile:
+    """Trace some steps of a way, as a loop makes them, each marked with its number; return the kernels' summary."""
     with jax.profiler.trace(str(folder)):
         out = None
         for number in range(TRACED):
@@ -141,6 +144,7 @@ def traced(way: Running, folder: Path) -> None:
                 out = way.call()
         jax.block_until_ready(out)
     say(f"traced: {folder}")
+    return summary(kernels_of(folder, TRACED))
 
 
 class Visit(NamedTuple):

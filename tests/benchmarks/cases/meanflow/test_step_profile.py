@@ -1,8 +1,9 @@
 import pytest
 import torch
 
-from benchmarks.cases.meanflow import step_profile as bench_step_profile
-from benchmarks.cases.meanflow.step_profile import TOP, group_of, profiled, summary
+from benchmarks.cases.meanflow.step_profile import profiled
+from benchmarks.harness import kernel_groups
+from benchmarks.harness.kernel_groups import TOP, group_of, summary
 from fullstride.jvp import ada_layer_norm, attention, group_norm, jvp, layer_norm, rms_norm
 
 CPU = torch.device("cpu")
@@ -39,6 +40,10 @@ CPU = torch.device("cpu")
         ("aten::expand", "other"),
         ("aten::promote_types", "other"),
         ("aten::normal_", "other"),
+        ("loop_convert_fusion_7", "pointwise"),
+        ("input_scatter_fusion", "pointwise"),
+        ("gemm_fusion_dot_12", "matmul"),
+        ("cudnn_generated_fort_native_sdpa_sm90_flash_bprop_wgmma_f16_knob_26", "attention"),
         ("distribution_elementwise_grid_stride_kernel<float, 4, at::native::templates::cuda::normal_and_", "pointwise"),
     ],
 )
@@ -58,7 +63,7 @@ def test_a_summary_adds_up_and_keeps_the_longest():
 
 @pytest.fixture
 def every_kernel(monkeypatch):
-    monkeypatch.setattr(bench_step_profile, "TOP", None)
+    monkeypatch.setattr(kernel_groups, "TOP", None)
 
 
 def launches(found, *groups):

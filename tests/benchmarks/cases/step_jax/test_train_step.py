@@ -113,6 +113,7 @@ def test_the_real_step_beside_its_bare_executable(tmp_path, capsys):
     assert "waited ms" in capsys.readouterr().out
     for name in rows:
         assert list((traces / "sdpa" / slug(name)).rglob("*.xplane.pb"))
+        assert rows[name]["extra"]["profile"]["launches"] > 0
 
 
 def test_what_had_no_time_is_left_out_by_name(tmp_path):
