@@ -69,7 +69,7 @@ def group_norm(
 ) -> Tensor:
     """Compute `F.group_norm` (or `torch.group_norm`) by this package's op."""
     if inside_transform():
-        return written_out.group_norm(input, weight, bias, num_groups, eps, None).to(input.dtype)
+        return written_out.group_norm(input, None, weight, bias, num_groups, eps, None).to(input.dtype)
     return api.group_norm(input, num_groups, weight, bias, eps)
 
 

@@ -130,11 +130,13 @@ def _watched(f: Rule) -> Rule:
     return called
 
 
-def split_mixed(samples: Sequence[Batch]) -> tuple[list[Tensor], list[Tensor], list[Tensor | None]]:
+def split_mixed(
+    samples: Sequence[Batch | None],
+) -> tuple[list[Tensor | None], list[Tensor | None], list[Tensor | None]]:
     """The primals of an op's arguments, those of the samples that carry a tangent, and these tangents.
 
     Args:
-        samples: tensors, at least one a `MixedBatch`; in the others no sample carries a tangent.
+        samples: tensors, at least one a `MixedBatch`; in the others no sample carries a tangent. None stays None.
 
     Raises:
         ValueError: if a gradient would be lost.
@@ -144,7 +146,7 @@ def split_mixed(samples: Sequence[Batch]) -> tuple[list[Tensor], list[Tensor], l
     n = next(len(x.tangent) for x in samples if isinstance(x, MixedBatch))
     primals = [x.primal if isinstance(x, MixedBatch) else x for x in samples]
     with torch.no_grad():
-        heads = [x.head if isinstance(x, MixedBatch) else x[:n] for x in samples]
+        heads = [x.head if isinstance(x, MixedBatch) else x if x is None else x[:n] for x in samples]
     return primals, heads, [x.tangent if isinstance(x, MixedBatch) else None for x in samples]
 
 

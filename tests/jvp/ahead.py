@@ -108,8 +108,11 @@ def norms() -> None:
         form = torch.channels_last if last else torch.contiguous_format
         image = images.contiguous(memory_format=form)
         tangent = image if t else None
-        saved = IMAGES.group_norm(image, tangent, 16, Affine(c, c), 1e-5, "silu")[2:]
-        IMAGES.group_norm_backward(image, tangent, image, tangent, 16, Affine(c, c), saved, "silu")
+        shift = empty(4, 64)
+        for shifts in ((None, None), (shift, shift if t else None)):
+            saved = IMAGES.group_norm(image, tangent, 16, Affine(c, c), 1e-5, "silu", shifts=shifts)[2:]
+            given = image, tangent, image, tangent, 16, Affine(c, c), saved
+            IMAGES.group_norm_backward(*given, "silu", shifts=shifts)
 
 
 def averages() -> None:

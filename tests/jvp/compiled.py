@@ -222,14 +222,17 @@ def more_formats(backend: str) -> None:
 
 def explicit(backend: str) -> None:
     """Check each norm in pair form, without a transform: with and without gradients through the tangent."""
-    drawn = draw((2, 6, 7), (7,), (7,), (6,), (6,), (2, 7), (2, 7))
-    x, row, column, modulation = drawn[0], drawn[1:3], drawn[3:5], drawn[5:]
+    drawn = draw((2, 6, 7), (7,), (7,), (6,), (6,), (2, 7), (2, 7), (2, 6))
+    x, row, column, modulation, shift = drawn[0], drawn[1:3], drawn[3:5], drawn[5:7], drawn[7]
     grouped = lambda x, w, b, *t, **how: ours.group_norm_dual(x, 3, w, b, *t, act="silu", **how)  # noqa: E731
+    shifted = lambda x, w, b, s, *t, **how: grouped(x, w, b, *t[:3], shift=s, tshift=t[3], **how)  # noqa: E731
+    reference_of_shifted = lambda x, w, b, s: plain_ops.group_norm(x + s[..., None], 3, w, b, act="silu")  # noqa: E731
     cases: list[tuple[Callable, Call, Points, str]] = [
         (ours.layer_norm_dual, plain_ops.layer_norm, [x, *row], ""),
         (ours.rms_norm_dual, plain_ops.rms_norm, [x, row[0]], "0"),
         (ours.ada_layer_norm_dual, plain_ops.ada_layer_norm, [x, *modulation], "1"),
         (grouped, lambda x, w, b: plain_ops.group_norm(x, 3, w, b, act="silu"), [x, *column], "12"),
+        (shifted, reference_of_shifted, [x, *column, shift], "1"),
     ]
     for number, (pairs, reference, primals, absent) in enumerate(cases):
         tangents = [None if str(i) in absent else p.sin() for i, p in enumerate(primals)]

@@ -49,9 +49,9 @@ def traced(rows: int) -> None:
         saved = (x, weight, x, None, None, None, rstd)
         torch.ops.fullstride.rms_norm_backward(y, ty, *saved, 1e-5, None, "triton", True)
         image, column = torch.empty(IMAGES, dtype=torch.bfloat16), torch.empty(IMAGES[1])
-        primals, given = (image, column, column), (2, 1e-5, "silu", None, "triton")
-        y, ty, *moments = torch.ops.fullstride.group_norm(*primals, image, None, None, *given, True)
-        saved = (*primals, image, None, None, None, None, *moments)
+        primals, given = (image, None, column, column), (2, 1e-5, "silu", None, "triton")
+        y, ty, *moments = torch.ops.fullstride.group_norm(*primals, image, None, None, None, *given, True)
+        saved = (*primals, image, *[None] * 5, *moments)
         torch.ops.fullstride.group_norm_backward(y, ty, *saved, *given, True)
         q = torch.empty(HEADS, dtype=torch.bfloat16)
         settings = 0.1, False, -1, -1, "", "triton"

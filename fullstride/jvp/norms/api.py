@@ -11,13 +11,14 @@ from fullstride.jvp.dual import pack, unpack_all
 from fullstride.jvp.mixed_batch import Batch, MixedBatch, split_mixed
 from fullstride.jvp.norms import dispatch
 from fullstride.jvp.norms.dispatch import Dtype, Given, Norm
-from fullstride.jvp.norms.shapes import Channels, Image, Modulation, Row, Rows, Samples
+from fullstride.jvp.norms.shapes import Channels, Image, Modulation, Row, Rows, SampleChannels, Samples
 from fullstride.jvp.state import gradient_inside, tangent_grad, without_own_modes
 
 RowsOf = Float[Batch, "*s d"]
 SamplesOf = Float[Batch, "b *n d"]
 ModulationOf = Float[Batch, "b *one d"]
 ImagesOf = Float[Batch, "b c *s"]
+ShiftOf = Float[Batch, "b c"]
 
 
 def layer_norm(
@@ -92,6 +93,7 @@ def group_norm(
     eps: float = 1e-5,
     act: str | None = None,
     *,
+    shift: ShiftOf | None = None,
     dtype: Dtype = None,
     implementation: str = "auto",
 ) -> ImagesOf:
@@ -104,6 +106,7 @@ def group_norm(
         bias: shift of each channel; None is zero.
         eps: added to the variance.
         act: activation after the norm: None or "silu".
+        shift: numbers (B, C) added to the channels of each sample before the norm, as a U-Net's conditioning is.
         dtype: see `layer_norm`.
         implementation: see `layer_norm`.
 
@@ -111,11 +114,12 @@ def group_norm(
         The normalised images, in `dtype`, or else in x's format (under CUDA's autocast in fp32).
 
     Raises:
-        ValueError: for a number of groups that does not divide the channels, an unknown act, and as in `layer_norm`.
+        ValueError: for a number of groups that does not divide the channels, an unknown act, a shift of another shape,
+            and as in `layer_norm`.
         RuntimeError: see `layer_norm`.
 
     """
-    return _apply(dispatch.group_norm, (x,), (weight, bias), (groups, eps, act), dtype, implementation)
+    return _apply(dispatch.group_norm, (x, shift), (weight, bias), (groups, eps, act), dtype, implementation)
 
 
 def layer_norm_dual(
@@ -198,6 +202,8 @@ def group_norm_dual(
     tweight: Channels | None = None,
     tbias: Channels | None = None,
     *,
+    shift: SampleChannels | None = None,
+    tshift: SampleChannels | None = None,
     eps: float = 1e-5,
     act: str | None = None,
     dtype: Dtype = None,
@@ -205,30 +211,32 @@ def group_norm_dual(
     tangent_grad: bool = True,
 ) -> tuple[Image, Image | None]:
     """`group_norm` of explicit primals and tangents; see `layer_norm_dual`."""
-    given = (x, weight, bias), (tx, tweight, tbias)
+    given = (x, shift, weight, bias), (tx, tshift, tweight, tbias)
     return dispatch.group_norm(*given, (groups, eps, act), dtype, implementation, tangent_grad)
 
 
 def _apply(
-    norm: Norm, samples: tuple[Batch, ...], parameters: Given, settings: tuple, dtype: Dtype, implementation: str
+    norm: Norm, samples: tuple[Batch | None, ...], parameters: Given, settings: tuple, dtype: Dtype, implementation: str
 ) -> Batch:
     """Compute the norm of tensors, of duals or of a batch in which only some samples carry a tangent."""
-    if any(isinstance(x, MixedBatch) for x in samples):
+    x = samples[0]
+    assert x is not None
+    if any(isinstance(each, MixedBatch) for each in samples):
         return _of_some(norm, samples, parameters, settings, dtype, implementation)
     if gradient_inside():
-        return norm.written_out(*samples, *parameters, *settings).to(dtype or samples[0].dtype)
+        return norm.written_out(*samples, *parameters, *settings).to(dtype or x.dtype)
     with without_own_modes():
         primals, tangents = zip(*unpack_all(*samples, *parameters), strict=True)
         return pack(*norm(primals, tangents, settings, dtype, implementation, tangent_grad()))
 
 
 def _of_some(
-    norm: Norm, samples: tuple[Batch, ...], parameters: Given, settings: tuple, dtype: Dtype, implementation: str
+    norm: Norm, samples: tuple[Batch | None, ...], parameters: Given, settings: tuple, dtype: Dtype, implementation: str
 ) -> MixedBatch:
     """Compute the norm of all primals at once, then again for the tangent of some, if no kernel does both."""
     primals, heads, tangents = split_mixed(samples)
     still = (None,) * len(parameters)
-    both = norm.first((*primals, *parameters), tangents[0], settings, dtype, implementation)
+    both = norm.first((*primals, *parameters), (*tangents,), settings, dtype, implementation)
     if both is None:
         of_all = (*primals, *parameters), (None,) * len(primals) + still
         out, _ = norm(*of_all, settings, dtype, implementation, False)

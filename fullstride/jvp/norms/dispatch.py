@@ -61,17 +61,17 @@ class Norm:
             return self._of_torch(primals, settings, dtype), None
         return self.run(primals, tangents, settings, dtype, runs, tangent_grad)
 
-    def first(
-        self, primals: Given, tangent: Tensor | None, settings: tuple, dtype: Dtype, implementation: str
-    ) -> Pair | None:
-        """Compute the norm with the tangent of x's first samples in one kernel; None if no kernel supports that."""
-        x = _present(primals[0])
+    def first(self, primals: Given, tangents: Given, settings: tuple, dtype: Dtype, implementation: str) -> Pair | None:
+        """Compute the norm with the tangents of the first samples in one kernel; None if no kernel supports that."""
+        x, tangent = _present(primals[0]), tangents[0]
         if self.op is not GROUP_NORM or tangent is None or self.implementation(x, settings, implementation) != "triton":
             return None
         self.check(*primals, *settings)
         _check_format(dtype)
-        check_pair(x[: len(tangent)], tangent)
-        return self.run(primals, (tangent, None, None), settings, dtype, "triton", False)
+        for primal, of_first in zip(primals, tangents, strict=False):
+            check_pair(primal if primal is None else primal[: len(tangent)], of_first)
+        still = (None,) * (len(primals) - len(tangents))
+        return self.run(primals, (*tangents, *still), settings, dtype, "triton", False)
 
     def run(
         self, primals: Given, tangents: Given, settings: tuple, dtype: Dtype, runs: str, tangent_grad: bool
@@ -125,9 +125,19 @@ def _check_samples(x: Tensor, scale: Tensor, shift: Tensor, eps: float) -> None:
 
 
 def _check_images(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, groups: int, eps: float, act: str | None
+    x: Tensor,
+    shift: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    groups: int,
+    eps: float,
+    act: str | None,
 ) -> None:
     _check(x, 2, "(B, C, ...)", weight=weight, bias=bias)
+    if shift is not None and shift.shape != x.shape[:2]:
+        raise ValueError(
+            f"shift is {tuple(shift.shape)}, expected one number a channel of each sample: {(*x.shape[:2],)}"
+        )
     if groups < 1 or x.shape[1] % groups:
         raise ValueError(f"groups is {groups}, expected a divisor of the {x.shape[1]} channels")
     if act not in (None, "silu"):
@@ -140,7 +150,10 @@ def _torchs_ada_layer_norm(x: Tensor, scale: Tensor, shift: Tensor, eps: float) 
     return (y * (1 + scale.reshape(one)) + shift.reshape(one)).to(y.dtype)
 
 
-def _torchs_group_norm(x: Tensor, weight: Any, bias: Any, groups: int, eps: float, act: str | None) -> Tensor:
+def _torchs_group_norm(
+    x: Tensor, shift: Any, weight: Any, bias: Any, groups: int, eps: float, act: str | None
+) -> Tensor:
+    x = x if shift is None else x + shift.reshape(*shift.shape, *[1] * (x.ndim - 2))
     y = F.group_norm(x, groups, weight, bias, eps)
     return y if act is None else F.silu(y)
 

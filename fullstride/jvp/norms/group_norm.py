@@ -19,6 +19,7 @@ from fullstride.jvp.norms.group_twopass_backward import backward_kernel
 from fullstride.jvp.norms.group_twopass_forward import forward_kernel
 from fullstride.jvp.norms.launch import ceil_div, contiguous, launch, overlaps, padded
 from fullstride.jvp.norms.layout import format_of, images_like
+from fullstride.jvp.norms.naive import UNMOVED, Shifts
 from fullstride.jvp.norms.reduce_params import partial_sums, summed
 from fullstride.jvp.norms.shapes import First, Gradients, GroupMoment, Image, Moments
 
@@ -88,13 +89,17 @@ def group_norm(
     act: str | None = None,
     dtype: torch.dtype | None = None,
     config: GroupConfig | None = None,
+    shifts: Shifts = UNMOVED,
 ) -> tuple[Image, First | None, GroupMoment, GroupMoment]:
     """See `naive.group_norm`; a tx of fewer samples than x is that of the first ones, which alone have a ty then."""
     if x.numel() == 0:
-        return naive.group_norm(x, tx, groups, affine, eps, act, dtype)
+        return naive.group_norm(x, tx, groups, affine, eps, act, dtype, shifts)
     silu, layout, affine = _silu(act), format_of(x), Affine(*map(contiguous, affine))
     x, tx = _laid(x, layout), _maybe_laid(tx, layout)
     plan = _plan("forward", x, groups, silu, config)
+    shift, tshift = map(contiguous, shifts)
+    if not plan.on_chip:
+        x, tx = _moved(x, shift), tx if tx is None else _moved(tx, tshift)
     moving = None if tx is None or len(tx) == len(x) else len(tx)
     if moving is not None and not plan.on_chip:
         y, _, mean, rstd = group_norm(x, None, groups, affine, eps, act, dtype)
@@ -106,7 +111,8 @@ def group_norm(
     tensors = (x, tx), tuple(affine), (y, ty), (mean, rstd)
     rest = plan.sizes, eps, plan.tile
     if plan.on_chip:
-        launch(group_onepass_forward.forward_kernel, plan.grid, *tensors, moving, plan.blocks, *rest, **plan.options)
+        rest = moving, (shift, tshift), plan.blocks, *rest
+        launch(group_onepass_forward.forward_kernel, plan.grid, *tensors, *rest, **plan.options)
     elif plan.chunks == 1:
         launch(forward_kernel, plan.grid, *tensors, plan.blocks, *rest, **plan.options)
     else:
@@ -124,22 +130,27 @@ def group_norm_backward(
     moments: Moments,
     act: str | None = None,
     config: GroupConfig | None = None,
+    shifts: Shifts = UNMOVED,
 ) -> Gradients:
     """See `naive.group_norm_backward`."""
+    shift, tshift = map(contiguous, shifts)
     if gty is None:
-        tx, affine = None, Affine(affine.weight, affine.bias)
+        tx, tshift, affine = None, None, Affine(affine.weight, affine.bias)
     if x.numel() == 0:
-        return naive.group_norm_backward(gy, gty, x, tx, groups, affine, moments, act)
+        return naive.group_norm_backward(gy, gty, x, tx, groups, affine, moments, act, (shift, tshift))
     silu, layout, affine = _silu(act), format_of(x), Affine(*map(contiguous, affine))
     gy, gty, x, tx = _laid(gy, layout), _maybe_laid(gty, layout), _laid(x, layout), _maybe_laid(tx, layout)
     plan = _plan("detached" if gty is None else "full", x, groups, silu, config)
+    if not plan.on_chip:
+        x, tx = _moved(x, shift), tx if tx is None else _moved(tx, tshift)
     dx, dtx = images_like(x), None if tx is None else images_like(x)
+    dshifts = tuple(None if s is None else torch.empty_like(s) for s in (shift, tshift))
     partial, asked = partial_sums(x, affine, 1, len(x) * plan.chunks)
     tensors = (gy, gty, x, tx), tuple(affine), tuple(moments)
     rest = plan.sizes, tuple(asked), plan.tile
     if plan.on_chip:
         early = partial is not None and overlaps(x)
-        arguments = *tensors, (dx, dtx), partial, plan.blocks, *rest, early
+        arguments = *tensors, (shift, tshift), (dx, dtx, *dshifts), partial, plan.blocks, *rest, early
         launch(group_onepass_backward.backward_kernel, plan.grid, *arguments, **plan.options)
     elif plan.chunks == 1:
         launch(backward_kernel, plan.grid, *tensors, (dx, dtx), partial, plan.blocks, *rest, **plan.options)
@@ -149,7 +160,9 @@ def group_norm_backward(
         launch(sums_kernel, plan.grid, *tensors, found, sums, partial, plan.shape, *rest, **plan.options)
         rest = plan.shape, plan.sizes, plan.tile
         launch(gradients_kernel, plan.grid, *tensors, found, sums, (dx, dtx), *rest, **plan.options)
-    return dx, dtx, *summed(partial, affine)
+    if not plan.on_chip:
+        dshifts = (naive.summed_over_pixels(d, s) for d, s in zip((dx, dtx), (shift, tshift), strict=True))
+    return dx, dtx, *summed(partial, affine), *dshifts
 
 
 def _moments(x: Tensor, tx: Tensor | None, plan: _Plan) -> Tensor:
@@ -169,6 +182,11 @@ def _plan(work: str, x: Tensor, groups: int, silu: bool, config: GroupConfig | N
     config = config or group_config(work, size)
     length = ceil_div(ceil_div(pixels, config.chunks), config.pixels) * config.pixels
     return _Plan(size, config, ceil_div(groups, config.groups), ceil_div(pixels, length), length)
+
+
+def _moved(x: Tensor, shift: Tensor | None) -> Tensor:
+    """x with a shift of each channel of each sample, for kernels that have none of their own."""
+    return x if shift is None else (x + shift.reshape(*shift.shape, *[1] * (x.dim() - 2))).to(x.dtype)
 
 
 def _laid(a: Tensor, layout: torch.memory_format) -> Tensor:

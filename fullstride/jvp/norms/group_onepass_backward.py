@@ -13,18 +13,20 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents
 
 from fullstride.jvp.norms.group_onepass_tiles import less, load_tile, over_pixels, store_piece, totals, unpacked
-from fullstride.jvp.norms.group_tiles import group_value, keep_partials, lanes, parameters
+from fullstride.jvp.norms.group_tiles import group_value, keep_partials, lanes, parameters, shift_of
 from fullstride.jvp.norms.sums import sigmoid
 
 
 @triton.jit
 @no_type_check
-def tangent_moments(x, t, mean, r, lane, sizes, count, T: tl.constexpr):
+def tangent_moments(x, t, mean, r, TSHIFT, tshift, lane, sizes, count, T: tl.constexpr):
     """<t> and r^2 <x t>; what is left of <x> after its subtraction is taken off too."""
     s_t = tl.zeros(x[0].shape, tl.float32)
     s_x, s_xt = s_t, s_t
     for i in tl.static_range(len(x)):
         xc, ti = less(unpacked(x, i, 0), mean, i, lane, sizes, T), unpacked(t, i, 0)
+        if TSHIFT is not None:
+            ti = less(ti, -tshift, i, lane, sizes, T)
         s_x += xc
         s_t += ti
         s_xt += xc * ti
@@ -77,11 +79,22 @@ def gradient_piece(tiles, i: tl.constexpr, statistics, scales, inputs, affine, l
 
 @triton.jit
 @no_type_check
-def backward_kernel(inputs, affine, kept, outs, PARTIAL, blocks, sizes, ASKED: tl.constexpr, T: tl.constexpr,
+def keep_shift(at, tile, sample, channels, lane):
+    """Write the gradient of a sample's shift, if there is one: the sum over the pixels of that of what it moves."""
+    if at is not None:
+        (summed,) = over_pixels((tile,))
+        to = at + sample.to(tl.int64) * channels + lane[0]
+        tl.store(to, summed.to(at.dtype.element_ty), mask=lane[2])
+
+
+@triton.jit
+@no_type_check
+def backward_kernel(inputs, affine, kept, shifts, outs, PARTIAL, blocks, sizes, ASKED: tl.constexpr, T: tl.constexpr,
                     EARLY: tl.constexpr):  # fmt: skip
     """dx and dtx of a sample's block of groups, and its shares of dw, db, dtw, dtb.
 
-    The arguments are those of `group_twopass_backward`.
+    Shifts are those of x and of its tangent, and outs end in their gradients; the other arguments are those of
+    `group_twopass_backward`.
     """
     FULL: tl.constexpr = inputs[1] is not None
     MOVES: tl.constexpr = inputs[3] is not None
@@ -105,9 +118,15 @@ def backward_kernel(inputs, affine, kept, outs, PARTIAL, blocks, sizes, ASKED: t
     r = group_value(kept[1], sample, block, lane, groups, T)
 
     # dx = r (g - <g> - rc (h - <h>) - d txh - xh (<xh g> + <txh h> - rc d)), rc = r^2 <x t>, in terms of x and t'.
-    mean_t, cov_xt = mean, r
+    if shifts[0] is not None:
+        mean -= shift_of(shifts[0], sample, channels, lane)  # what is taken from x as it lies
+    mean_t, cov_xt, tshift = mean, r, r
+    if shifts[1] is not None:
+        tshift = shift_of(shifts[1], sample, channels, lane)
     if MOVES:
-        mean_t, cov_xt = tangent_moments(x, t, mean, r, lane, sizes, count, T)
+        mean_t, cov_xt = tangent_moments(x, t, mean, r, shifts[1], tshift, lane, sizes, count, T)
+        if shifts[1] is not None:
+            mean_t -= tshift
     scale, tscale = w * r, tw * r
     tiles, statistics, scales = (gy, gty, x, t), (mean, mean_t, cov_xt), (scale, b, tscale, tb)
     sum_gu = tl.zeros(x[0].shape, tl.float32)
@@ -136,6 +155,8 @@ def backward_kernel(inputs, affine, kept, outs, PARTIAL, blocks, sizes, ASKED: t
     if MOVES:
         mean_g -= cov_xt * mean_h
         mean_gx -= cov_xt * mean_hx
+    sum_dx = tl.zeros(x[0].shape, tl.float32)
+    sum_dtx = sum_dx
     for i in tl.static_range(len(x)):
         gu, gtu, xc, tc = gradient_piece(tiles, i, statistics, scales, inputs, affine, lane, sizes, T, 2 * T.packed)
         dx = scale * gu - r * mean_g - xc * (r * r * mean_gx)
@@ -146,5 +167,11 @@ def backward_kernel(inputs, affine, kept, outs, PARTIAL, blocks, sizes, ASKED: t
             dx -= cov_xt * turned + tc * (r * r * mean_hx)
             dtx = turned - r * mean_h - xc * (r * r * mean_hx)
             store_piece(outs[1] + base, dtx, i, lane, sizes, T)
+            if outs[3] is not None:
+                sum_dtx += less(dtx, 0, i, lane, sizes, T)
         store_piece(outs[0] + base, dx, i, lane, sizes, T)
+        if outs[2] is not None:
+            sum_dx += less(dx, 0, i, lane, sizes, T)
+    keep_shift(outs[2], sum_dx, sample, channels, lane)
+    keep_shift(outs[3], sum_dtx, sample, channels, lane)
     keep_partials(PARTIAL, sample, lane, channels, (r * sum_gux, sum_gu, r * sum_gtux, sum_gtu), ASKED)

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from fullstride.jvp.norms.group_onepass_tiles import less, load_tile, store_piece, totals, unpacked
-from fullstride.jvp.norms.group_tiles import keep_group_value, lanes, parameters
+from fullstride.jvp.norms.group_tiles import keep_group_value, lanes, over_groups, parameters, shift_of
 from fullstride.jvp.norms.sums import sigmoid
 
 
@@ -35,7 +35,7 @@ def means(x, t, TX, count, T: tl.constexpr):
 @triton.jit
 @no_type_check
 def products(x, t, TX, mean, mean_t, lane, sizes, count, T: tl.constexpr):
-    """<(x - <x>)^2> and <(x - <x>) (t - <t>)>."""
+    """<(x - <x>)^2> and <(x - <x>) (t - <t>)>; each mean may be one of each lane."""
     s_xx = tl.zeros(x[0].shape, tl.float32)
     s_xt = s_xx
     for i in tl.static_range(len(x)):
@@ -53,10 +53,10 @@ def products(x, t, TX, mean, mean_t, lane, sizes, count, T: tl.constexpr):
 
 @triton.jit
 @no_type_check
-def forward_kernel(x, affine, y, kept, moving, blocks, sizes, eps, T: tl.constexpr):
+def forward_kernel(x, affine, y, kept, moving, shifts, blocks, sizes, eps, T: tl.constexpr):
     """y and ty of a sample's block of groups; only the first `moving` samples have a tangent, or None: all.
 
-    The other arguments are those of `group_twopass_forward`.
+    Shifts are those of x and of its tangent, or None. The other arguments are those of `group_twopass_forward`.
     """
     groups, channels, pixels = sizes
     sample, block = tl.program_id(0) // blocks, tl.program_id(0) % blocks
@@ -73,11 +73,20 @@ def forward_kernel(x, affine, y, kept, moving, blocks, sizes, eps, T: tl.constex
     w, b, tw, tb = parameters(affine, lane)
 
     mean, mean_t = means(tile, t, x[1], count, T)
-    variance, covariance = products(tile, t, x[1], mean, mean_t, lane, sizes, count, T)
+    # What is taken from x and t as they lie: x + s less its mean is x less (its mean - s).
+    centre, centre_t = mean, mean_t
+    if shifts[0] is not None:
+        s = shift_of(shifts[0], sample, channels, lane)
+        mean += over_groups(s, T) / T.cpg
+        centre = mean - s
+    if shifts[1] is not None:
+        st = shift_of(shifts[1], sample, channels, lane, moves)
+        centre_t = mean_t + over_groups(st, T) / T.cpg - st
+    variance, covariance = products(tile, t, x[1], centre, centre_t, lane, sizes, count, T)
     r = tl.rsqrt(variance + eps)
     cov_xt, scale, tscale = covariance * r * r, w * r, tw * r
     for i in tl.static_range(len(tile)):
-        xc = unpacked(tile, i, 2 * T.packed) - mean
+        xc = unpacked(tile, i, 2 * T.packed) - centre
         out = xc * scale + b
         if T.silu:
             s = sigmoid(out)
@@ -87,7 +96,7 @@ def forward_kernel(x, affine, y, kept, moving, blocks, sizes, eps, T: tl.constex
         if y[1] is not None:
             ty = tl.zeros_like(out)
             if x[1] is not None:
-                ty = (unpacked(t, i, 2 * T.packed) - mean_t - xc * cov_xt) * scale
+                ty = (unpacked(t, i, 2 * T.packed) - centre_t - xc * cov_xt) * scale
             if affine[2] is not None:
                 ty += xc * tscale
             if affine[3] is not None:

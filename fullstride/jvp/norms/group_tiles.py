@@ -91,6 +91,14 @@ def parameters(affine, lane):
 
 @triton.jit
 @no_type_check
+def shift_of(at, sample, channels, lane, MOVES=None):
+    """The shift of each lane's channel of a sample, from (samples, channels); nothing without MOVES."""
+    there = lane[2] if MOVES is None else lane[2] & MOVES
+    return tl.load(at + sample.to(tl.int64) * channels + lane[0], mask=there, other=0).to(tl.float32)
+
+
+@triton.jit
+@no_type_check
 def over_pixels(tile):
     """Sums over the pixels, one a lane."""
     return tl.sum(tile, axis=0)[None, :]

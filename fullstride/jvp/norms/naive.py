@@ -11,9 +11,11 @@ from torch import Tensor
 
 from fullstride.jvp.norms.closed_form import Affine, NormKind, RowNorm, backward, forward
 from fullstride.jvp.norms.layout import images_like, row_major
-from fullstride.jvp.norms.shapes import Gradients, GroupMoment, Image, Moments, Rows
+from fullstride.jvp.norms.shapes import FirstChannels, Gradients, GroupMoment, Image, Moments, Rows, SampleChannels
 
 Shape = tuple[int, ...]
+Shifts = tuple[SampleChannels | None, FirstChannels | None]  # of x and of tx
+UNMOVED: Shifts = (None, None)
 
 
 def row_norm(
@@ -49,14 +51,18 @@ def group_norm(
     eps: float,
     act: str | None = None,
     dtype: torch.dtype | None = None,
+    shifts: Shifts = UNMOVED,
 ) -> tuple[Image, Image | None, GroupMoment, GroupMoment]:
     """Group normalisation (arXiv:1803.08494) with its tangent, SiLU behind it if act is "silu": y, ty, mean, rstd.
 
-    The outputs keep x's memory format.
+    Shifts, of x and of tx, are added to each channel of each sample first. The outputs keep x's memory format.
     """
     broadcast, kind = _broadcast(affine, _one_a_channel(x, groups)), _group_kind(x, act)
-    tangent = None if tx is None else _grouped(_full(tx), groups)
-    y, ty, mean, rstd = forward(_grouped(_full(x), groups), tangent, broadcast, kind, eps)
+    primal, tangent = (
+        None if a is None else _grouped(_moved(a, s), groups) for a, s in zip((x, tx), shifts, strict=True)
+    )
+    assert primal is not None
+    y, ty, mean, rstd = forward(primal, tangent, broadcast, kind, eps)
     return _shaped(y, images_like(x, dtype)), _images(ty, x, dtype), mean.flatten(1), rstd.flatten(1)
 
 
@@ -69,13 +75,30 @@ def group_norm_backward(
     affine: Affine,
     moments: Moments,
     act: str | None = None,
+    shifts: Shifts = UNMOVED,
 ) -> Gradients:
-    """Gradients of `group_norm`'s x, tx and parameters."""
-    gty_grouped, tx_grouped = (None if a is None else _grouped(a, groups) for a in (gty, tx))
-    given = _grouped(gy, groups), gty_grouped, _grouped(x, groups), tx_grouped
+    """Gradients of `group_norm`'s x, tx, parameters and shifts."""
+    moved = (None if a is None else _moved(a, s) for a, s in zip((x, tx), shifts, strict=True))
+    given = (None if a is None else _grouped(a, groups) for a in (gy, gty, *moved))
     mean, rstd = (moment[(..., *[None] * (x.dim() - 1))] for moment in moments)
     dx, dtx, *rest = _gradients(*given, affine, _one_a_channel(x, groups), _group_kind(x, act), mean, rstd)
-    return (_images(dx, x), _images(dtx, x), *rest)
+    sums = (summed_over_pixels(d, s) for d, s in zip((dx, dtx), shifts, strict=True))
+    return (_images(dx, x), _images(dtx, x), *rest, *sums)
+
+
+def summed_over_pixels(gradient: Tensor | None, shift: Tensor | None) -> Tensor | None:
+    """The gradient of a shift of each channel of each sample, from that of the images (B, C or groups of C, ...)."""
+    if gradient is None or shift is None:
+        return None
+    return (
+        gradient.reshape(*shift.shape, -1)
+        .sum(2, dtype=torch.promote_types(gradient.dtype, torch.float32))
+        .to(shift.dtype)
+    )
+
+
+def _moved(a: Tensor, shift: Tensor | None) -> Tensor:
+    return _full(a) if shift is None else _full(a) + _full(shift).reshape(*shift.shape, *[1] * (a.dim() - 2))
 
 
 def _full(a: Tensor) -> Tensor:

@@ -91,17 +91,27 @@ ADA_LAYER_NORM = _row_op("ada_layer_norm", "scale", "shift")
 
 def _group_forward(primals: Tensors, tangents: Tensors, settings: Sequence[Any]) -> Tensors:
     groups, eps, act, dtype, implementation = settings
-    x, tx, affine = _taken(primals, tangents)
-    return _groups(implementation).group_norm(x, tx, groups, affine, eps, act or None, dtype)
+    x, tx, affine, shifts = _images_taken(primals, tangents)
+    return _groups(implementation).group_norm(x, tx, groups, affine, eps, act or None, dtype, shifts=shifts)
 
 
 def _group_backward(
     gy: Tensor, gty: Tensor | None, primals: Tensors, tangents: Tensors, saved: Tensors, settings: Sequence[Any]
 ) -> Tensors:
     groups, _, act, _, implementation = settings
-    x, tx, affine = _taken(primals, tangents)
+    x, tx, affine, shifts = _images_taken(primals, tangents)
     run = _groups(implementation).group_norm_backward
-    return _primals_first(run(gy, gty, x, tx, groups, affine, saved[2:], act or None), 2)
+    found = run(gy, gty, x, tx, groups, affine, saved[2:], act or None, shifts=shifts)
+    dx, dtx, weight, bias, tweight, tbias, shift, tshift = found
+    return dx, shift, weight, bias, None if tangents[0] is None else dtx, tshift, tweight, tbias
+
+
+def _images_taken(primals: Any, tangents: Any) -> tuple[Tensor, Tensor | None, Affine, tuple[Any, Any]]:
+    """The images, their tangent, the parameters, and the shifts of both."""
+    (x, shift, weight, bias), (tx, tshift, tweight, tbias) = primals, tangents
+    if tx is None and tshift is not None:
+        tx = torch.zeros_like(x)
+    return x, tx, Affine(weight, bias, tweight, tbias), (shift, tshift)
 
 
 def _group_shapes(primals: Any, tangents: Tensors, settings: Sequence[Any]) -> Tensors:
@@ -115,8 +125,8 @@ def _group_shapes(primals: Any, tangents: Tensors, settings: Sequence[Any]) -> T
 GROUP_NORM = register(
     DualOp(
         name="group_norm",
-        primals=("x", "weight", "bias"),
-        tangents=("tx", "tweight", "tbias"),
+        primals=("x", "shift", "weight", "bias"),
+        tangents=("tx", "tshift", "tweight", "tbias"),
         settings=(("groups", "int"), ("eps", "float"), ("act", "str"), *SETTINGS),
         rows=2,
         forward=_group_forward,
@@ -124,6 +134,6 @@ GROUP_NORM = register(
         shapes=_group_shapes,
         keeps_output=False,
         shared=("weight", "bias", "tweight", "tbias"),
-        gradient_like=lambda x, of: images_like(x) if of.ndim > 1 else row_major(of),
+        gradient_like=lambda x, of: images_like(of) if of.ndim > 2 else row_major(of),
     )
 )

@@ -9,6 +9,8 @@ Samples = Float[Tensor, "b *n d"]
 Modulation = Float[Tensor, "b *one d"]  # (b, d) or (b, 1, d)
 Image = Float[Tensor, "b c *s"]
 First = Float[Tensor, "n c *s"]  # images of the first samples
+SampleChannels = Float[Tensor, "b c"]
+FirstChannels = Float[Tensor, "n c"]
 GroupMoment = Float[Tensor, "b g"]
 Channels = Float[Tensor, " c"]
 

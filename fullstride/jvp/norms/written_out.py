@@ -39,9 +39,17 @@ def ada_layer_norm(x: Tensor, scale: Tensor, shift: Tensor, eps: float) -> Tenso
 
 
 def group_norm(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, groups: int, eps: float, act: str | None
+    x: Tensor,
+    shift: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    groups: int,
+    eps: float,
+    act: str | None,
 ) -> Tensor:
     """Group normalisation, with SiLU behind it if `act` is given."""
+    if shift is not None:
+        x = x.to(torch.promote_types(x.dtype, torch.float32)) + shift.reshape(*shift.shape, *[1] * (x.ndim - 2))
     grouped = x.unflatten(1, (groups, -1))
     y = normalised(grouped, tuple(range(2, grouped.ndim)), eps).flatten(1, 2)
     y = affine(y, per_channel(weight, x), per_channel(bias, x))
