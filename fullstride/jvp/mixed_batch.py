@@ -130,9 +130,7 @@ def _watched(f: Rule) -> Rule:
     return called
 
 
-def split_mixed(
-    samples: Sequence[Batch | None],
-) -> tuple[list[Tensor | None], list[Tensor | None], list[Tensor | None]]:
+def split_mixed(samples: Sequence[Batch | None]) -> tuple[list[Any], list[Any], list[Tensor | None]]:
     """The primals of an op's arguments, those of the samples that carry a tangent, and these tangents.
 
     Args:

@@ -119,6 +119,10 @@ def group_norm(
         RuntimeError: see `layer_norm`.
 
     """
+    if shift is not None:
+        dispatch.check_shift(x, shift)
+        if not dispatch.holds_groups(x, groups, act):  # then the sum is saved, and not made again in the backward pass
+            x, shift = x + shift.reshape(*shift.shape, *[1] * (x.ndim - 2)), None
     return _apply(dispatch.group_norm, (x, shift), (weight, bias), (groups, eps, act), dtype, implementation)
 
 

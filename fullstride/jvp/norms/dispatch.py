@@ -1,5 +1,6 @@
 """Norms of primals and tangents: torch's own if nothing carries a tangent, else the op."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +12,9 @@ from torch import Tensor
 from fullstride.jvp.dual import check_pair, refuse_gradient_inside_jvp
 from fullstride.jvp.dual_op import DualOp
 from fullstride.jvp.implementation import chosen
+from fullstride.jvp.mixed_batch import Batch, MixedBatch
 from fullstride.jvp.norms import written_out
+from fullstride.jvp.norms.group_configs import GroupSize, group_config
 from fullstride.jvp.norms.register import ADA_LAYER_NORM, GROUP_NORM, LAYER_NORM, RMS_NORM
 from fullstride.jvp.subclasses import PLAIN, materialized_all
 
@@ -134,14 +137,28 @@ def _check_images(
     act: str | None,
 ) -> None:
     _check(x, 2, "(B, C, ...)", weight=weight, bias=bias)
-    if shift is not None and shift.shape != x.shape[:2]:
-        raise ValueError(
-            f"shift is {tuple(shift.shape)}, expected one number a channel of each sample: {(*x.shape[:2],)}"
-        )
+    if shift is not None:
+        check_shift(x, shift)
     if groups < 1 or x.shape[1] % groups:
         raise ValueError(f"groups is {groups}, expected a divisor of the {x.shape[1]} channels")
     if act not in (None, "silu"):
         raise ValueError(f"act is {act!r}, expected None or 'silu'")
+
+
+def check_shift(x: Batch, shift: Batch) -> None:
+    """Raise unless a shift is one number a channel of each sample."""
+    if shift.shape != x.shape[:2]:
+        expected = tuple(x.shape[:2])
+        raise ValueError(f"shift is {tuple(shift.shape)}, expected one number a channel of each sample: {expected}")
+
+
+def holds_groups(x: Batch, groups: int, act: str | None) -> bool:
+    """Return whether kernels would hold whole groups of images on the chip, where a shift of them costs nothing."""
+    x = x.primal if isinstance(x, MixedBatch) else x
+    last = math.prod(x.shape[2:]) == 1 or not x.is_contiguous()
+    sizes = len(x), groups, x.shape[1] // groups, math.prod(x.shape[2:]), last, x.dtype.itemsize, act is not None
+    size = GroupSize(*sizes)
+    return all(group_config(work, size).pixels >= size.pixels for work in ("forward", "detached"))
 
 
 def _torchs_ada_layer_norm(x: Tensor, scale: Tensor, shift: Tensor, eps: float) -> Tensor:

@@ -78,8 +78,9 @@ def group_norm_backward(
     shifts: Shifts = UNMOVED,
 ) -> Gradients:
     """Gradients of `group_norm`'s x, tx, parameters and shifts."""
-    moved = (None if a is None else _moved(a, s) for a, s in zip((x, tx), shifts, strict=True))
-    given = (None if a is None else _grouped(a, groups) for a in (gy, gty, *moved))
+    moved = _moved(x, shifts[0]), None if tx is None else _moved(tx, shifts[1])
+    gty_grouped, tx_grouped = (None if a is None else _grouped(a, groups) for a in (gty, moved[1]))
+    given = _grouped(gy, groups), gty_grouped, _grouped(moved[0], groups), tx_grouped
     mean, rstd = (moment[(..., *[None] * (x.dim() - 1))] for moment in moments)
     dx, dtx, *rest = _gradients(*given, affine, _one_a_channel(x, groups), _group_kind(x, act), mean, rstd)
     sums = (summed_over_pixels(d, s) for d, s in zip((dx, dtx), shifts, strict=True))
