@@ -1,14 +1,17 @@
 """The dual norms' kernels on a GPU, every format and layout: `python -m pytest tests/gpu/test_norms.py`."""
 
 import dataclasses
+from typing import Any
 
 import pytest
 import torch
 
+from fullstride.jvp import group_norm_dual
 from fullstride.jvp.norms import group_norm, naive, rows
 from fullstride.jvp.norms.group_configs import GroupConfig
 from fullstride.jvp.norms.row_configs import RowConfig
-from tests.jvp.norms.cases import Case, Inputs, reference_dual, reference_gradients, relative_error
+from tests.jvp.norms.cases import EPS, Case, Inputs, reference_dual, reference_gradients, relative_error
+from tests.jvp.norms.test_shift import drawn, expected
 
 pytestmark = [
     pytest.mark.gpu,
@@ -174,3 +177,24 @@ def test_a_captured_graph_follows_its_inputs(case):
     graph.replay()
     for got, want in zip(found, results(fresh), strict=True):
         assert got is None or want is None or torch.equal(got, want)
+
+
+# Groups on the chip, in pieces and padded, and groups that no chip holds.
+SHIFTED = [((3, 128, 32, 32), 32), ((5, 384, 8, 8), 32), ((2, 36, 9, 7), 3), ((1, 8, 192, 192), 1)]
+OF_SHIFTED = {torch.float32: 2e-5, torch.bfloat16: 1.5e-2}
+
+
+@pytest.mark.parametrize("dtype", list(OF_SHIFTED), ids=str)
+@pytest.mark.parametrize(("shape", "groups"), SHIFTED)
+def test_a_shift_inside_group_norm_is_the_sums_norm(seed, shape, groups, dtype):
+    for last in (True, False):
+        both = [[a.to("cuda", dtype) for a in each] for each in drawn(seed, shape, last)]
+        (y, ty), right = expected(*([a.double() for a in each] for each in both), groups=groups, act="silu")
+        given = [a.requires_grad_() for a in (*both[0], *both[1])]
+        (x, shift, w, b), (tx, tshift, tw, tb) = given[:4], given[4:]
+        own = {"shift": shift, "tshift": tshift, "eps": EPS, "act": "silu", "implementation": "triton"}
+        found: Any = group_norm_dual(x, groups, w, b, tx, tw, tb, **own)
+        gradients = torch.autograd.grad(found, given, tuple(both[2]))
+        assert relative_error(found[0], y) < OF_SHIFTED[dtype]
+        assert relative_error(found[1], ty) < OF_SHIFTED[dtype]
+        assert all(relative_error(a, e) < 2 * OF_SHIFTED[dtype] for a, e in zip(gradients, right, strict=True))
