@@ -18,7 +18,12 @@ SCORES = (0.3, False, -1, -1, "")
 Q = (1, 2, 3, 16)
 # The op, shapes of its primals, of its tangents, and its settings.
 CASES: dict[str, tuple[DualOp, list[Any], list[Any], tuple[Any, ...]]] = {
-    "group_norm": (GROUP_NORM, [(2, 6, 5), (6,), (6,)], [(2, 6, 5), (6,), None], (2, 1e-5, "silu", None)),
+    "group_norm": (
+        GROUP_NORM,
+        [(2, 6, 5), (2, 6), (6,), (6,)],
+        [(2, 6, 5), (2, 6), (6,), None],
+        (2, 1e-5, "silu", None),
+    ),
     "layer_norm": (LAYER_NORM, [(2, 7), (7,), (7,)], [(2, 7), None, None], (1e-5, None)),
     "rms_norm": (RMS_NORM, [(2, 7), (7,)], [(2, 7), (7,)], (1e-5, None)),
     "ada_layer_norm": (ADA_LAYER_NORM, [(2, 2, 7), (2, 7), (2, 7)], [(2, 2, 7), (2, 7), None], (1e-5, None)),
@@ -104,7 +109,7 @@ def test_every_layout_is_a_kind_of_its_own(seed):
     torch.manual_seed(seed)
     for _ in range(3):
         for x, t in zip(views(), reversed(views()), strict=True):
-            both("group_norm", [x, *drawn([(4,), (4,)]), t, *drawn([(4,), None])])
+            both("group_norm", [x, *drawn([(2, 4), (4,), (4,)]), t, *drawn([None, (4,), None])])
     # A transposed one is copied first, by repeated calls, too.
     assert repeated(GROUP_NORM._replayed_forward) == repeated(GROUP_NORM._replayed_backward) == [True] * 3
 

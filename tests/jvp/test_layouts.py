@@ -24,9 +24,9 @@ CASES: dict[str, tuple[DualOp, list[tuple[int, ...]], tuple[Any, ...]]] = {
     "layer_norm": (LAYER_NORM, [(2, 2, 3, 8), (8,), (8,)], (1e-5, None)),
     "rms_norm in bf16": (RMS_NORM, [(3, 2, 8), (8,)], (1e-5, torch.bfloat16)),
     "ada_layer_norm": (ADA_LAYER_NORM, [(2, 3, 8), (2, 8), (2, 8)], (1e-5, None)),
-    "group_norm of images": (GROUP_NORM, [(2, 8, 3, 4), (8,), (8,)], (2, 1e-5, "silu", None)),
-    "group_norm of rows": (GROUP_NORM, [(3, 8, 6), (8,), (8,)], (4, 1e-5, "", torch.float16)),
-    "group_norm of volumes": (GROUP_NORM, [(2, 4, 2, 3, 2), (4,), (4,)], (2, 1e-5, "", None)),
+    "group_norm of images": (GROUP_NORM, [(2, 8, 3, 4), (2, 8), (8,), (8,)], (2, 1e-5, "silu", None)),
+    "group_norm of rows": (GROUP_NORM, [(3, 8, 6), (3, 8), (8,), (8,)], (4, 1e-5, "", torch.float16)),
+    "group_norm of volumes": (GROUP_NORM, [(2, 4, 2, 3, 2), (2, 4), (4,), (4,)], (2, 1e-5, "", None)),
     "attention": (ATTENTION, [(2, 4, 5, 16), (2, 2, 6, 16), (2, 2, 6, 16), (2, 4, 5, 6)], (0.3, False, -1, -1, "")),
 }
 LAYOUTS = ["row-major", "permuted", "sliced", "expanded", "channels_last", "transposed view"]

@@ -27,9 +27,9 @@ CASES: dict[str, tuple[DualOp, list, list, tuple]] = {
     "layer_norm_alone": (LAYER_NORM, [(2, 5, 7), None, None], [0, None, None], (1e-5, None, "plain")),
     "rms_norm": (RMS_NORM, ROWS[:2], [0, 1], (1e-5, None, "plain")),
     "ada_layer_norm": (ADA_LAYER_NORM, [(2, 5, 7), (2, 7), (2, 7)], [0, 1, 2], (1e-5, None, "plain")),
-    "group_norm": (GROUP_NORM, [(2, 6, 3, 5), (6,), (6,)], [0, 1, 2], (3, 1e-5, "silu", None, "plain")),
+    "group_norm": (GROUP_NORM, [(2, 6, 3, 5), (2, 6), (6,), (6,)], [0, 1, 2, 3], (3, 1e-5, "silu", None, "plain")),
 }
-ABSENCES = {"all": (), "only first": (1, 2), "no first": (0,), "none": (0, 1, 2)}
+ABSENCES = {"all": (), "only first": (1, 2, 3), "no first": (0,), "none": (0, 1, 2, 3)}
 
 
 def arguments(name: str, absent: tuple[int, ...], through: bool, requires_grad: bool) -> tuple[DualOp, list]:

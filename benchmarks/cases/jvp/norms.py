@@ -79,8 +79,9 @@ def ours(implementation: str, through: bool) -> Dual:
     def run(problem: Problem) -> tuple[Tensor, Tensor]:
         shape, name = problem.shape, chosen_implementation(implementation, problem.x)
         settings = (shape.groups, EPS, shape.act or "", None, name) if shape.op == "group_norm" else (EPS, None, name)
-        absent = [None] * len(problem.parameters)
-        y, ty = OPS[shape.op]((problem.x, *problem.parameters), (problem.tx, *absent), settings, through)
+        unmoved, absent = [None] * (shape.op == "group_norm"), [None] * len(problem.parameters)
+        primals, tangents = (problem.x, *unmoved, *problem.parameters), (problem.tx, *unmoved, *absent)
+        y, ty = OPS[shape.op](primals, tangents, settings, through)
         assert ty is not None
         return y, ty
 

@@ -134,6 +134,6 @@ GROUP_NORM = register(
         shapes=_group_shapes,
         keeps_output=False,
         shared=("weight", "bias", "tweight", "tbias"),
-        gradient_like=lambda x, of: images_like(of) if of.ndim > 2 else row_major(of),
+        gradient_like=lambda x, of: images_like(x) if of.ndim > 2 else row_major(of),
     )
 )
