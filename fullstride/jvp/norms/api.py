@@ -11,6 +11,7 @@ from fullstride.jvp.dual import pack, unpack_all
 from fullstride.jvp.mixed_batch import Batch, MixedBatch, split_mixed
 from fullstride.jvp.norms import dispatch
 from fullstride.jvp.norms.dispatch import Dtype, Given, Norm
+from fullstride.jvp.norms.layout import over_pixels
 from fullstride.jvp.norms.shapes import Channels, Image, Modulation, Row, Rows, SampleChannels, Samples
 from fullstride.jvp.state import gradient_inside, tangent_grad, without_own_modes
 
@@ -122,7 +123,7 @@ def group_norm(
     if shift is not None:
         dispatch.check_shift(x, shift)
         if not dispatch.holds_groups(x, groups, act):  # then the sum is saved, and not made again in the backward pass
-            x, shift = x + shift.reshape(*shift.shape, *[1] * (x.ndim - 2)), None
+            x, shift = x + over_pixels(shift, x), None
     return _apply(dispatch.group_norm, (x, shift), (weight, bias), (groups, eps, act), dtype, implementation)
 
 

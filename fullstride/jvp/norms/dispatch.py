@@ -15,6 +15,7 @@ from fullstride.jvp.implementation import chosen
 from fullstride.jvp.mixed_batch import Batch, MixedBatch
 from fullstride.jvp.norms import written_out
 from fullstride.jvp.norms.group_configs import GroupSize, group_config
+from fullstride.jvp.norms.layout import over_pixels
 from fullstride.jvp.norms.register import ADA_LAYER_NORM, GROUP_NORM, LAYER_NORM, RMS_NORM
 from fullstride.jvp.subclasses import PLAIN, materialized_all
 
@@ -154,6 +155,8 @@ def check_shift(x: Batch, shift: Batch) -> None:
 
 def holds_groups(x: Batch, groups: int, act: str | None) -> bool:
     """Return whether kernels would hold whole groups of images on the chip, where a shift of them costs nothing."""
+    if groups < 1 or x.shape[1] // groups > MOST_CHANNELS:
+        return False
     x = x.primal if isinstance(x, MixedBatch) else x
     last = math.prod(x.shape[2:]) == 1 or not x.is_contiguous()
     sizes = len(x), groups, x.shape[1] // groups, math.prod(x.shape[2:]), last, x.dtype.itemsize, act is not None
@@ -170,7 +173,7 @@ def _torchs_ada_layer_norm(x: Tensor, scale: Tensor, shift: Tensor, eps: float) 
 def _torchs_group_norm(
     x: Tensor, shift: Any, weight: Any, bias: Any, groups: int, eps: float, act: str | None
 ) -> Tensor:
-    x = x if shift is None else x + shift.reshape(*shift.shape, *[1] * (x.ndim - 2))
+    x = x if shift is None else x + over_pixels(shift, x)
     y = F.group_norm(x, groups, weight, bias, eps)
     return y if act is None else F.silu(y)
 

@@ -18,7 +18,7 @@ from fullstride.jvp.norms.group_tiles import GroupTile
 from fullstride.jvp.norms.group_twopass_backward import backward_kernel
 from fullstride.jvp.norms.group_twopass_forward import forward_kernel
 from fullstride.jvp.norms.launch import ceil_div, contiguous, launch, overlaps, padded
-from fullstride.jvp.norms.layout import format_of, images_like
+from fullstride.jvp.norms.layout import format_of, images_like, over_pixels
 from fullstride.jvp.norms.naive import UNMOVED, Shifts
 from fullstride.jvp.norms.reduce_params import partial_sums, summed
 from fullstride.jvp.norms.shapes import First, Gradients, GroupMoment, Image, Moments
@@ -186,7 +186,7 @@ def _plan(work: str, x: Tensor, groups: int, silu: bool, config: GroupConfig | N
 
 def _moved(x: Tensor, shift: Tensor | None) -> Tensor:
     """x with a shift of each channel of each sample, for kernels that have none of their own."""
-    return x if shift is None else (x + shift.reshape(*shift.shape, *[1] * (x.dim() - 2))).to(x.dtype)
+    return x if shift is None else (x + over_pixels(shift, x)).to(x.dtype)
 
 
 def _laid(a: Tensor, layout: torch.memory_format) -> Tensor:

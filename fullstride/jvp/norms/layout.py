@@ -3,10 +3,17 @@
 import torch
 from torch import Tensor
 
+from fullstride.jvp.mixed_batch import Batch
+
 
 def row_major(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """An empty tensor of x's shape, row by row, however x lies: views, expanded and sliced tensors, too."""
     return torch.empty(x.shape, dtype=dtype or x.dtype, device=x.device)
+
+
+def over_pixels(shift: Batch, x: Batch) -> Batch:
+    """A number for each channel of each sample, in a shape that broadcasts to that of the images x."""
+    return shift[(..., *[None] * (x.ndim - 2))]
 
 
 def format_of(x: Tensor) -> torch.memory_format:

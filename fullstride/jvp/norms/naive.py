@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fullstride.jvp.norms.closed_form import Affine, NormKind, RowNorm, backward, forward
-from fullstride.jvp.norms.layout import images_like, row_major
+from fullstride.jvp.norms.layout import images_like, over_pixels, row_major
 from fullstride.jvp.norms.shapes import FirstChannels, Gradients, GroupMoment, Image, Moments, Rows, SampleChannels
 
 Shape = tuple[int, ...]
@@ -58,11 +58,8 @@ def group_norm(
     Shifts, of x and of tx, are added to each channel of each sample first. The outputs keep x's memory format.
     """
     broadcast, kind = _broadcast(affine, _one_a_channel(x, groups)), _group_kind(x, act)
-    primal, tangent = (
-        None if a is None else _grouped(_moved(a, s), groups) for a, s in zip((x, tx), shifts, strict=True)
-    )
-    assert primal is not None
-    y, ty, mean, rstd = forward(primal, tangent, broadcast, kind, eps)
+    tangent = None if tx is None else _grouped(_moved(tx, shifts[1]), groups)
+    y, ty, mean, rstd = forward(_grouped(_moved(x, shifts[0]), groups), tangent, broadcast, kind, eps)
     return _shaped(y, images_like(x, dtype)), _images(ty, x, dtype), mean.flatten(1), rstd.flatten(1)
 
 
@@ -91,15 +88,11 @@ def summed_over_pixels(gradient: Tensor | None, shift: Tensor | None) -> Tensor 
     """The gradient of a shift of each channel of each sample, from that of the images (B, C or groups of C, ...)."""
     if gradient is None or shift is None:
         return None
-    return (
-        gradient.reshape(*shift.shape, -1)
-        .sum(2, dtype=torch.promote_types(gradient.dtype, torch.float32))
-        .to(shift.dtype)
-    )
+    return _full(gradient).reshape(*shift.shape, -1).sum(2).to(shift.dtype)
 
 
 def _moved(a: Tensor, shift: Tensor | None) -> Tensor:
-    return _full(a) if shift is None else _full(a) + _full(shift).reshape(*shift.shape, *[1] * (a.dim() - 2))
+    return _full(a) if shift is None else _full(a) + over_pixels(_full(shift), a)
 
 
 def _full(a: Tensor) -> Tensor:

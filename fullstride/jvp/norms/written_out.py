@@ -7,6 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fullstride.jvp.norms.layout import over_pixels
+
 
 def normalised(x: Tensor, dims: tuple[int, ...], eps: float, centred: bool = True) -> Tensor:
     """(x - mean) / sqrt(mean square + eps) over some dimensions, in fp32 or better."""
@@ -49,7 +51,7 @@ def group_norm(
 ) -> Tensor:
     """Group normalisation, with SiLU behind it if `act` is given."""
     if shift is not None:
-        x = x.to(torch.promote_types(x.dtype, torch.float32)) + shift.reshape(*shift.shape, *[1] * (x.ndim - 2))
+        x = x.to(torch.promote_types(x.dtype, torch.float32)) + over_pixels(shift, x)
     grouped = x.unflatten(1, (groups, -1))
     y = normalised(grouped, tuple(range(2, grouped.ndim)), eps).flatten(1, 2)
     y = affine(y, per_channel(weight, x), per_channel(bias, x))

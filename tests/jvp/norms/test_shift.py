@@ -123,9 +123,10 @@ def test_under_jvp_either_may_move(seed, shape, moving):
     torch.testing.assert_close(torch.func.jvp(own, *given), right)
 
 
+@pytest.mark.parametrize("size", [(4, 5), (90, 121)])
 @pytest.mark.parametrize("shifted", [False, True])
-def test_of_a_batch_of_which_some_move(seed, shifted):
-    (x, shift, w, b), (tx, tshift, *_), _ = drawn(seed, (3, 6, 4, 5))
+def test_of_a_batch_of_which_some_move(seed, shifted, size):
+    (x, shift, w, b), (tx, tshift, *_), _ = drawn(seed, (3, 6, *size))
     own = lambda x, s: ops.group_norm(x, 3, w, b, EPS, "silu", shift=s if shifted else shift)  # noqa: E731
     y, ty = partial_jvp(own, (x, shift), (tx[:2], tshift[:2]))
     f = lambda x, s: plain(x, s if shifted else shift[:2], w, b, 3, "silu")  # noqa: E731
@@ -145,6 +146,17 @@ def test_without_a_tangent_and_in_other_formats_it_is_the_sums_norm(seed):
 def test_a_shift_of_another_shape_is_refused(shape):
     with pytest.raises(ValueError, match=r"shift is .* expected one number a channel of each sample: \(2, 6\)"):
         inspect.unwrap(ops.group_norm)(torch.randn(2, 6, 4), 3, shift=torch.randn(shape), implementation="plain")
+
+
+def test_sizes_that_no_kernel_takes(seed):
+    x, shift = torch.randn(2, 5000, 1, dtype=torch.float64), torch.randn(2, 5000, dtype=torch.float64)
+    ones = torch.ones(5000, dtype=torch.float64)
+    right = plain(x, shift, ones, 0 * ones, 1, None)
+    torch.testing.assert_close(ops.group_norm(x, 1, eps=EPS, shift=shift), right)
+    assert ops.group_norm(x[..., :0], 4, shift=shift).shape == (2, 5000, 0)
+    for groups in (0, 3):
+        with pytest.raises(ValueError, match=f"groups is {groups}, expected a divisor of the 5000 channels"):
+            ops.group_norm(x, groups, shift=shift, implementation="plain")
 
 
 def test_nothing_is_normalised_of_nothing():

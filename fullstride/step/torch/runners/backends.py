@@ -89,10 +89,14 @@ def compiled_loss(loss: Loss, *, telling: bool = False, on_cpu: bool = False, fu
         fullgraph: whether it has to be one graph; otherwise what cannot be traced runs eagerly between several.
 
     """
-    from fullstride.step.torch.runners.dense_gradients import DenseGradients  # the compiler is a long import
+    import torch._inductor.config as inductor  # the compiler is a long import
+
+    from fullstride.step.torch.runners.dense_gradients import DenseGradients
 
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_folder() / "inductor"))
-    options: dict[str, Any] = {"fallback_random": True, "post_grad_custom_pre_pass": DenseGradients()}
+    options: dict[str, Any] = {"fallback_random": True}
+    if inductor.post_grad_custom_pre_pass is None:  # not of the user's own
+        options["post_grad_custom_pre_pass"] = DenseGradients()
     if on_cpu:
         options["layout_optimization"] = False
     if telling:

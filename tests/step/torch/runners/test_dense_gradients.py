@@ -17,7 +17,9 @@ class Joined(nn.Module):
     def __init__(self, dimensions: int):
         super().__init__()
         kind, (a, b, c) = getattr(nn, f"Conv{dimensions}d"), WIDTHS
-        self.first, self.skip, self.other = kind(2, a, 3, padding=1), kind(2, a, 1), kind(2, b, 3, padding=1)
+        self.first = kind(2, a, 3, padding=1)
+        self.skip = kind(2, a, 1)
+        self.other = kind(2, b, 3, padding=1)
         self.last = kind(a + b, c, 3)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -55,6 +57,13 @@ def test_what_a_convolution_gets_lies_without_gaps(seed, dimensions, order):
     assert len(given) == 4
     assert all(node.meta["val"].is_contiguous(memory_format=order) for node in given)
     assert len(set(given)) == 3  # one for both convolutions before the sum
+
+
+def test_a_pass_of_the_users_own_stays(seed):
+    model, x, seen = nn.Conv2d(2, 3, 1), torch.randn(2, 2, 3, 3), list[fx.Graph]()
+    with inductor.patch(post_grad_custom_pre_pass=seen.append, fx_graph_cache=False):
+        compiled_loss(_loss, on_cpu=True)(model, x)[0].backward()
+    assert len(seen) == 2  # forward and backward
 
 
 def test_what_lies_without_gaps_is_left_alone(seed):
